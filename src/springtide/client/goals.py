@@ -1,6 +1,4 @@
-"""What people pass to `st.train`, checked once when the file is read and turned into the API's options when it is
-submitted.
-"""
+"""The keywords of `st.train`: checked when a file is read, turned into the API's options when a job is submitted."""
 
 from __future__ import annotations
 

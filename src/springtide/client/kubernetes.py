@@ -1,4 +1,4 @@
-"""Training and inference functions in a cluster, for whoever has a kubeconfig: made, changed and watched as objects."""
+"""Training and inference functions as objects of a cluster, made, changed and watched through a kubeconfig."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class ClusterClient:
         while True:
             obj = self.find(kind, key)
             if obj is None:
-                raise NotFound(f"{kind} {key.namespace}/{key.name} is gone: somebody deleted it")
+                raise NotFound(f"{kind} {key.namespace}/{key.name} is gone: it was deleted")
             yield obj
             time.sleep(poll_s)
 
@@ -169,9 +169,9 @@ def inference_object(
 
 
 def check_object(obj: Any, place: str) -> Object:
-    """The object, if it is one of those that can be applied and says nothing that nobody reads.
+    """The object, if it is one of those that can be applied and has no field that is not read.
 
-    Servers before Kubernetes 1.25 drop fields that they do not know without a word. Raises InvalidRequest.
+    Servers before Kubernetes 1.25 drop unknown fields silently. Raises InvalidRequest.
     """
     if not isinstance(obj, dict) or not isinstance(obj.get("metadata"), dict):
         raise InvalidRequest(f"{place} is no object: it needs apiVersion, kind, metadata and spec")

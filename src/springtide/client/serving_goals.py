@@ -1,6 +1,4 @@
-"""What people pass to `st.serve`, checked once when the file is read and turned into the API's options when it is
-deployed.
-"""
+"""The keywords of `st.serve`: checked when the file is read, turned into the API's options at the deployment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A share of a device as people ask for it: `gpu=0.3`, `share=(0.3, 0.6)`, `share="auto"`, `memory="4GB"`."""
+"""A share of a device as it is asked for: `gpu=0.3`, `share=(0.3, 0.6)`, `share="auto"`, `memory="4GB"`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def read_share(share: ShareAsked, memory: MemoryAsked = None, gpu: float | str =
     if memory is not None:
         raise InvalidRequest(
             f"memory={memory!r:.40} is what is held of a shared device: ask for a share beside it, like share=0.3, or "
-            "leave memory out, for whoever holds a whole device has all of its memory"
+            "leave memory out: a workload that holds a whole device has all of its memory"
         )
     return None
 

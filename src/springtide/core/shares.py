@@ -19,7 +19,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     """What a replica or a worker holds of one device (Dilu, section 3.2).
 
     `request` is the fraction of the device's computing rate (0 to 1) that it gets whenever it needs it, `limit` (from
-    `request` to 1) what it may use at most. `memory_mb` is the device memory it holds (0: nobody counts it).
+    `request` to 1) what it may use at most. `memory_mb` is the device memory it holds (0: it is not counted).
     """
 
     request: float
@@ -28,7 +28,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """What is taken of a device: the sums over its sharers. `is_exclusive`: somebody holds the whole of it."""
+    """What is taken of a device: the sums over its sharers. `is_exclusive`: one holder has the whole of it."""
 
     num_holders: int = 0
     request: float = 0.0
@@ -41,7 +41,7 @@ FREE = Load()
 
 
 def load_of(shares: Iterable[Share | None]) -> Load:
-    """Sum up the holders of one device; None is somebody who holds the whole of it."""
+    """Sum up the holders of one device; None is a holder of the whole of it."""
     held = list(shares)
     if not held:
         return FREE
@@ -63,9 +63,9 @@ def has_room(
     max_request: float = 1.0,
     max_limit: float = MAX_LIMIT,
 ) -> bool:
-    """Whether one more holder fits on a device with `memory_mb` of memory (0: nobody counts it).
+    """Whether one more holder fits on a device with `memory_mb` of memory (0: it is not counted).
 
-    `max_request` and `max_limit` bound the sums of requests and limits (Dilu's Omega and gamma). Whoever takes the
+    `max_request` and `max_limit` bound the sums of requests and limits (Dilu's Omega and gamma). A holder of the
     whole (None) needs an empty device, and leaves no room.
     """
     if load.is_exclusive or (share is None and load.num_holders):
@@ -80,7 +80,7 @@ def has_room(
 
 
 def make_share(request: float, limit: float | None = None, memory_mb: int = 0) -> Share:
-    """Check a share that somebody asks for; without a limit it is twice the request (Dilu, section 3.2), at most 1.
+    """Check a share that is asked for; without a limit it is twice the request (Dilu, section 3.2), at most 1.
 
     Raises InvalidRequest.
     """

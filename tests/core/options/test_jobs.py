@@ -11,8 +11,11 @@ from click.testing import CliRunner
 
 from springtide.backends.kubernetes.resources.option_fields import option_properties, read_options, written_options
 from springtide.cli.jobs.flags import given_keywords, option_flags
+from springtide.client.changes import ChangeKeywords
+from springtide.client.goals import TrainKeywords
+from springtide.client.serving_goals import ServeKeywords
 from springtide.core.errors import InvalidRequest
-from springtide.core.options.jobs import JOB_OPTIONS
+from springtide.core.options.jobs import CHANGEABLE_OPTIONS, JOB_OPTIONS
 from springtide.core.options.kinds import Duration
 from springtide.core.options.option import (
     FlagText,
@@ -23,6 +26,7 @@ from springtide.core.options.option import (
     keyword_values,
     sent_options,
 )
+from springtide.core.options.services import SERVICE_OPTIONS
 from springtide.service.submission.option_models import copied, options_model
 
 NOON = datetime.datetime(2030, 5, 1, 12)
@@ -70,3 +74,14 @@ def test_a_new_row_is_a_property_of_objects_and_goes_both_ways():
     assert written_options(TABLE, {"warm_up_s": 90.0}) == {"warmUp": "90s"}
     with pytest.raises(InvalidRequest, match=r"spec\.warmUp 'soon' is not a duration"):
         read_options(TABLE, {"warmUp": "soon"})
+
+
+@pytest.mark.parametrize(
+    ("keywords", "table"),
+    [(TrainKeywords, JOB_OPTIONS), (ServeKeywords, SERVICE_OPTIONS), (ChangeKeywords, CHANGEABLE_OPTIONS)],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_the_type_checker_knows_every_keyword(keywords, table):
+    written, known = set(keywords.__annotations__), {option.name for option in table if option.is_keyword}
+    assert not known - written, f"write a line in {keywords.__name__} for each of these"
+    assert not written - known, f"no row of the table has these lines of {keywords.__name__}"

@@ -60,7 +60,7 @@ def change(session: Session, /, identifier: str, **wishes: Any) -> None:
 
 
 def _kept(job: JobStatus) -> str:
-    """What the job is to keep now, in words."""
+    """The deadline and the budget that are in force now."""
     told = "no deadline"
     if job.deadline_at_s is not None:
         word = "promised" if job.is_promised else "aimed at"

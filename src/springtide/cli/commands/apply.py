@@ -21,7 +21,7 @@ from springtide.core.errors import InvalidRequest
 def apply(session: Session, files: tuple[str, ...], namespace: str | None) -> None:
     """Make the objects in FILE, or change them to what it says.
 
-    Takes TrainingFunction, InferenceFunction and ConfigMap, and refuses fields that nobody reads.
+    Takes TrainingFunction, InferenceFunction and ConfigMap, and refuses unknown fields.
     """
     from springtide.backends.kubernetes.client.yaml_text import read_yaml
     from springtide.client.kubernetes import ClusterClient, check_object
@@ -40,7 +40,7 @@ def apply(session: Session, files: tuple[str, ...], namespace: str | None) -> No
         )
     done = []
     with ClusterClient() as cluster:
-        # Sources first: whoever names one finds it.
+        # Sources first, so that an object finds the one that it names.
         for obj in sorted(objects, key=lambda obj: obj["kind"] != "ConfigMap"):
             if namespace:
                 obj["metadata"].setdefault("namespace", namespace)

@@ -73,7 +73,7 @@ def measure(session: Session, asked: JobRequest) -> None:
     """Run the job on one worker and on two, each for some seconds, so that the platform learns its speed."""
     if asked.source.kind != "function":
         refuse(
-            f"{asked.source.filename} is a plain script, whose steps nobody sees; --profile needs a training function"
+            f"{asked.source.filename} is a plain script, whose steps are not seen; --profile needs a training function"
         )
     bounds = workers_range(asked.options.values["workers"])
     devices = session.client.status().devices
@@ -86,7 +86,7 @@ def measure(session: Session, asked: JobRequest) -> None:
         for count in counts:
             if count != counts[0]:
                 handle.scale(count)
-            # Nobody gives way to a measurement: a second worker may not come.
+            # No other job gives way to a measurement: a second worker may not come.
             if not _train_for(handle, count, _START_TIMEOUT_S if count == counts[0] else _SECOND_TIMEOUT_S):
                 break
     finally:

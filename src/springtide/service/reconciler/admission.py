@@ -73,7 +73,7 @@ class ResourceAdmission:
         try:
             record, _ = self._submissions.submit_job(request, f"object {uid}", self._container(obj))
         except Conflict:
-            # Somebody was faster with the same object: what he handed over counts.
+            # Another request for the same object came first: its job counts.
             found = self.job_of(uid)
             if found is None:
                 raise
@@ -113,8 +113,8 @@ class ResourceAdmission:
     def _container(self, obj: Object) -> ContainerSettings:
         """What its pods are made of. Raises InvalidRequest for a Secret that is no user's.
 
-        Whoever may make objects in a namespace need not be allowed to read its Secrets: their values would be in the
-        hands of his code, and those of the platform are the keys of everybody's workloads.
+        A user who may make objects in a namespace need not be allowed to read its Secrets: the code would see their
+        values, and those of the platform are the keys of all workloads.
         """
         container = container_settings(obj)
         for name in container.secrets:

@@ -1,4 +1,4 @@
-"""What a TrainingFunction wants against what its job is: the difference is asked for, what cannot be is told."""
+"""Compares a TrainingFunction with its job: asks for the difference, and reports what cannot be changed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _WHY_FIXED: Mapping[str, str] = MappingProxyType(
 
 
 def refusal_of(error: SpringtideError) -> Condition:
-    """What is told of an object that was not taken in."""
+    """The condition of an object whose job was not submitted."""
     if isinstance(error, SourceMissing):
         reason = Reason.SOURCE_MISSING
     elif isinstance(error, InvalidRequest):
@@ -88,7 +88,7 @@ class JobReconciler:
         self._refused: dict[str, tuple[dict[str, str], float, InvalidRequest]] = {}
 
     def take_in(self, obj: Object) -> tuple[JobRecord | None, Condition | None]:
-        """The job of an object that has none yet, or what is told instead; neither where the object is gone."""
+        """The job of an object that has none yet, or the condition instead; neither where the object is gone."""
         known = self._admission.job_of(uid_of(obj))
         if known is not None:
             return known, None
@@ -252,7 +252,7 @@ def _refused_parts(changed: frozenset[str], record: JobRecord) -> list[str]:
 
 
 def _changed(obj: Object, accepted: Mapping[str, str]) -> frozenset[str]:
-    """The parts of an object's spec that are not as they are in force; none where nobody knows what is."""
+    """The parts of an object's spec that are not as they are in force; none where that is not known."""
     if not accepted:
         return frozenset()
     now = parts_of(obj)

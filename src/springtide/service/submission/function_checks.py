@@ -129,7 +129,7 @@ def _check_search(job: JobIn) -> None:
 
 
 def _check_stream(options: JobOptionsIn) -> None:
-    """A stream has no epochs, and nobody knows when it ends."""
+    """A stream has no epochs, and its end is not known."""
     validate_name(options.stream, "options.stream")
     for field, is_given in (
         ("num_epochs", options.num_epochs > 1),

@@ -59,7 +59,7 @@ def _refuse_spent(record: JobRecord, budget_usd: float, spent_usd: float) -> Non
 
 
 def _enough(usd: float) -> str:
-    """A sum of money that is no less, for people to type."""
+    """A sum of money that is no less, as it is typed."""
     return above(usd) if usd < 0.01 else f"{usd:.2f}"
 
 
@@ -91,7 +91,7 @@ def _checked_on_functions(platform: PlatformLike, record: JobRecord, goal: Goal)
 
 
 def _in_words(alternative: str, now_unix_s: float) -> str:
-    """A flag of the command line that would do, as whoever edits an object reads it, too; empty for no such wish."""
+    """An alternative that is a flag of the command line, in words that fit an object as well; empty for any other."""
     flag, _, value = alternative.partition(" ")
     if flag == "--deadline":
         return f"a deadline at {_moment(now_unix_s + parse_duration_s(value, flag))}"
@@ -152,7 +152,7 @@ def _promised_s(platform: PlatformLike, record: JobRecord, goal: Goal) -> float 
 
 
 def _refuse_hopeless(snapshot: Snapshot, record: JobRecord, deadline_s: float, offset_s: float) -> None:
-    """Refuse a deadline that nobody promises and that even all devices would miss, at the speed that was measured."""
+    """Refuse a deadline that is not promised and that even all devices would miss, at the measured speed."""
     view = next(view for view in snapshot.jobs if view.job.job_id == record.workload_id)
     if view.total_steps is None or not view.throughput_samples_per_s or record.job.batch is not None:
         return

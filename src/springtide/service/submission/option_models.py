@@ -123,7 +123,7 @@ class ShareIn(RequestModel):
 
     request: Fraction
     limit: Fraction | None = Field(default=None, description="twice the request, at most 1, where it is left out")
-    memory_mb: int = Field(default=0, ge=0, le=10**9, description="of the device's memory; 0: nobody counts it")
+    memory_mb: int = Field(default=0, ge=0, le=10**9, description="of the device's memory; 0: it is not counted")
 
 
 # What an option of kind Document, or each of its phases, holds.

@@ -1,4 +1,4 @@
-"""From a checked request to an event: ids, idempotency, deadlines, and the source on disk before anyone hears of it."""
+"""From a checked request to an event: ids, idempotency, deadlines, and the source on disk before the journal has it."""
 
 from __future__ import annotations
 
@@ -297,7 +297,7 @@ class SubmissionService:
 
     @contextmanager
     def _turn(self, what: str) -> Iterator[None]:
-        """Be the only one who has `what`; nothing is anybody's."""
+        """Hold `what` alone; an empty name is not held."""
         if not what:
             yield
             return
@@ -340,7 +340,7 @@ class SubmissionService:
             digits = _digest(f"{key} {draw}") if key else secrets.token_hex(16)
             job_id = WorkloadId(f"{name}-{digits[: min(6, 4 + draw)]}")
             is_taken = job_id in view.jobs or job_id in view.services or job_id in self._taken
-            # Without a key what is kept under that name belongs to somebody else's attempt.
+            # Without a key what is kept under that name belongs to another client's attempt.
             if not is_taken and (key or not self._platform.source_store.has(job_id)):
                 return job_id
             draw += 1

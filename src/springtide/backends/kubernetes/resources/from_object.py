@@ -29,7 +29,7 @@ from springtide.core.workload import MAX_VIRTUAL_SHARDS
 # What the workload is called, where that is not the object's own name; and the digest of the request that made it.
 NAME_ANNOTATION = f"{GROUP}/name"
 REQUEST_ANNOTATION = f"{GROUP}/request"
-# A cluster keeps objects of at most a megabyte and a half, in a notation of its own; the rest is room for that.
+# A cluster keeps objects of at most a megabyte and a half, in a notation of its own; what is left is for that.
 MAX_OBJECT_SOURCE_BYTES = 900_000
 Spec = Mapping[str, Any]
 Request = dict[str, Any]
@@ -100,7 +100,7 @@ def ttl_s(obj: Object, usual_s: float | None = None) -> float | None:
 
 
 def keeps_artifacts(obj: Object) -> bool:
-    """Whether what its job made stays in the object store when a TrainingFunction goes by itself."""
+    """Whether what its job made stays in the object store when a TrainingFunction expires."""
     return bool(obj["spec"].get("ttlKeeps", "artifacts") == "artifacts")
 
 

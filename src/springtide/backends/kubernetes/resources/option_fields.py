@@ -91,7 +91,7 @@ def written_options(table: Table, options: Mapping[str, Any], parent: str = "") 
 
 
 def plain(amount: float) -> str:
-    """A number as people write it: no exponent, no zeros at the end."""
+    """A number without an exponent and without zeros at the end."""
     return f"{amount:.9f}".rstrip("0").rstrip(".")
 
 

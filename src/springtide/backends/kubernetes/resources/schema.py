@@ -1,7 +1,7 @@
-"""The words of a schema that a cluster checks objects by, each as data; what is wrong is answered with what would do.
+"""The parts of a schema that a cluster checks objects by, as data; a refusal says what would do.
 
 The API server quotes a pattern that a value does not match, and nothing else. So a pattern begins with an alternative
-that no text can match and that people can read: `a time like 90m, 1h30m or 18:00$.|^...`.
+that no text can match and that can be read: `a time like 90m, 1h30m or 18:00$.|^...`.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def source(what: str, extra: dict[str, Schema], required: tuple[str, ...]) -> Sc
 
 
 def container() -> Schema:
-    """What the pods are made of, in the words of a pod's container."""
+    """What the pods are made of, in the fields of a pod's container."""
     variable = record(
         "One variable.",
         {"name": text("Its name.", max_chars=253, least=1), "value": may_be_empty(text("Its value."))},
