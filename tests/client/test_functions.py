@@ -20,7 +20,7 @@ from springtide.client.serving_goals import ServeOptions
 from springtide.client.source import IMPORTING_VARIABLE, name_from
 from springtide.core.errors import InvalidRequest
 from springtide.core.options.kinds import deadline_in_s, objective_s
-from springtide.core.shards import shards_for
+from springtide.core.workload import shards_for
 
 FILE = '''
 import springtide as st

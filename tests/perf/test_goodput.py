@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import typing
 
 import numpy as np
 import pytest
@@ -11,8 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from springtide.core.decision import GradientNoise
-from springtide.core.workload import AdaptiveBatch
-from springtide.perf.goodput import best_batches, efficiency, gain, noise_scale, split_batch, step_total_s
+from springtide.core.workload import AdaptiveBatch, LearningRateRule
+from springtide.perf.goodput import (
+    best_batches,
+    efficiency,
+    gain,
+    learning_rate_factor,
+    noise_scale,
+    split_batch,
+    step_total_s,
+)
 from springtide.perf.throughput import ThroughputModel
 
 MODEL = ThroughputModel(alpha_c=0.03, beta_c=0.0007, alpha_n=0.1, beta_n=0.002, alpha_r=0.02, beta_r=0.001, gamma=1.5)
@@ -132,3 +141,27 @@ def test_one_call_answers_as_one_by_one_would():
     together = best_batches(MODEL, NOISE, np.array(PLACEMENTS), BOUNDS, 128)
     alone = [best_batches(MODEL, NOISE, [placement], BOUNDS, 128) for placement in PLACEMENTS]
     assert together.progress_per_s.tolist() == [float(best.progress_per_s[0]) for best in alone]
+
+
+KNOWN_NOISE = GradientNoise(grad_sqr=1.0, grad_var=3.0)
+RULES = typing.get_args(LearningRateRule)
+
+
+@pytest.mark.parametrize(("rule", "factor"), [("linear", 4.0), ("sqrt", 2.0), ("adascale", 4.0 / 1.75), ("none", 1.0)])
+def test_each_rule_follows_in_its_way(rule, factor):
+    assert learning_rate_factor(rule, KNOWN_NOISE, 4.0) == pytest.approx(factor)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_at_the_initial_batch_the_rate_is_as_given(rule):
+    assert learning_rate_factor(rule, KNOWN_NOISE, 1.0) == pytest.approx(1.0)
+    assert learning_rate_factor(rule, None, 1.0) == pytest.approx(1.0)
+
+
+def test_adascale_lies_between_none_and_linear_and_waits_for_the_noise():
+    for scale in (1.5, 2.0, 8.0, 64.0):
+        assert 1.0 < learning_rate_factor("adascale", KNOWN_NOISE, scale) < scale
+        assert learning_rate_factor("adascale", None, scale) == 1.0
+    quiet, loud = GradientNoise(grad_sqr=1.0, grad_var=0.0), GradientNoise(grad_sqr=0.0, grad_var=1.0)
+    assert learning_rate_factor("adascale", quiet, 8.0) == pytest.approx(1.0)
+    assert learning_rate_factor("adascale", loud, 8.0) == pytest.approx(8.0)

@@ -15,7 +15,6 @@ from springtide.core.options.jobs import DEFAULT_MICRO_BATCH, JOB_OPTIONS, LENGT
 from springtide.core.options.kinds import batch_phases, check_count
 from springtide.core.options.option import check_keywords, copied_fields, keyword_values, overridden, sent_options
 from springtide.core.quantities import parse_range
-from springtide.core.shards import shards_for
 from springtide.core.workload import (
     MAX_VIRTUAL_SHARDS,
     AdaptiveBatch,
@@ -23,6 +22,7 @@ from springtide.core.workload import (
     LearningRateRule,
     TrainingJob,
     WorkloadId,
+    shards_for,
 )
 
 

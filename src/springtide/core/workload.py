@@ -23,6 +23,7 @@ DEFAULT_GRACE_S = 15.0
 LearningRateRule = Literal["linear", "sqrt", "adascale", "none"]
 # What a job's length is counted in: samples seen, or progress that a step on a larger batch makes less of a sample.
 LengthUnit = Literal["samples", "progress"]
+LEAST_SHARDS = 4
 
 
 class Goal(msgspec.Struct, frozen=True, kw_only=True):
@@ -219,3 +220,14 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     path: str
     num_bytes: int = 0
+
+
+def shards_for(max_workers: int, batch: AdaptiveBatch | None = None, *, least: int = LEAST_SHARDS) -> int:
+    """Return the smallest power of two that is at least `least` and `max_workers`, and cuts the largest batch small.
+
+    A shard is one forward and backward pass, so with a `max_local_size` the largest batch needs so many of them.
+    """
+    needed = max(least, max_workers)
+    if batch is not None and batch.max_local_size is not None:
+        needed = max(needed, -(-batch.max_size // batch.max_local_size))
+    return 1 << (needed - 1).bit_length()

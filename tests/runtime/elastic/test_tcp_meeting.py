@@ -15,9 +15,9 @@ import torch
 from springtide.core.errors import PeerLost
 from springtide.core.wire.workers import FormGroup
 from springtide.core.workload import ReplicaId
+from springtide.runtime.elastic.catchup import connect_stream, listen_for_stream
 from springtide.runtime.elastic.group import form_group
 from springtide.runtime.elastic.membership import Formation, Membership
-from springtide.runtime.elastic.streams import connect_stream, listen_for_stream
 from springtide.runtime.elastic.tcp_meeting import MeetingHost, TcpMeeting
 
 CPU = torch.device("cpu")

@@ -16,7 +16,7 @@ from springtide.cli.session import Session, refuse
 from springtide.client.shares import is_auto
 from springtide.client.source import for_pods
 from springtide.core.quantities import validate_name
-from springtide.core.shards import shards_for
+from springtide.core.workload import shards_for
 
 
 def check_profile(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:

@@ -15,11 +15,11 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute
 
 from springtide import __version__
-from springtide.service.api import data_routes, openapi, pool_routes, routes
+from springtide.service.api import data_routes, openapi, routes
 from springtide.service.api.auth import AccessControl
 from springtide.service.api.limits import RequestLimits
 from springtide.service.api.live_updates import LiveStreams
-from springtide.service.api.state_routes import cluster_routes, quote_routes, share_routes
+from springtide.service.api.state_routes import cluster_routes, pool_routes, quote_routes, share_routes
 from springtide.service.history.history import HistoryIndex
 from springtide.service.history.pool_reports import PoolReports
 from springtide.service.history.series import SeriesIndex
@@ -76,7 +76,7 @@ def build_api(
     for group in (routes.platform_routes, routes.job_routes, routes.service_routes, routes.workload_routes):
         app.include_router(group(context))
     app.include_router(quote_routes(platform, quotes))
-    app.include_router(pool_routes.pool_routes(pools))
+    app.include_router(pool_routes(pools))
     app.include_router(share_routes(shares))
     app.include_router(cluster_routes(platform))
     app.include_router(data_routes.data_routes(data_routes.DataDesk(platform)))

@@ -1,18 +1,24 @@
-"""The REST routes of the platform's state: quotes and an export of it, shared devices, the cluster it stands on."""
+"""The REST routes of the platform's state: quotes and an export of it, pools, shared devices, its cluster."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from springtide.core.errors import NotFound
 from springtide.core.status.pods import ClusterStatus
+from springtide.core.status.pools import PoolsReport
 from springtide.core.status.quote import Quote
 from springtide.core.status.shares import SharingStatus
+from springtide.core.tide import MAX_DAYS
 from springtide.service.api import openapi
 from springtide.service.api.routes import JOB_EXAMPLE, encoded, read_body
 from springtide.service.export import live_state
+from springtide.service.history.pool_reports import PoolReports
 from springtide.service.ports import PlatformLike
 from springtide.service.quotes.quote import QuoteDesk
 from springtide.service.status.sharing import SharingReports
@@ -70,5 +76,22 @@ def cluster_routes(platform: PlatformLike) -> APIRouter:
         if found is None:
             raise NotFound("this platform stands on one machine, not on a cluster; `springtide devices` shows it")
         return encoded(found)
+
+    return router
+
+
+def pool_routes(reports: PoolReports) -> APIRouter:
+    router = APIRouter(prefix="/v1", tags=["platform"])
+
+    @router.get(
+        "/pools",
+        summary="Pools: who is labelled for what, loans and reclaims, the tide and its forecast",
+        responses=openapi.answers(openapi.reference(PoolsReport), "Pools at this instant.", 422),
+    )
+    async def get_pools(past_days: Annotated[int, Query(ge=1, le=MAX_DAYS)] = 1) -> Response:
+        report = await run_in_threadpool(reports.report, past_days)
+        return Response(
+            msgspec.json.encode(report), media_type="application/json", headers={"Cache-Control": "no-store"}
+        )
 
     return router

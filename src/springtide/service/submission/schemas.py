@@ -11,8 +11,7 @@ from pydantic_core import ErrorDetails
 
 from springtide.core.errors import InvalidRequest
 from springtide.core.quantities import validate_name
-from springtide.core.shards import shards_for
-from springtide.core.workload import MAX_VIRTUAL_SHARDS, AdaptiveBatch
+from springtide.core.workload import MAX_VIRTUAL_SHARDS, AdaptiveBatch, shards_for
 from springtide.service.submission.option_models import (
     JobChangeIn,
     JobOptionsIn,

@@ -32,7 +32,6 @@ from springtide.core.options.jobs import JOB_OPTIONS
 from springtide.core.options.option import copied_fields
 from springtide.core.options.services import SERVICE_OPTIONS
 from springtide.core.quantities import validate_name
-from springtide.core.shards import shards_for
 from springtide.core.workload import (
     Entrypoint,
     Goal,
@@ -41,6 +40,7 @@ from springtide.core.workload import (
     StepProfile,
     TrainingJob,
     WorkloadId,
+    shards_for,
 )
 from springtide.service.lookup import find_job, find_service, find_workload
 from springtide.service.ports import PlatformLike, ViewLike

@@ -30,8 +30,7 @@ from springtide.core.events import (
 from springtide.core.ports import Standing
 from springtide.core.resources import Node, NodeId
 from springtide.core.workload import ReplicaId, TrainingJob, WorkloadId
-from springtide.simulator.clock import VirtualClock
-from springtide.simulator.fluid.agenda import FluidAgenda
+from springtide.simulator.clock import FluidAgenda, VirtualClock
 from springtide.simulator.fluid.faults import NodeFaults
 from springtide.simulator.fluid.nodes import FluidNodes
 from springtide.simulator.fluid.rules import OverheadRule, ProfiledSpeeds, Speeds, Times

@@ -19,8 +19,8 @@ from springtide.core.errors import BackendError, InvalidRequest, ObjectMissing, 
 from springtide.core.events import Event
 from springtide.core.ports import Clock
 from springtide.core.workload import TrainingJob
+from springtide.storage.datasets.log import StreamWatch
 from springtide.storage.datasets.manifest import DatasetLost
-from springtide.storage.datasets.streams import StreamWatch
 
 _log = logging.getLogger(__name__)
 # So long a store is asked again before it is held to be down.

@@ -6,8 +6,8 @@ import pytest
 
 from kits.storage.dataset_arrays import append
 from springtide.core.errors import ObjectMissing, StorageError
+from springtide.storage.datasets.log import LOOKS_PER_CHECK, StreamWatch, read_stream_view
 from springtide.storage.datasets.store import close_dataset, remove_dataset
-from springtide.storage.datasets.streams import LOOKS_PER_CHECK, StreamWatch, read_stream_view
 from springtide.storage.stores.open import memory_store
 
 

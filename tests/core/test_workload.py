@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from springtide.core.shards import shards_for
-from springtide.core.workload import AdaptiveBatch
+from springtide.core.workload import AdaptiveBatch, shards_for
 
 
 @pytest.mark.parametrize(("max_workers", "shards"), [(1, 4), (4, 4), (5, 8), (8, 8), (200, 256)])
