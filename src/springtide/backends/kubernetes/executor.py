@@ -160,8 +160,8 @@ class KubernetesExecutor:
         self._watch = PodWatch(self._table, settings.worker_lost_after_s)
         self._logs = PodLogs(
             self._api,
-            lambda body: self._table.log_path(body.workload_id, body.replica_id),
-            lambda body: self._reactor.call(lambda: self._pods.note_logged(body)),
+            lambda pod: self._table.log_path(pod.workload_id, pod.replica_id),
+            lambda pod: self._reactor.call(lambda: self._pods.note_logged(pod)),
         )
         self._machines.join(self._table, self._pods, self._book, self._api)
         self._driver.on_running = self._logs.follow
@@ -269,7 +269,7 @@ class KubernetesExecutor:
             server=self._api.api.server,
             term=self._term,
             num_nodes=len(self._book.nodes()),
-            num_pods=len(self._pods.bodies),
+            num_pods=len(self._pods.pods),
             watch_age_s=self._api.heard_age_s,
             pending_writes=self._api.num_pending,
             problem=problem,
@@ -392,19 +392,19 @@ class KubernetesExecutor:
         )
 
     def _status_of(self, replica: PodReplica) -> PodStatus:
-        body, now_s = replica.handle.pod, time.monotonic()
+        pod, now_s = replica.handle.pod, time.monotonic()
         reason = self._launcher.reasons.get(replica.replica_id, "")
-        if body is not None:
-            reason = replica.handle.taken or body.reason
-        key = body.key if body is not None else self._launcher.key_of(replica)
+        if pod is not None:
+            reason = replica.handle.taken or pod.reason
+        key = pod.key if pod is not None else self._launcher.key_of(replica)
         return PodStatus(
             workload_id=replica.workload_id,
             replica_id=replica.replica_id,
             namespace=key.namespace,
             pod=key.name,
-            node_id=body.node_id if body is not None else replica.handle.node_id,
-            phase=body.phase if body is not None else "waiting",
+            node_id=pod.node_id if pod is not None else replica.handle.node_id,
+            phase=pod.phase if pod is not None else "waiting",
             reason=reason,
-            address=body.address if body is not None else "",
-            since_s=now_s - (body.since_s if body is not None else replica.born_at_s),
+            address=pod.address if pod is not None else "",
+            since_s=now_s - (pod.since_s if pod is not None else replica.born_at_s),
         )

@@ -13,30 +13,30 @@ from springtide.backends.kubernetes.client.errors import NoSuchObject, Unreachab
 from springtide.backends.kubernetes.client.kinds import Key
 from springtide.backends.kubernetes.pods import logs as pod_logs
 from springtide.backends.kubernetes.pods.logs import PodLogs
-from springtide.backends.kubernetes.pods.table import PodState
+from springtide.backends.kubernetes.pods.state import Acknowledgement, PodLifecycle, PodState
 from springtide.storage.step_lines import hear_lines, say_lines
 
 
 class Kubelet:
     """Answers each request for output with the next of `answers`: lines, then an error where one is."""
 
-    def __init__(self, body: PodState, *answers: list[Any]) -> None:
-        self.body = body
+    def __init__(self, pod: PodState, *answers: list[Any]) -> None:
+        self.pod = pod
         self.answers = list(answers)
         self.asked: list[dict[str, Any]] = []
 
-    async def logs(self, pod: Key, **options: Any) -> AsyncIterator[bytes]:
+    async def logs(self, key: Key, **options: Any) -> AsyncIterator[bytes]:
         self.asked.append(options)
         answer = self.answers.pop(0) if self.answers else []
         if not self.answers:
-            self.body.is_over = True
+            self.pod.state = PodLifecycle.OVER
         for line in answer:
             if isinstance(line, Exception):
                 raise line
             yield line
 
 
-def make_body() -> PodState:
+def make_pod() -> PodState:
     return PodState(
         replica_id="job.0",
         workload_id="job",
@@ -44,7 +44,7 @@ def make_body() -> PodState:
         device_id="n/0",
         node_id="n",
         uid="u",
-        is_running=True,
+        state=PodLifecycle.RUNNING,
     )
 
 
@@ -53,8 +53,8 @@ def line(second: int, text: str, part: int = 0) -> bytes:
 
 
 def follow(path: Path, *answers: list[Any], max_log_bytes: int = 1 << 20) -> Kubelet:
-    body = make_body()
-    kubelet = Kubelet(body, *answers)
+    pod = make_pod()
+    kubelet = Kubelet(pod, *answers)
     done: list[PodState] = []
 
     class Thread:
@@ -62,11 +62,11 @@ def follow(path: Path, *answers: list[Any], max_log_bytes: int = 1 << 20) -> Kub
             self.task = task
 
     thread = Thread()
-    logs = PodLogs(thread, lambda body: path, done.append, max_log_bytes=max_log_bytes)  # type: ignore[arg-type]
-    logs.follow(body)
-    assert not body.is_logged
+    logs = PodLogs(thread, lambda pod: path, done.append, max_log_bytes=max_log_bytes)  # type: ignore[arg-type]
+    logs.follow(pod)
+    assert Acknowledgement.LOGS in pod.awaiting
     asyncio.run(thread.task(kubelet))
-    assert done == [body]
+    assert done == [pod]
     return kubelet
 
 
@@ -138,10 +138,10 @@ def test_what_is_said_without_end_is_cut(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_pod_that_goes_on_when_the_control_plane_ends_has_not_ended(tmp_path: Path) -> None:
     path = tmp_path / "job.0.log"
-    body = make_body()
+    pod = make_pod()
 
     class Endless(Kubelet):
-        async def logs(self, pod: Key, **options: Any) -> AsyncIterator[bytes]:
+        async def logs(self, key: Key, **options: Any) -> AsyncIterator[bytes]:
             yield line(1, "a")
             self.begun.set()
             await asyncio.Event().wait()
@@ -151,13 +151,13 @@ def test_a_pod_that_goes_on_when_the_control_plane_ends_has_not_ended(tmp_path: 
             self.task = task
 
     async def cut_off(is_over: bool) -> None:
-        thread, kubelet = Thread(), Endless(body)
+        thread, kubelet = Thread(), Endless(pod)
         kubelet.begun = asyncio.Event()  # type: ignore[attr-defined]
         logs = PodLogs(thread, lambda _: path, lambda _: None)  # type: ignore[arg-type]
-        logs.follow(body)
+        logs.follow(pod)
         stream = asyncio.ensure_future(thread.task(kubelet))
         await kubelet.begun.wait()  # type: ignore[attr-defined]
-        body.is_over = is_over
+        pod.state = PodLifecycle.OVER if is_over else PodLifecycle.RUNNING
         stream.cancel()
         await asyncio.wait([stream])
 

@@ -33,8 +33,8 @@ def pod(number: int, node: str, phase: str = "Running") -> dict:
 def replica(
     number: int, *, heard_at_s: float, phase: MemberPhase = MemberPhase.RUNNING, lost: str | None = None
 ) -> SimpleNamespace:
-    body = SimpleNamespace(node_id="a", device_id=f"a/{number}", uid="", is_over=False)
-    return SimpleNamespace(handle=SimpleNamespace(pod=body), heard_at_s=heard_at_s, phase=phase, lost_reason=lost)
+    state = SimpleNamespace(node_id="a", device_id=f"a/{number}", uid="", is_over=False)
+    return SimpleNamespace(handle=SimpleNamespace(pod=state), heard_at_s=heard_at_s, phase=phase, lost_reason=lost)
 
 
 def test_who_holds_what(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +56,7 @@ def test_who_holds_what(monkeypatch: pytest.MonkeyPatch) -> None:
         replica(4, heard_at_s=now_s, lost="it is lost"),
     ]
     pods = SimpleNamespace(replicas=dict(enumerate(replicas)), reactor=reactor)
-    machines.join(pods, SimpleNamespace(bodies={}), SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
+    machines.join(pods, SimpleNamespace(pods={}), SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
     machines.start()
     assert machines.held("a") == {"a/0", "a/3"}
     reactor.pass_time(9.5)

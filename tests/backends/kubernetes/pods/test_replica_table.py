@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from springtide.backends.kubernetes.pods import driver as pod_driver
 from springtide.backends.kubernetes.pods import watch as pod_watch
 from springtide.backends.kubernetes.pods.driver import PodDriver, PodReplica
 from springtide.backends.kubernetes.pods.reading import Reading
-from springtide.backends.kubernetes.pods.table import PodState
+from springtide.backends.kubernetes.pods.state import PodLifecycle, PodState
 from springtide.backends.kubernetes.pods.watch import ADOPT_WINDOW_S, CONNECT_AFTER_S, STUCK_AFTER_S, PodWatch
 from springtide.backends.local.driver import ProcessDriver
 from springtide.core.actions import ResizeJob, StartReplica
@@ -36,9 +37,15 @@ class ScriptedPods:
         self.on_change: Callable[[PodState, Reading], None]
         self.on_over: Callable[[PodState], None]
 
-    def delete(self, body: PodState, grace_s: float) -> None:
-        self.deleted.append((body.replica_id, grace_s))
-        body.asked_grace_s = round(grace_s)
+    def delete(self, pod: PodState, grace_s: float) -> None:
+        self.deleted.append((pod.replica_id, grace_s))
+        pod.asked_grace_s = round(grace_s)
+
+
+def reading_of(**seen: Any) -> Reading:
+    nothing = {"replica_id": "", "workload_id": "", "device_id": "", "node": "n", "uid": "", "term": 0, "address": ""}
+    flags = dict.fromkeys(("is_running", "is_ready", "is_ending", "is_over"), False)
+    return Reading(**{**nothing, **flags, **seen})
 
 
 class HereAndNow:
@@ -80,18 +87,19 @@ class Stage:
             device_id=action.device_id,
             node_id="n",
             uid=f"u{number}",
-            phase="running",
+            state=PodLifecycle.RUNNING,
             since_s=self.reactor.now_s,
         )
         return replica
 
     def end(self, replica: PodReplica, exit_code: int, end: str = "it ended") -> None:
         assert replica.handle.pod is not None
-        replica.handle.pod.is_over, replica.handle.pod.exit_code, replica.handle.pod.end = True, exit_code, end
+        pod = replica.handle.pod
+        pod.state, pod.exit_code, pod.end = PodLifecycle.OVER, exit_code, end
         self.pods.on_over(replica.handle.pod)
 
     def take(self, replica: PodReplica) -> None:
-        reading = Reading("", "", "", "n", "", 0, "", True, True, True, False, taken="kubectl delete")
+        reading = reading_of(is_running=True, is_ready=True, is_ending=True, taken="kubectl delete")
         self.pods.on_change(replica.handle.pod, reading)
 
     def events(self) -> list:
@@ -147,12 +155,13 @@ def test_a_worker_that_said_goodbye_is_not_lost_when_the_api_server_is_silent(st
 
 def test_a_start_may_take_long_but_not_for_ever(stage: Stage) -> None:
     replica = stage.replica(0, MemberPhase.SPAWNING)
-    body = replica.handle.pod
-    assert body is not None
-    body.phase = "creating"
+    pod = replica.handle.pod
+    assert pod is not None
+    pod.state = PodLifecycle.CREATING
     stage.reactor.pass_time(10 * STUCK_AFTER_S)
     assert stage.events() == [], "an API server that is away is no fault of a pod"
-    body.phase, body.since_s, body.is_stuck, body.reason = "starting", stage.reactor.now_s, True, "ImagePullBackOff"
+    pod.state, pod.since_s, pod.reason = PodLifecycle.STARTING, stage.reactor.now_s, "ImagePullBackOff"
+    pod.seen = reading_of(is_stuck=True)
     stage.reactor.pass_time(STUCK_AFTER_S - 2)
     assert stage.events() == []
     stage.reactor.pass_time(4)
@@ -196,7 +205,7 @@ def test_keys_and_addresses_of_others_are_not_a_replica_s_own(stage: Stage) -> N
     assert stage.driver.lies_in(replica, "workloads/job/checkpoints/00000001-0000000010")
     for path in ("workloads/other/checkpoints/1", "workloads/job/../other/x", "/workloads/job/x", "workloads/job2/x"):
         assert not stage.driver.lies_in(replica, path)
-    replica.handle.pod.address = "10.0.0.9"
+    replica.handle.pod.seen = reading_of(address="10.0.0.9")
     assert stage.driver.own_address(replica, "tcp://10.0.0.9:8789") == "tcp://10.0.0.9:8789"
     for address in ("tcp://10.0.0.8:8789", "unix:///run/x", "http://169.254.169.254", ""):
         assert stage.driver.own_address(replica, address) == ""
@@ -215,7 +224,7 @@ def test_groups_meet_at_rank_0_on_a_port_of_their_generation(stage: Stage) -> No
         meet(1, "job.0", "job.1")
     second.host = "10.0.0.7"
     assert meet(1, "job.1", "job.0") == "tcp://10.0.0.7:29401"
-    second.handle.pod.address = "fd00::7"
+    second.handle.pod.seen = reading_of(address="fd00::7")
     assert meet(129, "job.1") == "tcp://[fd00::7]:29401"
 
 

@@ -13,7 +13,8 @@ from springtide.backends.kubernetes.client.cache import Cache
 from springtide.backends.kubernetes.client.errors import KubeForbidden
 from springtide.backends.kubernetes.client.kinds import POD, Key
 from springtide.backends.kubernetes.pods import table as pod_table
-from springtide.backends.kubernetes.pods.table import RESYNC_S, PodState, PodTable
+from springtide.backends.kubernetes.pods.state import Acknowledgement, PodState
+from springtide.backends.kubernetes.pods.table import RESYNC_S, PodTable
 
 
 class Thread:
@@ -41,11 +42,11 @@ class Stage:
         self.cache = Cache(POD)
         self.table = PodTable(self.thread, self.cache, self.reactor, "mine", 5)  # type: ignore[arg-type]
         self.over: list[tuple[str, int | None, str]] = []
-        self.table.on_over = lambda body: self.over.append((body.replica_id, body.exit_code, body.end))
+        self.table.on_over = lambda pod: self.over.append((pod.replica_id, pod.exit_code, pod.end))
         self.version = 0
 
-    def body(self, number: int = 0, **changes: Any) -> PodState:
-        fields = {"uid": f"u{number}", "is_wanted": False} | changes
+    def pod(self, number: int = 0, **changes: Any) -> PodState:
+        fields = {"uid": f"u{number}"} | changes
         return self.table.enter(
             PodState(
                 replica_id=f"job.{number}",
@@ -94,29 +95,28 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
 
 
 def test_absence_is_believed_only_from_the_api_server_itself(stage: Stage) -> None:
-    body = stage.body()
+    pod = stage.pod()
     stage.table.open()
     stage.show()
     stage.vanish()
     assert stage.over == []
     stage.thread.asked.pop("job-0")(stage.cache.get("job-0", "ml"))
-    assert stage.over == [("job.0", None, body.absent)]
+    assert stage.over == [("job.0", None, pod.absent)]
 
 
 def test_a_listing_from_the_past_is_set_right_by_what_the_server_says(stage: Stage) -> None:
-    body = stage.body(uid="")
+    pod = stage.pod(uid="")
     stage.table.open()
-    stage.table.ask_about(body)
+    stage.table.ask_about(pod)
     stage.show(term=3)
-    pod = stage.cache.get("job-0", "ml")
-    stage.thread.asked.pop("job-0")(pod)
+    stage.thread.asked.pop("job-0")(stage.cache.get("job-0", "ml"))
     assert stage.over == []
-    assert body.uid == "u0"
+    assert pod.uid == "u0"
     assert len(stage.thread.of("job-0")) == 1, "it is given the term of who leads now"
 
 
 def test_its_end_is_told_once_and_its_object_goes_when_the_journal_knows(stage: Stage) -> None:
-    stage.body()
+    stage.pod()
     stage.table.open()
     stage.show(phase="Failed")
     stage.reactor.pass_time(3 * RESYNC_S)
@@ -126,12 +126,12 @@ def test_its_end_is_told_once_and_its_object_goes_when_the_journal_knows(stage: 
     stage.table.note_told("job.0")
     (removal,) = stage.thread.of("job-0")
     removal["done"](False)
-    assert stage.table.bodies == {}
+    assert stage.table.pods == {}
 
 
 def test_output_that_is_still_read_keeps_an_object_a_little_longer(stage: Stage) -> None:
-    body = stage.body()
-    body.is_logged = False
+    pod = stage.pod()
+    pod.awaiting |= {Acknowledgement.LOGS}
     stage.table.open()
     stage.show(phase="Failed")
     stage.table.note_told("job.0")
@@ -141,8 +141,8 @@ def test_output_that_is_still_read_keeps_an_object_a_little_longer(stage: Stage)
 
 
 def test_a_device_is_held_until_nothing_runs_on_it(stage: Stage) -> None:
-    stage.body()
-    sharer = stage.body(1, is_sharer=True)
+    stage.pod()
+    sharer = stage.pod(1, is_sharer=True)
     table = stage.table
     assert table.holder("n/0", is_sharer=False) is not None
     assert table.holder("n/0", is_sharer=True) is not None
@@ -150,7 +150,7 @@ def test_a_device_is_held_until_nothing_runs_on_it(stage: Stage) -> None:
     assert table.holder("n/1", is_sharer=False) is sharer
     table.open()
     stage.show()
-    table.delete(table.bodies["job.0"], 1)
+    table.delete(table.pods["job.0"], 1)
     stage.show(ending=True)
     assert table.holder("n/0", is_sharer=False) is not None
     stage.show(phase="Failed")
@@ -158,20 +158,20 @@ def test_a_device_is_held_until_nothing_runs_on_it(stage: Stage) -> None:
 
 
 def test_a_pod_is_asked_to_go_again_only_with_less_time(stage: Stage) -> None:
-    body = stage.body()
+    pod = stage.pod()
     for grace_s in (5.0, 5.0, 9.0, 2.0, 0.0, 1.0):
-        stage.table.delete(body, grace_s)
+        stage.table.delete(pod, grace_s)
     assert len(stage.thread.of("job-0")) == 3
-    assert body.asked_grace_s == 1, "at once would forget what may run on"
+    assert pod.asked_grace_s == 1, "at once would forget what may run on"
 
 
 def test_a_deletion_that_is_refused_is_asked_for_again(stage: Stage) -> None:
-    body = stage.body()
+    pod = stage.pod()
     stage.table.open()
     stage.show()
-    stage.table.delete(body, 1)
+    stage.table.delete(pod, 1)
     stage.thread.of("job-0")[0]["failed"](KubeForbidden(403, "Forbidden", "no such right"))
-    assert "no such right" in body.reason
+    assert "no such right" in pod.reason
     stage.reactor.pass_time(RESYNC_S + 1)
     assert len(stage.thread.of("job-0")) == 2
 
@@ -208,21 +208,21 @@ def test_pods_without_a_replica_are_no_business_of_the_table(stage: Stage) -> No
 def test_a_later_term_ends_all_writing(stage: Stage) -> None:
     told: list[int] = []
     stage.table.on_higher_term = told.append
-    body = stage.body()
-    stage.body(1)
-    stage.table.delete(body, 1)
+    pod = stage.pod()
+    stage.pod(1)
+    stage.table.delete(pod, 1)
     stage.table.open()
     stage.show(1, term=6)
     assert told == [6]
     assert stage.thread.of("job-0") == []
     stage.show(2)
-    stage.table.delete(stage.table.bodies["job.1"], 1)
+    stage.table.delete(stage.table.pods["job.1"], 1)
     assert not any(write["stands"]() for write in stage.thread.writes)
     assert told == [6]
 
 
 def test_a_machine_that_is_gone_takes_its_pods_along(stage: Stage) -> None:
-    stage.body()
+    stage.pod()
     stage.table.open()
     stage.show()
     stage.table.note_node_gone("other")
@@ -235,7 +235,7 @@ def test_a_machine_that_is_gone_takes_its_pods_along(stage: Stage) -> None:
 
 
 def test_an_executor_that_is_closed_leaves_pods_to_the_next(stage: Stage) -> None:
-    body = stage.body()
-    stage.table.delete(body, 5)
+    pod = stage.pod()
+    stage.table.delete(pod, 5)
     stage.table.close()
     assert stage.thread.of("job-0") == []

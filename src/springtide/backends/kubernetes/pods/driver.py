@@ -18,7 +18,8 @@ from springtide.backends.control_channel.reports import hash_token
 from springtide.backends.inbox import Inbox
 from springtide.backends.kubernetes.pods.reading import Reading
 from springtide.backends.kubernetes.pods.spec import NUM_RENDEZVOUS_PORTS, RENDEZVOUS_PORT
-from springtide.backends.kubernetes.pods.table import PodState, PodTable
+from springtide.backends.kubernetes.pods.state import PodState
+from springtide.backends.kubernetes.pods.table import PodTable
 from springtide.core.actions import ResizeJob, StartReplica
 from springtide.core.errors import BackendError, SpringtideError
 from springtide.core.resources import NodeId
@@ -79,9 +80,9 @@ class PodDriver:
     ) -> None:
         self.table: ReplicaTable[PodHandle] = ReplicaTable(state_dir, reactor, inbox, crash_point, self)
         self.pods = pods
-        self.on_room: Callable[[PodState], None] = lambda body: None
+        self.on_room: Callable[[PodState], None] = lambda pod: None
         self.on_early: Callable[[PodReplica], None] = lambda replica: None
-        self.on_running: Callable[[PodState], None] = lambda body: None
+        self.on_running: Callable[[PodState], None] = lambda pod: None
         self.on_job_gone: Callable[[WorkloadId], None] = lambda workload_id: None
         self._master_key = master_key
         self._raise_fence = raise_fence
@@ -199,17 +200,17 @@ class PodDriver:
 
     # --- what pods do ------------------------------------------------------------------------------------------------
 
-    def _replica_of(self, body: PodState) -> PodReplica | None:
-        replica = self.table.replicas.get(body.replica_id)
-        return replica if replica is not None and replica.handle.pod is body else None
+    def _replica_of(self, pod: PodState) -> PodReplica | None:
+        replica = self.table.replicas.get(pod.replica_id)
+        return replica if replica is not None and replica.handle.pod is pod else None
 
-    def _on_change(self, body: PodState, reading: Reading) -> None:
-        replica = self._replica_of(body)
+    def _on_change(self, pod: PodState, reading: Reading) -> None:
+        replica = self._replica_of(pod)
         if replica is None:
             return
         if reading.is_running:
-            self.on_running(body)
-        if reading.is_ending and body.asked_grace_s is None and not (replica.handle.taken or replica.asked_to_stop):
+            self.on_running(pod)
+        if reading.is_ending and pod.asked_grace_s is None and not (replica.handle.taken or replica.asked_to_stop):
             self._note_taken(replica, reading.taken)
 
     def _note_taken(self, replica: PodReplica, reason: str) -> None:
@@ -226,15 +227,15 @@ class PodDriver:
         if replica.is_job and replica.group_generation > 0 and others and not replica.is_script:
             self.table.lose(replica, reason)
 
-    def _on_over(self, body: PodState) -> None:
-        replica = self._replica_of(body)
+    def _on_over(self, pod: PodState) -> None:
+        replica = self._replica_of(pod)
         if replica is not None:
-            replica.handle.end = body.end
-            self.table.note_exit(replica, body.exit_code)
-        elif body.replica_id not in self.table.replicas:
+            replica.handle.end = pod.end
+            self.table.note_exit(replica, pod.exit_code)
+        elif pod.replica_id not in self.table.replicas:
             # Its end has been reported already, or no replica ever stood for it.
             self.table.counts["late_ends"] += 1
-        self.on_room(body)
+        self.on_room(pod)
 
     # --- the fence ---------------------------------------------------------------------------------------------------
 

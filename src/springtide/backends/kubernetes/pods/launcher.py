@@ -13,7 +13,7 @@ from springtide.backends.kubernetes.client.kinds import Key, Object, key_of
 from springtide.backends.kubernetes.pods.driver import PodDriver, PodReplica
 from springtide.backends.kubernetes.pods.quota import NamespaceQuota
 from springtide.backends.kubernetes.pods.spec import make_pod, make_secret, namespace_of, pod_name
-from springtide.backends.kubernetes.pods.table import PodState
+from springtide.backends.kubernetes.pods.state import PodState
 from springtide.backends.kubernetes.settings import KubernetesSettings
 from springtide.core.actions import StartReplica
 from springtide.core.errors import BackendError
@@ -62,7 +62,7 @@ class PodLauncher:
         self._ownerless: dict[WorkloadId, Key] = {}
         self._pods.on_refused = self._on_refused
         driver.on_room = self._on_over
-        self._pods.on_made = lambda body: quota.accepted(body.key.namespace)
+        self._pods.on_made = lambda pod: quota.accepted(pod.key.namespace)
         driver.on_early = self._make
         self._pods.is_expected = self._is_expected
         quota.on_room = self.pump
@@ -104,17 +104,17 @@ class PodLauncher:
                 self._make(replica)
         self._queue = waiting
 
-    def adopt(self, replica: PodReplica, body: PodState, *, is_bound: bool) -> None:
+    def adopt(self, replica: PodReplica, pod: PodState, *, is_bound: bool) -> None:
         """Take over a pod that an earlier control plane has made, or may have made; bind it where it had not yet."""
-        replica.handle.pod = self._pods.enter(body)
-        if not is_bound and not self._order(replica, body):
-            self._pods.delete(body, 1)
+        replica.handle.pod = self._pods.enter(pod)
+        if not is_bound and not self._order(replica, pod):
+            self._pods.delete(pod, 1)
 
     def key_of(self, replica: PodReplica) -> Key:
         """Where a replica's pod is, or will be."""
         return Key("", "") if replica.action is None else self._key_of(replica.action)
 
-    def body_of(self, action: StartReplica) -> PodState:
+    def state_of(self, action: StartReplica) -> PodState:
         """What is known of a replica's pod before anybody has looked."""
         found = self._machines.find(action.device_id)
         return PodState(
@@ -131,9 +131,9 @@ class PodLauncher:
         found = self._machines.find(replica.action.device_id) if replica.action is not None else None
         if replica.action is None or found is None:
             return None
-        pod = self._pod_of(replica.action, *found)
-        pod["metadata"]["name"] = f"{pod['metadata']['name'][:56]}-probe"
-        return pod
+        obj = self._object_of(replica.action, *found)
+        obj["metadata"]["name"] = f"{obj['metadata']['name'][:56]}-probe"
+        return obj
 
     def forget_job(self, workload_id: WorkloadId) -> None:
         """A job has ended, and its last pod is over: its Secret goes, where no owner's end takes it along."""
@@ -152,7 +152,7 @@ class PodLauncher:
         holder = self._pods.holder(action.device_id, is_sharer=action.share is not None)
         if holder is not None:
             return f"{action.device_id} is held by pod {holder.key.name} until that is gone: {holder.reason}"
-        if replica.replica_id in self._pods.bodies:
+        if replica.replica_id in self._pods.pods:
             return "an earlier pod of that name is not gone yet"
         return self._quota.obstacle(namespace_of(action.workload, self._settings))
 
@@ -160,16 +160,16 @@ class PodLauncher:
         assert replica.action is not None, "only what was asked for is started"
         replica.phase = MemberPhase.SPAWNING
         replica.born_at_s = time.monotonic()
-        body = self.body_of(replica.action)
+        pod = self.state_of(replica.action)
         self._table.crash_point("executor.create.before")
-        if self._order(replica, body):
-            replica.handle.pod = self._pods.enter(body)
+        if self._order(replica, pod):
+            replica.handle.pod = self._pods.enter(pod)
             self._table.counts["creates"] += 1
         else:
-            self._quota.withdrawn(body.key.namespace)
+            self._quota.withdrawn(pod.key.namespace)
         self._table.crash_point("executor.create.after")
 
-    def _order(self, replica: PodReplica, body: PodState) -> bool:
+    def _order(self, replica: PodReplica, pod: PodState) -> bool:
         """Have a pod made and bound, as far as it is not; False where there cannot be one, and the replica is lost."""
         action = replica.action
         assert action is not None, "only what was asked for is started"
@@ -178,7 +178,7 @@ class PodLauncher:
             self._table.lose(replica, f"there is no device {action.device_id} any more")
             return False
         try:
-            pod = self._pod_of(action, *found)
+            obj = self._object_of(action, *found)
             key = workload_key(self._master_key, action.workload_id)
             secret = make_secret(action.workload, self._settings, key, self._credentials)
         except BackendError as error:
@@ -186,7 +186,7 @@ class PodLauncher:
             return False
         if "ownerReferences" not in secret["metadata"]:
             self._ownerless[action.workload_id] = key_of(secret)
-        self._pods.make(body, pod, secret)
+        self._pods.make(pod, obj, secret)
         return True
 
     def _is_expected(self, key: Key) -> bool:
@@ -195,22 +195,22 @@ class PodLauncher:
     def _key_of(self, action: StartReplica) -> Key:
         return Key(namespace_of(action.workload, self._settings), pod_name(action.replica_id))
 
-    def _pod_of(self, action: StartReplica, node: Node, device: Device) -> Object:
+    def _object_of(self, action: StartReplica, node: Node, device: Device) -> Object:
         counts = self._machines.counts_resource(node.node_id)
         return make_pod(action, self._settings, device, term=self._term, counts_resource=counts)
 
-    def _on_over(self, body: PodState) -> None:
-        self._quota.released(body.key.namespace)
-        if not body.uid:
-            self._quota.withdrawn(body.key.namespace)
+    def _on_over(self, pod: PodState) -> None:
+        self._quota.released(pod.key.namespace)
+        if not pod.uid:
+            self._quota.withdrawn(pod.key.namespace)
         self.pump()
 
-    def _on_refused(self, body: PodState, error: BackendError) -> None:
+    def _on_refused(self, pod: PodState, error: BackendError) -> None:
         """No pod came of it."""
         if not isinstance(error, QuotaExceeded):
-            self._quota.withdrawn(body.key.namespace)
-        replica = self._table.replicas.get(body.replica_id)
-        if replica is None or replica.handle.pod is not body:
+            self._quota.withdrawn(pod.key.namespace)
+        replica = self._table.replicas.get(pod.replica_id)
+        if replica is None or replica.handle.pod is not pod:
             return
         replica.handle.pod = None
         if replica.asked_to_stop:
@@ -218,7 +218,7 @@ class PodLauncher:
         elif isinstance(error, QuotaExceeded):
             replica.phase = MemberPhase.QUEUED
             self._table.counts["quota_refusals"] += 1
-            self._quota.refused(replica, body.key.namespace, str(error))
+            self._quota.refused(replica, pod.key.namespace, str(error))
             self._queue.append(replica)
             self.pump()
         else:

@@ -15,7 +15,7 @@ from springtide.backends.kubernetes.client.api import KubeApi
 from springtide.backends.kubernetes.client.errors import KubeApiError
 from springtide.backends.kubernetes.client.thread import ApiThread
 from springtide.backends.kubernetes.pods.spec import CONTAINER_NAME
-from springtide.backends.kubernetes.pods.table import PodState
+from springtide.backends.kubernetes.pods.state import Acknowledgement, PodState
 from springtide.backends.processes import bound_log
 from springtide.core.errors import BackendError
 from springtide.storage.step_lines import WORD
@@ -55,15 +55,15 @@ class PodLogs:
         self._room = asyncio.Semaphore(MAX_FOLLOWED)
         self._streams: dict[str, concurrent.futures.Future[None]] = {}
 
-    def follow(self, body: PodState) -> None:
+    def follow(self, pod: PodState) -> None:
         """Read a pod's output from its beginning until its end, unless that is under way."""
-        if body.uid and body.uid not in self._streams:
-            body.is_logged = False
-            self._streams[body.uid] = self._thread.run(lambda api: self._run(api, body))
+        if pod.uid and pod.uid not in self._streams:
+            pod.awaiting |= {Acknowledgement.LOGS}
+            self._streams[pod.uid] = self._thread.run(lambda api: self._run(api, pod))
 
-    def forget(self, body: PodState) -> None:
+    def forget(self, pod: PodState) -> None:
         """The pod is gone."""
-        stream = self._streams.pop(body.uid, None)
+        stream = self._streams.pop(pod.uid, None)
         if stream is not None:
             stream.cancel()
 
@@ -75,44 +75,44 @@ class PodLogs:
 
     # --- on the API thread -------------------------------------------------------------------------------------------
 
-    async def _run(self, api: KubeApi, body: PodState) -> None:
+    async def _run(self, api: KubeApi, pod: PodState) -> None:
         try:
             async with self._room:
-                await self._copy(api, body)
+                await self._copy(api, pod)
         except OSError as error:
-            _log.warning("the output of %s cannot be kept: %s", body.replica_id, error.strerror)
+            _log.warning("the output of %s cannot be kept: %s", pod.replica_id, error.strerror)
         finally:
             # A control plane that ends lets go of pods that go on.
-            if body.is_over or body.is_gone:
+            if pod.is_over:
                 with contextlib.suppress(OSError):
-                    _note_end(self._path_of(body))
-            self._done(body)
+                    _note_end(self._path_of(pod))
+            self._done(pod)
 
-    async def _copy(self, api: KubeApi, body: PodState) -> None:
+    async def _copy(self, api: KubeApi, pod: PodState) -> None:
         last, backoff_s = b"", _BACKOFF_S[0]
-        with _Output(self._path_of(body), self._max_log_bytes) as output:
+        with _Output(self._path_of(pod), self._max_log_bytes) as output:
             while True:
-                was_over, before = body.is_over, last
+                was_over, before = pod.is_over, last
                 try:
-                    async for stamp, text in self._lines(api, body, last):
+                    async for stamp, text in self._lines(api, pod, last):
                         output.write(text)
                         last = stamp
                 except KubeApiError as error:
-                    if error.status in (403, 404) and (body.is_over or body.is_gone):
+                    if error.status in (403, 404) and pod.is_over:
                         return
                 except BackendError:
                     pass  # The connection broke: what comes after the last line is asked for again.
-                if was_over or body.is_gone:
+                if was_over or pod.is_gone:
                     return
                 backoff_s = _BACKOFF_S[0] if last != before else min(backoff_s * 2, _BACKOFF_S[1])
-                await asyncio.sleep(backoff_s if not body.is_over else 0.0)
+                await asyncio.sleep(backoff_s if not pod.is_over else 0.0)
 
-    async def _lines(self, api: KubeApi, body: PodState, last: bytes) -> AsyncIterator[tuple[bytes, bytes]]:
+    async def _lines(self, api: KubeApi, pod: PodState, last: bytes) -> AsyncIterator[tuple[bytes, bytes]]:
         """What came after the line of the time `last`, each with its time."""
         lines = api.logs(
-            body.key,
+            pod.key,
             container=CONTAINER_NAME,
-            follow=not body.is_over,
+            follow=not pod.is_over,
             # Of whole seconds: what was read of that second already is left out below.
             since_time=last[:19].decode() + "Z" if last else "",
             timestamps=True,

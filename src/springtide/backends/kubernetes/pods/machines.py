@@ -67,29 +67,29 @@ class PodMachines:
         assert self._table is not None
         held: dict[NodeId, list[DeviceId]] = defaultdict(list)
         for replica in list(self._table.replicas.values()):
-            body = replica.handle.pod
-            if body is None or replica.lost_reason is not None:
+            pod = replica.handle.pod
+            if pod is None or replica.lost_reason is not None:
                 continue
             talks = replica.heard_at_s > 0.0 and now_s - replica.heard_at_s < self._lost_after_s
             if talks or replica.phase is MemberPhase.ADOPTING:
-                held[body.node_id].append(body.device_id)
+                held[pod.node_id].append(pod.device_id)
         return held
 
     def _found(self) -> dict[NodeId, list[DeviceId]]:
         found: dict[NodeId, list[DeviceId]] = defaultdict(list)
-        for pod in self._cache.objects():
-            is_over = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
-            device = (pod["metadata"].get("annotations") or {}).get(names.DEVICE_ANNOTATION, "")
+        for obj in self._cache.objects():
+            is_over = (obj.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+            device = (obj["metadata"].get("annotations") or {}).get(names.DEVICE_ANNOTATION, "")
             if device and not is_over:
-                found[NodeId((pod.get("spec") or {}).get("nodeName", ""))].append(DeviceId(device))
+                found[NodeId((obj.get("spec") or {}).get("nodeName", ""))].append(DeviceId(device))
         return found
 
     def _check(self) -> None:
         """What ran on a machine that the cluster no longer knows runs no more, whatever its pods say."""
         assert self._table is not None
         self._table.reactor.after(CHECK_EVERY_S, self._check)
-        bodies = list(self._pods.bodies.values())
-        missing = {body.node_id for body in bodies if body.uid and not body.is_over}
+        pods = list(self._pods.pods.values())
+        missing = {pod.node_id for pod in pods if pod.uid and not pod.is_over}
         for node_id in sorted(node_id for node_id in missing if node_id and not self._book.is_there(node_id)):
             self._ask_about(node_id)
 

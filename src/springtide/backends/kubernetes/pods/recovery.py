@@ -12,7 +12,7 @@ from springtide.backends.kubernetes.pods.driver import PodDriver, PodHandle
 from springtide.backends.kubernetes.pods.launcher import PodLauncher
 from springtide.backends.kubernetes.pods.reading import read_pod
 from springtide.backends.kubernetes.pods.shares import SHARE_ANNOTATION, share_of, share_text
-from springtide.backends.kubernetes.pods.table import PodState
+from springtide.backends.kubernetes.pods.state import PodState
 from springtide.core.actions import StartReplica
 from springtide.core.events import CheckpointCommitted
 from springtide.core.ports import Standing
@@ -47,46 +47,44 @@ class PodRecovery:
                 job.generation = max(job.generation, generation)
         for effect in standing.actions:
             self._orders.do(effect)
-        for body in taken:
-            if body is None:
+        for pod in taken:
+            if pod is None:
                 continue
-            if body.uid:
-                self._pods.look(body)
+            if pod.uid:
+                self._pods.look(pod)
             else:
                 # A listing may be an answer from the past: only the API server itself can say that it is gone.
-                self._pods.ask_about(body)
+                self._pods.ask_about(pod)
 
     def _resume(self, action: StartReplica, is_restartable: bool) -> PodState | None:
         table = self._table
-        body = self._launcher.body_of(action)
-        pod = self._pods.find(action.replica_id, body.key)
-        if pod is None and is_restartable:
+        pod = self._launcher.state_of(action)
+        obj = self._pods.find(action.replica_id, pod.key)
+        if obj is None and is_restartable:
             # Nothing was ever heard of it, so that it may not have been made: then it is now, under the same name.
             return None
         replica = self._driver.make_replica(action)
         # Who was never heard of may still wait for its image; it is no silent worker.
         replica.phase = MemberPhase.SPAWNING if is_restartable else MemberPhase.ADOPTING
         replica.heard_at_s = time.monotonic()
-        if pod is None:
-            body.is_wanted = False
-            body.absent = AWAY
+        if obj is None:
+            pod.absent = AWAY
             table.counts["missing"] += 1
-            self._launcher.adopt(replica, body, is_bound=True)
-            return body
+            self._launcher.adopt(replica, pod, is_bound=True)
+            return pod
         table.counts["adopted"] += 1
-        reading = read_pod(pod)
-        body.uid = reading.uid
-        body.node_id = NodeId(reading.node) or body.node_id
+        reading = read_pod(obj)
+        pod.uid = reading.uid
+        pod.node_id = NodeId(reading.node) or pod.node_id
         is_bound = bool(reading.node) or reading.is_ending or reading.is_over
-        body.is_wanted = not is_bound
-        self._launcher.adopt(replica, body, is_bound=is_bound)
-        self._restore_share(action, body, pod)
-        return body
+        self._launcher.adopt(replica, pod, is_bound=is_bound)
+        self._restore_share(action, pod, obj)
+        return pod
 
-    def _restore_share(self, action: StartReplica, body: PodState, pod: dict[str, Any]) -> None:
+    def _restore_share(self, action: StartReplica, pod: PodState, obj: dict[str, Any]) -> None:
         """A change of its share that the crash cut off is made now."""
-        if action.share is not None and share_of(pod) != action.share:
-            self._pods.annotate(body, {SHARE_ANNOTATION: share_text(action.share)})
+        if action.share is not None and share_of(obj) != action.share:
+            self._pods.annotate(pod, {SHARE_ANNOTATION: share_text(action.share)})
 
     def _report_checkpoints(self, standing: Standing, checkpoints: Mapping[WorkloadId, Checkpoint]) -> None:
         restored = {start.workload_id: start.restore.step for start in standing.replicas if start.restore is not None}

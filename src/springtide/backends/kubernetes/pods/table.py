@@ -1,4 +1,4 @@
-"""The pods that the platform has made: one for each replica at most, from the first word to the last look.
+"""The pods that the platform has made: one for each replica at most, from its order to the removal of its object.
 
 Everything is decided by comparing what is wanted of a pod with what the cache shows; that a notification arrived says
 only where to look. A pod is over when its containers have ended, when the API server itself says that there is no such
@@ -12,7 +12,6 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from springtide.backends.control_channel.reactor import Reactor
@@ -26,62 +25,19 @@ from springtide.backends.kubernetes.client.thread import ApiThread
 from springtide.backends.kubernetes.client.writes import ensure_bound, ensure_created
 from springtide.backends.kubernetes.pods.reading import Reading, read_pod
 from springtide.backends.kubernetes.pods.secrets import PodSecrets
+from springtide.backends.kubernetes.pods.state import Acknowledgement, PodLifecycle, PodState
 from springtide.core.errors import BackendError
 from springtide.core.resources import DeviceId, NodeId
-from springtide.core.status.pods import PodPhase
 from springtide.core.workload import ReplicaId, WorkloadId
 
 _log = logging.getLogger(__name__)
 
-# What a pod is given that nothing in the journal names: its worker is fenced as soon as it says Hello anyway.
+# The grace of a pod that the journal does not name: its worker is fenced as soon as it says Hello anyway.
 UNNAMED_GRACE_S = 5
-# How often everything is compared, whether anything was heard of it or not.
+# How often all pods are compared, with or without a notification.
 RESYNC_S = 10.0
 # How long the rest of its output may take once a pod has ended.
 _LOG_LIMIT_S = 10.0
-
-
-@dataclass(eq=False)
-class PodState:
-    """One pod, wanted or found. `uid` is empty until the API server has shown it.
-
-    `is_wanted`: its creation still stands. `is_over`: nothing of it runs. `is_told`: the journal knows of its end, or
-    nobody waits for it. `is_logged`: nothing more of its output is to be read. `asked_grace_s` is what it was given
-    when it was asked to go; `absent` says what it means if there is no such pod.
-    """
-
-    replica_id: ReplicaId
-    workload_id: WorkloadId
-    key: Key
-    device_id: DeviceId
-    node_id: NodeId
-    is_sharer: bool = False
-    uid: str = ""
-    address: str = ""
-    phase: PodPhase = "creating"
-    reason: str = ""
-    is_stuck: bool = False
-    since_s: float = 0.0
-    is_wanted: bool = True
-    is_running: bool = False
-    is_ending: bool = False
-    is_over: bool = False
-    is_told: bool = False
-    is_gone: bool = False
-    is_removed: bool = False
-    is_logged: bool = True
-    is_labelled: bool = False
-    is_asked_about: bool = False
-    asked_grace_s: int | None = None
-    exit_code: int | None = None
-    end: str = ""
-    absent: str = "its pod is gone: somebody deleted it"
-
-    def enter(self, phase: PodPhase, reason: str = "") -> None:
-        """It is in another phase from now on, or in the same one for another reason."""
-        if phase != self.phase:
-            self.phase, self.since_s = phase, time.monotonic()
-        self.reason = reason
 
 
 class PodTable:
@@ -99,7 +55,7 @@ class PodTable:
         self._reactor = reactor
         self._platform = platform
         self._term = term
-        self.bodies: dict[ReplicaId, PodState] = {}
+        self.pods: dict[ReplicaId, PodState] = {}
         self._by_key: dict[Key, PodState] = {}
         self._of_device: dict[DeviceId, list[PodState]] = defaultdict(list)
         self.secrets = PodSecrets(api_thread, self.may_write)
@@ -107,16 +63,16 @@ class PodTable:
         self.is_superseded = False
         self._is_closed = False
         self.num_unnamed = 0
-        self.on_made: Callable[[PodState], None] = lambda body: None
-        self.on_left: Callable[[PodState], None] = lambda body: None
-        self.on_change: Callable[[PodState, Reading], None] = lambda body, reading: None
-        self.on_over: Callable[[PodState], None] = lambda body: None
-        self.on_refused: Callable[[PodState, BackendError], None] = lambda body, error: None
+        self.on_made: Callable[[PodState], None] = lambda pod: None
+        self.on_left: Callable[[PodState], None] = lambda pod: None
+        self.on_change: Callable[[PodState, Reading], None] = lambda pod, reading: None
+        self.on_over: Callable[[PodState], None] = lambda pod: None
+        self.on_refused: Callable[[PodState, BackendError], None] = lambda pod, error: None
         self.is_expected: Callable[[Key], bool] = lambda key: False
         self.on_higher_term: Callable[[int], None] = lambda term: None
 
     def open(self) -> None:
-        """From now on what is wanted is known: look at every pod, end those that nobody wants, and go on looking."""
+        """All wanted pods are known: look at every pod, delete those without a replica, and repeat that."""
         self._is_open = True
         self._cache.listen(self._on_change)
         self._resync()
@@ -131,98 +87,97 @@ class PodTable:
 
     # --- what is there -----------------------------------------------------------------------------------------------
 
-    def enter(self, body: PodState) -> PodState:
-        """Take a pod into the table."""
-        body.since_s = time.monotonic()
-        self.bodies[body.replica_id] = body
-        self._by_key[body.key] = body
-        self._of_device[body.device_id].append(body)
-        return body
+    def enter(self, pod: PodState) -> PodState:
+        """Add a pod to the table."""
+        pod.since_s = time.monotonic()
+        self.pods[pod.replica_id] = pod
+        self._by_key[pod.key] = pod
+        self._of_device[pod.device_id].append(pod)
+        return pod
 
     def find(self, replica_id: ReplicaId, key: Key) -> Object | None:
         """The pod of a replica, as it was last seen."""
-        pod = self._cache.get(key.name, key.namespace)
-        return pod if pod is not None and self._is_of(pod, replica_id) else None
+        obj = self._cache.get(key.name, key.namespace)
+        return obj if obj is not None and self._is_of(obj, replica_id) else None
 
     def holder(self, device_id: DeviceId, *, is_sharer: bool) -> PodState | None:
-        """Who keeps a device from being taken: a pod that is not over, unless both only want a share of it."""
-        for body in self._of_device.get(device_id, ()):
-            if not body.is_over and not (is_sharer and body.is_sharer):
-                return body
+        """The pod that holds a device: one that is not over, unless both only want a share of it."""
+        for pod in self._of_device.get(device_id, ()):
+            if not pod.is_over and not (is_sharer and pod.is_sharer):
+                return pod
         return None
 
-    def look(self, body: PodState) -> None:
+    def look(self, pod: PodState) -> None:
         """Compare what is known of a pod with what the cache shows."""
-        pod = self._cache.get(body.key.name, body.key.namespace)
-        if pod is not None and (uid_of(pod) == body.uid or not body.uid) and self._is_of(pod, body.replica_id):
-            self._see(body, pod)
-        elif body.uid and not body.is_gone and not body.is_asked_about:
+        obj = self._cache.get(pod.key.name, pod.key.namespace)
+        if obj is not None and (uid_of(obj) == pod.uid or not pod.uid) and self._is_of(obj, pod.replica_id):
+            self._see(pod, obj)
+        elif pod.uid and not pod.is_gone and not pod.is_inquired:
             # Its absence, or a namesake, may be an answer from the past: the API server itself is asked.
-            self.ask_about(body)
+            self.ask_about(pod)
 
-    def ask_about(self, body: PodState) -> None:
+    def ask_about(self, pod: PodState) -> None:
         """Find out from the API server itself whether there is a pod that should be there."""
-        body.is_asked_about = True
+        pod.is_inquired = True
         self._thread.confirm(
-            self._cache, body.key.name, body.key.namespace, lambda found: self._soon(lambda: self._told(body, found))
+            self._cache, pod.key.name, pod.key.namespace, lambda found: self._soon(lambda: self._told(pod, found))
         )
 
     def note_told(self, replica_id: ReplicaId) -> None:
-        """The journal knows that a replica has ended: nobody needs its pod any more."""
-        body = self.bodies.get(replica_id)
-        if body is not None:
-            body.is_told = True
-            self._tidy(body)
+        """The journal has the end of a replica: its pod is not needed any more."""
+        pod = self.pods.get(replica_id)
+        if pod is not None:
+            pod.awaiting -= {Acknowledgement.JOURNAL}
+            self._tidy(pod)
 
     def note_node_gone(self, node_id: NodeId) -> None:
-        """A node is no more, and what ran there is not either."""
-        for body in list(self.bodies.values()):
-            if body.node_id == node_id and not body.is_over:
-                self._finish(body, None, f"node {node_id} is gone")
+        """A node has been removed from the cluster: its pods are over."""
+        for pod in list(self.pods.values()):
+            if pod.node_id == node_id and not pod.is_over:
+                self._finish(pod, None, f"node {node_id} is gone")
 
-    def note_logged(self, body: PodState) -> None:
-        """A pod's output is here, or has been waited for long enough."""
-        body.is_logged = True
-        self._tidy(body)
+    def note_logged(self, pod: PodState) -> None:
+        """A pod's output was read, or has been waited for long enough."""
+        pod.awaiting -= {Acknowledgement.LOGS}
+        self._tidy(pod)
 
     # --- effects -----------------------------------------------------------------------------------------------------
 
-    def make(self, body: PodState, pod: Object, secret: Object) -> None:
+    def make(self, pod: PodState, obj: Object, secret: Object) -> None:
         """Have a pod made and bound to its node, until that is so or it is no longer wanted."""
         # Thousands may wait for their turn. As bytes they are two things each to look at for the collector of garbage,
         # which stops every thread meanwhile; as objects they would be two hundred.
-        pod_text, secret_text = encode(pod), encode(secret)
+        pod_text, secret_text = encode(obj), encode(secret)
 
         async def effect(api: KubeApi) -> Object:
-            await self.secrets.ensure(api, body.workload_id, decode_object(secret_text))
-            made = await self._ensure_pod(api, body, decode_object(pod_text))
+            await self.secrets.ensure(api, pod.workload_id, decode_object(secret_text))
+            made = await self._ensure_pod(api, pod, decode_object(pod_text))
             if not (made.get("spec") or {}).get("nodeName"):
-                await ensure_bound(api, body.key, body.node_id, uid=uid_of(made))
+                await ensure_bound(api, pod.key, pod.node_id, uid=uid_of(made))
             return made
 
         self._thread.write(
-            ("pod", *body.key),
+            ("pod", *pod.key),
             effect,
-            done=lambda made: self._soon(lambda: self._note_made(body, made)),
-            failed=lambda error: self._soon(lambda: self._refused(body, error)),
-            waiting=lambda reason: self._soon(lambda: self._note_waiting(body, reason)),
-            stands=lambda: body.is_wanted and self.may_write(),
+            done=lambda made: self._soon(lambda: self._note_made(pod, made)),
+            failed=lambda error: self._soon(lambda: self._refused(pod, error)),
+            waiting=lambda reason: self._soon(lambda: self._note_waiting(pod, reason)),
+            stands=lambda: pod.is_wanted and self.may_write(),
         )
 
-    def delete(self, body: PodState, grace_s: float) -> None:
+    def delete(self, pod: PodState, grace_s: float) -> None:
         """Ask a pod to go within so many seconds (at least one: what is forgotten at once may run on)."""
         grace = max(1, round(grace_s))
-        body.is_wanted = False
-        if body.is_over or (body.asked_grace_s is not None and body.asked_grace_s <= grace):
+        if pod.is_over or (pod.asked_grace_s is not None and pod.asked_grace_s <= grace):
             return
-        body.asked_grace_s = grace
-        body.enter("ending", body.reason)
-        self._remove(body, grace)
+        pod.asked_grace_s = grace
+        pod.move(PodLifecycle.ENDING, pod.reason)
+        self._remove(pod, grace)
 
-    def annotate(self, body: PodState, annotations: dict[str, str | None]) -> None:
+    def annotate(self, pod: PodState, annotations: dict[str, str | None]) -> None:
         """Write annotations onto a pod; None takes one away."""
         patch = {"metadata": {"annotations": annotations}}
-        self._write(body, lambda api: api.patch(POD, body.key.name, patch, body.key.namespace))
+        self._write(pod, lambda api: api.patch(POD, pod.key.name, patch, pod.key.namespace))
 
     def forget_secret(self, workload_id: WorkloadId, key: Key) -> None:
         """Remove the Secret of a workload that has ended, where no owner's end does it."""
@@ -230,216 +185,212 @@ class PodTable:
 
     # --- what becomes of it ------------------------------------------------------------------------------------------
 
-    def _see(self, body: PodState, pod: Object) -> None:
-        reading = read_pod(pod)
+    def _see(self, pod: PodState, obj: Object) -> None:
+        reading = read_pod(obj)
         if self._is_higher(reading.term):
             return
-        body.uid, body.address = reading.uid, reading.address
-        body.is_running, body.is_stuck = reading.is_running, reading.is_stuck
-        body.is_ending = reading.is_ending
-        if body.is_over:
-            self._tidy(body)
+        pod.uid, pod.seen = reading.uid, reading
+        if pod.is_over:
+            self._tidy(pod)
             return
         if reading.is_over:
-            self._finish(body, reading.exit_code, reading.end)
+            self._finish(pod, reading.exit_code, reading.end)
             return
-        if 0 < reading.term < self._term and not body.is_labelled:
-            self._label(body)
-        if reading.is_ending or body.asked_grace_s is not None:
-            body.enter("ending", "waiting for its containers to end")
-        elif reading.is_running:
-            body.enter("running")
-        else:
-            body.enter("starting" if reading.node else "binding", reading.waiting)
-        self.on_change(body, reading)
+        if 0 < reading.term < self._term and pod.written_term != self._term:
+            self._label(pod)
+        if reading.is_ending or pod.asked_grace_s is not None:
+            pod.move(PodLifecycle.ENDING, "waiting for its containers to end")
+        elif pod.state is not PodLifecycle.ENDING:
+            pod.move(_state_shown(reading), reading.waiting)
+        self.on_change(pod, reading)
 
-    def _label(self, body: PodState) -> None:
-        """Write the present term onto a pod that was taken over, so that who led before cannot delete it."""
-        body.is_labelled = True
-        patch = {"metadata": {"uid": body.uid, "labels": {names.TERM_LABEL: str(self._term)}}}
-        self._write(body, lambda api: api.patch(POD, body.key.name, patch, body.key.namespace))
+    def _label(self, pod: PodState) -> None:
+        """Write the present term onto a pod that was taken over, so that the previous leader cannot delete it."""
+        pod.written_term = self._term
+        patch = {"metadata": {"uid": pod.uid, "labels": {names.TERM_LABEL: str(self._term)}}}
+        self._write(pod, lambda api: api.patch(POD, pod.key.name, patch, pod.key.namespace))
 
-    def _told(self, body: PodState, found: Object | None) -> None:
+    def _told(self, pod: PodState, found: Object | None) -> None:
         """The API server itself has said what there is under a pod's name."""
-        body.is_asked_about = False
-        if found is not None and self._is_of(found, body.replica_id) and body.uid in ("", uid_of(found)):
-            self._see(body, found)
+        pod.is_inquired = False
+        if found is not None and self._is_of(found, pod.replica_id) and pod.uid in ("", uid_of(found)):
+            self._see(pod, found)
             return
-        body.is_gone = True
-        if not body.is_over:
-            self._finish(body, None, body.absent)
-        self._tidy(body)
+        if not pod.is_over:
+            self._finish(pod, None, pod.absent, PodLifecycle.GONE)
+        elif not pod.is_gone:
+            pod.move(PodLifecycle.GONE, pod.reason)
+            self._tidy(pod)
 
-    def _note_made(self, body: PodState, made: Object) -> None:
-        body.uid = uid_of(made)
-        self.on_made(body)
-        self.look(body)
+    def _note_made(self, pod: PodState, made: Object) -> None:
+        pod.uid = uid_of(made)
+        self.on_made(pod)
+        self.look(pod)
 
-    def _note_waiting(self, body: PodState, reason: str) -> None:
-        if body.phase in ("creating", "binding"):
-            body.reason = f"the API server does not take it yet: {reason}"
+    def _note_waiting(self, pod: PodState, reason: str) -> None:
+        if pod.state in (PodLifecycle.CREATING, PodLifecycle.BINDING):
+            pod.reason = f"the API server does not take it yet: {reason}"
 
-    def _refused(self, body: PodState, error: BackendError) -> None:
-        if body.uid or body.is_over:
+    def _refused(self, pod: PodState, error: BackendError) -> None:
+        if pod.uid or pod.is_over:
             # It was made; what was refused is its binding. It must not stay, and its end is noticed like any other.
-            body.end = f"its pod could not be bound to node {body.node_id}: {error}"
-            self.delete(body, 1)
+            pod.end = f"its pod could not be bound to node {pod.node_id}: {error}"
+            self.delete(pod, 1)
             return
-        body.is_gone = body.is_over = body.is_told = True
-        self._leave(body)
-        self.on_refused(body, error)
+        self._leave(pod)
+        self.on_refused(pod, error)
 
-    def _finish(self, body: PodState, exit_code: int | None, end: str) -> None:
-        body.is_over, body.is_wanted = True, False
-        body.exit_code, body.end = exit_code, body.end or end
-        body.enter("ending", "its containers have ended")
-        self.on_over(body)
-        if not body.is_logged:
-            self._reactor.after(_LOG_LIMIT_S, lambda: self.note_logged(body))
-        self._tidy(body)
+    def _finish(self, pod: PodState, exit_code: int | None, end: str, state: PodLifecycle = PodLifecycle.OVER) -> None:
+        pod.exit_code, pod.end = exit_code, pod.end or end
+        pod.move(state, "its containers have ended")
+        self.on_over(pod)
+        if Acknowledgement.LOGS in pod.awaiting:
+            self._reactor.after(_LOG_LIMIT_S, lambda: self.note_logged(pod))
+        self._tidy(pod)
 
-    def _tidy(self, body: PodState) -> None:
-        """Let a pod that is over go: first its object, then its place in the table."""
-        if not body.is_over or not body.is_told or not (body.is_logged or body.is_gone):
-            return
-        if body.is_gone or not body.uid:
-            self._leave(body)
-        elif not body.is_removed:
-            body.is_removed = True
-            self._remove(body, 0)
+    def _tidy(self, pod: PodState) -> None:
+        """Remove a pod that is over: first its object, then its place in the table."""
+        if pod.state is PodLifecycle.GONE and Acknowledgement.JOURNAL not in pod.awaiting:
+            self._leave(pod)
+        elif pod.state is PodLifecycle.OVER and not pod.awaiting:
+            if pod.uid:
+                pod.move(PodLifecycle.REMOVING, pod.reason)
+                self._remove(pod, 0)
+            else:
+                self._leave(pod)
 
-    def _leave(self, body: PodState) -> None:
-        if self.bodies.get(body.replica_id) is body:
-            del self.bodies[body.replica_id]
-        if self._by_key.get(body.key) is body:
-            del self._by_key[body.key]
-        others = [other for other in self._of_device.pop(body.device_id, ()) if other is not body]
+    def _leave(self, pod: PodState) -> None:
+        pod.move(PodLifecycle.FORGOTTEN, pod.reason)
+        if self.pods.get(pod.replica_id) is pod:
+            del self.pods[pod.replica_id]
+        if self._by_key.get(pod.key) is pod:
+            del self._by_key[pod.key]
+        others = [other for other in self._of_device.pop(pod.device_id, ()) if other is not pod]
         if others:
-            self._of_device[body.device_id] = others
-        self.on_left(body)
+            self._of_device[pod.device_id] = others
+        self.on_left(pod)
 
-    def _remove(self, body: PodState, grace: int) -> None:
+    def _remove(self, pod: PodState, grace: int) -> None:
         self._thread.write(
-            ("pod", *body.key),
-            lambda api: self._delete_exactly(api, body, grace),
-            done=lambda is_there: None if is_there else self._soon(lambda: self._told(body, None)),
-            failed=lambda error: self._soon(lambda: self._note_kept(body, grace, error)),
+            ("pod", *pod.key),
+            lambda api: self._delete_exactly(api, pod, grace),
+            done=lambda is_there: None if is_there else self._soon(lambda: self._told(pod, None)),
+            failed=lambda error: self._soon(lambda: self._note_kept(pod, grace, error)),
             stands=self.may_write,
         )
 
-    def _note_kept(self, body: PodState, grace: int, error: BackendError) -> None:
+    def _note_kept(self, pod: PodState, grace: int, error: BackendError) -> None:
         """A deletion was refused: it is asked for again after a while, since there is no other way to end a pod."""
-        _log.error("pod %s could not be deleted: %s", body.key.name, error)
-        body.reason = f"its deletion is refused: {error}"
-        self._reactor.after(RESYNC_S, lambda: None if body.is_gone else self._remove(body, grace))
+        _log.error("pod %s could not be deleted: %s", pod.key.name, error)
+        pod.reason = f"its deletion is refused: {error}"
+        self._reactor.after(RESYNC_S, lambda: None if pod.is_gone else self._remove(pod, grace))
 
-    async def _delete_exactly(self, api: KubeApi, body: PodState, grace: int) -> bool:
+    async def _delete_exactly(self, api: KubeApi, pod: PodState, grace: int) -> bool:
         """Ask this pod to go, in the state in which it was seen; False where it is gone.
 
         The version is named, so that a control plane that does not know yet that it leads no longer cannot end a pod
         that its successor has put its own term on.
         """
-        pod = self._cache.get(body.key.name, body.key.namespace)
-        if pod is None or (body.uid and uid_of(pod) != body.uid):
-            pod = await self._cache.confirm(api, body.key.name, body.key.namespace)
-        if pod is None or not self._is_of(pod, body.replica_id) or (body.uid and uid_of(pod) != body.uid):
+        obj = self._cache.get(pod.key.name, pod.key.namespace)
+        if obj is None or (pod.uid and uid_of(obj) != pod.uid):
+            obj = await self._cache.confirm(api, pod.key.name, pod.key.namespace)
+        if obj is None or not self._is_of(obj, pod.replica_id) or (pod.uid and uid_of(obj) != pod.uid):
             return False
-        term = read_pod(pod).term
+        term = read_pod(obj).term
         if term > self._term:
             self._soon(lambda: self._note_term(term))
             return True
         try:
             return await api.delete(
                 POD,
-                body.key.name,
-                body.key.namespace,
-                uid=uid_of(pod),
-                resource_version=str(version_of(pod)),
+                pod.key.name,
+                pod.key.namespace,
+                uid=uid_of(obj),
+                resource_version=str(version_of(obj)),
                 grace_s=grace,
             )
         except VersionConflict:
-            await self._cache.confirm(api, body.key.name, body.key.namespace)
+            await self._cache.confirm(api, pod.key.name, pod.key.namespace)
             raise
 
-    async def _ensure_pod(self, api: KubeApi, body: PodState, pod: Object) -> Object:
-        known = self._cache.get(body.key.name, body.key.namespace)
-        if known is not None and self._is_of(known, body.replica_id):
+    async def _ensure_pod(self, api: KubeApi, pod: PodState, obj: Object) -> Object:
+        known = self._cache.get(pod.key.name, pod.key.namespace)
+        if known is not None and self._is_of(known, pod.replica_id):
             return known
         try:
             made = await ensure_created(
-                api, POD, pod, body.key.namespace, is_ours=lambda found: self._is_of(found, body.replica_id)
+                api, POD, obj, pod.key.namespace, is_ours=lambda found: self._is_of(found, pod.replica_id)
             )
         except QuotaExceeded:
             # Quota is asked before the name: an attempt whose answer was lost may have made it.
-            found = await api.find(POD, body.key.name, body.key.namespace)
-            if found is None or not self._is_of(found, body.replica_id):
+            found = await api.find(POD, pod.key.name, pod.key.namespace)
+            if found is None or not self._is_of(found, pod.replica_id):
                 raise
             made = found
-        body.uid = uid_of(made)
+        pod.uid = uid_of(made)
         return self._cache.put(made)
 
-    def _write(self, body: PodState, effect: Callable[[KubeApi], Any]) -> None:
+    def _write(self, pod: PodState, effect: Callable[[KubeApi], Any]) -> None:
         self._thread.write(
-            ("pod", *body.key),
+            ("pod", *pod.key),
             effect,
             done=self._keep,
-            failed=lambda error: _log.warning("pod %s could not be changed: %s", body.key.name, error),
-            stands=lambda: not body.is_over and self.may_write(),
+            failed=lambda error: _log.warning("pod %s could not be changed: %s", pod.key.name, error),
+            stands=lambda: not pod.is_over and self.may_write(),
         )
 
-    def _keep(self, pod: Object) -> None:
-        self._cache.put(pod)
+    def _keep(self, obj: Object) -> None:
+        self._cache.put(obj)
 
-    # --- what nobody wants -------------------------------------------------------------------------------------------
+    # --- pods without a replica --------------------------------------------------------------------------------------
 
     def _on_change(self, change: ObjectChange) -> None:
         self._soon(lambda: self._look_at(change.key))
 
     def _look_at(self, key: Key) -> None:
-        body = self._by_key.get(key)
-        if body is not None:
-            self.look(body)
-        pod = self._cache.get(key.name, key.namespace)
+        pod = self._by_key.get(key)
         if pod is not None:
-            self._end_unnamed(pod)
+            self.look(pod)
+        obj = self._cache.get(key.name, key.namespace)
+        if obj is not None:
+            self._end_unnamed(obj)
 
     def _resync(self) -> None:
-        for body in list(self.bodies.values()):
-            self.look(body)
-        for pod in self._cache.objects():
-            self._end_unnamed(pod)
+        for pod in list(self.pods.values()):
+            self.look(pod)
+        for obj in self._cache.objects():
+            self._end_unnamed(obj)
         self._reactor.after(RESYNC_S, self._resync)
 
-    def _end_unnamed(self, pod: Object) -> None:
-        """Delete a pod of this platform that no replica stands for: one of the past, or somebody's copy."""
-        labels = pod["metadata"].get("labels") or {}
+    def _end_unnamed(self, obj: Object) -> None:
+        """Delete a pod of this platform that no replica stands for: one of the past, or a copy made by hand."""
+        labels = obj["metadata"].get("labels") or {}
         if not self._is_open or self.is_superseded or labels.get(names.PLATFORM_LABEL) != self._platform:
             return
         if names.REPLICA_LABEL not in labels:
             # Not the pod of a replica: the control plane's own bears the platform's name, too.
             return
-        reading = read_pod(pod)
-        body = self._by_key.get(key_of(pod))
-        if body is not None and body.replica_id == reading.replica_id and body.uid in ("", reading.uid):
+        reading = read_pod(obj)
+        pod = self._by_key.get(key_of(obj))
+        if pod is not None and pod.replica_id == reading.replica_id and pod.uid in ("", reading.uid):
             return
         if self._is_higher(reading.term) or (reading.is_ending and not reading.is_over):
             return
-        if self.is_expected(key_of(pod)):
+        if self.is_expected(key_of(obj)):
             # A replica that waits to be started has it already, made by an earlier control plane.
             return
         self.num_unnamed += 1
-        _log.warning("pod %s belongs to no replica; it is deleted", key_of(pod).name)
+        _log.warning("pod %s belongs to no replica; it is deleted", key_of(obj).name)
         stray = PodState(
             replica_id=ReplicaId(reading.replica_id),
             workload_id=WorkloadId(reading.workload_id),
-            key=key_of(pod),
+            key=key_of(obj),
             device_id=DeviceId(reading.device_id),
             node_id=NodeId(reading.node),
             uid=reading.uid,
-            is_wanted=False,
-            is_told=True,
+            awaiting=frozenset(),
         )
-        if stray.replica_id not in self.bodies and stray.key not in self._by_key:
+        if stray.replica_id not in self.pods and stray.key not in self._by_key:
             # It holds its device until it is gone, like any other.
             self.enter(stray)
         if reading.is_over:
@@ -458,8 +409,8 @@ class PodTable:
     def _note_term(self, term: int) -> None:
         self._is_higher(term)
 
-    def _is_of(self, pod: Object, replica_id: ReplicaId) -> bool:
-        metadata = pod["metadata"]
+    def _is_of(self, obj: Object, replica_id: ReplicaId) -> bool:
+        metadata = obj["metadata"]
         labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
         return (
             labels.get(names.PLATFORM_LABEL) == self._platform
@@ -468,3 +419,9 @@ class PodTable:
 
     def _soon(self, function: Callable[[], None]) -> None:
         self._reactor.call(function)
+
+
+def _state_shown(reading: Reading) -> PodLifecycle:
+    if reading.is_running:
+        return PodLifecycle.RUNNING
+    return PodLifecycle.STARTING if reading.node else PodLifecycle.BINDING

@@ -67,18 +67,18 @@ class PodWatch:
             self._look_at_silence(replica, now_s)
 
     def _look_at_start(self, replica: PodReplica, now_s: float) -> None:
-        body = replica.handle.pod
-        if body is None or body.phase in ("creating", "binding"):
+        pod = replica.handle.pod
+        if pod is None or pod.phase in ("creating", "binding"):
             # The API server has not taken it yet: that is no fault of the pod, and holds for all of them.
             return
-        waited_s = now_s - body.since_s
-        if body.phase == "running":
+        waited_s = now_s - pod.since_s
+        if pod.phase == "running":
             if waited_s > CONNECT_AFTER_S:
                 self._table.lose(replica, f"the worker did not connect within {CONNECT_AFTER_S:.0f} s of its start")
-        elif body.is_stuck and waited_s > STUCK_AFTER_S:
-            self._table.lose(replica, f"its container could not be started for {waited_s:.0f} s: {body.reason}")
+        elif pod.is_stuck and waited_s > STUCK_AFTER_S:
+            self._table.lose(replica, f"its container could not be started for {waited_s:.0f} s: {pod.reason}")
         elif waited_s > STARTING_AFTER_S:
-            self._table.lose(replica, f"its container was not started within {waited_s:.0f} s: {body.reason}")
+            self._table.lose(replica, f"its container was not started within {waited_s:.0f} s: {pod.reason}")
 
     def _look_at_silence(self, replica: PodReplica, now_s: float) -> None:
         silent_s = now_s - replica.heard_at_s

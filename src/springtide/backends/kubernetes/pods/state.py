@@ -1,0 +1,137 @@
+"""One pod of the table: where it is in its lifecycle, what was last seen of it, and what its removal waits for."""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from springtide.backends.kubernetes.client.kinds import Key
+from springtide.backends.kubernetes.pods.reading import Reading
+from springtide.core.resources import DeviceId, NodeId
+from springtide.core.status.pods import PodPhase
+from springtide.core.workload import ReplicaId, WorkloadId
+
+
+class PodLifecycle(enum.Enum):
+    """Until OVER a pod holds its device. ENDING: it was asked to end, by the platform or from outside.
+
+    OVER: none of its containers runs, but its object is there. GONE: the API server has no such object any more.
+    REMOVING: the deletion of its object was asked for. FORGOTTEN: it has left the table.
+    """
+
+    CREATING = "creating"
+    BINDING = "binding"
+    STARTING = "starting"
+    RUNNING = "running"
+    ENDING = "ending"
+    OVER = "over"
+    GONE = "gone"
+    REMOVING = "removing"
+    FORGOTTEN = "forgotten"
+
+
+class Acknowledgement(enum.Enum):
+    """What must happen before the object of a pod that is over is removed."""
+
+    JOURNAL = "the journal has its end"
+    LOGS = "its output was read"
+
+
+_ENDS = frozenset({PodLifecycle.OVER, PodLifecycle.GONE, PodLifecycle.REMOVING, PodLifecycle.FORGOTTEN})
+_STARTS = frozenset({PodLifecycle.BINDING, PodLifecycle.STARTING, PodLifecycle.RUNNING})
+_LEAVES = frozenset({PodLifecycle.ENDING, PodLifecycle.OVER, PodLifecycle.GONE})
+# A container that has ended before its pod has is shown as one that starts: RUNNING may go back.
+EDGES: Mapping[PodLifecycle, frozenset[PodLifecycle]] = MappingProxyType(
+    {
+        # A creation that is refused leaves nothing behind.
+        PodLifecycle.CREATING: _STARTS | _LEAVES | {PodLifecycle.FORGOTTEN},
+        PodLifecycle.BINDING: (_STARTS - {PodLifecycle.BINDING}) | _LEAVES,
+        PodLifecycle.STARTING: (_STARTS - {PodLifecycle.STARTING}) | _LEAVES,
+        PodLifecycle.RUNNING: (_STARTS - {PodLifecycle.RUNNING}) | _LEAVES,
+        PodLifecycle.ENDING: frozenset({PodLifecycle.OVER, PodLifecycle.GONE, PodLifecycle.FORGOTTEN}),
+        # One that the API server never showed has no object to remove.
+        PodLifecycle.OVER: frozenset({PodLifecycle.REMOVING, PodLifecycle.GONE, PodLifecycle.FORGOTTEN}),
+        PodLifecycle.REMOVING: frozenset({PodLifecycle.GONE}),
+        PodLifecycle.GONE: frozenset({PodLifecycle.FORGOTTEN}),
+        PodLifecycle.FORGOTTEN: frozenset(),
+    }
+)
+_PHASES: Mapping[PodLifecycle, PodPhase] = MappingProxyType(
+    {
+        PodLifecycle.CREATING: "creating",
+        PodLifecycle.BINDING: "binding",
+        PodLifecycle.STARTING: "starting",
+        PodLifecycle.RUNNING: "running",
+    }
+)
+
+
+@dataclass(eq=False)
+class PodState:
+    """One pod, wanted or found. `uid` is empty until the API server has shown it; `seen` is what it last showed.
+
+    `awaiting` is what the removal of its object waits for once it is over. `asked_grace_s` is the grace period that the
+    platform gave it, None where it did not ask it to end. `written_term` is the term that was written onto it here,
+    `is_inquired` says that the API server is being asked whether it exists, and `absent` what it means if it does not.
+    """
+
+    replica_id: ReplicaId
+    workload_id: WorkloadId
+    key: Key
+    device_id: DeviceId
+    node_id: NodeId
+    is_sharer: bool = False
+    uid: str = ""
+    state: PodLifecycle = PodLifecycle.CREATING
+    reason: str = ""
+    since_s: float = 0.0
+    seen: Reading | None = None
+    awaiting: frozenset[Acknowledgement] = frozenset({Acknowledgement.JOURNAL})
+    asked_grace_s: int | None = None
+    written_term: int = 0
+    is_inquired: bool = False
+    exit_code: int | None = None
+    end: str = ""
+    absent: str = "its pod is gone: somebody deleted it"
+
+    def move(self, state: PodLifecycle, reason: str = "") -> None:
+        """Enter another state, or give the present one another reason. `since_s` follows the phase."""
+        if state is not self.state:
+            assert state in EDGES[self.state], f"pod {self.key.name} cannot go from {self.state} to {state}"
+            before, self.state = self.phase, state
+            if self.phase != before:
+                self.since_s = time.monotonic()
+        self.reason = reason
+
+    @property
+    def phase(self) -> PodPhase:
+        """The state as users are told of it."""
+        return _PHASES.get(self.state, "ending")
+
+    @property
+    def is_over(self) -> bool:
+        """Whether none of its containers runs, nor ever will."""
+        return self.state in _ENDS
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether there is no object of it that could be looked at or deleted."""
+        return self.state in (PodLifecycle.GONE, PodLifecycle.FORGOTTEN)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether its creation is still to be carried out."""
+        return not self.is_over and self.asked_grace_s is None
+
+    @property
+    def address(self) -> str:
+        """Its IP address as last seen; empty before it has one."""
+        return "" if self.seen is None else self.seen.address
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it waits for something that waiting alone will not mend."""
+        return self.seen is not None and self.seen.is_stuck
