@@ -9,7 +9,6 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,39 +17,17 @@ from springtide.collectives.communicator import Communicator
 from springtide.core.functions import FunctionPlan, FunctionStage
 from springtide.core.model import Model
 from springtide.core.ports import Store
-from springtide.core.wire.functions import Keys, LaneTimes, Place
+from springtide.core.wire.functions import Keys, Place
 from springtide.core.workload import TrainingJob
 from springtide.runtime.data.samples import Samples, array_samples, dataset_of
-from springtide.runtime.data.shards import GlobalBatch, seed_everything
+from springtide.runtime.data.shards import seed_everything
 from springtide.runtime.functions.source import UserSource
+from springtide.runtime.functions.step import Position, StepOutcome
 from springtide.runtime.models.user_models import check_task, model_of, told_if_missing
 
 # Samples that a worker which is alone takes through the model at a time.
 _LARGEST_PASS = 256
 _IMPORTS_TORCH = re.compile(rb"^\s*(?:import|from)\s+torch", re.MULTILINE)
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """Where a training stands: committed steps, the samples behind it, and the chain of their ids."""
-
-    step: int = 0
-    num_seen: int = 0
-    ids_digest: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class StepOutcome:
-    """A committed step. `loss` is the mean over this place's own samples, on the last stage only.
-
-    `is_last` says that some place wanted the step to be the last one: all places find the same here.
-    """
-
-    batch: GlobalBatch
-    num_samples: int
-    loss: float | None
-    is_last: bool
-    lanes: LaneTimes
 
 
 class PlaceWorker(Protocol):

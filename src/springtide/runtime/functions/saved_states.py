@@ -13,7 +13,7 @@ from springtide.core.errors import CheckpointError, ObjectMissing, StorageError
 from springtide.core.functions import MAX_LAYERS
 from springtide.core.ports import Store
 from springtide.core.wire.functions import MAX_RECORD_BYTES, Keys, StageState
-from springtide.runtime.functions.place_worker import Position
+from springtide.runtime.functions.step import Position
 from springtide.storage.frames import Frame, decode
 
 

@@ -19,9 +19,10 @@ from springtide.core.functions import FunctionPlan
 from springtide.core.ports import Store
 from springtide.core.wire.functions import Finite, FunctionOrder, FunctionResult, Keys, LaneTimes, Place
 from springtide.runtime.functions.control_watch import AttemptSuperseded, ControlWatch, NewAttempt, Stopped
-from springtide.runtime.functions.place_worker import PlaceWorker, StepOutcome, build_place_worker
+from springtide.runtime.functions.place_worker import PlaceWorker, build_place_worker
 from springtide.runtime.functions.reporting import FunctionReporter
 from springtide.runtime.functions.source import UserSource
+from springtide.runtime.functions.step import StepOutcome
 from springtide.runtime.functions.timing import StepTimer
 from springtide.runtime.functions.wire_store import WireStore, WireTrouble
 from springtide.storage.stores.open import open_store

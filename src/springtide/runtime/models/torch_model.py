@@ -12,8 +12,8 @@ import torch
 
 from springtide.core.errors import InvalidRequest
 from springtide.core.model import OPTIMIZER_PREFIX
-from springtide.runtime.functions.pipeline.gradients import GradientVector
 from springtide.runtime.functions.pipeline.task_parts import TaskParts, stage_training, torch_model
+from springtide.runtime.models.gradients import GradientVector
 from springtide.runtime.models.layers import Layer
 from springtide.storage.frames import Frame
 

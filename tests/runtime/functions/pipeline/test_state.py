@@ -9,8 +9,9 @@ from kits.runtime.pipeline_tasks_of_users import TASKS, TinyGpt
 from springtide.client.functions import Task
 from springtide.core.errors import CheckpointError
 from springtide.core.wire.functions import Keys
-from springtide.runtime.functions.pipeline.state import Position, load_state, read_meta, save_state
+from springtide.runtime.functions.pipeline.state import load_state, read_meta, save_state
 from springtide.runtime.functions.pipeline.task_parts import stage_training, task_parts
+from springtide.runtime.functions.step import Position
 from springtide.storage.stores.checked import CheckedStore
 from springtide.storage.stores.memory import MemoryStore
 from springtide.storage.stores.open import memory_store

@@ -26,8 +26,8 @@ from springtide.runtime.data.samples import Samples, schedule_of
 from springtide.runtime.data.shards import GlobalBatch, seed_everything
 from springtide.runtime.functions.data_parallel.gradients import GradientLayout, Vector
 from springtide.runtime.functions.data_parallel.state import frame_of, state_of, values_of
-from springtide.runtime.functions.place_worker import Position, StepOutcome
 from springtide.runtime.functions.saved_states import read_frame, read_meta, write_frame
+from springtide.runtime.functions.step import Position, StepOutcome
 
 
 class ReplicaWorker:

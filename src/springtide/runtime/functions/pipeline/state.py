@@ -19,8 +19,8 @@ from springtide.core.errors import CheckpointError, StorageError
 from springtide.core.ports import Store
 from springtide.core.wire.functions import Keys, StageState
 from springtide.runtime.functions.pipeline.messages import frame_tensors, torch_tensors
-from springtide.runtime.functions.place_worker import Position
 from springtide.runtime.functions.saved_states import chain_of_metas, read_frame, read_meta, state_words, write_frame
+from springtide.runtime.functions.step import Position
 from springtide.runtime.models.layers import Stage
 from springtide.runtime.models.named_tensors import dtype_name, pack, unpack
 from springtide.storage.frames import Frame, FrameTensor, encode

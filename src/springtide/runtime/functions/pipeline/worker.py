@@ -27,12 +27,12 @@ from springtide.perf.functions.pipeline.tasks import StageTask, micro_batch_boun
 from springtide.runtime.data.samples import schedule_of
 from springtide.runtime.data.shards import GlobalBatch, seed_everything
 from springtide.runtime.functions.pipeline.executor import StepExecutor
-from springtide.runtime.functions.pipeline.gradients import GradientVector
 from springtide.runtime.functions.pipeline.messages import Parcel, pack_parcel, present, unpack_parcel
 from springtide.runtime.functions.pipeline.state import load_state, save_state
 from springtide.runtime.functions.pipeline.task_parts import TaskParts, stage_training
-from springtide.runtime.functions.place_worker import Position, StepOutcome
 from springtide.runtime.functions.saved_states import read_meta
+from springtide.runtime.functions.step import Position, StepOutcome
+from springtide.runtime.models.gradients import GradientVector
 from springtide.runtime.models.layers import borders, has_gradient
 
 # A message is waited for so long before it is looked whether the step is still wanted.
