@@ -17,12 +17,15 @@ class Mirror:
         self._views: dict[WorkloadId, JobView] = {}
         self._held: dict[WorkloadId, Allocation] = {}
         self._jobs: tuple[JobView, ...] | None = ()
+        # A copy of `_held` for snapshots, the same object while nothing changes.
+        self._shown: dict[WorkloadId, Allocation] | None = None
         self._needs_order = False
 
     def take(self, state: PlatformState, workload_id: WorkloadId) -> None:
         """Look at one record again."""
         job = state.jobs.get(workload_id)
         record = job if job is not None else state.services[workload_id]
+        self._shown = None
         if not record.replicas:
             self._held.pop(workload_id, None)
         else:
@@ -56,11 +59,13 @@ class Mirror:
     def allocations(self, state: PlatformState) -> dict[WorkloadId, Allocation]:
         """What everyone holds, ranks first."""
         self._order(state)
-        return dict(self._held)
+        if self._shown is None:
+            self._shown = dict(self._held)
+        return self._shown
 
     def _order(self, state: PlatformState) -> None:
         if self._needs_order:
-            self._needs_order = False
+            self._needs_order, self._shown = False, None
             self._held = dict(sorted(self._held.items(), key=lambda item: state.place_of(item[0])))
             self._views = dict(sorted(self._views.items(), key=lambda item: state.place_of(item[0])))
 

@@ -7,6 +7,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from springtide.core.decision import JobView, Plan, Policy, Snapshot
 from springtide.core.workload import WorkloadId
+from springtide.scheduling.decisions.fingerprint import Changes
 
 
 @runtime_checkable
@@ -67,8 +68,8 @@ Row = TypeVar("Row", bound=JobRow)
 class RowTable(Generic[Row]):
     """One row for each job of the last snapshot, made anew only for those whose view is another object.
 
-    `rows` are in the snapshot's order, `fresh` those that the last reading made, `gone` those it dropped. `changed` is
-    `fresh` if the jobs are the same as before, else None. `make` gets the view and the row that the job had.
+    `rows` are in the snapshot's order, `fresh` those that the last reading made, `gone` those it dropped. `make` gets
+    the view and the row that the job had.
     """
 
     def __init__(self, make: Callable[[JobView, Row | None], Row]) -> None:
@@ -78,22 +79,26 @@ class RowTable(Generic[Row]):
         self.rows: list[Row] = []
         self.fresh: list[Row] = []
         self.gone: list[Row] = []
-        self.changed: list[Row] | None = None
 
     def read(self, snapshot: Snapshot) -> list[Row]:
         """The rows of the snapshot. The list is not to be changed."""
         views, before = snapshot.jobs, self._views
         self._views, self.gone = views, []
         if views is before:
-            self.fresh = self.changed = []
+            self.fresh = []
             return self.rows
         if len(views) == len(before):
             places = [at for at, (view, old) in enumerate(zip(views, before, strict=True)) if view is not old]
             if all(views[at].job.job_id == before[at].job.job_id for at in places):
-                self.fresh = self.changed = self._replace(places)
+                self.fresh = self._replace(places)
                 return self.rows
         self._read_all()
         return self.rows
+
+    @property
+    def changes(self) -> Changes:
+        """What the last reading changed."""
+        return Changes(self.fresh, self.gone)
 
     def _replace(self, places: list[int]) -> list[Row]:
         """Make the rows at these places anew; the jobs are the same."""
@@ -106,7 +111,7 @@ class RowTable(Generic[Row]):
 
     def _read_all(self) -> None:
         by_id = self.by_id
-        self.rows, self.fresh, self.changed = [], [], None
+        self.rows, self.fresh = [], []
         for view in self._views:
             row = by_id.get(view.job.job_id)
             if row is None or row.view is not view:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -88,6 +88,13 @@ SERVICES = (MINIMUM, DEMAND)
 NODES = (SHAPE,)
 
 
+class Changes(NamedTuple):
+    """Which items were made anew since the last fingerprint, and which have gone."""
+
+    fresh: Sequence[Any] = ()
+    gone: Sequence[Any] = ()
+
+
 class Fingerprints:
     """Fingerprints of the snapshots that one policy is shown, each a text of 32 characters.
 
@@ -106,13 +113,13 @@ class Fingerprints:
         self._parts: tuple[bytes, ...] = ()
         self._text = ""
 
-    def of(self, snapshot: Snapshot, items: Sequence[Any] | None = None, changed: Sequence[Any] | None = None) -> str:
+    def of(self, snapshot: Snapshot, items: Sequence[Any] | None = None, changes: Changes | None = None) -> str:
         """The fingerprint of a snapshot.
 
         `items` stand for its jobs where the projections are of something else than views; each has the `job_id` it is
-        for. With `changed` they are those of the last call but for these.
+        for. `changes` are those since the last call, where the caller knows them.
         """
-        jobs = self._jobs.of(snapshot.jobs if items is None else items, changed)
+        jobs = self._jobs.of(snapshot.jobs if items is None else items, changes)
         services = self._services.of(snapshot.services) if snapshot.services else b""
         parts = (jobs, services, self.nodes(snapshot.cluster).encode(), self._rule)
         if parts != self._parts:
@@ -136,11 +143,27 @@ class _Digests:
         self._known: dict[str, tuple[object, str, bytes]] = {}
         self._together: bytes | None = None
 
-    def of(self, items: Sequence[Any], changed: Sequence[Any] | None = None) -> bytes:
+    def of(self, items: Sequence[Any], changes: Changes | None = None) -> bytes:
+        known = self._known
+        if changes is not None:
+            self._take(changes.fresh)
+            for item in changes.gone:
+                if known.pop(self._name_of(item), None) is not None:
+                    self._together = None
+        if changes is None or len(known) != len(items):
+            self._take(items)
+            if len(known) > len(items):
+                names = {self._name_of(item) for item in items}
+                self._known = known = {name: kept for name, kept in known.items() if name in names}
+                self._together = None
+        if self._together is None:
+            self._together = _hash(b"".join([known[name][2] for name in sorted(known)]))
+        return self._together
+
+    def _take(self, items: Sequence[Any]) -> None:
+        """Hash these items, unless they are known."""
         known, name_of = self._known, self._name_of
-        if changed is not None and len(known) != len(items):
-            changed = None
-        for item in items if changed is None else changed:
+        for item in items:
             name = name_of(item)
             before = known.get(name)
             if before is not None and before[0] is item:
@@ -151,13 +174,6 @@ class _Digests:
             else:
                 known[name] = (item, text, _hash(text.encode()))
                 self._together = None
-        if changed is None and len(known) > len(items):
-            names = {name_of(item) for item in items}
-            self._known = known = {name: kept for name, kept in known.items() if name in names}
-            self._together = None
-        if self._together is None:
-            self._together = _hash(b"".join([known[name][2] for name in sorted(known)]))
-        return self._together
 
 
 def _job_name(item: Any) -> str:

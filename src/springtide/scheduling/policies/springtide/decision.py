@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from springtide.core.decision import PoolAllocation, Refusal, Snapshot
 from springtide.core.resources import Topology
 from springtide.core.workload import WorkloadId
+from springtide.scheduling.decisions.cache import RowTable
 from springtide.scheduling.placement.allocation_ledger import AllocationLedger, serve_demand, serve_minimum
 from springtide.scheduling.placement.topology import layout_of
 from springtide.scheduling.policies.springtide.blocks import mark_used, pin, remember
@@ -50,16 +51,16 @@ class Decision:
         self,
         snapshot: Snapshot,
         state: State,
-        rows: Sequence[PromiseRow],
-        *,
+        table: RowTable[PromiseRow],
         cluster: str,
+        *,
         reserve_fraction: float,
         effort: int,
     ) -> None:
         """`cluster` is the fingerprint of the nodes."""
-        self.snapshot, self.state, self.rows, self.cluster = snapshot, state, rows, cluster
+        self.snapshot, self.state, self.cluster = snapshot, state, cluster
+        self.rows, self.by_id = table.rows, table.by_id
         self.reserve_fraction, self.effort = reserve_fraction, effort
-        self.by_id = {row.job_id: row for row in rows}
         self.book: ReservationTable = state.book
         self.now_s = snapshot.now_s
         self.allocations: Mapping[WorkloadId, PoolAllocation] = {}
@@ -69,7 +70,7 @@ class Decision:
         self.newcomers: dict[WorkloadId, tuple[float, Entry]] = {}
         self.guests = Guests()
         self.trials = Trials(state, self.by_id, self.now_s)
-        largest = max((len(row.rates) - 1 for row in rows), default=1)
+        largest = max((len(row.rates) - 1 for row in self.rows), default=1)
         state.change_s = snapshot.overheads.change_s
         costs = costs_of(snapshot.overheads, largest, falls_told(snapshot))
         self.book.begin(self.now_s, costs, effort, state.held)

@@ -17,7 +17,7 @@ from springtide.core.decision import EMPTY, Allocation, Plan, PoolAllocation, Re
 from springtide.core.resources import DeviceId, Topology
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.decisions.cache import RowTable
-from springtide.scheduling.decisions.fingerprint import Fingerprints, Reads
+from springtide.scheduling.decisions.fingerprint import Changes, Fingerprints, Reads
 from springtide.scheduling.policies.springtide.capacity import matters
 from springtide.scheduling.policies.springtide.decision import Decision, deviates
 from springtide.scheduling.policies.springtide.memory import State, decode, renew
@@ -74,7 +74,7 @@ class Springtide(msgspec.Struct, frozen=True, kw_only=True):
         table, memory = derived.table, snapshot.memory
         rows = table.read(snapshot)
         cluster = derived.fingerprints.nodes(snapshot.cluster)
-        fingerprint = derived.fingerprints.of(snapshot, rows, table.changed)
+        fingerprint = derived.fingerprints.of(snapshot, rows, table.changes)
         is_seen = derived.state is not None and derived.memory is memory and derived.state.cluster == cluster
         if is_seen and derived.state is not None:
             state = derived.state
@@ -106,12 +106,12 @@ class Springtide(msgspec.Struct, frozen=True, kw_only=True):
     def _decide_anew(self, snapshot: Snapshot, derived: DerivedPromises, state: State, cluster: str) -> Plan:
         rows = derived.table.rows
         decision = Decision(
-            snapshot, state, rows, cluster=cluster, reserve_fraction=self.reserve_fraction, effort=self.effort
+            snapshot, state, derived.table, cluster, reserve_fraction=self.reserve_fraction, effort=self.effort
         )
         decision.run()
         kept = [row for row in rows if row.job_id not in decision.rejected]
         # A job that is refused will not be there the next time.
-        state.fingerprint = derived.fingerprints.of(snapshot, kept, None if decision.rejected else ())
+        state.fingerprint = derived.fingerprints.of(snapshot, kept, Changes())
         derived.number_devices(snapshot.cluster)
         memory = state.encode(derived.index_of)
         derived.wanted = decision.allocations
@@ -141,7 +141,9 @@ def _continued(snapshot: Snapshot, derived: DerivedPromises, state: State, plan:
     future = plan.future.at(snapshot.now_s)
     changed = derived.table.fresh
     if now is not before:
-        changed = changed + [row for row in rows if now.get(row.job_id) is not before.get(row.job_id)]
+        moved = {who for who, given in now.items() if before.get(who) is not given} | (before.keys() - now.keys())
+        by_id = derived.table.by_id
+        changed = changed + [by_id[who] for who in moved if who in by_id]
     if not (changed or snapshot.services or plan.rejected):
         return replace(plan, future=future)
     allocations = _without_detours(snapshot, state, derived.wanted)
