@@ -7,7 +7,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from springtide.core.decision import JobView, Plan, Policy, Snapshot
 from springtide.core.workload import WorkloadId
-from springtide.scheduling.decisions.fingerprint import Changes
+from springtide.scheduling.decisions.fingerprint import RowChanges
 
 
 @runtime_checkable
@@ -96,9 +96,9 @@ class RowTable(Generic[Row]):
         return self.rows
 
     @property
-    def changes(self) -> Changes:
+    def changes(self) -> RowChanges:
         """What the last reading changed."""
-        return Changes(self.fresh, self.gone)
+        return RowChanges(self.fresh, self.gone)
 
     def _replace(self, places: list[int]) -> list[Row]:
         """Make the rows at these places anew; the jobs are the same."""

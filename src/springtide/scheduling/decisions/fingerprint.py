@@ -88,7 +88,7 @@ SERVICES = (MINIMUM, DEMAND)
 NODES = (SHAPE,)
 
 
-class Changes(NamedTuple):
+class RowChanges(NamedTuple):
     """Which items were made anew since the last fingerprint, and which have gone."""
 
     fresh: Sequence[Any] = ()
@@ -113,7 +113,7 @@ class Fingerprints:
         self._parts: tuple[bytes, ...] = ()
         self._text = ""
 
-    def of(self, snapshot: Snapshot, items: Sequence[Any] | None = None, changes: Changes | None = None) -> str:
+    def of(self, snapshot: Snapshot, items: Sequence[Any] | None = None, changes: RowChanges | None = None) -> str:
         """The fingerprint of a snapshot.
 
         `items` stand for its jobs where the projections are of something else than views; each has the `job_id` it is
@@ -143,7 +143,7 @@ class _Digests:
         self._known: dict[str, tuple[object, str, bytes]] = {}
         self._together: bytes | None = None
 
-    def of(self, items: Sequence[Any], changes: Changes | None = None) -> bytes:
+    def of(self, items: Sequence[Any], changes: RowChanges | None = None) -> bytes:
         known = self._known
         if changes is not None:
             self._take(changes.fresh)

@@ -17,7 +17,7 @@ from springtide.core.decision import EMPTY, Allocation, Plan, PoolAllocation, Re
 from springtide.core.resources import DeviceId, Topology
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.decisions.cache import RowTable
-from springtide.scheduling.decisions.fingerprint import Changes, Fingerprints, Reads
+from springtide.scheduling.decisions.fingerprint import Fingerprints, Reads, RowChanges
 from springtide.scheduling.policies.springtide.capacity import matters
 from springtide.scheduling.policies.springtide.decision import Decision, deviates
 from springtide.scheduling.policies.springtide.memory import State, decode, renew
@@ -111,7 +111,7 @@ class Springtide(msgspec.Struct, frozen=True, kw_only=True):
         decision.run()
         kept = [row for row in rows if row.job_id not in decision.rejected]
         # A job that is refused will not be there the next time.
-        state.fingerprint = derived.fingerprints.of(snapshot, kept, Changes())
+        state.fingerprint = derived.fingerprints.of(snapshot, kept, RowChanges())
         derived.number_devices(snapshot.cluster)
         memory = state.encode(derived.index_of)
         derived.wanted = decision.allocations
