@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
 
-from springtide.core.decision import JobView, ServiceView, Snapshot
+from springtide.core.decision import Snapshot
 from springtide.core.resources import Topology
 from springtide.scheduling.placement.layout import shape_of
 from springtide.scheduling.replicas import wanted_replicas
@@ -30,10 +31,15 @@ class Projection(msgspec.Struct, frozen=True):
     fields: tuple[str, ...]
     value: Callable[[Any], object]
 
-    def of_rows(self) -> Projection:
-        """The same of what a policy derived from a view, which it keeps as `view`."""
-        value = self.value
-        return Projection(self.name, self.fields, lambda row: value(row.view))
+
+def of_fields(name: str, *fields: str) -> Projection:
+    """The projection of views that consists of these fields."""
+    return Projection(name, fields, attrgetter(*fields))
+
+
+def of_rows(projection: Projection) -> Projection:
+    """The same fields where a policy derived a row from the view, which the row keeps as `view`."""
+    return Projection(projection.name, projection.fields, attrgetter(*(f"view.{field}" for field in projection.fields)))
 
 
 class Reads(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +54,8 @@ class Reads(msgspec.Struct, frozen=True, kw_only=True):
     services: tuple[Projection, ...] = ()
     nodes: tuple[Projection, ...] = ()
     also: tuple[str, ...] = ()
+    # Where an item that stands for a job has the name of the job.
+    job_id: str = "job.job_id"
 
     @property
     def job_fields(self) -> frozenset[str]:
@@ -60,12 +68,12 @@ class Reads(msgspec.Struct, frozen=True, kw_only=True):
         return frozenset().union(*[projection.fields for projection in self.services])
 
 
-BOUNDS = Projection("bounds", ("min_workers", "max_workers"), lambda view: (view.min_workers, view.max_workers))
-LENGTH = Projection("length", ("total_steps",), lambda view: view.total_steps)
-RESTARTS = Projection("restarts", ("num_restarts",), lambda view: view.num_restarts)
+BOUNDS = of_fields("bounds", "min_workers", "max_workers")
+LENGTH = of_fields("length", "total_steps")
+RESTARTS = of_fields("restarts", "num_restarts")
 # What the curve of a job, and the sizes worth having, are made from (perf.curve).
 CURVE_FIELDS = ("job", "min_workers", "max_workers", "throughput_samples_per_s", "num_replicas")
-MINIMUM = Projection("minimum", ("min_replicas",), lambda view: view.min_replicas)
+MINIMUM = of_fields("minimum", "min_replicas")
 DEMAND = Projection(
     "demand",
     (
@@ -104,8 +112,8 @@ class Fingerprints:
     """
 
     def __init__(self, reads: Reads, rule: str = "") -> None:
-        self._jobs = _Digests(reads.jobs, _job_name)
-        self._services = _Digests(reads.services, _service_name)
+        self._jobs = _Digests(reads.jobs, attrgetter(reads.job_id))
+        self._services = _Digests(reads.services, attrgetter("service.service_id"))
         self._nodes = reads.nodes
         self._rule = rule.encode()
         self._cluster: Topology | None = None
@@ -116,8 +124,8 @@ class Fingerprints:
     def of(self, snapshot: Snapshot, items: Sequence[Any] | None = None, changes: RowChanges | None = None) -> str:
         """The fingerprint of a snapshot.
 
-        `items` stand for its jobs where the projections are of something else than views; each has the `job_id` it is
-        for. `changes` are those since the last call, where the caller knows them.
+        `items` stand for its jobs where the projections are of something else than views. `changes` are those since the
+        last call, where the caller knows them.
         """
         jobs = self._jobs.of(snapshot.jobs if items is None else items, changes)
         services = self._services.of(snapshot.services) if snapshot.services else b""
@@ -174,14 +182,6 @@ class _Digests:
             else:
                 known[name] = (item, text, _hash(text.encode()))
                 self._together = None
-
-
-def _job_name(item: Any) -> str:
-    return item.job.job_id if isinstance(item, JobView) else item.job_id
-
-
-def _service_name(view: ServiceView) -> str:
-    return view.service.service_id
 
 
 def _hash(data: bytes) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple
 
 import msgspec
@@ -16,7 +17,15 @@ import numpy as np
 from springtide.core.decision import JobView, Plan, PlannedRun, PoolAllocation, Schedule, Snapshot
 from springtide.core.resources import DeviceId, Node, Topology
 from springtide.core.workload import TrainingJob, WorkloadId
-from springtide.scheduling.decisions.fingerprint import BOUNDS, NODES, SERVICES, Fingerprints, Projection, Reads
+from springtide.scheduling.decisions.fingerprint import (
+    BOUNDS,
+    NODES,
+    SERVICES,
+    Fingerprints,
+    Projection,
+    Reads,
+    of_rows,
+)
 from springtide.scheduling.decisions.rounds import Round, RoundDecision, decide_in_rounds
 from springtide.scheduling.placement.allocation_ledger import most_workers
 from springtide.scheduling.placement.placing import place
@@ -52,12 +61,13 @@ class JobNews(NamedTuple):
 
 READS = Reads(
     jobs=(
-        BOUNDS.of_rows(),
-        Projection("family", ("job", "step_times"), lambda news: news.has_news),
-        Projection("back-off", ("runnable_at_s", "num_replicas"), lambda news: news.is_waiting),
+        of_rows(BOUNDS),
+        Projection("family", ("job", "step_times"), attrgetter("has_news")),
+        Projection("back-off", ("runnable_at_s", "num_replicas"), attrgetter("is_waiting")),
     ),
     services=SERVICES,
     nodes=NODES,
+    job_id="job_id",
     also=(
         "global_batch_size",
         "noise",

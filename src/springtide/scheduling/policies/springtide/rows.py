@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import attrgetter
 
 from springtide.core.decision import JobView
 from springtide.core.workload import JobState, WorkloadId
@@ -17,6 +18,8 @@ from springtide.scheduling.decisions.fingerprint import (
     SERVICES,
     Projection,
     Reads,
+    of_fields,
+    of_rows,
 )
 from springtide.scheduling.placement.allocation_ledger import most_workers
 
@@ -118,11 +121,11 @@ def _edited_goal(row: PromiseRow) -> object:
 
 READS = Reads(
     jobs=(
-        BOUNDS.of_rows(),
-        LENGTH.of_rows(),
-        RESTARTS.of_rows(),
-        Projection("speed", CURVE_FIELDS, lambda row: row.speed_bucket),
-        Projection("back-off", ("runnable_at_s",), lambda row: row.view.runnable_at_s),
+        of_rows(BOUNDS),
+        of_rows(LENGTH),
+        of_rows(RESTARTS),
+        Projection("speed", CURVE_FIELDS, attrgetter("speed_bucket")),
+        of_rows(of_fields("back-off", "runnable_at_s")),
         Projection("sizes", CURVE_FIELDS, lambda row: row.sizes if row.view.job.elastic else None),
         Projection(
             "trials",
@@ -133,5 +136,6 @@ READS = Reads(
     ),
     services=SERVICES,
     nodes=NODES,
+    job_id="job_id",
     also=("state", "step", "submitted_at_s"),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import attrgetter
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from springtide.scheduling.decisions.fingerprint import (
     SERVICES,
     Projection,
     Reads,
+    of_rows,
 )
 from springtide.scheduling.placement.allocation_ledger import most_workers
 from springtide_studies.rivals.solvers.minimum_share import Demands, Floats, Ints
@@ -106,14 +108,15 @@ class ElasticRow:
 
 READS = Reads(
     jobs=(
-        BOUNDS.of_rows(),
-        LENGTH.of_rows(),
-        RESTARTS.of_rows(),
-        Projection("speed", CURVE_FIELDS, lambda row: row.speed_bucket),
+        of_rows(BOUNDS),
+        of_rows(LENGTH),
+        of_rows(RESTARTS),
+        Projection("speed", CURVE_FIELDS, attrgetter("speed_bucket")),
         Projection("sizes", CURVE_FIELDS, lambda row: row.sizes if row.view.job.elastic else None),
     ),
     services=SERVICES,
     nodes=NODES,
+    job_id="job_id",
     also=("state", "step", "progress_at_s", "resized_at_s", "started_at_s", "admitted_at_s"),
 )
 
