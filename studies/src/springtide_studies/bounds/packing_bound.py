@@ -22,7 +22,7 @@ Pattern = tuple[tuple[Size, int], ...]
 # Reduced costs are trusted to this much.
 _SLACK = 1e-7
 MAX_ROUNDS = 1000
-# Where nothing is taken of any resource by everybody, it does not limit how many more fit.
+# A resource of which some instance takes nothing does not limit how many more fit.
 _UNBOUNDED = 10**9
 
 
@@ -138,7 +138,7 @@ class _Search:
 
 
 def _most(room: Size, least: Size) -> int:
-    """How many more of the smallest fit, at most; `least` is what everybody takes of each resource."""
+    """How many more of the smallest fit, at most; `least` is what every instance takes of each resource."""
     return min((left // small for left, small in zip(room, least, strict=True) if small), default=_UNBOUNDED)
 
 

@@ -20,7 +20,7 @@ class StoreLink(msgspec.Struct, frozen=True, kw_only=True):
     """A worker's two links to the store. A request takes `latency_s` beside its transfer; transfers queue in order.
 
     `late_fraction` is the share of a wait by which a store that is polled shows late that an object is there: half of
-    (g - 1) / g for pauses that grow by g; 0 where the store wakes whoever waits.
+    (g - 1) / g for pauses that grow by g; 0 where the store wakes what waits.
     """
 
     up_bytes_per_s: float
@@ -86,7 +86,7 @@ def walk(
 class _Card:
     """One direction: each rank's transfers follow each other on its link, and share what the store's machine carries.
 
-    Shares are max-min fair: nobody has more than its link, and what that leaves is for the others.
+    Shares are max-min fair: no rank has more than its link, and what that leaves is for the others.
     """
 
     def __init__(self, rates: Sequence[float], total: float) -> None:

@@ -244,7 +244,7 @@ def _known(values: Values) -> Iterator[tuple[str, float]]:
 
 
 def _ordered(text: str, pairs: Sequence[tuple[str, str]], values: Values) -> FigureFinding:
-    """Whether the second of each pair has the higher value here; within CLOSE of each other nobody can tell."""
+    """Whether the second of each pair has the higher value here; within CLOSE of each other it cannot be told."""
     against, close = [], []
     for low, high in pairs:
         low_here, high_here = values.get(low), values.get(high)

@@ -197,7 +197,7 @@ class _Platform:
         self.num_events += num_arrived + num_ended
         if self.now_s >= _NUM_BATCHES and self.num_live < crowd.num_jobs and crowd.due_s is None:
             crowd.due_s = self.now_s + _PAUSE_S
-        # That somebody says how far it is, is no news.
+        # A report of progress is no news.
         is_news = bool(step.actions) or any(not isinstance(event, ProgressReported) for event in events)
         return decide_s, turn_s, is_news
 

@@ -71,7 +71,7 @@ class TenantLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollocationCase(msgspec.Struct, frozen=True, kw_only=True):
-    """A pair on one device under one load (None: nobody serves requests)."""
+    """A pair on one device under one load (None: no requests are served)."""
 
     kind: str
     pair: tuple[str, str]

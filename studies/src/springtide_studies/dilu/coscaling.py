@@ -203,7 +203,7 @@ def _arm_row(arm: ScalingArm, runs: Sequence[RunFigures]) -> dict[str, Any]:
         "p99_s": _quantile(latencies_s, 0.99),
         "reserved_gpu_s": reserved_s,
         "used_gpu_s": used_s,
-        # A static share is kept from everybody; of a share from request to limit, what is not used is not.
+        # A static share is kept from all others; of a share from request to limit, what is not used is not.
         "held_gpu_s": used_s if arm.fraction is None else reserved_s,
         "replica_s": _mean(runs, "replica_s"),
         "stops": _mean(runs, "stops"),

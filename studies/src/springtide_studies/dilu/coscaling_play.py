@@ -28,7 +28,7 @@ _ARRIVAL, _READY, _ANSWER, _TIMER, _SECOND = range(5)
 class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     """What came of one run. `late` are requests answered after the objective, `refused` those that never were.
 
-    `reserved_gpu_s` is device time that nobody else could be promised, `used_gpu_s` what the batches took;
+    `reserved_gpu_s` is device time that no other could be promised, `used_gpu_s` what the batches took;
     `replica_s` counts replicas whatever their size. `replicas` is how many there were at the end of each second.
     """
 
@@ -139,7 +139,7 @@ class _Play:
         self._num_this_second += 1
         self._last_busy_s = now_s
         if not self._live:
-            # From zero at once, whoever scales: a request that waits is told to the control plane.
+            # From zero at once, whatever scales: a request that waits is told to the control plane.
             self._start(now_s)
         num_queued = len(self._queue)
         if num_queued:
@@ -193,7 +193,7 @@ class _Play:
         ready = {replica.name: replica for replica in self._live if replica.is_ready}
         least = min((len(replica.batches) for replica in ready.values()), default=2)
         if least >= 2 or (least == 1 and len(self._queue) < self._model.batch_size):
-            # Nobody has room: most arrivals of an overload end here.
+            # No replica has room: most arrivals of an overload end here.
             return None
         loads = [ReplicaLoad(replica_id=name, num_outstanding=len(replica.batches)) for name, replica in ready.items()]
         chosen = pick_replica(loads)
@@ -265,7 +265,7 @@ class _Play:
         return replica
 
     def _stop(self, now_s: float) -> None:
-        """Whoever is not ready goes first, then who has least to do, the youngest of equals; it drains."""
+        """A replica that is not ready goes first, then the one with least to do, the youngest of equals; it drains."""
         replica = min(reversed(self._live), key=lambda one: (one.is_ready, len(one.batches)))
         self._live.remove(replica)
         replica.is_leaving = True

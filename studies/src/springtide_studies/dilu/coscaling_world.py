@@ -70,7 +70,7 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
-    """What profiling tells everyone alike: requests a second that one replica answers within the objective.
+    """What profiling tells all contenders alike: requests a second that one replica answers within the objective.
 
     Poisson arrivals, at most 1 % late; on a static share of the request, and from request to limit.
     """

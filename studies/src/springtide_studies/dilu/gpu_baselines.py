@@ -15,7 +15,7 @@ from springtide_studies.dilu.gpu_execution_work import ModelledTenant
 
 
 class NoControl:
-    """Everybody launches what they like and kernels run side by side: MPS without bounds."""
+    """All tenants launch what they like and kernels run side by side: MPS without bounds."""
 
     name = "none"
     tick_s = 0.0
@@ -30,7 +30,7 @@ class NoControl:
         return 1.0
 
     def tick(self, seen: Mapping[str, KernelObservation], tick_s: float) -> Mapping[str, float]:
-        """Nobody is held back."""
+        """No tenant is held back."""
         return dict.fromkeys(seen, math.inf)
 
 
@@ -112,7 +112,7 @@ class Tgs(NoControl):
 class FastGsArm(Mps):
     """FaST-GS: MPS at limits, and turns in time for those whose fractions do not fit side by side.
 
-    After FaST-GShare (ICPP 2023): in each window of 100 ms whoever is furthest behind its request goes first; events
+    After FaST-GShare (ICPP 2023): in each window of 100 ms the tenant furthest behind its request goes first; events
     that time every kernel cost a twentieth of it (both constants are ours).
     """
 
@@ -136,7 +136,7 @@ class FastGsArm(Mps):
             observation = seen[tenant.tenant_id].observation
             behind_s = self._behind_s[tenant.tenant_id]
             behind_s += (tenant.share.request - observation.used_fraction) * tick_s
-            # Whoever had nothing to do saves nothing up.
+            # A tenant that had nothing to do saves nothing up.
             is_wanting = observation.iteration_s > 0.0 or observation.num_queued > 0
             self._behind_s[tenant.tenant_id] = behind_s if is_wanting else min(0.0, behind_s)
             if is_wanting:

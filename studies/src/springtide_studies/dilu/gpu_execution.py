@@ -253,7 +253,7 @@ def _figures(stream: _Stream, horizon_s: float) -> TenantFigures:
     measured_s = horizon_s - WARM_UP_S
     served = [(arrived_s, ended_s) for arrived_s, ended_s in stream.served if arrived_s >= WARM_UP_S]
     latencies = sorted(ended_s - arrived_s for arrived_s, ended_s in served)
-    # Whoever still waits at the end counts if it is late already, with the time it has waited.
+    # A request that still waits at the end counts if it is late already, with the time it has waited.
     waiting = [*stream.batch] if stream.plan is not None else []
     waiting += [arrived_s for arrived_s in tenant.arrivals[stream.next_arrival :] if arrived_s < horizon_s]
     late = [horizon_s - arrived_s for arrived_s in waiting if WARM_UP_S <= arrived_s < horizon_s - tenant.slo_s]

@@ -43,7 +43,7 @@ class IterationPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def alone_s(self) -> float:
-        """How long it takes when nobody is in its way."""
+        """How long it takes alone."""
         return self.host_s + sum(kernel.duration_s for kernel in self.kernels) + self.idle_s
 
     @property
@@ -53,7 +53,7 @@ class IterationPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelledTenant(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody on the device: plans by batch size, and the instants at which requests come (training: none).
+    """A tenant of the device: plans by batch size, and the instants at which requests come (training: none).
 
     A training has one plan, under the size of its batch, and begins an iteration when the last one ended. An inference
     takes what waits, up to its largest batch, when it is free.

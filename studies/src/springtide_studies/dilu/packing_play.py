@@ -139,7 +139,7 @@ class LedgerCheck:
     """Adds up anew, from what was told alone, whether what is on a device stays within its bounds.
 
     It shares no sum with the ledger. It says so where a group is not on different devices of one node, a piece does
-    not hold what was booked, the pieces of a model do not hold all of its memory, or somebody is left behind.
+    not hold what was booked, the pieces of a model do not hold all of its memory, or an instance is left behind.
     """
 
     def __init__(self, cluster: Topology, bounds: LedgerBounds) -> None:
@@ -151,7 +151,7 @@ class LedgerCheck:
         self.violations: list[str] = []
 
     def follow(self, event: SharingEvent, booked: Share, parts: Sequence[Part] | None) -> None:
-        """Somebody has started on these parts, or gone from where it was."""
+        """An instance has started on these parts, or gone from where it was."""
         name = event.instance.name
         if not event.is_start:
             for device_id in self._of.pop(name, ()):
@@ -262,7 +262,7 @@ class _Account:
 
 
 def sizes_after(workload: SharingWorkload, number: int) -> list[tuple[int, int, int]]:
-    """What is held by whoever is there after event `number`, device by device: request, limit (millionths) and MB."""
+    """What is held by the instances after event `number`, device by device: request, limit (millionths) and MB."""
     live: dict[str, SharingInstance] = {}
     for event in workload.events[: number + 1]:
         if event.is_start:

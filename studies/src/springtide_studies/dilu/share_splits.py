@@ -33,7 +33,7 @@ def place(
 ) -> tuple[Part, ...] | None:
     """What the newcomer holds of which devices, or None where there is no room; the ledger stays as it is.
 
-    With a `price` one that is large and would take a device that nobody shares yet may be split instead.
+    With a `price` one that is large and would take a device that is not shared yet may be split instead.
     """
     share = packer.booked(request.share)
     asked = msgspec.structs.replace(request, share=share)

@@ -19,7 +19,7 @@ from springtide.core.ports import Store, StoreRequests
 from springtide.storage.stores.linked import DuplexLink, LinkedStore
 from springtide.storage.stores.open import open_store
 
-# The longest of all takes a tenth of this: whoever waits longer waits for a rank that is gone.
+# The longest of all takes a tenth of this: a member that waits longer waits for a rank that is gone.
 LIMIT_S = 120.0
 
 
@@ -44,7 +44,7 @@ class MemberTask(msgspec.Struct, frozen=True, kw_only=True):
 class Marks(msgspec.Struct, frozen=True, kw_only=True):
     """When the last of each kind of request ended, in seconds from the beginning; 0.0 where there was none.
 
-    Raw objects are gradients or parts of them, sums what somebody has added up (SMLT, figures 5 and 7).
+    Raw objects are gradients or parts of them, sums what a member has added up (SMLT, figures 5 and 7).
     """
 
     raw_put_s: float = 0.0

@@ -201,7 +201,7 @@ def measure_case(
     cleaner = open_store(url)
     for repetition in range(scale.num_repetitions):
         sha256 = expected_sha256(seed, n, num_elements, repetition)
-        # Who goes first changes, so that what the machine does meanwhile favours nobody.
+        # The order changes each time, so that what the machine does meanwhile favours no schedule.
         pair = PAIR if repetition % 2 == 0 else PAIR[::-1]
         for name in (*rest, *pair) if repetition == 0 else pair:
             prefix = f"{n}.{round(latency_s * 1e3)}/{name}.{repetition}"

@@ -221,7 +221,7 @@ def _table(bench: _Bench) -> None:
         bench.table.append(table_row("table", name, other))
         jct_ks, queue_ks = float(other.jct_s.mean()) / 1000.0, float(other.queued_s.mean()) / 1000.0
         bench.compare("JCT", float(ours.jct_s.mean()) / 1000.0, jct_ks, name, JCT_BOUND, "ks")
-        # Optimus gives everybody a GPU at once: in the paper too nobody waits less.
+        # Optimus gives every job a GPU at once: in the paper too none waits less.
         bound = None if name == "optimus" else QUEUE_BOUND
         bench.compare("queueing", float(ours.queued_s.mean()) / 1000.0, queue_ks, name, bound, "ks")
         bound = GOODPUT_BOUND_POLLUX if name == "pollux" else GOODPUT_BOUND

@@ -208,7 +208,7 @@ def gain(family: ModelFamily, piece: int, batch_size: float) -> float:
 def arrivals_of(
     requests: Sequence[FapesRequest], rule: RequestRule, curves: Mapping[tuple[str, int], Mapping[int, float]]
 ) -> Arrivals:
-    """The requests as jobs. `curves` maps (family, batch) to steps/s on compact groups, for whoever knows no more."""
+    """The requests as jobs. `curves` maps (family, batch) to steps/s on compact groups, for policies without more."""
     return list(_jobs(requests, rule, curves))
 
 

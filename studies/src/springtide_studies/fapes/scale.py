@@ -52,7 +52,7 @@ def draw_scale_jobs(seed: int, num_devices: int, hours: float, load: float) -> t
 
 
 def from_moment(happenings: Sequence[tuple[float, Event]], begin_s: float) -> list[tuple[float, Event]]:
-    """What happens from `begin_s` on, on a clock that starts there; of what was before, the last of whoever is left."""
+    """What happens from `begin_s` on, on a clock that starts there; before it, the last of each job left."""
     past: dict[WorkloadId, dict[type, Event]] = {}
     for _, event in (entry for entry in happenings if entry[0] <= begin_s):
         match event:

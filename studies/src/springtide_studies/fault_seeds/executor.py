@@ -90,7 +90,7 @@ class SimExecutor:
             case EndJob():
                 self._ended.add(action.job_id)
             case DrainNode():
-                # Whoever starts replicas knows what drains; to the machines it is nothing but a mark.
+                # The executor, which starts replicas, knows what drains; to the machines it is nothing but a mark.
                 self.machine.say("{} is marked as on its way to {}", action.node_id, action.pool)
             case LabelNode():
                 self.machine.label_node(action.node_id, action.pool)
@@ -119,7 +119,7 @@ class SimExecutor:
         return events
 
     def acknowledge(self, events: Sequence[Event]) -> None:
-        """Tell whoever sent these that they are durable."""
+        """Tell the senders of these that they are durable."""
         for event in events:
             _, tellers = self._waiting.pop(id(event), (event, []))
             for tell in tellers:
@@ -184,7 +184,7 @@ class SimExecutor:
             self.post(ReplicaLost(workload_id=workload_id, replica_id=replica_id, reason=reason))
 
     def _report_checkpoints(self, standing: Standing) -> None:
-        """The writer of the newest checkpoint may have ended while nobody was there to be told."""
+        """The writer of the newest checkpoint may have ended while no control plane was there to be told."""
         restored = {start.workload_id: start.restore.step for start in standing.replicas if start.restore is not None}
         for job_id, generation in standing.generations.items():
             run = self.machine.runs.get(job_id)

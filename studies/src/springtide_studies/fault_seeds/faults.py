@@ -32,7 +32,7 @@ _CRASH_WINDOW_S = 15.0
 
 
 class SimulatedCrash(SpringtideError):
-    """The control plane dies here. Nobody but the experiment may catch it."""
+    """The control plane dies here. Only the experiment may catch it."""
 
 
 class FaultScript:

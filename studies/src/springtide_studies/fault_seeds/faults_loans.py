@@ -116,7 +116,7 @@ def _hang_in_passage(faults: FaultScript, rng: np.random.Generator) -> None:
 
 
 def _crash_workers_in_passage(faults: FaultScript, rng: np.random.Generator) -> None:
-    """Whoever is on the node dies in the middle of leaving it, or of starting on it."""
+    """Every process on the node dies in the middle of leaving it, or of starting on it."""
 
     def kill(action: DrainNode | LabelNode) -> None:
         for process in faults.machine.on_node(action.node_id):

@@ -122,7 +122,7 @@ class Invariants:
     # --- around effects ----------------------------------------------------------------------------------------------
 
     def check_acknowledged(self, event: Event) -> None:
-        """Nobody is told that something is durable which is not."""
+        """What is told to be durable is durable."""
         if id(event) not in self.journaled_events:
             complain("durable-first", f"{type(event).__name__} is acknowledged before it is in the journal")
 
@@ -171,7 +171,7 @@ class Invariants:
                 complain("submit-kept", f"{event.job.job_id} was acknowledged and is not known")
 
     def _check_devices(self, state: PlatformState) -> None:
-        """Whoever holds a whole device is alone on it; parts of one keep the bounds of their sums."""
+        """A replica that holds a whole device is alone on it; parts of one keep the bounds of their sums."""
         try:
             state.holders()
         except AssertionError as error:

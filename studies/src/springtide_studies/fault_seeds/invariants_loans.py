@@ -1,4 +1,4 @@
-"""What must hold of nodes that change pools: one label each, nobody where the label does not admit it, drains that end.
+"""What must hold of nodes that change pools: one label each, only replicas that it admits, drains that end.
 
 And who is guaranteed replicas has them, where there are servers for it. Over the state and the machines, in fault runs.
 """
@@ -113,7 +113,7 @@ class LoanInvariants:
                 self._complain("one-label", f"{node_id} belongs to {known.owner}, the records say {node.owner}")
 
     def _check_holders(self, state: PlatformState) -> None:
-        """In the records and at the machines: whoever is on a node is admitted by its label."""
+        """In the records and at the machines: what is on a node is admitted by its label."""
         topology = state.topology()
         for record in state.live_records():
             is_job = isinstance(record, JobRecord)
@@ -148,7 +148,7 @@ class LoanInvariants:
                 self._complain("drain-ends", f"{node_id} is reclaimed since {since_s:.1f} s, held by {who}: {known}")
 
     def _check_minimums(self, state: PlatformState, now_s: float, settled_at_s: float) -> None:
-        """Nobody is left short of what it is guaranteed while there are servers for all that is guaranteed."""
+        """No service is left short of what it is guaranteed while there are servers for all that is guaranteed."""
         served = {name: record for name, record in state.services.live.items() if record.is_served}
         num_devices = sum(len(node.devices) for node in state.nodes.values() if self._reaches(node))
         guaranteed = {name: record.min_replicas for name, record in served.items()}

@@ -21,7 +21,7 @@ from springtide_studies.fault_seeds.training import ModelledTraining
 
 
 class Process:
-    """One worker process. `is_fenced` says that the control plane has given it up, so it is nobody's any more."""
+    """One worker process. `is_fenced` says that the control plane has given it up."""
 
     def __init__(self, action: StartReplica, node_id: NodeId) -> None:
         self.action = action
@@ -177,7 +177,7 @@ class Machine:
         return process
 
     def _check_room(self, process: Process, share: Share | None) -> None:
-        """Whether the process may hold that of its device beside the others there that nobody has given up."""
+        """Whether the process may hold that of its device beside the others there that have not been given up."""
         others = [p for p in self.alive.values() if p.device_id == process.device_id and not p.is_fenced]
         others = [other for other in others if other is not process]
         if not others:
@@ -259,7 +259,7 @@ class Machine:
             self.link.note_exit(process)
 
     def leave(self, process: Process, why: str) -> None:
-        """A process ends by itself, once its last reports are acknowledged (or nobody answers for a while)."""
+        """A process ends by itself, once its last reports are acknowledged (or no answer comes for a while)."""
         if process.has_left or not process.is_alive:
             return
         process.has_left = True
@@ -315,7 +315,7 @@ class Machine:
         self.agenda.after(self.delays.exit_s, lambda: self.die(process, "it belongs to the past"))
 
     def say(self, sentence: str, *values: object) -> None:
-        """Tell the story, where somebody listens."""
+        """Tell the story, where there is a listener."""
         if self.tell is not None:
             self.tell(sentence.format(*values))
 
@@ -367,7 +367,7 @@ class Machine:
             process.run.hear_acknowledgement(process, event)
 
     def reconnect(self, link: ModelledLink | None) -> None:
-        """The control plane goes away (None) or is back; then every worker repeats what nobody acknowledged."""
+        """The control plane goes away (None) or is back; then every worker repeats what was not acknowledged."""
         self.link = link
         if link is None:
             return

@@ -86,7 +86,7 @@ class _Journal:
         self.memory = MemoryJournal()
         self.num_steps = 0
         self.num_events = 0
-        # A turn that the journal refused so far: the controller is ahead of what anybody else may know.
+        # A turn that the journal refused so far: the controller is ahead of what others may know.
         self.is_behind = False
 
     def append(self, step: Step) -> int:

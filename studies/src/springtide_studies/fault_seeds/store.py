@@ -101,7 +101,7 @@ class JobStore:
         self.num_steps = step
 
     def write_blobs(self, path: str) -> None:
-        """Put a checkpoint's tensors in place; nobody sees them yet. Raises StorageError on a full disk."""
+        """Put a checkpoint's tensors in place; no reader sees them yet. Raises StorageError on a full disk."""
         if self.is_full:
             raise StorageError(f"no space left for {path}")
         self.blobs.add(path)

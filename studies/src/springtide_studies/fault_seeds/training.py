@@ -1,6 +1,6 @@
 """How a job trains on the machines: groups, steps, switches of generation, checkpoints, the end.
 
-Progress is settled lazily: a group knows since when it trains and how long a step takes, and whoever looks, or
+Progress is settled lazily: a group knows since when it trains and how long a step takes, and what looks, or
 disturbs it, first commits the steps that are complete.
 """
 
@@ -164,7 +164,7 @@ class ModelledTraining:
 
     def _keep_busy(self, group: ModelledGroup, *, is_training: bool) -> None:
         """From now on the group uses its devices, or leaves them to others."""
-        # Whoever is told meanwhile that it gets another part must not look at a group that is half at work.
+        # A worker that is told meanwhile that it gets another part must not look at a group that is half at work.
         group.is_training = False
         self.machine.sharing.set_demand([p.replica_id for p in group.members], float(is_training))
         group.is_training = is_training
@@ -370,7 +370,7 @@ class ModelledTraining:
         self._commit_and_leave(group)
 
     def _preempt_broken(self, group: ModelledGroup) -> None:
-        """The collective is gone, but whoever lives still holds the state of the last committed step."""
+        """The collective is gone, but every live worker still holds the state of the last committed step."""
         if group.is_broken and self._is_preempted(group) and any(p.is_working for p in group.members):
             self._commit_and_leave(group)
 
@@ -393,7 +393,7 @@ class ModelledTraining:
     # --- mishaps -----------------------------------------------------------------------------------------------------
 
     def lose_member(self, process: Process) -> None:
-        """A worker has died. The others hang in their collective until somebody tells them or it times out."""
+        """A worker has died. The others hang in their collective until they are told or it times out."""
         group = self.group
         if group is None or process not in group.members:
             self.consider()
@@ -417,7 +417,7 @@ class ModelledTraining:
             return
         teller = next((p for p in group.members if p.is_working and not p.has_left), None)
         if teller is None and any(p.is_alive and p.is_stalled for p in group.members):
-            # Whoever is left stands still just now and tells when it goes on.
+            # The workers that are left stand still just now and tell when they go on.
             self.machine.agenda.after(
                 self.machine.delays.collective_timeout_s, lambda: self._report_break(group, detail)
             )

@@ -63,7 +63,7 @@ def make_submission(job: TrainingJob) -> JobSubmitted:
 
 
 class Owners:
-    """Everybody who asks the platform for something: repeats a request until it is acknowledged.
+    """All users of the platform: each repeats a request until it is acknowledged.
 
     `acknowledged` holds the events whose answer came: the platform may never forget them again.
     """

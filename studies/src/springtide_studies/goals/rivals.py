@@ -19,7 +19,7 @@ from springtide_studies.goals.world.runs import CostMeter
 from springtide_studies.goals.world.truth import Truth
 from springtide_studies.rivals.vm_costs import all_vm_runs
 
-# What somebody who does not search asks for: LambdaML's examples run on about that.
+# What a user who does not search asks for: LambdaML's examples run on about that.
 FIXED_WORKERS, FIXED_MB = 16, 3072
 # A profiling run: its first step is left out, three are measured.
 PROFILED_STEPS = 4

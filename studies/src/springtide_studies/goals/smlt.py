@@ -40,7 +40,7 @@ PUBLISHED: Mapping[str, str] = MappingProxyType(
         "nas": "3 times less cost than LambdaML with the allocation of the first model",
     }
 )
-# Ours over this one is what has to stay below the bound; of the rest nobody says what to expect.
+# Ours over this one is what has to stay below the bound; for the rest no source says what to expect.
 MEASURED_BY: Mapping[str, str] = MappingProxyType(
     {
         "batching": "fixed allocation",

@@ -142,7 +142,7 @@ def play_nas(seed: int) -> PartResult:
     rng = np.random.default_rng(np.random.SeedSequence([seed, 616]))
     sizes = [1.0, *(float(size) for size in np.exp(rng.uniform(math.log(SMALLEST), math.log(LARGEST), NUM_TRIALS - 1)))]
     plan = _best_for_first(truth, service, NAS, TRIAL_STEPS)
-    # Whoever cannot change takes memory enough for the largest that may come.
+    # An allocation that cannot change takes memory enough for the largest that may come.
     plan = _holding(plan, _sized(NAS, LARGEST), service)
     batches = [(NAS.global_batch_size, TRIAL_STEPS)]
     earlier: tuple[FunctionMeasurement, ...] = ()
@@ -214,7 +214,7 @@ def _as_lambda_ml(plan: FunctionPlan) -> FunctionPlan:
 def _best_for_first(truth: Truth, service: FunctionService, case: GoalCase, num_steps: int) -> FunctionPlan:
     """The cheapest configuration for the first of the work, in truth, within HASTE times the least possible time.
 
-    More than a user would know: whoever allocates by hand is given the best for what comes first.
+    More than a user would know: an allocation by hand is given the best for what comes first.
     """
     plans = list(all_plans(surface_of(case, service), case.max_workers))
     runs = all_runs(truth, service, case.model, plans, [(case.global_batch_size, num_steps)])
@@ -223,7 +223,7 @@ def _best_for_first(truth: Truth, service: FunctionService, case: GoalCase, num_
 
 
 def usual_plan(case: GoalCase, service: FunctionService) -> FunctionPlan:
-    """What somebody who does not search asks for, exchanging as we do."""
+    """What a user who does not search asks for, exchanging as we do."""
     surface = surface_of(case, service)
     row = min(int(np.searchsorted(surface.workers, FIXED_WORKERS)), len(surface.workers) - 1)
     column = min(range(len(surface.sizes)), key=lambda index: abs(surface.sizes[index].memory_mb - FIXED_MB))

@@ -46,7 +46,7 @@ _VISIBLE = {HELD_OF_TWO: "1,0"}
 NUM_LAUNCHES = 1_000_000
 # One turn: long beside the reading of the clock, short beside a time slice of the machine.
 LAUNCHES_A_TURN = 5_000
-# Launches that only warm the caches after somebody else's turn; they are counted like all others.
+# Launches that only warm the caches after another arm's turn; they are counted like all others.
 WARMING_LAUNCHES = 200
 MOST_ADDED_NS = 30.0
 _NORMAL_95 = 1.96
@@ -73,7 +73,7 @@ class KernelLauncher:
     """One running program that launches when it is asked to.
 
     `num_counted` is what the library counted in shared memory; the few launches before the daemon knew the process,
-    which nobody can count there, are added to it.
+    which cannot be counted there, are added to it.
     """
 
     process: subprocess.Popen[bytes]

@@ -81,7 +81,7 @@ class RunningDaemon:
         return {SOCKET_VARIABLE: str(self._directory / name)}
 
     def grant(self, tenants: Mapping[str, BenchTenant]) -> None:
-        """From now on these hold shares, by name, and nobody else. Raises BackendError if there is no such process."""
+        """From now on these hold shares, by name, and no others. Raises BackendError if there is no such process."""
         entries = tuple(_entry(name, tenant) for name, tenant in tenants.items())
         self._connection.sendall(encode_frame(GpuTable(tenants=entries, sent_at_s=time.monotonic())))
         self.until(lambda: len(self._tenants()) == len(entries), "the GPU share daemon does not take its table")

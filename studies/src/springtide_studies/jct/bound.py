@@ -41,7 +41,7 @@ class BoundOptions(Protocol):
 
 
 def find_bound(workload: Path, options: BoundOptions, tell: Callable[[str], None]) -> dict[str, Any]:
-    """Mean completion time in seconds, over all and by application; the one start that nobody avoids is in it.
+    """Mean completion time in seconds, over all and by application; the one start that no schedule avoids is in it.
 
     `jct_mean_tight_s` is the higher of the two bounds of `jct_bound`; the lower one is what others compare with.
     """

@@ -140,7 +140,7 @@ def play_cases(
             for done in as_completed(waiting):
                 yield waiting[done], _checked(done.result())
         except BaseException:
-            # Ctrl-C: nobody waits for the rest, neither for those at work nor for those in line.
+            # Ctrl-C: the rest is not waited for, neither runs at work nor runs in line.
             pool.shutdown(wait=False, cancel_futures=True)
             for process in processes:
                 process.kill()

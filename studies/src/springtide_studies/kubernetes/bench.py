@@ -289,7 +289,7 @@ def _at(kubeconfig: Path, port: int, folder: Path) -> Path:
 
 
 class _Seen:
-    """What somebody beside the control plane sees of its pods, and how long news takes to come."""
+    """What an observer beside the control plane sees of its pods, and how long news takes to come."""
 
     def __init__(self, thread: ApiThread, name: str) -> None:
         self.thread = thread
@@ -306,7 +306,7 @@ class _Seen:
     @classmethod
     @contextlib.contextmanager
     def of(cls, kubeconfig: Path, name: str) -> Iterator[_Seen]:
-        """Somebody who watches the pods of a namespace that is made for it."""
+        """An observer that watches the pods of a namespace that is made for it."""
         with ApiThread(lambda: KubeApi.connect(kubeconfig)) as thread:
             thread.call(lambda api: _make_namespace(api, name))
             seen = cls(thread, name)
@@ -326,7 +326,7 @@ class _Seen:
             await api.delete(POD, name, self._name, grace_s=0)
 
     def _ask_on_time(self) -> None:
-        """Whatever became of the one before: else nobody would ask while news are late. Each time by another pod, since
+        """Whatever became of the one before: else late news would stop the asking. Each time by another pod, since
         writes to one pod wait for each other."""
         name = next(self._turns)
         if not self._is_over and name not in self._asking:

@@ -92,7 +92,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens at now."""
+    """A port of this machine at which no process listens now."""
     return _free_ports(1)[0]
 
 
@@ -161,7 +161,7 @@ class SlowWire:
             # What is still on its way arrives.
             await asyncio.sleep(2 * self._delay_s)
         except asyncio.CancelledError:
-            # The wire is taken away: whoever used it sees a connection that ends.
+            # The wire is taken away: its users see a connection that ends.
             return
         finally:
             for end in (writer, far_writer):

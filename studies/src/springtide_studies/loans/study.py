@@ -52,7 +52,7 @@ class _Row(msgspec.Struct, frozen=True):
 
 
 def rows_of(training: str, *, ablations: bool = False) -> dict[str, _Row]:
-    """Who plays: name and policy. `springtide` is the product, `tide` its strategy over everybody's training policy."""
+    """The rows: name and policy. `springtide` is the product, `tide` its strategy over the rows' training policy."""
     rows = {
         "dedicated": _Row(f"dedicated/{training}"),
         "one-way": _Row(f"one-way/{training}"),

@@ -71,7 +71,7 @@ async def _ask(order: Order, target: Target, due_s: float, idle: list[_Connectio
     connection = _Connection(order.port)
     while idle:
         kept = idle.pop()
-        # A server closes what nobody has used for some seconds: that is no failure of a request.
+        # A server closes what was not used for some seconds: that is no failure of a request.
         if not kept.is_closed:
             connection = kept
             break

@@ -269,7 +269,7 @@ def _beside(ours: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]
 def _problems(
     arms: Sequence[TrialArm], trials: Sequence[SharingTrial], told: Mapping[str, Mapping[str, Any]]
 ) -> list[str]:
-    """Why the figures would not compare: somebody sat elsewhere than meant, or a device was larger than a device."""
+    """Why figures would not compare: a replica was placed elsewhere than meant, or devices were larger than one."""
     problems = []
     for trial in trials:
         num_devices = len(set(trial.devices.values()))

@@ -126,7 +126,7 @@ class SharingTrial(msgspec.Struct, frozen=True, kw_only=True):
 def run_trial(
     arm: TrialArm, load: OfferedLoad, repetition: int, seed: int, tell: Callable[[str], None]
 ) -> SharingTrial:
-    """Play the load on a platform that places everybody as `arm` says. Raises BackendError where it does not start."""
+    """Play the load on a platform that places workloads as `arm` says. Raises BackendError where it does not start."""
     with tempfile.TemporaryDirectory(prefix="springtide-sharing-") as folder:
         directory = Path(folder)
         with _platform(directory, arm) as client:

@@ -30,7 +30,7 @@ _TRAINING_MEMORY_GB = (25, 30, 35, 40)
 
 
 class SharingInstance(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody who holds `share` of each of `num_devices` devices. `family`: the function that it is an instance of."""
+    """It holds `share` of each of `num_devices` devices. `family`: the function that it is an instance of."""
 
     name: str
     family: str
@@ -48,7 +48,7 @@ class SharingEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SharingWorkload(msgspec.Struct, frozen=True, kw_only=True):
-    """Events in order of time; whoever goes has started, nobody starts twice. `drawn` is the seed, if there is one."""
+    """Events in order of time; each starts once, and ends after that. `drawn` is the seed, if there is one."""
 
     name: str
     events: tuple[SharingEvent, ...]

@@ -134,7 +134,7 @@ def draw_needs(seed: int, setting: TidalSetting) -> Floats:
 def draw_tidal(seed: int, setting: TidalSetting) -> TidalTrace:
     """Functions whose minimums add up to the tide, never to more, and reach its highest point. Raises InvalidRequest.
 
-    Whoever is no longer needed is ended by its owner, whichever it is; priority is the order of submission.
+    A function that is no longer needed is ended by its owner; priority is the order of submission.
     """
     needs = draw_needs(seed, setting)
     chance = _streams(seed, 8)[4]

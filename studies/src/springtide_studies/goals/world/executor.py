@@ -69,7 +69,7 @@ class GoalWorld:
         """Nothing is lost here: the control plane of this world does not crash."""
 
     def acknowledge(self, events: Sequence[Event]) -> None:
-        """Nobody waits for it."""
+        """Nothing waits for it."""
 
     def start(self, action: Action) -> None:
         """Begin an action; those that concern no functions change nothing."""

@@ -25,7 +25,7 @@ from springtide_studies.goals.world.streams import Arrivals
 from springtide_studies.goals.world.truth import DETECTION_S, StepTruth, Truth, mean_of_slowest
 
 REPORT_EVERY_S = 30.0
-# Everyone parks, the record is read: what a change takes beside state on its way.
+# All functions park, the record is read: what a change takes beside state on its way.
 PARK_S = 1.0
 # A function leaves for its successor this long before its lifetime is over.
 LEAVE_MARGIN_S = 30.0
@@ -264,7 +264,7 @@ class SimulatedFunctionPool:
         return compute_s, sync_s
 
     def _die(self, worked_s: float) -> None:
-        """A function has died: everyone goes back to the last state and waits for the one that takes its place."""
+        """A function has died: the others go back to the last state and wait for the one that takes its place."""
         run = self.run
         assert run.plan is not None
         run.num_deaths += 1
@@ -302,7 +302,7 @@ class SimulatedFunctionPool:
         run.meter.run(change.plan, max(0.0, until_s - change.begun_s), count=change.num_joiners)
 
     def _change(self) -> None:
-        """At a boundary: everyone parks, joiners take the state from the store, leavers return, stayers go on."""
+        """At a boundary: all functions park, joiners take the state from the store, leavers return, stayers go on."""
         run = self.run
         change, old, now_s = run.change, run.plan, self._now_s()
         assert change is not None
@@ -310,7 +310,7 @@ class SimulatedFunctionPool:
         self._charge_joiners(now_s)
         moved_s = 2.0 * self.truth.state_s(run.model, change.plan.stages[0].memory_mb) if change.num_joiners else 0.0
         pause_s = PARK_S + moved_s
-        # Whoever leaves is still there while the state is saved.
+        # A function that leaves is still there while the state is saved.
         run.meter.run(old, PARK_S + moved_s / 2, count=max(0, old.num_functions - change.plan.num_functions))
         if old.stages != change.plan.stages:
             run.born_s = change.begun_s

@@ -91,7 +91,7 @@ class Chronus(msgspec.Struct, frozen=True, kw_only=True):
         num_kept = sum(view.job.job_id in accepted for view in candidates)
         candidates = candidates[: max(self.max_candidates, num_kept)]
         if sum(gangs.size(view) for view in gangs.views) <= gangs.shares.left:
-            # Everybody runs: each of them that can make its deadline alone does.
+            # All jobs run: each of them that can make its deadline alone does.
             return [], {view.job.job_id for view in candidates}
         plan = plan_leases([self._on_grid(gangs, view, accepted) for view in candidates], gangs.shares.left)
         makes_it = {view.job.job_id for view, makes in zip(candidates, plan.makes_it, strict=True) if makes}
@@ -129,7 +129,7 @@ class Chronus(msgspec.Struct, frozen=True, kw_only=True):
     def _rank(self, gangs: Gangs, view: JobView, accepted: set[WorkloadId]) -> tuple[int, float, float]:
         """Best effort by remaining service, then deadline jobs that could wait by slack, then those that are lost.
 
-        Jobs that nobody has decided on yet count as accepted: the next lease decides.
+        Jobs not decided on yet count as accepted: the next lease decides.
         """
         slack_s = self._slack_s(gangs, view)
         service_s = gangs.remaining_s(view) * gangs.size(view)

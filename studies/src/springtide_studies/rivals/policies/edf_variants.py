@@ -89,7 +89,7 @@ class EdfAdmission(msgspec.Struct, frozen=True, kw_only=True):
         known = [index for index, row in enumerate(rows) if row.is_hard]
         promised = live.by_deadline([index for index in known if rows[index].view.admitted_at_s is not None])
         ends_s = self._play(live, promised, num_devices)
-        # Progress comes in whole steps: nobody is late by less than one.
+        # Progress comes in whole steps: no job is late by less than one.
         spare_s = live.deadlines_s + 1.0 / live.rates[:, 0] if rows else live.deadlines_s
         admitted: dict[int, float] = {}
         refused: dict[int, str] = {}
@@ -127,7 +127,7 @@ class EdfAdmission(msgspec.Struct, frozen=True, kw_only=True):
         return dict(zip(order, ends_s.tolist(), strict=True))
 
     def _counts(self, live: LiveJobs, promised: Sequence[int], num_devices: int, refused: dict[int, str]) -> list[int]:
-        """Devices now: everybody the largest size that is left, promised deadlines first."""
+        """Devices now: each job the largest size that is left, promised deadlines first."""
         others = sorted(
             (index for index in range(len(live.rows)) if index not in set(promised) and index not in refused),
             key=lambda index: (live.deadlines_s[index], index),

@@ -62,7 +62,7 @@ class ElasticRow:
             most = min(view.max_workers, job.num_virtual_shards)
             self.sizes: tuple[int, ...] = (min(view.num_replicas or most, most),)
         elif curve.source == "guess" or not curve.sizes:
-            # Nothing is known of its speed: the least it takes to find out, or what it has where nobody else needs it.
+            # Nothing is known of its speed: the least it takes to find out, or what it has where no other job needs it.
             most = most_workers(view)
             least = min(view.min_workers, most)
             self.sizes = tuple(sorted({least, max(least, min(view.num_replicas, most))}))

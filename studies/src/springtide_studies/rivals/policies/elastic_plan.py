@@ -33,7 +33,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
 
     `admits` False: every deadline is claimed, none promised. `in_batches`: newcomers of one decision are admitted
     together or not at all. `late_jobs_claim`: a job that can no longer be in time keeps its turn and takes all it can
-    use, and nobody is admitted until it has ended; otherwise it comes after all others' shares. `reserves_overhead`:
+    use, and no job is admitted until it has ended; otherwise it comes after all others' shares. `reserves_overhead`:
     of every deadline the time of one change is kept. `is_reversed`: spare devices go where they bring least.
     """
 
@@ -118,7 +118,7 @@ class _Planner:
         """Find out who holds a promise that cannot be kept any more, and what becomes of their claims."""
         if self.shares.fits.all():
             return
-        # Progress comes in whole steps, and the reserve is there to be used: whoever fits without them is in time.
+        # Progress comes in whole steps, and the reserve is there to be used: a job that fits without them is in time.
         late = [self.claims[row] for row in np.flatnonzero(~self.shares.fits)]
         self.ends_s = self.ends_s.copy()
         for index in late:
@@ -138,7 +138,7 @@ class _Planner:
     def _promise_again(self, index: int) -> None:
         """A broken promise is to be broken briefly: the job claims the earliest end that breaks no other promise.
 
-        Newcomers have to leave it that, but it stands in the way of nobody's admission: it fits. Where progressive
+        Newcomers have to leave it that, but it stands in the way of no admission: it fits. Where progressive
         filling does not find what there is, it has no claim and takes what is left.
         """
         live = self.live
@@ -178,7 +178,7 @@ class _Planner:
                     admitted[index] = float(self.ends_s[index])
             self.claims = [index for index in trial if index not in refused]
             self.shares = shares if len(self.claims) == len(trial) else self._fill(self.claims)
-        # Who has run already, because nobody knew how long it would take, goes on without a promise.
+        # A job that has run already, because its length was not known, goes on without a promise.
         has_run = [index for index in refused if self.live.rows[index].view.started_at_s is not None]
         return admitted, {index: why for index, why in refused.items() if index not in has_run}
 
@@ -289,7 +289,7 @@ def _level_of(count: int, sizes: Sequence[int]) -> int:
 
 
 class ElasticFuture(Mapping[WorkloadId, Schedule]):
-    """The schedules of a decision, worked out when somebody looks."""
+    """The schedules of a decision, worked out when they are read."""
 
     def __init__(self, live: LiveJobs, outcome: ElasticOutcome) -> None:
         self._live, self._outcome = live, outcome

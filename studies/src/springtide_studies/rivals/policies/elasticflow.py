@@ -135,8 +135,8 @@ class ElasticFlowArtifact(ElasticFlow, frozen=True, kw_only=True):
     """The published artifact's way, where it departs from the paper (pkusys/ElasticFlow, `ef-accessctrl`).
 
     From the artifact: arrivals wait for the end of a slot (60 s, 240 s on the testbed) and are admitted together or
-    not at all; a job that is late keeps its claim, and nobody is admitted until it has ended; spare devices go to the
-    job to which they bring least, whoever has none coming first. From the paper, as everywhere here: shares, levels,
+    not at all; a job that is late keeps its claim, and no job is admitted until it has ended; spare devices go to the
+    job to which they bring least, jobs without any coming first. From the paper, as everywhere here: shares, levels,
     best effort. Not reproduced: whole seconds, and the price of a change charged to jobs that do not change.
     """
 

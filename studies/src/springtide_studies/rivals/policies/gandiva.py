@@ -60,7 +60,7 @@ class Gandiva(msgspec.Struct, frozen=True, kw_only=True):
         running = [view for view in queue if gangs.holds(view)]
         others = [view for view in queue if not gangs.holds(view)]
         if ends_at_s is None or gangs.now_s < ends_at_s:
-            # Within a turn nobody is stopped; what others left is taken up at once.
+            # Within a turn no job is stopped; what others left is taken up at once.
             gangs.keep(running)
             gangs.fill(others)
         else:

@@ -62,7 +62,7 @@ class Optimus(msgspec.Struct, frozen=True, kw_only=True):
         return (next_s, {"next_s": next_s}) if gangs.views else (None, {})
 
     def _go_on(self, gangs: Gangs) -> None:
-        """Between two intervals: everyone keeps what it has, new jobs start on their minimum."""
+        """Between two intervals: each job keeps what it has, new jobs start on their minimum."""
         shares = gangs.shares
         for view in gangs.views:
             if gangs.holds(view):
@@ -87,7 +87,7 @@ class Optimus(msgspec.Struct, frozen=True, kw_only=True):
             count = shares.of(views[number].job.job_id)
             size = _next_size(curve, count)
             if count and size and views[number].job.elastic:
-                # Whose end nobody can foretell is served after the others, by speedup.
+                # A job whose end cannot be foretold is served after the others, by speedup.
                 is_unknown = math.isinf(left)
                 weight = curve.rate(curve.sizes[0]) if is_unknown else left
                 gain_s = weight / curve.rate(count) - weight / curve.rate(size)

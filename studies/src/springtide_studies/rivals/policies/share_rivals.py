@@ -20,12 +20,12 @@ _WHOLE: Rectangle = (0, 0, UNITS, UNITS)
 
 
 class ExclusivePacker(msgspec.Struct, frozen=True, kw_only=True):
-    """Everybody gets whole devices: the first node with enough idle ones, as few as possible left there."""
+    """Each replica gets whole devices: the first node with enough idle ones, as few as possible left there."""
 
     summary: ClassVar[str] = "A device of its own for everyone with a share."
 
     def booked(self, share: Share) -> Share:
-        """The whole device, whatever part of it is asked for; its memory is nobody else's either."""
+        """The whole device, whatever part of it is asked for; its memory is not shared either."""
         return Share(request=1.0, limit=1.0, memory_mb=share.memory_mb)
 
     def choose(self, ledger: ShareLedger, request: PlacementRequest) -> tuple[DeviceId, ...] | None:
@@ -35,7 +35,7 @@ class ExclusivePacker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InflessLimit(msgspec.Struct, frozen=True, kw_only=True):
-    """INFless+-l: everybody gets the limit all the time; the device with the least computing rate left is best.
+    """INFless+-l: each replica gets the limit all the time; the device with the least computing rate left is best.
 
     Groups take the first node with room (INFless extended to training, Dilu section 5.1 and its artifact).
     """
@@ -52,7 +52,7 @@ class InflessLimit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InflessRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """INFless+-r: as INFless+-l, but everybody gets the request and never more."""
+    """INFless+-r: as INFless+-l, but each replica gets the request and never more."""
 
     summary: ClassVar[str] = "Shares held to their request (INFless+-r, 5.1)."
 
@@ -99,7 +99,7 @@ class FastGsPacker(msgspec.Struct, frozen=True, kw_only=True):
 def free_rectangles(sizes: Iterable[tuple[int, int]]) -> list[Rectangle]:
     """The maximal free rectangles of a device, each size (width, height) being put where it fits most tightly, in turn.
 
-    Somebody who fits nowhere, since those who came before have left others' places free, stands for the whole.
+    A replica that fits nowhere, since earlier ones have left others' places free, stands for the whole.
     """
     free = [_WHOLE]
     for width, height in sizes:

@@ -3,7 +3,7 @@
 The baseline of a platform without a scheduler worth the name (the static allocations that elastic schedulers are
 compared with, as in ElasticFlow §2.2 and Optimus §2.3): never preempted, never resized, no look at deadlines.
 Differences: `num_workers` replaces what each owner asked for by one number for all; a job that asked for nothing
-gets its minimum, because nobody chose more for it. A job that lost a device gets it back as soon as there is one.
+gets its minimum, because no more was chosen for it. A job that lost a device gets it back as soon as there is one.
 """
 
 from __future__ import annotations

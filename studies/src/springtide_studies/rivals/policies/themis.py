@@ -5,7 +5,7 @@ finish-time fairness, rho = T_shared / T_ideal, the time from arrival to finish 
 1/N of the cluster. Whenever leases run out, the devices are offered to the fraction 1 - f of jobs that are worst off;
 among these the auction maximises the product of valuations 1/rho; what is left goes to the others.
 Jobs run on the number of workers they asked for. No deadlines.
-Differences: bids are computed here from the profile, so nobody has to be kept honest and the hidden payments of the
+Differences: bids are computed here from the profile, so that honesty is not at issue and the hidden payments of the
 partial allocation mechanism are left out. A bid is for all the workers of a job or none, so the product is maximised
 greedily by gain per device; the loser's finish is one lease later. Leftovers go to the worst off, where the paper draws
 lots. N is the number of jobs now, where the paper averages over the job's life. Placement does not enter the bids.

@@ -34,7 +34,7 @@ _AFTER_S = 0.001
 class Tiresias(msgspec.Struct, frozen=True, kw_only=True):
     """Services first, by load; then jobs queue by queue.
 
-    `thresholds_s` (device-seconds, ascending) separate the queues. `promotion_factor` 0 promotes nobody.
+    `thresholds_s` (device-seconds, ascending) separate the queues. `promotion_factor` 0 promotes no job.
     `history_device_s`, if given, is the service that earlier jobs needed until they ended: Gittins instead of LAS.
     """
 
@@ -122,7 +122,7 @@ class Tiresias(msgspec.Struct, frozen=True, kw_only=True):
     def _next_moment_s(
         self, gangs: Gangs, attained: dict[WorkloadId, float], since: dict[WorkloadId, float]
     ) -> float | None:
-        """When the first running job enters a lower queue or a waiting one is promoted; None if nobody waits."""
+        """When the first running job enters a lower queue or a waiting one is promoted; None if no job waits."""
         waiting = gangs.waiting()
         if not waiting:
             return None

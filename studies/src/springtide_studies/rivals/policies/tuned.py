@@ -29,7 +29,7 @@ class TiresiasTuned(msgspec.Struct, frozen=True, kw_only=True):
     """Services first, by load; then jobs at the size that was asked for, in two queues by service attained.
 
     A job that has held `threshold_s` device-seconds since it was submitted (the artifact's 16 hours of one device)
-    goes to the second queue. Who does not fit is passed over; nobody is promoted.
+    goes to the second queue. A job that does not fit is passed over; none is promoted.
     """
 
     summary: ClassVar[str] = "Tiresias as Pollux's published artifact plays it, every minute, on tuned requests."
@@ -68,7 +68,7 @@ class TiresiasTuned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OptimusOracle(msgspec.Struct, frozen=True, kw_only=True):
-    """Services first, by load; then everyone a worker, by arrival, and one more at a time to whom it helps most.
+    """Services first, by load; then each job a worker, by arrival, and one more at a time to the job it helps most.
 
     What helps is the seconds that the steps left would take less; speeds are those that the job came with. Who keeps
     its number keeps its devices.

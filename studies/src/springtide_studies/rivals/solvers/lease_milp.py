@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from springtide.core.errors import InvalidRequest
 
-# Further into the future nothing has to be decided now; leases beyond are counted as free for whoever reaches them.
+# Further into the future nothing has to be decided now; leases beyond are counted as free for all jobs that reach them.
 HORIZON = 1200
 # Branching stops here, by a count and not by the clock: the answer must not depend on how fast the machine is.
 NODE_LIMIT = 2000
@@ -137,7 +137,7 @@ def _solve(jobs: Sequence[LeaseJob], capacity: int) -> LeasePlan:
         options={"node_limit": NODE_LIMIT, "mip_rel_gap": REL_GAP},
     )
     if found.x is None:
-        # Nothing found within the limit: nobody new, and whoever was accepted gets the devices while they last.
+        # Nothing found within the limit: no new job, and accepted ones get the devices while they last.
         return _keep_accepted(jobs, capacity)
     chosen = np.round(found.x[: 2 * num_jobs]).astype(bool)
     return LeasePlan(makes_it=tuple(chosen[:num_jobs].tolist()), runs_now=tuple(chosen[num_jobs:].tolist()))

@@ -1,4 +1,4 @@
-"""Allocation by marginal return: who gets the devices that nobody needs for a deadline (ElasticFlow §4.2, Algorithm 2).
+"""Allocation by marginal return: which jobs get the devices that no deadline needs (ElasticFlow §4.2, Algorithm 2).
 
 Pure numbers: what every further level costs a job in device time over its whole life, then a greedy choice by heap.
 """
@@ -105,7 +105,7 @@ def share_out(
 
     `levels[i]` is how many levels job i has already (0: none), `sizes[i]` what each level is. The marginal return of
     the next level is the device time that the job then needs less in all, per device added: lines 9 and 22. (It is
-    negative where speed grows less than in proportion; "largest" is then what wastes least.) Ties go to whoever has
+    negative where speed grows less than in proportion; "largest" is then what wastes least.) Ties go to jobs that have
     the devices now (`held`, levels), then to the earlier row: jobs of one model tie all the time. Sizes are those at
     which a job is faster than at every smaller one, so the paper's check of the finish time and formula (7) hold by
     construction: no level is given that would not make a job faster. A level that does not fit into what is free is

@@ -75,7 +75,7 @@ def progressive_filling(
 
     `sizes` ascend and so do their speeds. The levels are raised one by one over the whole time, and within the last
     one from the deadline backwards, as the paper's inner loop runs: the later part has level j, the earlier part
-    still the level below. So a share is held as late as it can be, devices near now stay free for whoever needs
+    still the level below. So a share is held as late as it can be, devices near now stay free for a job that needs
     them sooner, and what is left of them is for Algorithm 2. (Line 15 of the paper sums over t; it must be over the
     jobs that were filled before.) Time is continuous here: the switch falls where the work is just done, or, with
     `slot_s`, at the multiple of it before that, since in the paper a whole slot has one size.
@@ -339,7 +339,7 @@ def _fill_rest(
 def play_in_turn(demands: Demands, now_s: float, num_devices: int) -> Floats:
     """When every job ends if each in turn takes all it can use of what those before it leave: EDF, played forward.
 
-    Everybody holds the largest size that is free at each moment. inf for a job that never gets a device. While jobs
+    Every job holds the largest size that is free at each moment. inf for a job that never gets a device. While jobs
     run on their largest size from now on there is nothing to search for.
     """
     ends_s = np.full(len(demands.work), np.inf)

@@ -37,7 +37,7 @@ class AllocationProblem(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     `capacities` [N] are devices, 0 beyond the real nodes, at most 127. `held` [J, N] is what each job holds, `least`
     and `most` [J] bound its workers (fewer than `least`: none), `max_nodes` its nodes. `speedups` [J, 2, R] is by one
     node or several and by workers (0 for none). `restart_factors` [J] scales a job's speedup if its row changes. With
-    `spares_single` a node's second distributed job alone is kept off it; the artifact takes everybody off who comes
+    `spares_single` a node's second distributed job alone is kept off it; the artifact takes every job off that comes
     after it in order.
     """
 

@@ -1,7 +1,7 @@
 """Searches for a configuration by profiling runs, as published and ours, behind one interface, to be compared.
 
 Each looks at one candidate after another, by a run of a few steps whose time it is told, and says after each which
-candidate it would choose. What a run takes and costs is counted by whoever measures (SMLT, section 3.2 and figure 4).
+candidate it would choose. What a run takes and costs is counted by the caller (SMLT, section 3.2 and figure 4).
 """
 
 from __future__ import annotations
