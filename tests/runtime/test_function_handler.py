@@ -14,9 +14,10 @@ from safetensors.torch import load
 
 import springtide
 from kits.runtime.function_plane import KEYS, SOURCE, Context, FunctionPlane, plan_of
-from springtide.core.errors import InvalidRequest, ObjectMissing
+from springtide.core.errors import BackendError, CheckpointError, InvalidRequest, ObjectMissing, PeerLost, StorageError
 from springtide.core.wire.functions import FunctionOrder, FunctionReport, FunctionResult, Place, ProfileOrder
-from springtide.runtime.function_handler import ProfileResult, handler, open_stores, read_order
+from springtide.runtime.function_handler import ProfileResult, code_of, handler, open_stores, read_order
+from springtide.storage.datasets.manifest import DatasetLost
 from springtide.storage.stores.linked import DuplexLink, LinkedStore
 from springtide.storage.stores.memory import MemoryStore
 from springtide.storage.stores.open import memory_store
@@ -109,6 +110,24 @@ def test_a_job_that_is_gone_is_one_sentence(capfd):
     report = msgspec.json.decode(store.get(KEYS.report(Place(0, 0), 0)), type=FunctionReport)
     assert (report.phase, report.error) == ("failed", result.error)
     assert "Traceback" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (StorageError("the bucket is gone"), "store"),
+        (ObjectMissing("no such key"), "store"),
+        (PeerLost("late"), "store"),
+        (BackendError("no socket"), "store"),
+        (CheckpointError("torn"), "store"),
+        (DatasetLost("the dataset 'digits' has vanished"), "data"),
+        (InvalidRequest("the plan is for 7 layers"), "user_code"),
+        (ValueError("StorageError: told by the user's code"), "user_code"),
+        (SystemExit(1), "user_code"),
+    ],
+)
+def test_an_error_s_code_says_whether_another_function_may_fare_better(error, code):
+    assert code_of(error) == code
 
 
 def test_a_broken_bundle_is_one_sentence(capfd):

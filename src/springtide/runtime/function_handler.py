@@ -17,10 +17,25 @@ from typing import Any, Protocol
 
 import msgspec
 
-from springtide.core.errors import InvalidRequest, SpringtideError
+from springtide.core.errors import (
+    BackendError,
+    CheckpointError,
+    CollectiveError,
+    InvalidRequest,
+    SpringtideError,
+    StorageError,
+)
 from springtide.core.functions import ModelProfile
 from springtide.core.ports import Store
-from springtide.core.wire.functions import MAX_ORDER_BYTES, FunctionOrder, FunctionResult, Keys, Order, ProfileOrder
+from springtide.core.wire.functions import (
+    MAX_ORDER_BYTES,
+    ErrorCode,
+    FunctionOrder,
+    FunctionResult,
+    Keys,
+    Order,
+    ProfileOrder,
+)
 from springtide.runtime.functions.reporting import FunctionReporter
 from springtide.storage.stores.linked import DuplexLink, Lanes, LinkedStore
 from springtide.storage.stores.open import open_store
@@ -113,8 +128,9 @@ def _train(order: FunctionOrder, stores: list[Store], context: HandlerInvocation
             )
             return worker.run()
     except (Exception, SystemExit) as error:
-        sentence = _sentence(error, path)
-        reporter.update("failed", error=sentence)
+        code = code_of(error)
+        sentence = _sentence(error, path, names_type=code != "data")
+        reporter.update("failed", error=sentence, error_code=code)
         return FunctionResult(
             stage=order.stage,
             replica=order.replica,
@@ -122,6 +138,7 @@ def _train(order: FunctionOrder, stores: list[Store], context: HandlerInvocation
             outcome="failed",
             step=reporter.report.step,
             error=sentence,
+            error_code=code,
             usage=reporter.usage(),
         )
     finally:
@@ -174,14 +191,27 @@ def _tell(line: str) -> None:
     sys.stderr.write(line + "\n")
 
 
-def _sentence(error: BaseException, path: str) -> str:
-    """One sentence that begins with the error's type; the traceback goes to the log."""
+def _sentence(error: BaseException, path: str, *, names_type: bool = True) -> str:
+    """One sentence, which begins with the error's type unless it is for users; the traceback goes to the log."""
     from springtide.runtime.process.entry import describe_error
 
     traceback.print_exception(error, file=sys.stderr)
+    if not names_type:
+        return str(error)[:_MAX_ERROR_CHARS]
     if isinstance(error, SpringtideError):
         return f"{type(error).__name__}: {error}"[:_MAX_ERROR_CHARS]
     return describe_error(error, path)[:_MAX_ERROR_CHARS]
+
+
+def code_of(error: BaseException) -> ErrorCode:
+    """What failed, for the coordinator: it decides whether another function may fare better."""
+    from springtide.storage.datasets.manifest import DatasetLost
+    from springtide.storage.workloads.artifacts import ArtifactDamaged
+
+    if isinstance(error, DatasetLost):
+        return "data"
+    is_outside = isinstance(error, StorageError | CheckpointError | CollectiveError | BackendError)
+    return "store" if is_outside and not isinstance(error, ArtifactDamaged) else "user_code"
 
 
 def _as_json(result: msgspec.Struct) -> dict[str, Any]:

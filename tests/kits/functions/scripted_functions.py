@@ -192,6 +192,7 @@ class _Function:
             lanes=LaneTimes(step_s=self.world.step_s),
             usage=Usage(num_puts=3, num_gets=5),
             error=error,
+            error_code="user_code" if error else "",
         )
         self.store.put(self.keys.report(self.place, self.order.incarnation), msgspec.json.encode(report))
 
@@ -205,5 +206,6 @@ class _Function:
             outcome=outcome,  # type: ignore[arg-type]
             step=self.step,
             error=error,
+            error_code="user_code" if error else "",
             usage=Usage(num_puts=3, num_gets=5),
         )

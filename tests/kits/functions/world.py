@@ -24,6 +24,7 @@ from springtide.core.functions import (
 )
 from springtide.core.wire.functions import (
     ControlRecord,
+    ErrorCode,
     FunctionReport,
     Keys,
     Place,
@@ -54,6 +55,7 @@ class World(Functions):
         self.has_parameter_store = has_parameter_store
         self.store_number = 0
         self.user_error = "ValueError: the loss is not finite"
+        self.user_error_code: ErrorCode = "user_code"
         self.is_store_up = False
         self.store_up_s = 0.0
         self.random = random.Random(seed)

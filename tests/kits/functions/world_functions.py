@@ -8,6 +8,7 @@ from springtide.core.functions import (
     Usage,
 )
 from springtide.core.wire.functions import (
+    ErrorCode,
     FunctionReport,
     FunctionResult,
     LaneTimes,
@@ -67,14 +68,14 @@ class Functions:
             self.report(function)
             self.turn(function)
 
-    def report(self, function: Function, error: str = "") -> None:
+    def report(self, function: Function, error: str = "", code: ErrorCode = "") -> None:
         """A change of phase is written at once, anything else so often at most: who dies before has not told it."""
         key = function.place, function.order.incarnation
         written = self.reports.get(key)
         left_s = function.reported_at_s + LEAST_INTERVAL_S - self.now_s
         if written is None or written.phase != function.phase or left_s <= 0.0:
             function.reported_at_s, function.owes_report = self.now_s, False
-            self.reports[key] = self.report_of(function, error)
+            self.reports[key] = self.report_of(function, error, code)
         elif not function.owes_report:
             function.owes_report = True
             self.after(left_s, lambda: self.report_if_owed(function))
@@ -83,7 +84,7 @@ class Functions:
         if function.owes_report and not function.done:
             self.report(function)
 
-    def report_of(self, function: Function, error: str) -> FunctionReport:
+    def report_of(self, function: Function, error: str, code: ErrorCode) -> FunctionReport:
         joined = function.joined or (function.order.generation, function.order.attempt)
         is_last = function.order.stage == len((function.plan or self.plan).stages) - 1
         return FunctionReport(
@@ -103,12 +104,13 @@ class Functions:
             pause_s=function.timer.pause_s,
             usage=Usage(num_puts=function.step, num_gets=3 * function.step),
             error=error,
+            error_code=code,
         )
 
-    def leave(self, function: Function, outcome: str, error: str = "") -> None:
+    def leave(self, function: Function, outcome: str, error: str = "", code: ErrorCode = "") -> None:
         function.done = True
         function.phase = outcome
-        self.report(function, error)
+        self.report(function, error, code)
         self.charge(function)
         result = FunctionResult(
             stage=function.order.stage,
@@ -117,6 +119,7 @@ class Functions:
             outcome=outcome,  # type: ignore[arg-type]
             step=function.step,
             error=error,
+            error_code=code,
             usage=Usage(num_puts=function.step, num_gets=3 * function.step),
         )
         if not function.is_contact_lost:
@@ -156,7 +159,7 @@ class Functions:
             return
         outcome = self.verdict(function)
         if self.is_trouble():
-            self.leave(function, "failed", "StorageError: the parameter store does not answer")
+            self.leave(function, "failed", "StorageError: the parameter store does not answer", "store")
         elif outcome:
             self.leave(function, outcome)
         elif not self.takes_its_place(function):
@@ -166,7 +169,7 @@ class Functions:
         elif function.stuck_until_s is None:
             self.at_boundary(function)
         elif self.now_s > function.stuck_until_s:
-            self.leave(function, "failed", "StorageError: the parameter store does not answer")
+            self.leave(function, "failed", "StorageError: the parameter store does not answer", "store")
         else:
             self.after(0.5, lambda: self.turn(function))
 
@@ -340,7 +343,7 @@ class Functions:
         if function.done or function.joined != joined:
             return
         if self.faults.user_error_at == step and function.order.stage == 0:
-            self.leave(function, "failed", self.user_error)
+            self.leave(function, "failed", self.user_error, self.user_error_code)
             return
         if self.is_wire_down(function):
             self.be_stuck(function)

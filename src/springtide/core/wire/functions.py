@@ -169,6 +169,11 @@ Phase = Literal[
 ]
 
 
+# What failed in a function: the user's code, a store or a peer (which may answer another one), or data that is gone
+# for good. Empty: it does not say.
+ErrorCode = Literal["", "user_code", "store", "data"]
+
+
 class FunctionReport(msgspec.Struct, frozen=True, kw_only=True):
     """What one function has to say, newest state first; each overwrites the one before.
 
@@ -203,6 +208,7 @@ class FunctionReport(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage = Usage()
     metrics: dict[str, Finite] = {}
     error: str = ""
+    error_code: ErrorCode = ""
 
 
 class StageState(msgspec.Struct, frozen=True, kw_only=True):
@@ -229,6 +235,7 @@ class FunctionResult(msgspec.Struct, frozen=True, kw_only=True):
     step: int = 0
     error: str = ""
     usage: Usage = Usage()
+    error_code: ErrorCode = ""
 
 
 class Keys:

@@ -152,9 +152,19 @@ def test_an_error_of_the_user_s_code_ends_the_job_at_once() -> None:
     assert not any(not function.done for function in world.functions)
 
 
+def test_another_function_is_tried_where_one_does_not_say_what_failed() -> None:
+    world = World(faults=Faults(user_error_at=5))
+    world.user_error_code = ""
+    world.start()
+    world.run(until=lambda: bool(world.of(events.ReplicaLost)))
+    assert not world.of(events.JobFailed)
+    assert len(world.functions) > 2
+    assert "could not go on: ValueError: the loss is not finite, 5 times" in world.of(events.ReplicaLost)[0].reason
+
+
 def test_samples_that_are_gone_pause_the_job_at_its_newest_state() -> None:
     world = World(faults=Faults(user_error_at=5))
-    world.user_error = "DatasetLost: the dataset 'digits' has vanished; put it again"
+    world.user_error, world.user_error_code = "the dataset 'digits' has vanished; put it again", "data"
     world.start()
     world.run()
     [paused] = world.of(events.PauseRequested)

@@ -11,7 +11,7 @@ from springtide.backends.functions.coordinator.invocations import FunctionInvoca
 from springtide.backends.functions.coordinator.ledger import CAUTION, Ledger
 from springtide.backends.functions.coordinator.messages import InvocationEnded
 from springtide.backends.functions.coordinator.pace import MAX_SAVE_EVERY, StepTiming
-from springtide.backends.functions.coordinator.reasons import budget_reason, is_store_trouble
+from springtide.backends.functions.coordinator.reasons import budget_reason
 from springtide.core.functions import Usage
 from springtide.core.wire.functions import FunctionReport, LaneTimes, Place
 
@@ -118,17 +118,3 @@ def test_a_paused_job_is_told_how_to_go_on() -> None:
     assert text.startswith("its budget of $0.5 is nearly spent ($0.47 so far): a checkpoint of step 120 is kept")
     amount = float(text.rpartition("--budget ")[2].rstrip("`"))
     assert amount >= 1.234
-
-
-@pytest.mark.parametrize(
-    ("error", "is_trouble"),
-    [
-        ("StorageError: the bucket is gone", True),
-        ("springtide.core.errors.CollectiveError: late", True),
-        ("ValueError: StorageError", False),
-        ("the loss is not finite", False),
-        ("", False),
-    ],
-)
-def test_trouble_of_stores_is_not_the_user_s(error: str, is_trouble: bool) -> None:
-    assert is_store_trouble(error) is is_trouble

@@ -174,8 +174,8 @@ class Coordinator:
                     self._rest(step)
                 case ReplaceFunction(slot, invocation, reason):
                     self._replace(slot, invocation, reason)
-                case FunctionFailed(slot, invocation, error):
-                    self._carry_out(function_ends.failed(self.run, slot, invocation, error))
+                case FunctionFailed(slot, invocation, code, error):
+                    self._carry_out(function_ends.failed(self.run, slot, invocation, code, error))
                 case ConcludeIfStopped():
                     self._conclude_if_stopped()
                 case _:
@@ -379,7 +379,7 @@ class Coordinator:
         if report.phase == "failed" and invocation.is_uncertain:
             # This report is all that will ever be known of its end.
             invocation.over_at_s = run.now_s
-            self._carry_out(function_ends.failed(run, slot, invocation, report.error))
+            self._carry_out(function_ends.failed(run, slot, invocation, report.error_code, report.error))
         if report.phase in OVER:
             self._carry_out(function_ends.look_if_finished(run))
             self._conclude_if_stopped()

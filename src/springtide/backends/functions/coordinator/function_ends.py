@@ -11,8 +11,6 @@ from springtide.backends.functions.coordinator.messages import InvocationEnded
 from springtide.backends.functions.coordinator.reasons import (
     EndCause,
     end_sentence,
-    is_data_lost,
-    is_store_trouble,
     out_of_memory_reason,
 )
 from springtide.backends.functions.coordinator.run import After, Mode, Run
@@ -24,9 +22,12 @@ from springtide.backends.functions.coordinator.verdicts import (
     ReplaceFunction,
     StopNow,
 )
+from springtide.core.wire.functions import ErrorCode
 
 # How often the functions of one place may end without any progress of the job before that is no accident any more.
 MAX_DEATHS = 5
+# Another function is tried after these errors; one of an older version does not say what failed.
+MAY_PASS = frozenset({"store", ""})
 
 
 def ended(run: Run, slot: PlaceSlot, invocation: FunctionInvocation, end: InvocationEnded) -> Iterator[Effect]:
@@ -38,7 +39,7 @@ def ended(run: Run, slot: PlaceSlot, invocation: FunctionInvocation, end: Invoca
     elif result.outcome == "left":
         yield from left(run, slot, invocation)
     elif result.outcome == "failed":
-        yield from failed(run, slot, invocation, result.error or end.error)
+        yield from failed(run, slot, invocation, result.error_code, result.error or end.error)
     else:
         yield from _ended_well(run, slot, invocation, result.outcome, result.step)
 
@@ -106,9 +107,9 @@ def look_if_finished(run: Run) -> Iterator[Effect]:
         yield LookForStart()
 
 
-def failed(run: Run, slot: PlaceSlot, invocation: FunctionInvocation, error: str) -> Iterator[Effect]:
+def failed(run: Run, slot: PlaceSlot, invocation: FunctionInvocation, code: ErrorCode, error: str) -> Iterator[Effect]:
     """It ended with an error: of a store, of the data, or of the user's code, which ends the job."""
-    if is_store_trouble(error):
+    if code in MAY_PASS:
         yield from _died(run, slot, invocation, EndCause.STORE_TROUBLE, error)
         return
     is_ending = run.after in (After.STOP, After.FAILED, After.DATA)
@@ -116,9 +117,9 @@ def failed(run: Run, slot: PlaceSlot, invocation: FunctionInvocation, error: str
         yield ConcludeIfStopped()
         return
     slot.error = error
-    if is_data_lost(error):
+    if code == "data":
         # Its owner has to bring the data back: trying again does not.
-        yield StopNow(After.DATA, error.partition(": ")[2])
+        yield StopNow(After.DATA, error)
     else:
         yield FailJob(error)
 

@@ -6,18 +6,6 @@ from enum import StrEnum
 
 from springtide.backends.functions.coordinator.invocations import FunctionInvocation
 
-# What functions say when a store, not the user's code, is what failed: the name of the error comes first.
-_TROUBLES = (
-    "StorageError",
-    "WireTrouble",
-    "ObjectMissing",
-    "CollectiveError",
-    "PeerLost",
-    "BackendError",
-    "CheckpointError",
-    "Fenced",
-)
-
 
 class EndCause(StrEnum):
     """Why a function is gone that was still needed."""
@@ -51,18 +39,6 @@ _CAUSES = {
     EndCause.STOPPED: "ended as stopped",
     EndCause.SUPERSEDED: "ended as superseded",
 }
-# What functions say when samples are not there any more: trying again does not bring them back.
-DATA_LOST = "DatasetLost"
-
-
-def is_data_lost(error: str) -> bool:
-    """Whether a function failed for a dataset that has vanished or is damaged."""
-    return error.split(":", 1)[0].rpartition(".")[2] == DATA_LOST
-
-
-def is_store_trouble(error: str) -> bool:
-    """Whether a function failed for its stores and not for the user's code."""
-    return error.split(":", 1)[0].rpartition(".")[2] in _TROUBLES
 
 
 def end_sentence(invocation: FunctionInvocation, cause: EndCause, error: str = "") -> str:

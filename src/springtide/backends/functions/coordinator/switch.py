@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from springtide.backends.functions.coordinator.function_ends import MAY_PASS
 from springtide.backends.functions.coordinator.function_pool import places_of
 from springtide.backends.functions.coordinator.invocations import OVER, FunctionInvocation, PlaceSlot
 from springtide.backends.functions.coordinator.messages import AskedToRun, InvocationEnded, Order
-from springtide.backends.functions.coordinator.reasons import EndCause, end_sentence, is_store_trouble
+from springtide.backends.functions.coordinator.reasons import EndCause, end_sentence
 from springtide.backends.functions.coordinator.run import Mode, Run
 from springtide.backends.functions.coordinator.verdicts import (
     CLOSE_S,
@@ -25,7 +26,7 @@ from springtide.backends.functions.coordinator.verdicts import (
     LookForStart,
 )
 from springtide.core.functions import FunctionPlan
-from springtide.core.wire.functions import Place, Upcoming
+from springtide.core.wire.functions import ErrorCode, Place, Upcoming
 
 # Joining functions get so long to be warm, refusals by the provider included; then the change is made without them.
 MAX_WARMING_S = 180.0
@@ -159,7 +160,7 @@ class PlanSwitch:
         if result is None:
             yield from self._joiner_died(run, slot, invocation, EndCause(ended.outcome), ended.error)
         elif result.outcome == "failed":
-            yield from self._joiner_failed(run, slot, invocation, result.error or ended.error)
+            yield from self._joiner_failed(run, slot, invocation, result.error_code, result.error or ended.error)
         else:
             yield from self._joiner_died(run, slot, invocation, EndCause(result.outcome), "")
 
@@ -170,17 +171,21 @@ class PlanSwitch:
             # Its last report is all that will ever be known of its end.
             invocation.over_at_s = run.now_s
             if invocation.phase == "failed":
-                yield from self._joiner_failed(run, slot, invocation, invocation.report.error)
+                yield from self._joiner_failed(
+                    run, slot, invocation, invocation.report.error_code, invocation.report.error
+                )
             else:
                 yield from self._joiner_died(run, slot, invocation, EndCause(invocation.phase), "")
         else:
             yield from self._proceed(run)
 
-    def _joiner_failed(self, run: Run, slot: PlaceSlot, invocation: FunctionInvocation, error: str) -> Iterator[Effect]:
-        if is_store_trouble(error):
+    def _joiner_failed(
+        self, run: Run, slot: PlaceSlot, invocation: FunctionInvocation, code: ErrorCode, error: str
+    ) -> Iterator[Effect]:
+        if code in MAY_PASS:
             yield from self._joiner_died(run, slot, invocation, EndCause.STORE_TROUBLE, error)
         else:
-            yield FunctionFailed(slot, invocation, error)
+            yield FunctionFailed(slot, invocation, code, error)
 
     def _joiner_died(
         self, run: Run, slot: PlaceSlot, invocation: FunctionInvocation, cause: EndCause, error: str

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from springtide.backends.functions.coordinator.invocations import FunctionInvocation, PlaceSlot
 from springtide.backends.functions.coordinator.messages import Order
 from springtide.backends.functions.coordinator.run import After
+from springtide.core.wire.functions import ErrorCode
 
 # How long functions may take to notice that they are to stop at once: a look at the record while they wait.
 STOP_S = 8.0
@@ -80,6 +81,7 @@ class FunctionFailed:
 
     slot: PlaceSlot
     invocation: FunctionInvocation
+    code: ErrorCode
     error: str
 
 
