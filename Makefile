@@ -12,10 +12,15 @@ SURE := $(addprefix tests/,conformance core golden perf replay scheduling servin
 	workloads) studies/tests
 # What measures, holds a running service to its objective, or needs most of the memory, has the machine to itself.
 ALONE := $(addprefix tests/end_to_end/test_,tide_live.py sharing_live.py sharing_bench_live.py gpu_sharing_live.py \
-	report_latency.py goodput_live.py quote_live.py functions.py)
+	goodput_live.py quote_live.py functions.py)
+# A fixed part of the sweeps over seeds, crash points and kills, for CI. `make full` plays all of them.
+SAMPLE := SPRINGTIDE_SEEDS=250 SPRINGTIDE_LOAN_SEEDS=100 SPRINGTIDE_SWEEP_STRIDE=4 SPRINGTIDE_KILLS=24
+# How many tests run at a time: one that computes keeps a core busy, one of real processes a sixth of it.
+NUM_COMPUTING := 2
+NUM_PROCESSES := 4
 
-.PHONY: setup demo check test slow slow-computing slow-processes slow-alone examples kubernetes gpu broken golden bench ci \
-	clean browser servers compiler
+.PHONY: setup demo check test slow slow-computing slow-processes slow-alone examples kubernetes gpu broken planted golden \
+	bench ci full lanes clean browser servers compiler
 
 setup: $(STAMP)
 
@@ -41,12 +46,11 @@ test: setup servers compiler
 
 slow: slow-computing slow-processes slow-alone
 
-# What computes runs two at a time, and so do real processes, which wait for most of their time.
 slow-computing: setup servers compiler
-	$(PYTEST) -m slow --timeout 600 -n 2 --dist loadgroup $(COMPUTING)
+	$(PYTEST) -m slow --timeout 600 -n $(NUM_COMPUTING) --dist loadgroup $(COMPUTING)
 
 slow-processes: setup browser servers compiler
-	$(PYTEST) -m slow --timeout 600 -n 2 --dist loadgroup $(COMPUTING:%=--ignore=%) $(ALONE:%=--ignore=%)
+	$(PYTEST) -m slow --timeout 600 -n $(NUM_PROCESSES) --dist loadgroup $(COMPUTING:%=--ignore=%) $(ALONE:%=--ignore=%)
 
 slow-alone: setup browser servers compiler
 	$(PYTEST) -m slow --timeout 600 $(ALONE)
@@ -57,6 +61,10 @@ examples: setup servers
 # Every deliberately broken build of the interposition library, each found out by the test that is named beside it.
 broken: setup compiler
 	$(PYTEST) -m "broken or slow" --timeout 600 -n 2 tests/native/test_native_broken_builds.py
+
+# Every bug that is planted in the Python source, each found out by the test that is named beside it.
+planted: setup
+	$(PYTEST) -m "slow or not slow" --timeout 600 -n 2 tests/planted
 
 # The cluster that KUBECONFIG names, or a lab of this machine's own where there is one; otherwise its tests say that they
 # are skipped. One of the two has the lab with nodes, the other an API server of its own.
@@ -97,9 +105,22 @@ compiler:
 # One that fails keeps none of the others from being run: whoever reads the output sees all that is to be mended. A test
 # that fails is run once more, and both outcomes are printed: real processes on a shared machine can miss a moment. What
 # fails twice has failed, and so has a lane with more than a handful of these.
-ci: RERUNS := --reruns 1 --reruns-delay 2 --max-suite-reruns 5 --rerun-show-tracebacks
-ci:
-	$(MAKE) --keep-going RERUNS="$(RERUNS)" check test slow kubernetes examples
+ci full: RERUNS := --reruns 1 --reruns-delay 2 --max-suite-reruns 5 --rerun-show-tracebacks
+ci: setup browser servers compiler
+	$(SAMPLE) $(MAKE) --no-print-directory lanes RERUNS="$(RERUNS)"
+
+full: setup browser servers compiler
+	$(MAKE) --no-print-directory lanes RERUNS="$(RERUNS)"
+	$(MAKE) --no-print-directory broken planted
+
+# Two lanes beside each other where one of them mostly waits; what a lane says is printed when it ends.
+lanes:
+	@failed=""; \
+	for pair in "check test" "slow-computing slow-processes" "kubernetes examples" "slow-alone"; do \
+	  echo "== $$pair: begun at $$(date -u +%H:%M:%S)"; \
+	  $(MAKE) --no-print-directory --keep-going --jobs 2 --output-sync=target NUM_COMPUTING=1 $$pair || failed="$$failed $$pair"; \
+	done; \
+	echo "== ended at $$(date -u +%H:%M:%S)"; test -z "$$failed" || { echo "failed among:$$failed"; exit 1; }
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -13,6 +13,7 @@ import pytest
 from kits.cheap_policies import cheap_names
 from kits.simulation.moving import Moving
 from kits.simulation.story import story
+from kits.simulation.sweeps import STRIDE
 from springtide.core.events import CancelRequested, JobSubmitted, ScaleRequested, ServiceDeployed
 from springtide.core.ports import Step
 from springtide.core.resources import Node, NodeId, make_node
@@ -221,7 +222,7 @@ def test_a_control_plane_killed_between_two_effects_leaves_every_node_in_one_poo
 @pytest.mark.parametrize("policy", DAYS)
 @pytest.mark.parametrize("point", CRASH_POINTS[:-2])
 def test_a_control_plane_killed_anywhere_leaves_every_node_in_one_pool(policy: str, point: str) -> None:
-    assert kill_everywhere(policy, (point,), 1) > 20
+    assert kill_everywhere(policy, (point,), STRIDE) > 20 // STRIDE
 
 
 def lose_at_every_step(policy: str, node_id: str, stride: int, *, kills: bool = False) -> int:
@@ -247,4 +248,4 @@ def test_a_node_lost_while_it_drains_or_is_labelled_comes_back_into_one_pool() -
 @pytest.mark.parametrize("node_id", ["lent-0", "lent-1", "own"])
 @pytest.mark.parametrize("policy", DAYS)
 def test_a_node_lost_at_any_step_comes_back_into_one_pool(policy: str, node_id: str, kills: bool) -> None:
-    assert lose_at_every_step(policy, node_id, 1, kills=kills) > 40
+    assert lose_at_every_step(policy, node_id, STRIDE, kills=kills) > 40 // STRIDE
