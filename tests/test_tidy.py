@@ -57,8 +57,19 @@ PYTHON_FILES = [*PRODUCT_FILES, *sorted(STUDIES.rglob("*.py"))]
 TEST_FILES = sorted([*(ROOT / "tests").rglob("*.py"), *STUDY_TESTS.rglob("*.py")])
 # Folders of tests that belong to no single file: whole platforms, clusters, devices, and the rules themselves.
 TESTS_OF_THE_WHOLE = {
-    *("benchmarks", "conformance", "end_to_end", "examples", "golden", "gpu", "kits", "kubernetes", "native", "replay"),
-    *("simulation",),
+    *(
+        "benchmarks",
+        "conformance",
+        "end_to_end",
+        "examples",
+        "golden",
+        "gpu",
+        "kits",
+        "kubernetes",
+        "native",
+        "planted",
+    ),
+    *("replay", "simulation"),
 }
 DOCUMENTS = sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md")])
 

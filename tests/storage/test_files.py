@@ -43,6 +43,30 @@ def test_a_directory_appears_whole_or_not_at_all(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["c"]
 
 
+def test_every_file_of_a_directory_and_itself_are_on_disk_before_it_appears(tmp_path, monkeypatch):
+    synced, on_disk = [], []
+    fsync, rename = os.fsync, os.rename
+
+    def note_fsync(descriptor):
+        synced.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    def note_rename(source, target):
+        on_disk.extend(synced)
+        rename(source, target)
+
+    def fill(directory):
+        (directory / "a").write_bytes(b"1")
+        (directory / "b").write_bytes(b"2")
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(os, "rename", note_rename)
+    write_directory_durable(tmp_path / "c", fill)
+    needed = {path.stat().st_ino for path in (tmp_path / "c", tmp_path / "c" / "a", tmp_path / "c" / "b")}
+    assert needed <= set(on_disk)
+    assert tmp_path.stat().st_ino in synced[len(on_disk) :], "the new name is on disk as well"
+
+
 def test_a_symlink_is_not_followed(tmp_path):
     victim = tmp_path / "victim"
     victim.write_bytes(b"safe")

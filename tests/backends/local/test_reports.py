@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import struct
 import time
@@ -123,6 +124,33 @@ def test_stale_duplicate_and_stray_reports_change_nothing(platform: Platform) ->
     assert platform.events[before:] == []
     counts = platform.executor.counts()
     assert (counts["stray_paths"], counts["stale_reports"], counts["repeated_reports"]) == (1, 2, 1)
+
+
+def test_a_switch_to_an_earlier_group_says_nothing_of_the_one_that_forms(platform: Platform) -> None:
+    members = (ReplicaId("r0"), ReplicaId("r1"))
+    for name in members:
+        platform.executor.start(start(name))
+        platform.until(ReplicaReady, lambda event, name=name: event.replica_id == name)
+    late = platform.pid("r1")
+    os.kill(late, signal.SIGSTOP)
+    try:
+        platform.executor.start(
+            ResizeJob(job_id=WorkloadId("job"), generation=5, replica_ids=members, global_batch_size=8)
+        )
+        platform.barrier()
+        group = platform.executor._table.jobs[WorkloadId("job")].group
+        assert group is not None
+        end_s = time.monotonic() + 30.0
+        while not group.switched and time.monotonic() < end_s:
+            time.sleep(0.01)
+        assert list(group.switched) == ["r0"]
+        stale = wire.Switched(generation=3, rank=0, world_size=1, step=999, pause_s=9.0, direction="replace", seq=102)
+        deliver(platform, stale)
+    finally:
+        os.kill(late, signal.SIGCONT)
+    resized = platform.until(JobResized)
+    assert (resized.generation, resized.step, resized.pause_s) == (5, 10, 0.125)
+    assert platform.executor.counts()["stale_reports"] == 1
 
 
 def test_an_acknowledgement_never_overtakes_an_open_report(platform: Platform) -> None:

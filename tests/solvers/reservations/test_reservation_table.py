@@ -112,6 +112,16 @@ def test_nobody_gets_in_at_the_price_of_a_promise() -> None:
     assert verify(book) == []
 
 
+def test_a_job_that_is_taken_out_leaves_its_devices_to_the_next() -> None:
+    book = _book(8)
+    assert book.admit(_entry("first", 400.0, 60.0))
+    assert not book.admit(_entry("second", 400.0, 60.0))
+    book.drop("first")
+    assert book.profile.free == [8]
+    assert book.admit(_entry("second", 400.0, 60.0))
+    assert verify(book) == []
+
+
 def test_a_late_job_stands_in_nobodys_way() -> None:
     book = _book(8)
     late = _entry("late", 4000.0, 10.0)
