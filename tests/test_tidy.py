@@ -477,6 +477,10 @@ def test_files_that_documents_name_exist(document: Path) -> None:
         r"`((?:src|studies|tests|docs|examples|benchmarks)/[\w./-]+)`", document.read_text(encoding="utf-8")
     ):
         assert (ROOT / path).exists(), f"{name_of(document)} names {path}"
+    for path in re.findall(
+        r"`((?!src/|studies/|tests/|docs/|examples/)[a-z_]+(?:/[a-z_0-9]+)+\.py)`", document.read_text("utf-8")
+    ):
+        assert any((folder / path).exists() for folder in (SOURCE, STUDIES.parent, ROOT)), f"{name_of(document)} names {path}"
 
 
 @pytest.mark.parametrize("record", sorted((DOCS / "decisions").glob("*.md")), ids=lambda path: path.stem)
