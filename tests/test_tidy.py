@@ -480,7 +480,9 @@ def test_files_that_documents_name_exist(document: Path) -> None:
     for path in re.findall(
         r"`((?!src/|studies/|tests/|docs/|examples/)[a-z_]+(?:/[a-z_0-9]+)+\.py)`", document.read_text("utf-8")
     ):
-        assert any((folder / path).exists() for folder in (SOURCE, STUDIES.parent, ROOT)), f"{name_of(document)} names {path}"
+        assert any((folder / path).exists() for folder in (SOURCE, STUDIES.parent, ROOT)), (
+            f"{name_of(document)} names {path}"
+        )
 
 
 @pytest.mark.parametrize("record", sorted((DOCS / "decisions").glob("*.md")), ids=lambda path: path.stem)
