@@ -33,15 +33,15 @@ class ShortestFirst(msgspec.Struct, frozen=True, kw_only=True):
             if view.job.elastic:
                 count = min(most_workers(view), shares.left)
             else:
-                count = held.get(view.job.job_id) or view.max_workers
-            if count >= view.min_workers:
+                count = held.get(view.job.job_id) or view.bounds.max_workers
+            if count >= view.bounds.min_workers:
                 shares.raise_to(view.job.job_id, count)
         return shares.plan()
 
 
 def steps_left(view: JobView) -> float:
     """Optimizer steps to go; a job that has not begun yet counts as short, so that its length is found out."""
-    return 0 if view.total_steps is None else view.total_steps - view.step
+    return 0 if view.total_steps is None else view.total_steps - view.progress.step
 
 
 def main(seed: int = 2) -> None:

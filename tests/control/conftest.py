@@ -70,7 +70,7 @@ class Stage:
         return self.tell(
             events.JobResized(
                 job_id=name,
-                generation=record.generation,
+                generation=record.group.generation,
                 world_size=record.world_size,
                 step=step,
                 pause_s=0.01,

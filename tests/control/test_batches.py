@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from springtide.core import events
-from springtide.core.decision import MAX_STEP_TIMES, GradientNoise, StepTime
 from springtide.core.errors import PolicyError
+from springtide.core.job_parts import MAX_STEP_TIMES, GradientNoise, StepTime
 from springtide.core.resources import make_node
 from springtide.core.workload import AdaptiveBatch
 
@@ -78,7 +78,7 @@ def test_progress_steps_and_noise_reach_the_policy(stage):
     stage.tell(events.NodeJoined(node=make_node("m", 2)))
     stage.running("a", "01", batch=BOUNDS)
     view = stage.controller.snapshot(1.0).jobs[0]
-    assert (view.progress, view.step_times, view.noise) == (0.0, (), None)
+    assert (view.equivalent_steps, view.learnt.step_times, view.learnt.noise) == (0.0, (), None)
     stage.policy.wish["a"].append("m/0")
     stage.tell()
     stage.ready("a", 2)
@@ -99,17 +99,17 @@ def test_progress_steps_and_noise_reach_the_policy(stage):
     )
     stage.tell(told)
     view = stage.controller.snapshot(1.0).jobs[0]
-    assert (view.progress, view.total_progress) == (7.5, 80.0)
-    assert view.noise == GradientNoise(grad_sqr=2.0, grad_var=3.0)
-    assert view.step_times == (StepTime(placement=(2, 1), local_batch_size=16, step_s=0.2, sync_s=0.05),)
+    assert (view.equivalent_steps, view.total_equivalent_steps) == (7.5, 80.0)
+    assert view.learnt.noise == GradientNoise(grad_sqr=2.0, grad_var=3.0)
+    assert view.learnt.step_times == (StepTime(placement=(2, 1), local_batch_size=16, step_s=0.2, sync_s=0.05),)
 
 
 def test_of_each_placement_and_local_batch_the_newest_measurement_is_kept_and_not_too_many(stage):
     stage.running("a", "012", batch=BOUNDS)
     stage.tell(report(1, local_batch_size=8, step_s=0.5), report(2, local_batch_size=8, step_s=0.4))
-    assert [known.step_s for known in stage.job("a").step_times] == [0.4]
+    assert [known.step_s for known in stage.job("a").learnt.step_times] == [0.4]
     stage.tell(*(report(3 + n, local_batch_size=9 + n, step_s=0.1) for n in range(MAX_STEP_TIMES)))
-    sizes = [known.local_batch_size for known in stage.job("a").step_times]
+    sizes = [known.local_batch_size for known in stage.job("a").learnt.step_times]
     assert len(sizes) == MAX_STEP_TIMES
     assert 8 not in sizes
 
@@ -117,11 +117,11 @@ def test_of_each_placement_and_local_batch_the_newest_measurement_is_kept_and_no
 def test_a_measurement_of_another_group_is_not_mistaken_for_this_one(stage):
     stage.running("a", "01", batch=BOUNDS)
     stage.tell(report(1, local_batch_size=8, step_s=0.5))
-    assert stage.job("a").step_times == ()
+    assert stage.job("a").learnt.step_times == ()
 
 
 def test_a_length_that_nobody_knows_stays_unknown(stage):
     stage.running("a", "012", batch=BOUNDS)
     stage.tell(events.ProgressReported(job_id="a", generation=1, step=5, total_steps=0, world_size=3))
     view = stage.controller.snapshot(1.0).jobs[0]
-    assert (view.step, view.total_steps, view.total_progress) == (5, None, None)
+    assert (view.progress.step, view.total_steps, view.total_equivalent_steps) == (5, None, None)

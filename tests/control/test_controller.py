@@ -38,7 +38,7 @@ def test_growth_warms_the_joiners_first_and_switches_once_for_all(stage):
     assert stage.ready("a", 2) == ["resize a g2 to a.0,a.1,a.2"]
     assert stage.tell() == [], "nothing changes while the switch is under way"
     stage.resized("a", step=7)
-    assert stage.job("a").num_resizes == 1
+    assert stage.job("a").changes.num_resizes == 1
 
 
 def test_a_device_is_granted_only_after_its_holder_gave_it_back(stage, job):
@@ -76,7 +76,7 @@ def test_a_joiner_without_state_never_goes_on_alone(stage):
     stage.tell()
     stage.ready("a", 1)
     assert stage.tell(events.ReplicaLost(workload_id="a", replica_id="a.0")) == ["stop a.1"]
-    assert stage.job("a").num_restarts == 1
+    assert stage.job("a").restarts.num_restarts == 1
     stage.tell(events.ReplicaStopped(workload_id="a", replica_id="a.1"))
     assert stage.state("a") is JobState.PENDING
 
@@ -88,7 +88,7 @@ def test_a_whole_job_lost_restarts_from_its_checkpoint_after_a_back_off(stage):
     assert "restarting in 1 s" in stage.job("a").reason
     actions = stage.controller.step(stage.controller.wakeup_at_s, ()).actions
     assert [(a.generation, a.restore.step) for a in actions] == [(2, 5)]
-    assert stage.job("a").step == 5
+    assert stage.job("a").progress.step == 5
 
 
 def test_who_is_taken_away_has_not_crashed(stage, job):
@@ -102,7 +102,7 @@ def test_who_is_taken_away_has_not_crashed(stage, job):
         assert "starts again from its checkpoint, nobody is left to go on: its pod was evicted" in stage.job("a").reason
         stage.tell(at_s=stage.controller.wakeup_at_s)
     assert stage.state("a") is JobState.STARTING
-    assert stage.job("a").num_restarts == 0
+    assert stage.job("a").restarts.num_restarts == 0
     stage.tell(events.ReplicaLost(workload_id="a", replica_id="a.4", reason="exit code 1"))
     assert stage.state("a") is JobState.FAILED, "a crash still is one"
 
@@ -244,7 +244,7 @@ def test_a_leaver_that_is_gone_before_the_switch_is_confirmed_is_no_loss(stage):
     assert stage.tell() == ["resize a g2 to a.0"]
     assert stage.tell(events.ReplicaStopped(workload_id="a", replica_id="a.1")) == []
     assert stage.resized("a", direction="shrink") == []
-    assert stage.job("a").losses_at_s == ()
+    assert stage.job("a").restarts.losses_at_s == ()
 
 
 def test_a_leaver_that_is_killed_before_the_switch_forces_the_others_out_of_its_step(stage):
@@ -273,10 +273,10 @@ def test_a_group_that_breaks_while_its_successor_forms_is_left_by_force(stage):
 def test_a_running_inelastic_job_cannot_be_scaled_a_waiting_one_can(stage, job):
     stage.running("a", "01", elastic=False, min_workers=2, max_workers=2)
     stage.tell(events.ScaleRequested(workload_id="a", minimum=1, maximum=1))
-    assert (stage.job("a").min_workers, stage.job("a").max_workers) == (2, 2)
+    assert (stage.job("a").bounds.min_workers, stage.job("a").bounds.max_workers) == (2, 2)
     stage.tell(events.JobSubmitted(job=job("b", elastic=False, min_workers=2, max_workers=2)))
     stage.tell(events.ScaleRequested(workload_id="b", minimum=1, maximum=3))
-    assert (stage.job("b").min_workers, stage.job("b").max_workers) == (3, 3)
+    assert (stage.job("b").bounds.min_workers, stage.job("b").bounds.max_workers) == (3, 3)
 
 
 def test_a_broken_policy_is_told_and_everyone_keeps_what_they_hold(stage, job):

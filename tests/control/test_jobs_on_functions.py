@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from kits.job_parts import with_fields
 from springtide.control.controller import Controller, check_plan, keep_plan
 from springtide.control.quotes.forecast import play_forward
 from springtide.core import events
@@ -93,9 +94,9 @@ class Scene:
         return self.tell(
             events.JobResized(
                 job_id="a",
-                generation=self.record.generation,
+                generation=self.record.group.generation,
                 world_size=1,
-                step=self.record.step,
+                step=self.record.progress.step,
                 pause_s=0.1,
                 direction=direction,
             )
@@ -127,8 +128,8 @@ def test_another_plan_for_a_running_job_is_one_change_of_its_group():
     assert resize.replica_ids == ("a.0",)
     assert scene.tell() == [], "the change is under way"
     assert scene.resized("replace") == []
-    assert scene.record.plan == plan_of(2)
-    assert scene.record.num_resizes == 1
+    assert scene.record.runs_as.plan == plan_of(2)
+    assert scene.record.changes.num_resizes == 1
 
 
 def test_what_is_repeated_after_a_crash_names_the_plan():
@@ -144,7 +145,7 @@ def test_a_lost_coordinator_starts_again_from_the_checkpoint_and_is_told_the_pla
     scene.resized()
     scene.tell(events.CheckpointCommitted(job_id="a", generation=1, step=7, path="memory://x/state"))
     scene.tell(events.ReplicaLost(workload_id="a", replica_id="a.0", reason="the platform's process was killed"))
-    assert scene.record.plan is None or not scene.record.replicas
+    assert scene.record.runs_as.plan is None or not scene.record.replicas
     scene.now_s = scene.record.runnable_at_s
     (start,) = scene.tell()
     assert start.restore.step == 7
@@ -164,14 +165,14 @@ def test_a_spent_budget_pauses_the_job_with_its_reason_and_a_new_one_lets_it_go_
     assert scene.record.reason == reason
     (start,) = scene.tell(events.ResumeRequested(job_id="a", budget_usd=2.0))
     assert start.workload.goal.budget_usd == 2.0
-    assert scene.record.plan is None
+    assert scene.record.runs_as.plan is None
 
 
 def test_the_bill_only_grows_and_policies_see_what_is_spent():
     scene = Scene()
     scene.tell(events.UsageReported(job_id="a", usage=Usage(function_gb_s=10), bill=Bill(function_usd=0.2)))
     scene.tell(events.UsageReported(job_id="a", usage=Usage(function_gb_s=5), bill=Bill(function_usd=0.1)))
-    assert scene.record.bill.total_usd == 0.2
+    assert scene.record.spent.bill.total_usd == 0.2
     assert scene.controller.snapshot(9.0).jobs[0].spent_usd == 0.2
 
 
@@ -220,8 +221,8 @@ def test_a_forecast_plays_jobs_on_functions_as_their_plans_say():
     scene.resized()
     snapshot = scene.controller.snapshot(10.0)
     (running,) = snapshot.jobs
-    running = replace(running, step=20, total_steps=100, progress_at_s=10.0)
-    waiting = replace(
+    running = with_fields(running, step=20, total_steps=100, progress_at_s=10.0)
+    waiting = with_fields(
         running, job=job_on_functions("b"), state=JobState.PENDING, step=0, num_replicas=0, throughput_samples_per_s={}
     )
     snapshot = replace(snapshot, jobs=(running, waiting))

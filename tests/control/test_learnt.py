@@ -112,7 +112,7 @@ def test_what_was_learned_decides_what_is_promised():
         for number in range(20):
             world.run(f"j{number}", took_s=took_s)
         record = world.submit("urgent", deadline_s=120.0)
-        verdicts.append((record.state, record.admitted_at_s is not None))
+        verdicts.append((record.state, record.promise.admitted_at_s is not None))
     assert verdicts[0][1]
     assert verdicts[1] == ("REJECTED", False)
 
@@ -127,7 +127,7 @@ def resized(stage, name: str, direction: str) -> events.JobResized:
     record = stage.job(name)
     return events.JobResized(
         job_id=name,
-        generation=record.generation,
+        generation=record.group.generation,
         world_size=record.world_size,
         step=1,
         pause_s=0.1,
@@ -175,13 +175,13 @@ class World:
         self.tell(
             events.JobResized(
                 job_id=name,
-                generation=record.generation,
+                generation=record.group.generation,
                 world_size=record.world_size,
                 step=1,
                 pause_s=0.1,
                 direction="start",
             )
         )
-        self.tell(events.JobFinished(job_id=name, generation=record.generation, step=1000))
+        self.tell(events.JobFinished(job_id=name, generation=record.group.generation, step=1000))
         gone = self.controller.state.jobs[name].replicas
         self.tell(*(events.ReplicaStopped(workload_id=name, replica_id=r.replica_id) for r in gone))

@@ -67,8 +67,8 @@ def test_an_admission_is_one_action_and_a_lasting_promise(job):
     steps = [controller.step(1.0, [events.JobSubmitted(job=job("a"))]), controller.step(2.0, [])]
     assert [[type(action) for action in step.actions] for step in steps] == [[AdmitJob], []]
     snapshot = controller.snapshot(3.0)
-    assert snapshot.jobs[0].promised_finish_s == 51.0
-    assert snapshot.jobs[0].admitted_at_s == 1.0
+    assert snapshot.jobs[0].promise.promised_finish_s == 51.0
+    assert snapshot.jobs[0].promise.admitted_at_s == 1.0
     assert snapshot.overheads.change_s == 2.0
     restored = Controller(Promises())
     for step in steps:

@@ -15,14 +15,14 @@ def report(stage, at_s, samples_per_s, *, generation=1, world_size=2):
         events.ProgressReported(
             job_id="a",
             generation=generation,
-            step=stage.job("a").step + 1,
+            step=stage.job("a").progress.step + 1,
             total_steps=1_000_000,
             world_size=world_size,
             samples_per_s=samples_per_s,
         ),
         at_s=at_s,
     )
-    return stage.job("a").throughput_samples_per_s[world_size]
+    return stage.job("a").learnt.throughput_samples_per_s[world_size]
 
 
 def test_many_reports_of_one_moment_count_once(stage):
@@ -60,4 +60,4 @@ def test_another_group_is_another_moment(stage):
     stage.resized("a", direction="shrink", step=5)
     assert report(stage, 11.0, 60.0, generation=2, world_size=1) == 60.0
     # What was known of two workers stays as it is while there is one.
-    assert stage.job("a").throughput_samples_per_s == {1: 60.0, 2: 100.0}
+    assert stage.job("a").learnt.throughput_samples_per_s == {1: 60.0, 2: 100.0}

@@ -223,7 +223,7 @@ def test_a_job_that_ends_on_a_cordoned_server_is_no_reclaim() -> None:
     platform.policy.want({"job": ("lent/0",)}, {"lent": "inference"})
     platform.say()
     platform.policy.want({}, {"lent": "inference"})
-    generation = platform.controller.state.jobs[JOB].generation
+    generation = platform.controller.state.jobs[JOB].group.generation
     step = platform.say(JobFinished(job_id=JOB, generation=generation, step=100))
     assert "DrainNode" not in kinds(step)
     replica = platform.replica_on("lent/0")

@@ -7,11 +7,20 @@ import pytest
 
 from springtide.control.edits import put
 from springtide.control.effects import apply_action
-from springtide.control.records import JobRecord, PlatformState, ReplicaRecord, ReplicaState
+from springtide.control.records import (
+    GroupMembership,
+    JobRecord,
+    Lifecycle,
+    PlatformState,
+    ReplicaRecord,
+    ReplicaState,
+    StateReason,
+)
 from springtide.control.runs import apply_actions, apply_events
 from springtide.control.transitions import apply_event
 from springtide.core.actions import StartReplica, StopReplica
 from springtide.core.events import ReplicaReady, ReplicaStopped
+from springtide.core.job_parts import JobBounds
 from springtide.core.workload import Entrypoint, JobState, TrainingJob
 
 
@@ -33,18 +42,16 @@ def drawn_state(seed: int) -> PlatformState:
     state = PlatformState()
     record = JobRecord(
         job=job,
-        state=list(JobState)[rng.integers(4)],
-        reason="",
-        submitted_at_s=0.0,
-        min_workers=1,
-        max_workers=8,
-        generation=int(rng.integers(1, 3)),
-        members=tuple(name for name in names if rng.random() < 0.5),
-        previous_members=tuple(name for name in names if rng.random() < 0.5),
-        state_holders=tuple(name for name in names if rng.random() < 0.5),
         replicas=replicas,
         next_replica=len(replicas),
-        is_paused=bool(rng.random() < 0.2),
+        lifecycle=Lifecycle(state=list(JobState)[rng.integers(4)], reason=StateReason(""), submitted_at_s=0.0),
+        bounds=JobBounds(min_workers=1, max_workers=8, is_paused=bool(rng.random() < 0.2)),
+        group=GroupMembership(
+            generation=int(rng.integers(1, 3)),
+            members=tuple(name for name in names if rng.random() < 0.5),
+            previous_members=tuple(name for name in names if rng.random() < 0.5),
+            state_holders=tuple(name for name in names if rng.random() < 0.5),
+        ),
     )
     put(state, record)
     return state
@@ -76,7 +83,7 @@ def test_actions_in_a_run(block):
                 workload=record.job,
                 replica_id=f"a.{record.next_replica + n}",
                 device_id=f"m/{n}",
-                generation=record.generation + (seed % 2),
+                generation=record.group.generation + (seed % 2),
                 reason=f"reason {n}",
             )
             for n in range(3)

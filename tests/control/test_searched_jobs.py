@@ -82,9 +82,9 @@ class Scene:
         return self.tell(
             events.JobResized(
                 job_id="a",
-                generation=record.generation,
+                generation=record.group.generation,
                 world_size=1,
-                step=record.step,
+                step=record.progress.step,
                 pause_s=0.1,
                 direction=direction,
             )
@@ -95,7 +95,7 @@ class Scene:
         record = self.record
         self.spent_usd += num_steps * usd
         measurement = FunctionMeasurement(
-            plan=record.plan,
+            plan=record.runs_as.plan,
             global_batch_size=64,
             gradient_bytes=MODEL.parameter_bytes,
             num_steps=num_steps,
@@ -105,13 +105,13 @@ class Scene:
             sync_s=0.2 * step_s,
             usd=usd,
         )
-        given = record.generation if generation is None else generation
+        given = record.group.generation if generation is None else generation
         progress = events.ProgressReported(
             job_id="a",
             generation=given,
-            step=record.step + num_steps,
+            step=record.progress.step + num_steps,
             total_steps=record.job.total_steps or 0,
-            world_size=record.plan.num_functions,
+            world_size=record.runs_as.plan.num_functions,
             samples_per_s=64 / step_s,
             global_batch_size=64,
         )
@@ -142,7 +142,7 @@ def test_nothing_is_decided_anew_while_a_change_is_under_way_or_has_shown_nothin
     scene.begin()
     (first,) = [a for a in scene.measured(90.0) if isinstance(a, ResizeJob)]
     assert scene.tell() == []
-    assert scene.record.plan == first.functions
+    assert scene.record.runs_as.plan == first.functions
     assert [a for a in scene.confirm() if isinstance(a, ResizeJob)] == [], "the new plan has not been measured yet"
 
 
@@ -150,20 +150,20 @@ def test_a_measurement_replaces_the_one_of_the_same_and_stale_ones_count_for_not
     scene = Scene(Goal(deadline_s=50_000.0, is_soft=True))
     plan = scene.begin()
     scene.measured(8.0, num_steps=3)
-    known = scene.record.measurements
+    known = scene.record.learnt.measurements
     assert [(one.plan, one.num_steps) for one in known] == [(plan, 3)]
     stale = scene.controller.state.num_stale_events
     scene.tell(events.FunctionsMeasured(job_id="a", generation=0, measurement=replace(known[0], num_steps=99)))
-    assert scene.record.measurements == known
+    assert scene.record.learnt.measurements == known
     assert scene.controller.state.num_stale_events == stale + 1
-    generation = scene.record.generation
+    generation = scene.record.group.generation
     scene.tell(events.FunctionsMeasured(job_id="a", generation=generation, measurement=replace(known[0], num_steps=6)))
-    assert [one.num_steps for one in scene.record.measurements] == [6]
+    assert [one.num_steps for one in scene.record.learnt.measurements] == [6]
     for number in range(2 * MAX_MEASUREMENTS):
         other = replace(known[0], global_batch_size=1000 + number)
-        scene.tell(events.FunctionsMeasured(job_id="a", generation=scene.record.generation, measurement=other))
-    assert len(scene.record.measurements) == MAX_MEASUREMENTS
-    assert scene.record.measurements[-1].global_batch_size == 1000 + 2 * MAX_MEASUREMENTS - 1
+        scene.tell(events.FunctionsMeasured(job_id="a", generation=scene.record.group.generation, measurement=other))
+    assert len(scene.record.learnt.measurements) == MAX_MEASUREMENTS
+    assert scene.record.learnt.measurements[-1].global_batch_size == 1000 + 2 * MAX_MEASUREMENTS - 1
 
 
 def test_functions_that_ran_out_of_memory_are_not_asked_for_again():
@@ -175,10 +175,10 @@ def test_functions_that_ran_out_of_memory_are_not_asked_for_again():
         plan=larger, global_batch_size=64, gradient_bytes=MODEL.parameter_bytes, num_steps=3, step_s=8.0, usd=1e-3
     )
     actions = scene.tell(events.FunctionsMeasured(job_id="a", generation=1, measurement=seen))
-    assert scene.record.too_small_mb == small_mb
-    assert scene.controller.snapshot(scene.now_s).jobs[0].too_small_mb == small_mb
+    assert scene.record.learnt.too_small_mb == small_mb
+    assert scene.controller.snapshot(scene.now_s).jobs[0].learnt.too_small_mb == small_mb
     asked = [action.functions for action in actions if isinstance(action, ResizeJob)]
-    assert all(one.stages[0].memory_mb > small_mb for one in [scene.record.plan, *asked])
+    assert all(one.stages[0].memory_mb > small_mb for one in [scene.record.runs_as.plan, *asked])
     assert asked or scene.record.plan == larger, "what runs is what is believed to run"
 
 
@@ -187,35 +187,35 @@ def test_a_goal_that_cannot_be_met_is_refused_with_what_would_do():
     record = scene.record
     assert record.state is JobState.REJECTED
     assert "cannot finish in time on functions" in record.reason
-    assert any(change.startswith("--deadline") for change in record.alternatives)
+    assert any(change.startswith("--deadline") for change in record.lifecycle.alternatives)
     scene = Scene(Goal(budget_usd=1e-4))
     assert scene.record.state is JobState.REJECTED
-    assert any(change.startswith("--budget") for change in scene.record.alternatives)
+    assert any(change.startswith("--budget") for change in scene.record.lifecycle.alternatives)
 
 
 def test_a_hard_deadline_is_promised_before_it_begins():
     scene = Scene(Goal(deadline_s=20_000.0))
     (admitted,) = [action for action in scene.first if isinstance(action, AdmitJob)]
     assert admitted.finish_s <= 20_000.0
-    assert scene.record.promised_finish_s == admitted.finish_s
+    assert scene.record.promise.promised_finish_s == admitted.finish_s
 
 
 def test_fastest_takes_no_longer_than_cheapest():
     fast, cheap = Scene(Goal(is_fastest=True)), Scene(Goal(deadline_s=90_000.0))
     assert fast.begin().num_functions >= cheap.begin().num_functions
-    assert fast.record.plan.memory_mb > cheap.record.plan.memory_mb
+    assert fast.record.runs_as.plan.memory_mb > cheap.record.runs_as.plan.memory_mb
 
 
 def test_a_stream_that_grows_is_known_and_an_older_look_is_not_believed():
     scene = Scene(Goal(), total_steps=None)
     first = StreamView(name="clicks", num_samples=100, arrivals_per_s=2.0)
     scene.tell(events.StreamObserved(job_id="a", stream=first))
-    assert scene.record.stream == first
+    assert scene.record.progress.stream == first
     later = StreamView(name="clicks", num_samples=200, arrivals_per_s=3.0)
     scene.tell(events.StreamObserved(job_id="a", stream=later))
     scene.tell(events.StreamObserved(job_id="a", stream=first))
-    assert scene.record.stream == later
-    assert scene.controller.snapshot(scene.now_s).jobs[0].stream == later
+    assert scene.record.progress.stream == later
+    assert scene.controller.snapshot(scene.now_s).jobs[0].progress.stream == later
 
 
 def test_a_forecast_takes_the_search_as_over_with_what_it_believes():
@@ -226,13 +226,13 @@ def test_a_forecast_takes_the_search_as_over_with_what_it_believes():
     snapshot = scene.controller.snapshot(scene.now_s)
     (view,) = settled(snapshot).jobs
     assert view.job.search is None
-    assert scene.record.plan in [option.plan for option in view.job.menu.options]
+    assert scene.record.runs_as.plan in [option.plan for option in view.job.menu.options]
     forecast = play_forward(snapshot, WithFunctions(make_policy("fifo")))
-    left = 400 - scene.record.step
-    running = next(o for o in view.job.menu.options if o.plan == scene.record.plan)
+    left = 400 - scene.record.progress.step
+    running = next(o for o in view.job.menu.options if o.plan == scene.record.runs_as.plan)
     settings = WorkSettings(global_batch_size=64, num_layers=1, has_parameter_store=True)
     surface = Surface(SERVICE, SEARCH.space, MODEL, settings)
-    place = surface.place(scene.record.plan)
+    place = surface.place(scene.record.runs_as.plan)
     assert running.step_s > 1.4 * surface.step_s[place], "what was measured is believed of its neighbours, too"
     assert forecast.finishes_s["a"] == pytest.approx(scene.now_s + left * running.step_s, rel=0.25)
 

@@ -95,7 +95,7 @@ def test_how_long_a_report_takes_from_the_end_of_its_step(tmp_path, monkeypatch,
     for executor in executors:
         executor.close(stop_workers=True)
     assert record.state.value == "SUCCEEDED", record.reason
-    assert record.noise is not None
+    assert record.learnt.noise is not None
     assert len(received) > 10
     # A report may wait for its turn: the journal takes one a second of each job. Those that did not wait tell the way.
     prompt = [late_s for step, late_s in taken if late_s < 0.1]

@@ -48,9 +48,9 @@ class Kept(ObjectPlatform):
         job_id = self.id_of(name)
         record = wait_for("the group", lambda: (r := self.platform.view().jobs[job_id]).is_confirmed and r)
         kept = WorkloadStore(self.store, job_id)
-        kept.publish_artifact("model.pt", b"the model", record.generation, 7)
+        kept.publish_artifact("model.pt", b"the model", record.group.generation, 7)
         kept.put_log(ReplicaId(f"{job_id}.0"), b"said")
-        self.platform.post(JobFinished(job_id=job_id, generation=record.generation, step=7))
+        self.platform.post(JobFinished(job_id=job_id, generation=record.group.generation, step=7))
 
     def kept(self, job_id: WorkloadId) -> list[str]:
         prefix = f"workloads/{job_id}/"
@@ -197,7 +197,7 @@ def test_goal_and_retries_of_a_running_job_change_with_its_object(up: Kept):
     applied(up, "digits", "True")
     job = up.platform.view().jobs[up.id_of("digits")]
     assert job.job.goal.deadline_s == pytest.approx(job.submitted_at_s + 1200.0, abs=2.0)
-    assert (job.job.goal.budget_usd, job.job.max_restarts, job.max_workers) == (9.0, 5, 4)
+    assert (job.job.goal.budget_usd, job.job.max_restarts, job.bounds.max_workers) == (9.0, 5, 4)
     status = wait_for("the new deadline", lambda: (s := up.status("digits"))["deadline"] != first["deadline"] and s)
     assert up.condition("digits", "Promised")["status"] == "True"
     assert status["restarts"] == 0

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from springtide.core.decision import JobView
+from springtide.core.job_parts import JobBounds, LearntSpeed
 from springtide.core.workload import Entrypoint, JobState, TrainingJob, WorkloadId
 from springtide.perf.curve import curve_of, fit_scaling, interpolate
 
@@ -33,9 +34,8 @@ def view(profile, *, measured=None, most=64, least=1, elastic=True):
         job=job,
         state=JobState.PENDING,
         submitted_at_s=0.0,
-        min_workers=least,
-        max_workers=most,
-        throughput_samples_per_s=measured or {},
+        bounds=JobBounds(min_workers=least, max_workers=most),
+        learnt=LearntSpeed(throughput_samples_per_s=measured or {}),
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from springtide.core.decision import GradientNoise
+from springtide.core.job_parts import GradientNoise
 from springtide.core.workload import AdaptiveBatch, LearningRateRule
 from springtide.perf.goodput import (
     best_batches,

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from springtide.core.decision import StepTime
+from springtide.core.job_parts import StepTime
 from springtide.perf.step_estimate import fit_throughput
 
 TABLES = Path(__file__).resolve().parents[3] / "shared" / "data" / "pollux" / "profiles"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from springtide.core.decision import StepTime
+from springtide.core.job_parts import StepTime
 from springtide.perf.step_estimate import MAX_FAMILY_STEPS, UNSEEN_ERROR, fit_model, fit_throughput, merge_step_times
 from springtide.perf.throughput import ThroughputModel
 

@@ -7,6 +7,7 @@ import itertools
 import pytest
 from msgspec.structs import replace
 
+from kits.job_parts import with_fields
 from kits.scheduling.rival_platform import look, make_view
 from springtide.core.decision import Snapshot
 from springtide.core.errors import InvalidRequest
@@ -31,7 +32,7 @@ def snapshot_at(now_s, *views):
 
 def view_of(owner, name="a", *, admitted_at_s=None):
     view = make_view(name, steps=3600, deadline_s=1e6, profile=LINEAR)
-    return replace(view, job=replace(view.job, owner=owner), admitted_at_s=admitted_at_s)
+    return with_fields(view, job=replace(view.job, owner=owner), admitted_at_s=admitted_at_s)
 
 
 def test_the_daily_quota_counts_24_hours_back_also_what_has_ended():

@@ -5,9 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from kits.job_parts import with_fields
 from springtide.control.controller import check_plan
 from springtide.core.decision import JobView, Overheads, PoolAllocation, ServiceView, Snapshot
 from springtide.core.errors import InvalidRequest
+from springtide.core.job_parts import JobBounds, JobProgress, LearntSpeed
 from springtide.core.resources import Topology, make_node
 from springtide.core.workload import Entrypoint, Goal, InferenceService, JobState, TrainingJob
 from springtide.scheduling.registry import POLICY_NAMES, describe_policy, make_policy
@@ -30,11 +32,10 @@ def job(name, *, low=1, high=4, deadline_s=None, done=0, total=100, rates=None, 
         ),
         state=JobState.PENDING,
         submitted_at_s=at_s,
-        min_workers=low,
-        max_workers=high,
-        step=done,
         total_steps=total,
-        throughput_samples_per_s=rates or {},
+        bounds=JobBounds(min_workers=low, max_workers=high),
+        progress=JobProgress(step=done),
+        learnt=LearntSpeed(throughput_samples_per_s=rates or {}),
     )
 
 
@@ -127,7 +128,7 @@ def test_elastic_does_not_flap_between_equals():
 
 def test_elastic_leaves_devices_the_longer_where_a_change_costs_more():
     flat, steep = {1: 10.0, 2: 10.5, 4: 11.0}, {1: 10.0, 2: 20.0, 4: 40.0}
-    holder = msgspec.structs.replace(job("flat", rates=flat), resized_at_s=100.0)
+    holder = with_fields(job("flat", rates=flat), resized_at_s=100.0)
     held = {"flat": [0, 1], "steep": [2, 3]}
 
     def now(at_s, change_s):
@@ -140,7 +141,7 @@ def test_elastic_leaves_devices_the_longer_where_a_change_costs_more():
 
 
 def test_elastic_tries_again_what_was_slow_when_it_was_measured():
-    slower = msgspec.structs.replace(job("a", high=2, rates={1: 10.0, 2: 4.0}), resized_at_s=100.0)
+    slower = with_fields(job("a", high=2, rates={1: 10.0, 2: 4.0}), resized_at_s=100.0)
 
     def now(at_s, *others):
         return decide("elastic", slower, *others, held={"a": [0]}, now_s=at_s)

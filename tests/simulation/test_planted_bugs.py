@@ -206,8 +206,8 @@ def restart_from_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
 def restart_without_a_new_generation(monkeypatch: pytest.MonkeyPatch) -> None:
     original = reconcile._start
 
-    def start(record: Any, devices: Any, generation: int, reason: str) -> Any:
-        return original(record, devices, max(1, record.generation), reason)
+    def start(record: Any, devices: Any, generation: int, *rest: Any) -> Any:
+        return original(record, devices, max(1, record.group.generation), *rest)
 
     monkeypatch.setattr(reconcile, "_start", start)
 
@@ -217,7 +217,7 @@ def cancel_what_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     def handle(original: Any, event: Any, state: Any, now_s: float) -> None:
         job = state.jobs.get(event.workload_id)
         if job is not None:
-            state.jobs[event.workload_id] = replace(job, state=JobState.CANCELLED)
+            state.jobs[event.workload_id] = replace(job, lifecycle=replace(job.lifecycle, state=JobState.CANCELLED))
         else:
             original(event, state, now_s)
 

@@ -103,7 +103,7 @@ def test_shares_change_in_every_state_and_beside_every_trouble() -> None:
                 elif isinstance(action, SetShare):
                     job = books.state.jobs.get(action.workload_id)
                     met["service" if job is None else job.state] += 1
-                    met["while resizing"] += job is not None and bool(job.members) and not job.is_confirmed
+                    met["while resizing"] += job is not None and bool(job.group.members) and not job.group.is_confirmed
     for what in ("restart of the control plane", "beside others", "start of a part", "service", "STARTING", "RUNNING"):
         assert met[what] > 5, f"{what}: {met}"
     assert met["while resizing"] > 5, met

@@ -11,7 +11,7 @@ from springtide.control.learnt import learnt_overheads
 from springtide.control.mirror import Mirror, view_service
 from springtide.control.pools import graces_over_at_s, misplaced
 from springtide.control.reconcile import Settled, reconcile
-from springtide.control.records import JobRecord, PlatformState, ReplicaRecord, ReplicaState, ServiceRecord
+from springtide.control.records import JobRecord, PlatformState, ReplicaRecord, ReplicaState, ServiceRecord, StateReason
 from springtide.control.runs import apply_actions, apply_events
 from springtide.core.actions import Action, PreemptJob, ResizeJob, StartReplica, StopReplica
 from springtide.core.decision import (
@@ -168,7 +168,7 @@ class Controller:
             actions += _unfinished(record)
         return Standing(
             replicas=tuple(replicas),
-            generations={record.workload_id: record.generation for record in self.state.jobs.values()},
+            generations={record.workload_id: record.group.generation for record in self.state.jobs.values()},
             actions=tuple(actions),
             labels=self._labels(),
         )
@@ -215,7 +215,12 @@ class Controller:
         self._told_reasons = plan.reasons
         for workload_id, reason in plan.reasons.items():
             record = self.state.jobs.get(workload_id)
-            if record is not None and not record.replicas and not record.state.is_terminal and record.reason != reason:
+            if (
+                record is not None
+                and not record.replicas
+                and not record.lifecycle.state.is_terminal
+                and record.lifecycle.reason.text != reason
+            ):
                 news[workload_id] = reason
         for service in self.state.services.live.values():
             if service.service.share is not None and service.is_served and not service.replicas:
@@ -237,7 +242,9 @@ class Controller:
             workload_id = WorkloadId(name)
             job = self.state.jobs.get(workload_id)
             if job is not None:
-                self.state.jobs[workload_id] = replace(job, reason=reason)
+                self.state.jobs[workload_id] = replace(
+                    job, lifecycle=replace(job.lifecycle, reason=StateReason(reason))
+                )
             else:
                 self.state.services[workload_id] = replace(self.state.services[workload_id], reason=reason)
         self.state.memory = step.memory
@@ -270,7 +277,7 @@ def keep_plan(snapshot: Snapshot) -> Plan:
 
 def _bounds(snapshot: Snapshot) -> dict[WorkloadId, int]:
     """How many devices each workload takes at most."""
-    jobs = {view.job.job_id: min(view.max_workers, view.job.num_virtual_shards) for view in snapshot.jobs}
+    jobs = {view.job.job_id: min(view.bounds.max_workers, view.job.num_virtual_shards) for view in snapshot.jobs}
     return jobs | {view.service.service_id: view.max_replicas for view in snapshot.services}
 
 
@@ -381,30 +388,30 @@ def _unfinished(record: JobRecord | ServiceRecord) -> list[Action]:
     """The actions of one workload whose effect has not been confirmed by an event yet."""
     stopping = [r for r in record.replicas if r.state is ReplicaState.STOPPING]
     if isinstance(record, JobRecord):
-        if record.members and not record.is_confirmed:
+        if record.group.members and not record.group.is_confirmed:
             return [
                 ResizeJob(
                     job_id=record.workload_id,
-                    generation=record.generation,
-                    replica_ids=record.members,
+                    generation=record.group.generation,
+                    replica_ids=record.group.members,
                     global_batch_size=record.batch_size,
-                    functions=record.plan,
-                    forced=record.oldest_generation == record.generation,
+                    functions=record.runs_as.plan,
+                    forced=record.group.oldest_generation == record.group.generation,
                     cause="recovery",
-                    reason=record.reason,
+                    reason=record.lifecycle.reason.text,
                 ),
                 *_stops(record, stopping, record.job.grace_s),
             ]
         trained = tuple(r.replica_id for r in stopping if r.has_trained)
-        if record.state == "PREEMPTING" and trained and record.runnable_at_s == 0.0:
+        if record.lifecycle.state == "PREEMPTING" and trained and record.restarts.runnable_at_s == 0.0:
             return [
                 PreemptJob(
                     job_id=record.workload_id,
-                    generation=record.generation,
+                    generation=record.group.generation,
                     replica_ids=trained,
                     grace_s=record.job.grace_s,
                     cause="recovery",
-                    reason=record.reason,
+                    reason=record.lifecycle.reason.text,
                 ),
                 *_stops(record, [r for r in stopping if not r.has_trained], record.job.grace_s),
             ]

@@ -14,10 +14,12 @@ from springtide.control.records import (
     ReplicaState,
     ServiceRecord,
     ServiceState,
+    StateReason,
     WorkloadRecord,
 )
 from springtide.core.actions import StartReplica
 from springtide.core.events import JobEdited
+from springtide.core.job_parts import DeadlinePromise
 from springtide.core.workload import InferenceService, JobState, ReplicaId, WorkloadId
 
 CRASH_WINDOW_S = 600.0
@@ -80,10 +82,8 @@ def without_replica(record: WorkloadRecord, gone: ReplicaRecord, now_s: float) -
         record = replace(
             record,
             replicas=replicas,
-            finished_service_s=service_s,
-            members=tuple(m for m in record.members if m != gone.replica_id),
-            previous_members=tuple(m for m in record.previous_members if m != gone.replica_id),
-            state_holders=tuple(m for m in record.state_holders if m != gone.replica_id),
+            spent=replace(record.spent, finished_service_s=service_s),
+            group=record.group.without((gone.replica_id,)),
         )
         return settled(record)
     return with_service_state(replace(record, replicas=replicas, finished_service_s=service_s))
@@ -93,15 +93,45 @@ def all_lost(record: JobRecord, runnable_at_s: float, reason: str) -> JobRecord:
     """Nobody holds the job's state any more: whoever is left ends, and it starts anew."""
     return replace(
         record,
-        state=JobState.PREEMPTING if record.replicas else JobState.PENDING,
-        members=(),
-        previous_members=(),
-        state_holders=(),
-        is_broken=False,
-        is_confirmed=True,
-        runnable_at_s=runnable_at_s,
-        reason=reason,
+        lifecycle=replace(
+            record.lifecycle,
+            state=JobState.PREEMPTING if record.replicas else JobState.PENDING,
+            reason=StateReason(reason),
+        ),
+        group=record.group.dissolved(),
+        restarts=replace(record.restarts, runnable_at_s=runnable_at_s),
     )
+
+
+def count_loss(record: JobRecord, reason: str, now_s: float, *, is_fault: bool) -> JobRecord:
+    """Let the survivors go on where there are any; else charge a crash, if it was one, to the job's restart budget."""
+    if record.group.state_holders and record.job.elastic:
+        losses = recent(record.restarts.losses_at_s, now_s)
+        return replace(
+            record,
+            restarts=replace(record.restarts, losses_at_s=losses, runnable_at_s=now_s + back_off_s(len(losses))),
+            lifecycle=replace(record.lifecycle, reason=StateReason(reason)),
+        )
+    if not is_fault:
+        reason = f"starts again from its checkpoint, nobody is left to go on: {reason}"
+        return all_lost(record, now_s + FIRST_BACK_OFF_S, reason)
+    crashes = recent(record.restarts.crashes_at_s, now_s)
+    record = replace(
+        record, restarts=replace(record.restarts, crashes_at_s=crashes, num_restarts=record.restarts.num_restarts + 1)
+    )
+    if len(crashes) > record.job.max_restarts:
+        return replace(
+            record,
+            lifecycle=replace(
+                record.lifecycle,
+                outcome=JobState.FAILED,
+                outcome_reason=f"crashed {times_text(len(crashes))} in 10 minutes: {reason}",
+            ),
+            group=replace(record.group, is_broken=False),
+        )
+    wait_s = back_off_s(len(crashes))
+    reason = f"restarting in {wait_s:.0f} s after a crash ({len(crashes)} of {record.job.max_restarts}): {reason}"
+    return all_lost(record, now_s + wait_s, reason)
 
 
 def edited(record: JobRecord, event: JobEdited, now_s: float) -> JobRecord:
@@ -113,12 +143,17 @@ def edited(record: JobRecord, event: JobEdited, now_s: float) -> JobRecord:
         job = replace(job, container=replace(job.container, accepted=event.accepted))
     if event.goal is None:
         return replace(record, job=job)
-    record = replace(record, job=replace(job, goal=event.goal), num_edits=record.num_edits + 1)
+    record = replace(
+        record, job=replace(job, goal=event.goal), bounds=replace(record.bounds, num_edits=record.bounds.num_edits + 1)
+    )
     if not event.goal.is_hard:
-        return replace(record, admitted_at_s=None, promised_finish_s=None)
+        return replace(record, promise=DeadlinePromise())
     if event.promised_finish_s is not None:
-        admitted_at_s = now_s if record.admitted_at_s is None else record.admitted_at_s
-        return replace(record, admitted_at_s=admitted_at_s, promised_finish_s=event.promised_finish_s)
+        admitted_at_s = now_s if record.promise.admitted_at_s is None else record.promise.admitted_at_s
+        return replace(
+            record,
+            promise=DeadlinePromise(admitted_at_s=admitted_at_s, promised_finish_s=event.promised_finish_s),
+        )
     return record
 
 
@@ -134,11 +169,11 @@ def settled(record: JobRecord) -> JobRecord:
     if record.replicas or record.state.is_terminal:
         return record
     if record.state in (JobState.PREEMPTING, JobState.STARTING):
-        record = replace(record, state=JobState.PENDING)
-    if record.is_paused and record.state is JobState.PENDING:
-        step = record.checkpoint.step if record.checkpoint else 0
-        reason = record.pause_reason or f"paused by its owner at step {step}"
-        record = replace(record, state=JobState.PAUSED, reason=reason)
+        record = replace(record, lifecycle=replace(record.lifecycle, state=JobState.PENDING))
+    if record.bounds.is_paused and record.state is JobState.PENDING:
+        step = record.saved.checkpoint.step if record.saved.checkpoint else 0
+        reason = record.bounds.pause_reason or f"paused by its owner at step {step}"
+        record = replace(record, lifecycle=replace(record.lifecycle, state=JobState.PAUSED, reason=StateReason(reason)))
     return record
 
 
@@ -179,19 +214,21 @@ def with_started(record: Record, started: Sequence[StartReplica], now_s: float) 
 def with_start(record: JobRecord, started: Sequence[StartReplica], now_s: float) -> JobRecord:
     """The job with these workers, all of one generation; the first ones of a newer generation start it afresh."""
     first = started[0]
-    is_fresh = first.generation > record.generation
+    is_fresh = first.generation > record.group.generation
     record = with_started(record, started, now_s)
     if not is_fresh:
         return record
     # Whatever an older generation still says no longer counts.
     return replace(
         record,
-        generation=first.generation,
-        oldest_generation=first.generation,
-        state=JobState.STARTING,
-        reason=first.reason,
-        step=first.restore.step if first.restore else 0,
-        is_broken=False,
-        state_holders=(),
-        plan=None,
+        group=replace(
+            record.group,
+            generation=first.generation,
+            oldest_generation=first.generation,
+            is_broken=False,
+            state_holders=(),
+        ),
+        lifecycle=replace(record.lifecycle, state=JobState.STARTING, reason=StateReason(first.reason, first.change)),
+        progress=replace(record.progress, step=first.restore.step if first.restore else 0),
+        runs_as=replace(record.runs_as, plan=None),
     )

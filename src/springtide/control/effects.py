@@ -7,9 +7,10 @@ from functools import singledispatch
 from msgspec.structs import replace
 
 from springtide.control.edits import find, put, record_of, with_replica, with_service_state, with_start, with_started
-from springtide.control.records import JobRecord, PlatformState, ReplicaState, ServiceRecord
+from springtide.control.records import JobRecord, PlatformState, ReplicaState, ServiceRecord, StateReason
 from springtide.core import actions
 from springtide.core.decision import Drain
+from springtide.core.job_parts import DeadlinePromise
 from springtide.core.workload import JobState, ReplicaId
 
 
@@ -36,7 +37,7 @@ def _(action: actions.StopReplica, state: PlatformState, now_s: float) -> None:
     record = with_replica(record, replace(replica, state=ReplicaState.STOPPING))
     if isinstance(record, JobRecord) and action.grace_s == 0.0 and _trains(record, action.replica_id):
         # Whoever is stopped by force in the middle of its group leaves the others hanging: they form anew at once.
-        record = replace(record, is_broken=True)
+        record = replace(record, group=replace(record.group, is_broken=True))
     put(state, record)
 
 
@@ -45,31 +46,35 @@ def _trains(record: JobRecord, replica_id: ReplicaId) -> bool:
     if record.state is JobState.PREEMPTING or record.state.is_terminal:
         return False
     # A forced change waits for nobody who leaves.
-    is_forced = not record.is_confirmed and record.oldest_generation == record.generation
-    return replica_id in record.members or (replica_id in record.previous_members and not is_forced)
+    is_forced = not record.group.is_confirmed and record.group.oldest_generation == record.group.generation
+    return replica_id in record.group.members or (replica_id in record.group.previous_members and not is_forced)
 
 
 @apply_action.register
 def _(action: actions.ResizeJob, state: PlatformState, now_s: float) -> None:
     record = state.jobs[action.job_id]
     living = {replica.replica_id for replica in record.replicas}
-    everyone = dict.fromkeys((*record.members, *record.previous_members))
+    everyone = dict.fromkeys((*record.group.members, *record.group.previous_members))
     named = set(action.replica_ids)
-    is_first_group = not record.state_holders
+    is_first_group = not record.group.state_holders
     state.jobs[action.job_id] = replace(
         record,
-        generation=action.generation,
-        oldest_generation=action.generation if action.forced else record.oldest_generation,
-        global_batch_size=action.global_batch_size,
-        plan=action.functions,
-        members=action.replica_ids,
-        previous_members=tuple(member for member in everyone if member in living),
-        state_holders=action.replica_ids if is_first_group else record.state_holders,
+        group=replace(
+            record.group,
+            generation=action.generation,
+            oldest_generation=action.generation if action.forced else record.group.oldest_generation,
+            members=action.replica_ids,
+            previous_members=tuple(member for member in everyone if member in living),
+            state_holders=action.replica_ids if is_first_group else record.group.state_holders,
+            is_confirmed=False,
+            is_broken=False,
+        ),
+        runs_as=replace(record.runs_as, global_batch_size=action.global_batch_size, plan=action.functions),
         replicas=tuple(replace(r, has_trained=True) if r.replica_id in named else r for r in record.replicas),
-        is_confirmed=False,
-        is_broken=False,
-        resizing_since_s=now_s,
-        reason=action.reason or record.reason,
+        changes=replace(record.changes, resizing_since_s=now_s),
+        lifecycle=replace(record.lifecycle, reason=StateReason(action.reason, action.change))
+        if action.reason
+        else record.lifecycle,
     )
 
 
@@ -79,15 +84,9 @@ def _(action: actions.PreemptJob, state: PlatformState, now_s: float) -> None:
     stopping = set(action.replica_ids)
     state.jobs[action.job_id] = replace(
         record,
-        generation=action.generation,
-        state=JobState.PREEMPTING,
-        reason=action.reason,
-        is_confirmed=True,
-        is_broken=False,
-        members=(),
-        previous_members=(),
-        state_holders=(),
-        num_preemptions=record.num_preemptions + 1,
+        group=replace(record.group.dissolved(), generation=action.generation),
+        lifecycle=replace(record.lifecycle, state=JobState.PREEMPTING, reason=StateReason(action.reason)),
+        changes=replace(record.changes, num_preemptions=record.changes.num_preemptions + 1),
         replicas=tuple(
             replace(replica, state=ReplicaState.STOPPING) if replica.replica_id in stopping else replica
             for replica in record.replicas
@@ -106,7 +105,9 @@ def _(action: actions.SetShare, state: PlatformState, now_s: float) -> None:
 def _(action: actions.AdmitJob, state: PlatformState, now_s: float) -> None:
     record = state.jobs[action.job_id]
     state.jobs[action.job_id] = replace(
-        record, admitted_at_s=now_s, promised_finish_s=action.finish_s, reason=action.reason or record.reason
+        record,
+        promise=DeadlinePromise(admitted_at_s=now_s, promised_finish_s=action.finish_s),
+        lifecycle=replace(record.lifecycle, reason=StateReason(action.reason)) if action.reason else record.lifecycle,
     )
 
 
@@ -141,12 +142,12 @@ def _(action: actions.EndJob, state: PlatformState, now_s: float) -> None:
     assert not record.state.is_terminal, f"{action.job_id} ends twice"
     state.jobs[action.job_id] = replace(
         record,
-        state=action.state,
-        reason=action.reason,
-        ended_at_s=now_s,
-        members=(),
-        previous_members=(),
-        state_holders=(),
-        is_confirmed=True,
-        alternatives=action.alternatives,
+        lifecycle=replace(
+            record.lifecycle,
+            state=action.state,
+            reason=StateReason(action.reason),
+            ended_at_s=now_s,
+            alternatives=action.alternatives,
+        ),
+        group=record.group.dissolved(),
     )

@@ -1,6 +1,4 @@
-"""What reports of a job's workers say beyond how far it has come: changes to its record, named by field; and what they
-say of the platform: how long changes take here.
-"""
+"""What reports of a job's workers say of it, and of the platform: how long changes take here."""
 
 from __future__ import annotations
 
@@ -9,9 +7,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from springtide.control.records import JobRecord, PlatformState, SpeedReportSpan
+from springtide.control.records import JobRecord, PlatformState
 from springtide.core import events
-from springtide.core.decision import MAX_STEP_TIMES, GradientNoise, Overheads, StepTime
+from springtide.core.decision import Overheads
+from springtide.core.function_search import MAX_MEASUREMENTS
+from springtide.core.job_parts import MAX_STEP_TIMES, GradientNoise, LearntSpeed, SpeedReportSpan, StepTime
 
 # Reports tell the speed of the last seconds. Within this long they are one and the same moment, and count once.
 MOMENT_S = 4.0
@@ -25,36 +25,56 @@ _USUAL = 0.75
 _LEAST_S, _LONGEST_S, _GRAIN_S = 0.5, 120.0, 0.5
 
 
-def learnt(record: JobRecord, event: events.ProgressReported, state: PlatformState, now_s: float) -> dict[str, Any]:
-    """What a report says beyond steps: how fast the job is on so many workers, progress over changing batches, how
-    long a step takes there, gradient noise.
-    """
-    found: dict[str, Any] = {}
-    if event.samples_per_s:
-        found["moment"], speed = _with_speed(record, event, event.samples_per_s, now_s)
-        found["throughput_samples_per_s"] = {**record.throughput_samples_per_s, event.world_size: speed}
-    if event.progress is not None:
-        found["progress"] = event.progress
+def with_report(record: JobRecord, event: events.ProgressReported, state: PlatformState, now_s: float) -> JobRecord:
+    """The record with all that a report of progress says."""
+    progress, runs_as = record.progress, record.runs_as
     if record.job.is_on_functions and event.global_batch_size:
         # On functions the batch follows the job's own schedule; elsewhere it is what was decided.
-        found["global_batch_size"] = event.global_batch_size
-    if event.total_progress is not None:
-        found["total_progress"] = event.total_progress
+        runs_as = replace(runs_as, global_batch_size=event.global_batch_size)
+    equivalent_steps, total_equivalent_steps = event.progress, event.total_progress
+    return replace(
+        record,
+        progress=replace(
+            progress,
+            step=event.step,
+            progress_at_s=now_s,
+            total_steps=event.total_steps or progress.total_steps,
+            epoch=event.epoch,
+            loss=event.loss if event.loss is not None else progress.loss,
+            metrics=event.metrics or progress.metrics,
+            equivalent_steps=equivalent_steps if equivalent_steps is not None else progress.equivalent_steps,
+            total_equivalent_steps=total_equivalent_steps
+            if total_equivalent_steps is not None
+            else progress.total_equivalent_steps,
+        ),
+        learnt=_learnt(record, event, state, now_s),
+        runs_as=runs_as,
+    )
+
+
+def _learnt(record: JobRecord, event: events.ProgressReported, state: PlatformState, now_s: float) -> LearntSpeed:
+    """How fast the job is on so many workers, how long a step takes there, and its gradient noise."""
+    found: dict[str, Any] = {}
+    if event.samples_per_s is not None:
+        found["samples_per_s"] = event.samples_per_s
+    if event.samples_per_s:
+        found["span"], speed = _with_speed(record, event, event.samples_per_s, now_s)
+        found["throughput_samples_per_s"] = {**record.learnt.throughput_samples_per_s, event.world_size: speed}
     if event.grad_sqr is not None and event.grad_var is not None:
         found["noise"] = GradientNoise(grad_sqr=event.grad_sqr, grad_var=event.grad_var)
-    if event.step_s is not None and event.local_batch_size and event.generation == record.generation:
+    if event.step_s is not None and event.local_batch_size and event.generation == record.group.generation:
         node_of = state.topology().node_of
         device_of = {replica.replica_id: replica.device_id for replica in record.replicas}
-        nodes = [node_of.get(device_of[member]) for member in record.members if member in device_of]
+        nodes = [node_of.get(device_of[member]) for member in record.group.members if member in device_of]
         placement = tuple(sorted((nodes.count(node) for node in dict.fromkeys(nodes)), reverse=True))
         if len(nodes) == event.world_size and None not in nodes:
             measured = StepTime(
                 placement=placement, local_batch_size=event.local_batch_size, step_s=event.step_s, sync_s=event.sync_s
             )
             key = (placement, event.local_batch_size)
-            others = [known for known in record.step_times if (known.placement, known.local_batch_size) != key]
+            others = [known for known in record.learnt.step_times if (known.placement, known.local_batch_size) != key]
             found["step_times"] = (*others, measured)[-MAX_STEP_TIMES:]
-    return found
+    return replace(record.learnt, **found) if found else record.learnt
 
 
 def _with_speed(
@@ -63,26 +83,34 @@ def _with_speed(
     """The moment that a report belongs to, and the speed on so many workers with it: of a moment the newest report
     counts.
     """
-    moment = record.moment
+    moment = record.learnt.span
     is_new = moment is None or now_s - moment.began_s >= MOMENT_S or moment.generation != event.generation
     if moment is None or is_new:
-        known = record.throughput_samples_per_s.get(event.world_size)
+        known = record.learnt.throughput_samples_per_s.get(event.world_size)
         moment = SpeedReportSpan(generation=event.generation, began_s=now_s, samples_per_s=known)
     if moment.samples_per_s is None:
         return moment, samples_per_s
     return moment, (1.0 - _NEW_FRACTION) * moment.samples_per_s + _NEW_FRACTION * samples_per_s
 
 
-def enlarged(record: JobRecord, event: events.FunctionsMeasured) -> dict[str, Any]:
-    """What follows where functions ran out of memory and were given more than was decided, below the control plane."""
-    plan, measured = record.plan, event.measurement.plan
-    is_present = event.generation == record.generation and record.is_confirmed
+def with_measurement(record: JobRecord, event: events.FunctionsMeasured) -> JobRecord:
+    """The record with what steps on functions took, and what follows where these ran out of memory and were given more
+    than was decided, below the control plane.
+    """
+    others = tuple(known for known in record.learnt.measurements if not known.is_of_same(event.measurement))
+    learnt = replace(record.learnt, measurements=(*others, event.measurement)[-MAX_MEASUREMENTS:])
+    plan, measured = record.runs_as.plan, event.measurement.plan
+    is_present = event.generation == record.group.generation and record.group.is_confirmed
     if plan is None or not is_present or record.job.search is None or len(plan.stages) != len(measured.stages):
-        return {}
+        return replace(record, learnt=learnt)
     had_mb, has_mb = plan.stages[0].memory_mb, measured.stages[0].memory_mb
     if has_mb <= had_mb:
-        return {}
-    return {"plan": measured, "too_small_mb": max(record.too_small_mb, had_mb)}
+        return replace(record, learnt=learnt)
+    return replace(
+        record,
+        learnt=replace(learnt, too_small_mb=max(learnt.too_small_mb, had_mb)),
+        runs_as=replace(record.runs_as, plan=measured),
+    )
 
 
 def note_change(record: JobRecord, state: PlatformState, now_s: float) -> None:
@@ -90,7 +118,7 @@ def note_change(record: JobRecord, state: PlatformState, now_s: float) -> None:
 
     `record` is as it was while the change was under way. A group without new workers shows nothing.
     """
-    fresh = set(record.members).difference(record.previous_members)
+    fresh = set(record.group.members).difference(record.group.previous_members)
     ordered_s = [replica.started_at_s for replica in record.replicas if replica.replica_id in fresh]
     if ordered_s and not record.job.is_on_functions:
         state.change_times_s = (*state.change_times_s, now_s - max(ordered_s))[-MAX_CHANGES:]

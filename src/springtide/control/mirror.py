@@ -36,7 +36,7 @@ class Mirror:
 
     def _take_job(self, state: PlatformState, record: JobRecord) -> None:
         job_id = record.workload_id
-        is_wanting = record.outcome is None and not record.is_paused and not record.state.is_terminal
+        is_wanting = record.lifecycle.outcome is None and not record.bounds.is_paused and not record.state.is_terminal
         if not is_wanting:
             if self._views.pop(job_id, None) is not None:
                 self._jobs = None
@@ -71,53 +71,38 @@ class Mirror:
 
 
 def view_job(record: JobRecord) -> JobView:
-    """A job as policies see it."""
+    """A job as policies see it: the parts of its record, and what follows from several of them."""
+    progress, job = record.progress, record.job
+    total_steps = progress.total_steps if progress.total_steps is not None else job.total_steps
+    total_equivalent_steps = progress.total_equivalent_steps
+    if total_equivalent_steps is None:
+        # Where the batch changes, the steps that workers report are of another size than those declared.
+        length = total_steps if job.batch is None else job.total_steps
+        total_equivalent_steps = None if length is None else float(length)
     return JobView(
-        job=record.job,
-        state=record.state,
-        submitted_at_s=record.submitted_at_s,
-        min_workers=record.min_workers,
-        max_workers=record.max_workers,
-        step=record.step,
-        total_steps=record.total_steps if record.total_steps is not None else record.job.total_steps,
-        progress_at_s=record.progress_at_s,
-        throughput_samples_per_s=record.throughput_samples_per_s,
-        service_offset_s=record.finished_service_s - sum(replica.started_at_s for replica in record.replicas),
-        num_replicas=len(record.replicas),
-        started_at_s=record.started_at_s,
-        admitted_at_s=record.admitted_at_s,
-        promised_finish_s=record.promised_finish_s,
-        runnable_at_s=record.runnable_at_s,
-        checkpoint=record.checkpoint,
-        num_restarts=record.num_restarts,
-        resized_at_s=record.resized_at_s,
+        job=job,
+        state=record.lifecycle.state,
+        submitted_at_s=record.lifecycle.submitted_at_s,
+        started_at_s=record.lifecycle.started_at_s,
+        bounds=record.bounds,
+        progress=progress,
+        promise=record.promise,
+        learnt=record.learnt,
+        restarts=record.restarts,
+        changes=record.changes,
+        checkpoint=record.saved.checkpoint,
+        total_steps=total_steps,
+        equivalent_steps=progress.equivalent_steps if progress.equivalent_steps is not None else float(progress.step),
+        total_equivalent_steps=total_equivalent_steps,
         global_batch_size=record.batch_size,
-        progress=record.progress if record.progress is not None else float(record.step),
-        total_progress=_total_progress(record),
-        step_times=record.step_times,
-        noise=record.noise,
-        spent_usd=record.bill.total_usd,
-        epoch=record.epoch,
-        measurements=record.measurements,
-        stream=record.stream,
-        too_small_mb=record.too_small_mb,
-        changed_s=record.changed_s,
-        change_s=record.change_s,
-        last_pause_s=record.last_pause_s or 0.0,
-        num_edits=record.num_edits,
+        service_offset_s=record.spent.finished_service_s - sum(replica.started_at_s for replica in record.replicas),
+        num_replicas=len(record.replicas),
+        spent_usd=record.spent.bill.total_usd,
     )
 
 
-def _total_progress(record: JobRecord) -> float | None:
-    if record.total_progress is not None:
-        return record.total_progress
-    total_steps = record.job.total_steps if record.job.batch is not None else record.total_steps
-    total_steps = total_steps if total_steps is not None else record.job.total_steps
-    return None if total_steps is None else float(total_steps)
-
-
 def _allocation(record: JobRecord | ServiceRecord) -> Allocation:
-    order = record.members if isinstance(record, JobRecord) else ()
+    order = record.group.members if isinstance(record, JobRecord) else ()
     rank_of = {replica_id: rank for rank, replica_id in enumerate(order)}
     # Ranks first, then those that warm up, then those that are on their way out.
     ranked = sorted(
@@ -129,8 +114,8 @@ def _allocation(record: JobRecord | ServiceRecord) -> Allocation:
     share = ranked[0].share
     if not isinstance(record, JobRecord):
         return PoolAllocation(device_ids=device_ids, share=share)
-    if record.plan is not None:
-        return FunctionAllocation(device_ids=device_ids, global_batch_size=record.batch_size, plan=record.plan)
+    if record.runs_as.plan is not None:
+        return FunctionAllocation(device_ids=device_ids, global_batch_size=record.batch_size, plan=record.runs_as.plan)
     return PoolAllocation(device_ids=device_ids, global_batch_size=record.batch_size, share=share)
 
 

@@ -22,7 +22,7 @@ def sure_curve(view: JobView) -> SpeedCurve:
     beside whoever is there, and stands as it is.
     """
     curve, share = curve_of(view), share_of(view.job)
-    if share is None or curve.source == "guess" or view.throughput_samples_per_s:
+    if share is None or curve.source == "guess" or view.learnt.throughput_samples_per_s:
         return curve
     return replace(curve, steps_per_s=tuple([rate * share.request for rate in curve.steps_per_s]))
 

@@ -121,7 +121,7 @@ def _has_to_go(state: PlatformState, devices: set[DeviceId]) -> bool:
     return bool(devices) and any(
         replica.device_id in devices and replica.state is not ReplicaState.STOPPING
         for record in state.jobs.live.values()
-        if record.outcome is None and not record.is_paused and not record.state.is_terminal
+        if record.lifecycle.outcome is None and not record.bounds.is_paused and not record.state.is_terminal
         for replica in record.replicas
     )
 

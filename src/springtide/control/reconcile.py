@@ -19,7 +19,7 @@ from springtide.core.actions import Action, AdmitJob, EndJob, PreemptJob, Resize
 from springtide.core.decision import FunctionAllocation, PoolAllocation
 from springtide.core.decision import Plan as WantedPlan
 from springtide.core.functions import FunctionPlan
-from springtide.core.reasons import ChosenPlan, GroupChange
+from springtide.core.reasons import ChosenPlan, GroupChange, workers_text
 from springtide.core.resources import DeviceId
 from springtide.core.shares import Share
 from springtide.core.workload import JobState, ReplicaId, WorkloadId
@@ -116,18 +116,21 @@ def reconcile(state: PlatformState, plan: WantedPlan, now_s: float, settled: Set
             actions = _reconcile_service(record, allocation, free, why, now_s)
         else:
             refusal = plan.rejected.get(record.workload_id)
-            if refusal is not None and record.outcome is None:
+            if refusal is not None and record.lifecycle.outcome is None:
                 record = replace(
                     record,
-                    outcome=JobState.REJECTED,
-                    outcome_reason=refusal.reason,
-                    alternatives=refusal.alternatives,
+                    lifecycle=replace(
+                        record.lifecycle,
+                        outcome=JobState.REJECTED,
+                        outcome_reason=refusal.reason,
+                        alternatives=refusal.alternatives,
+                    ),
                 )
             functions, plan_why = function_plan(allocation), plan.plan_reasons.get(record.workload_id, "")
             chosen = None if functions is None else ChosenPlan(plan=functions, why=plan_why)
             actions = _reconcile_job(record, allocation, chosen, free, why, now_s, passage.reclaimed(record))
             finish_s = plan.admitted.get(record.workload_id)
-            if finish_s is not None and record.admitted_at_s is None and not record.state.is_terminal:
+            if finish_s is not None and record.promise.admitted_at_s is None and not record.state.is_terminal:
                 actions.insert(
                     0, AdmitJob(job_id=record.workload_id, finish_s=finish_s, cause="plan", reason=why or "admitted")
                 )
@@ -222,38 +225,38 @@ def _reconcile_job(
     batch = _batch(record, allocation)
     if record.state.is_terminal:
         return _stop_all(record, record.reason)
-    if record.outcome is not None:
+    if record.lifecycle.outcome is not None:
         end = EndJob(
             job_id=record.workload_id,
-            state=record.outcome,
+            state=record.lifecycle.outcome,
             cause="outcome",
-            reason=record.outcome_reason,
-            alternatives=record.alternatives,
+            reason=record.lifecycle.outcome_reason,
+            alternatives=record.lifecycle.alternatives,
         )
-        return [end, *_stop_all(record, record.outcome_reason)]
+        return [end, *_stop_all(record, record.lifecycle.outcome_reason)]
     if record.state is JobState.PREEMPTING:
         return _stop_all(record, record.reason)
-    if not record.members and not record.previous_members:
+    if not record.group.members and not record.group.previous_members:
         return _without_group(record, allocation, chosen, batch, free, why, now_s)
     if now_s >= by_s:
         # Before any recovery: one forced change then takes in both.
         return _evict(record, [replica for replica, grace_over_s in reclaimed if now_s >= grace_over_s])
-    if record.is_broken:
+    if record.group.is_broken:
         return _recover(record)
-    if not record.is_confirmed:
+    if not record.group.is_confirmed:
         return []
-    if not wanted or record.is_paused:
-        paused = record.pause_reason or "paused by its owner"
-        why = paused if record.is_paused else (why or "its devices are needed")
+    if not wanted or record.bounds.is_paused:
+        paused = record.bounds.pause_reason or "paused by its owner"
+        why = paused if record.bounds.is_paused else (why or "its devices are needed")
         return _preempt(record, why, by_s - now_s)
-    members = {r.device_id for r in record.replicas if r.replica_id in record.members}
+    members = {r.device_id for r in record.replicas if r.replica_id in record.group.members}
     if reclaimed and not members & set(wanted):
         # To move without a pause its new workers would have to be warm first: a reclaimed node cannot wait for that.
         return _preempt(record, why or "its devices are reclaimed", by_s - now_s)
     if not record.job.elastic:
         # Its processes cannot change their number, so it keeps what it has until it ends or gives up all.
         return _stop_leavers(record)
-    if chosen is not None and chosen.plan != record.plan and set(wanted) == members:
+    if chosen is not None and chosen.plan != record.runs_as.plan and set(wanted) == members:
         change = GroupChange(code="plan", why=why, chosen=chosen)
         return [_change(record, [r for r in record.replicas if r.device_id in members], batch, change, chosen.plan)]
     return _resize(record, allocation, batch, free, why, now_s)
@@ -298,7 +301,7 @@ def _without_group(
         coming = [r for r in record.replicas if r.state is not ReplicaState.STOPPING]
         if len(coming) < len(record.replicas) and record.state is not JobState.STARTING:
             return _stop_all(record, record.reason)
-        if not wanted or record.is_paused:
+        if not wanted or record.bounds.is_paused:
             return _stop_all(record, why or "its devices are needed")
         kept = [r for r in coming if r.device_id in wanted] if job.elastic else coming
         if not kept:
@@ -315,7 +318,7 @@ def _without_group(
             actions.append(
                 ResizeJob(
                     job_id=record.workload_id,
-                    generation=record.generation,
+                    generation=record.group.generation,
                     replica_ids=members,
                     global_batch_size=batch,
                     functions=None if chosen is None else chosen.plan,
@@ -325,10 +328,10 @@ def _without_group(
                 )
             )
         return actions
-    if not wanted or record.is_paused or now_s < record.runnable_at_s or len(free) < len(wanted):
+    if not wanted or record.bounds.is_paused or now_s < record.restarts.runnable_at_s or len(free) < len(wanted):
         return []
-    reason = why or f"starting on {_workers(len(free))}"
-    return _start(record, free, record.generation + 1, reason, allocation.share, chosen)
+    reason = why or f"starting on {workers_text(len(free))}"
+    return _start(record, free, record.group.generation + 1, reason, allocation.share, chosen)
 
 
 def _start(
@@ -339,7 +342,7 @@ def _start(
     share: Share | None,
     chosen: ChosenPlan | None = None,
 ) -> list[Action]:
-    is_fresh = generation > record.generation
+    is_fresh = generation > record.group.generation
     change = None if chosen is None else GroupChange(code="start", after=len(devices), why=reason, chosen=chosen)
     return [
         StartReplica(
@@ -347,7 +350,7 @@ def _start(
             replica_id=replica_id_of(record.workload_id, number),
             device_id=device_id,
             generation=generation,
-            restore=record.checkpoint if is_fresh else None,
+            restore=record.saved.checkpoint if is_fresh else None,
             share=share,
             cause="plan",
             reason=reason,
@@ -360,26 +363,26 @@ def _start(
 def _recover(record: JobRecord) -> list[Action]:
     """A member is lost or a collective broke: the survivors of the last group form a new one at once."""
     living = {r.replica_id for r in record.replicas if r.state is not ReplicaState.STOPPING}
-    trained = {m for m in (*record.members, *record.previous_members) if m in living}
-    survivors = tuple(m for m in record.members if m in trained)
+    trained = {m for m in (*record.group.members, *record.group.previous_members) if m in living}
+    survivors = tuple(m for m in record.group.members if m in trained)
     if not survivors:
         # Only members that were about to leave are left: they hold the state, so they go on.
-        survivors = tuple(m for m in record.previous_members if m in trained)
+        survivors = tuple(m for m in record.group.previous_members if m in trained)
     if not survivors:
         return _stop_all(record, record.reason)
-    if not set(survivors) & set(record.state_holders):
+    if not set(survivors) & set(record.group.state_holders):
         # A move was under way and lost the member that was to take the state along: one that was to leave goes instead.
-        carriers = [m for m in record.previous_members if m in trained and m in record.state_holders]
-        most = min(record.max_workers, record.job.num_virtual_shards)
+        carriers = [m for m in record.group.previous_members if m in trained and m in record.group.state_holders]
+        most = min(record.bounds.max_workers, record.job.num_virtual_shards)
         survivors = (*carriers[:1], *survivors)[: max(1, most)]
     change = GroupChange(code="recover", after=len(survivors))
     return [
         ResizeJob(
             job_id=record.workload_id,
-            generation=record.generation + 1,
+            generation=record.group.generation + 1,
             replica_ids=survivors,
             global_batch_size=record.batch_size,
-            functions=record.plan,
+            functions=record.runs_as.plan,
             forced=True,
             cause="member lost",
             reason=change.text(),
@@ -398,11 +401,11 @@ def _evict(record: JobRecord, overstaying: Sequence[ReplicaRecord]) -> list[Acti
 
 def _preempt(record: JobRecord, reason: str, at_most_s: float = math.inf) -> list[Action]:
     living = {r.replica_id: r for r in record.replicas}
-    members = tuple(m for m in record.members if m in living)
+    members = tuple(m for m in record.group.members if m in living)
     warming = [r for r in record.replicas if r.replica_id not in members and r.state is not ReplicaState.STOPPING]
     preempt = PreemptJob(
         job_id=record.workload_id,
-        generation=record.generation + 1,
+        generation=record.group.generation + 1,
         replica_ids=members,
         grace_s=max(0.0, min(record.job.grace_s, at_most_s)),
         cause="plan",
@@ -416,7 +419,7 @@ def _stop_leavers(record: JobRecord) -> list[Action]:
     return [
         _stop(record, r, record.job.grace_s, "no longer a member")
         for r in record.replicas
-        if r.has_trained and r.replica_id not in record.members and r.state is not ReplicaState.STOPPING
+        if r.has_trained and r.replica_id not in record.group.members and r.state is not ReplicaState.STOPPING
     ]
 
 
@@ -426,16 +429,16 @@ def _resize(
     """Move a running job to what it is to hold: warm joiners first, then one change of membership for all of it."""
     wanted = allocation.device_ids
     by_id = {r.replica_id: r for r in record.replicas}
-    members = [by_id[m] for m in record.members]
-    outsiders = [r for r in record.replicas if r.replica_id not in record.members]
+    members = [by_id[m] for m in record.group.members]
+    outsiders = [r for r in record.replicas if r.replica_id not in record.group.members]
     actions: list[Action] = _stop_leavers(record)
     joiners = [r for r in outsiders if r.state is not ReplicaState.STOPPING and not r.has_trained]
     unwanted = [r for r in joiners if r.device_id not in wanted]
     actions += [_stop(record, r, END_GRACE_S, why or "no longer needed") for r in unwanted]
     joiners = [r for r in joiners if r.device_id in wanted]
-    if free and now_s >= record.runnable_at_s:
-        reason = why or f"growing to {_workers(len(wanted))}"
-        actions += _start(record, free, record.generation, reason, allocation.share)
+    if free and now_s >= record.restarts.runnable_at_s:
+        reason = why or f"growing to {workers_text(len(wanted))}"
+        actions += _start(record, free, record.group.generation, reason, allocation.share)
         return actions
     keep = [r for r in members if r.device_id in wanted]
     ready = [r for r in joiners if r.state is ReplicaState.READY]
@@ -463,7 +466,7 @@ def _move(
     It leaves with the change after, when the others hold the state. A job that cannot have one worker more than it is
     to have leaves one joiner out of the first group; a job of one worker is suspended and starts again.
     """
-    most = min(record.max_workers, record.job.num_virtual_shards)
+    most = min(record.bounds.max_workers, record.job.num_virtual_shards)
     joiners = ready if len(ready) < most else ready[:-1]
     if not joiners:
         return _preempt(record, why or "it moves to another device")
@@ -480,10 +483,10 @@ def _change(
 ) -> ResizeJob:
     return ResizeJob(
         job_id=record.workload_id,
-        generation=record.generation + 1,
+        generation=record.group.generation + 1,
         replica_ids=tuple(r.replica_id for r in group),
         global_batch_size=batch,
-        functions=functions or record.plan,
+        functions=functions or record.runs_as.plan,
         cause="plan",
         reason=change.text(),
         change=change,
@@ -493,7 +496,3 @@ def _change(
 def replica_id_of(workload_id: WorkloadId, number: int) -> ReplicaId:
     """The name of a workload's n-th replica since it was submitted."""
     return ReplicaId(f"{workload_id}.{number}")
-
-
-def _workers(count: int) -> str:
-    return "1 worker" if count == 1 else f"{count} workers"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
-from springtide.core.decision import Drain, GradientNoise, StepTime
-from springtide.core.function_search import FunctionMeasurement, StreamView
+from springtide.core.decision import Drain
 from springtide.core.functions import Bill, FunctionPlan, Usage
+from springtide.core.job_parts import DeadlinePromise, GroupChanges, JobBounds, JobProgress, JobRestarts, LearntSpeed
+from springtide.core.reasons import GroupChange
 from springtide.core.resources import DeviceId, Node, NodeId, Pool, Topology
 from springtide.core.shares import Load, Share, load_of
 from springtide.core.tide import Tide
@@ -62,40 +64,38 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     phases_s: Mapping[str, float] = {}
 
 
-class SpeedReportSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """Reports of one group so close together that they tell of the same seconds, from `began_s` on.
+class StateReason(msgspec.Struct, frozen=True):
+    """Why a job is in its state: `text` for people, and the `change` of its group that the text is about, if any."""
 
-    `samples_per_s` is what was known of so many workers before; None: nothing.
+    text: str
+    change: GroupChange | None = None
+
+
+class Lifecycle(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the job stands between its submission and its end.
+
+    `outcome` is the terminal state that is due, before EndJob makes it so; `alternatives` are changes with which a job
+    that was turned away would have been taken.
     """
 
-    generation: int
-    began_s: float
-    samples_per_s: float | None = None
+    state: JobState
+    reason: StateReason
+    submitted_at_s: float
+    started_at_s: float | None = None
+    ended_at_s: float | None = None
+    outcome: JobState | None = None
+    outcome_reason: str = ""
+    alternatives: tuple[str, ...] = ()
 
 
-class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """All there is to know of one job.
+class GroupMembership(msgspec.Struct, frozen=True, kw_only=True):
+    """The group of workers that trains, and the one before it while a change is under way.
 
     `generation` is the highest ever issued; `members` (rank order) is the group it names and `previous_members` the
-    group it replaces; `state_holders` are the living replicas known to hold the
-    model's state; `is_confirmed` says that the members have switched. `oldest_generation` is the lowest whose
-    messages still count. `outcome` is the terminal state that is due, before EndJob makes it so. `crashes_at_s` are the
-    moments at which the whole job went down (charged to its restart budget), `losses_at_s` those at which one worker
-    did and others went on (new workers wait out a back-off: `runnable_at_s`). `plan` is what a job on functions runs
-    as, `usage` and `bill` what that has taken so far, `measurements` what its plans have shown, the newest last.
-    `stream` is how far its growing dataset has come; functions of `too_small_mb` or less ran out of memory.
-    `changed_s` is how long it stood still for changes of its group, all together; `change_s` is what the last forming
-    of a group took, from the decision (`resizing_since_s`) to its first step.
-    `pause_reason` says why it was paused, if not by its owner. `num_edits` is how often its owner changed its goal.
-    `moment` is that of the newest report of its speed.
+    group it replaces; `state_holders` are the living replicas known to hold the model's state; `is_confirmed` says that
+    the members have switched. `oldest_generation` is the lowest whose messages still count.
     """
 
-    job: TrainingJob
-    state: JobState
-    reason: str
-    submitted_at_s: float
-    min_workers: int
-    max_workers: int
     generation: int = 0
     oldest_generation: int = 0
     members: tuple[ReplicaId, ...] = ()
@@ -103,58 +103,65 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     state_holders: tuple[ReplicaId, ...] = ()
     is_confirmed: bool = True
     is_broken: bool = False
-    is_paused: bool = False
-    outcome: JobState | None = None
-    outcome_reason: str = ""
-    alternatives: tuple[str, ...] = ()
-    replicas: tuple[ReplicaRecord, ...] = ()
-    next_replica: int = 0
-    step: int = 0
-    total_steps: int | None = None
-    progress_at_s: float = 0.0
-    admitted_at_s: float | None = None
-    promised_finish_s: float | None = None
-    epoch: int = 0
-    loss: float | None = None
-    samples_per_s: float | None = None
-    metrics: Mapping[str, float] = {}
-    throughput_samples_per_s: Mapping[int, float] = {}
-    moment: SpeedReportSpan | None = None
+
+    def without(self, gone: Container[ReplicaId]) -> GroupMembership:
+        """The group when these replicas have left it."""
+        return replace(
+            self,
+            members=tuple(m for m in self.members if m not in gone),
+            previous_members=tuple(m for m in self.previous_members if m not in gone),
+            state_holders=tuple(m for m in self.state_holders if m not in gone),
+        )
+
+    def dissolved(self) -> GroupMembership:
+        """No group: nobody trains, and no change is under way."""
+        return replace(self, members=(), previous_members=(), state_holders=(), is_confirmed=True, is_broken=False)
+
+
+class RunShape(msgspec.Struct, frozen=True, kw_only=True):
+    """What the job runs as: the samples of a step (0: as submitted) and, on functions, the plan."""
+
+    global_batch_size: int = 0
+    plan: FunctionPlan | None = None
+
+
+class SavedState(msgspec.Struct, frozen=True, kw_only=True):
+    """What outlives the job's workers."""
+
     checkpoint: Checkpoint | None = None
     artifact_path: str = ""
-    crashes_at_s: tuple[float, ...] = ()
-    losses_at_s: tuple[float, ...] = ()
-    runnable_at_s: float = 0.0
-    num_restarts: int = 0
-    num_resizes: int = 0
-    num_preemptions: int = 0
-    last_pause_s: float | None = None
-    pauses_s: Mapping[str, float] = {}
-    resized_at_s: float | None = None
-    started_at_s: float | None = None
-    ended_at_s: float | None = None
+
+
+class Spending(msgspec.Struct, frozen=True, kw_only=True):
+    """What the job has taken: device-seconds of replicas that are gone; on functions, use and bill so far."""
+
     finished_service_s: float = 0.0
-    global_batch_size: int = 0
-    progress: float | None = None
-    total_progress: float | None = None
-    step_times: tuple[StepTime, ...] = ()
-    noise: GradientNoise | None = None
-    plan: FunctionPlan | None = None
     usage: Usage = Usage()
     bill: Bill = Bill()
-    pause_reason: str = ""
-    measurements: tuple[FunctionMeasurement, ...] = ()
-    stream: StreamView | None = None
-    too_small_mb: int = 0
-    changed_s: float = 0.0
-    change_s: float = 0.0
-    resizing_since_s: float = 0.0
-    num_edits: int = 0
+
+
+class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """All there is to know of one job. `next_replica` numbers the replica that is started next."""
+
+    job: TrainingJob
+    bounds: JobBounds
+    lifecycle: Lifecycle
+    replicas: tuple[ReplicaRecord, ...] = ()
+    next_replica: int = 0
+    group: GroupMembership = GroupMembership()
+    runs_as: RunShape = RunShape()
+    promise: DeadlinePromise = DeadlinePromise()
+    progress: JobProgress = JobProgress()
+    learnt: LearntSpeed = LearntSpeed()
+    saved: SavedState = SavedState()
+    restarts: JobRestarts = JobRestarts()
+    changes: GroupChanges = GroupChanges()
+    spent: Spending = Spending()
 
     @property
     def batch_size(self) -> int:
         """What a step of the present group is made of, in samples."""
-        return self.global_batch_size or self.job.global_batch_size
+        return self.runs_as.global_batch_size or self.job.global_batch_size
 
     @property
     def workload_id(self) -> WorkloadId:
@@ -162,18 +169,38 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.job.job_id
 
     @property
+    def state(self) -> JobState:
+        """Where the job stands; a service's record has this and the next three of its own."""
+        return self.lifecycle.state
+
+    @property
+    def reason(self) -> str:
+        """Why, for people."""
+        return self.lifecycle.reason.text
+
+    @property
+    def runnable_at_s(self) -> float:
+        """Until when new workers wait out a back-off."""
+        return self.restarts.runnable_at_s
+
+    @property
+    def finished_service_s(self) -> float:
+        """Device-seconds of replicas that are gone."""
+        return self.spent.finished_service_s
+
+    @property
     def is_over(self) -> bool:
         """Whether the job has ended."""
-        return self.state.is_terminal
+        return self.lifecycle.state.is_terminal
 
     @property
     def world_size(self) -> int:
         """How many workers the current group has."""
-        return len(self.members)
+        return len(self.group.members)
 
     def attained_service_s(self, now_s: float) -> float:
         """Device-seconds held so far, living replicas included."""
-        return self.finished_service_s + sum(now_s - replica.started_at_s for replica in self.replicas)
+        return self.spent.finished_service_s + sum(now_s - replica.started_at_s for replica in self.replicas)
 
 
 class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -228,7 +255,7 @@ WorkloadRecord = JobRecord | ServiceRecord
 Record = TypeVar("Record", bound=JobRecord | ServiceRecord)
 
 
-class Table(dict[WorkloadId, Record]):
+class RecordTable(dict[WorkloadId, Record]):
     """Records by id, in order of arrival. `live` are those that may still change anything; a turn looks only at them.
 
     `held` are the devices they hold, wholly or in part, `shares` the parts of those that are held in parts, `changed`
@@ -305,8 +332,8 @@ class PlatformState(msgspec.Struct, kw_only=True):
     took that started workers, from the order to the first step.
     """
 
-    jobs: Table[JobRecord] = msgspec.field(default_factory=Table)
-    services: Table[ServiceRecord] = msgspec.field(default_factory=Table)
+    jobs: RecordTable[JobRecord] = msgspec.field(default_factory=RecordTable)
+    services: RecordTable[ServiceRecord] = msgspec.field(default_factory=RecordTable)
     nodes: Nodes = msgspec.field(default_factory=Nodes)
     labels: Mapping[NodeId, Pool] = msgspec.field(default_factory=dict)
     drains: Mapping[NodeId, Drain] = msgspec.field(default_factory=dict)

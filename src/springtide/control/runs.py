@@ -97,7 +97,7 @@ def _take_stopped(run: Sequence[ReplicaStopped], state: PlatformState, now_s: fl
     gone = [event.replica_id for event in run]
     if len(set(gone)) < len(gone) or not all(name in by_id and _may_go(record, by_id[name]) for name in gone):
         return False
-    service_s = record.finished_service_s
+    service_s = record.spent.finished_service_s
     for name in gone:
         service_s = service_s + now_s - by_id[name].started_at_s
     left = set(gone)
@@ -105,10 +105,8 @@ def _take_stopped(run: Sequence[ReplicaStopped], state: PlatformState, now_s: fl
         replace(
             record,
             replicas=tuple(r for r in record.replicas if r.replica_id not in left),
-            finished_service_s=service_s,
-            members=tuple(m for m in record.members if m not in left),
-            previous_members=tuple(m for m in record.previous_members if m not in left),
-            state_holders=tuple(m for m in record.state_holders if m not in left),
+            spent=replace(record.spent, finished_service_s=service_s),
+            group=record.group.without(left),
         )
     )
     return True
@@ -116,7 +114,9 @@ def _take_stopped(run: Sequence[ReplicaStopped], state: PlatformState, now_s: fl
 
 def _may_go(record: JobRecord, replica: ReplicaRecord) -> bool:
     name = replica.replica_id
-    return replica.state is ReplicaState.STOPPING or (name in record.previous_members and name not in record.members)
+    return replica.state is ReplicaState.STOPPING or (
+        name in record.group.previous_members and name not in record.group.members
+    )
 
 
 def _take_starts(run: Sequence[StartReplica], state: PlatformState, now_s: float) -> bool:

@@ -11,9 +11,8 @@ from functools import singledispatch
 from msgspec.structs import replace
 
 from springtide.control.edits import (
-    FIRST_BACK_OFF_S,
-    all_lost,
     back_off_s,
+    count_loss,
     differs_in_share,
     edited,
     find,
@@ -25,18 +24,20 @@ from springtide.control.edits import (
     with_service_state,
     without_replica,
 )
-from springtide.control.learnt import enlarged, learnt, note_change
+from springtide.control.learnt import note_change, with_measurement, with_report
 from springtide.control.records import (
     JobRecord,
+    Lifecycle,
     PlatformState,
     ReplicaRecord,
     ReplicaState,
     ServiceRecord,
     ServiceState,
+    StateReason,
     WorkloadRecord,
 )
 from springtide.core import events
-from springtide.core.function_search import MAX_MEASUREMENTS
+from springtide.core.job_parts import JobBounds
 from springtide.core.resources import NodeId
 from springtide.core.workload import Checkpoint, JobState, ReplicaId, WorkloadId
 
@@ -60,11 +61,10 @@ def _(event: events.JobSubmitted, state: PlatformState, now_s: float) -> None:
         return
     state.jobs[job.job_id] = JobRecord(
         job=job,
-        state=JobState.PENDING,
-        reason="waiting for the first decision",
-        submitted_at_s=now_s,
-        min_workers=job.min_workers,
-        max_workers=job.max_workers,
+        lifecycle=Lifecycle(
+            state=JobState.PENDING, reason=StateReason("waiting for the first decision"), submitted_at_s=now_s
+        ),
+        bounds=JobBounds(min_workers=job.min_workers, max_workers=job.max_workers),
     )
 
 
@@ -104,9 +104,9 @@ def _(event: events.ServiceDeployed, state: PlatformState, now_s: float) -> None
 @apply_event.register
 def _(event: events.CancelRequested, state: PlatformState, now_s: float) -> None:
     job, service = state.jobs.get(event.workload_id), state.services.get(event.workload_id)
-    if job is not None and job.outcome is None and not job.state.is_terminal:
+    if job is not None and job.lifecycle.outcome is None and not job.state.is_terminal:
         state.jobs[event.workload_id] = replace(
-            job, outcome=JobState.CANCELLED, outcome_reason="cancelled by its owner"
+            job, lifecycle=replace(job.lifecycle, outcome=JobState.CANCELLED, outcome_reason="cancelled by its owner")
         )
     elif service is not None and not service.is_removed:
         state.services[event.workload_id] = with_service_state(replace(service, is_removed=True))
@@ -120,29 +120,38 @@ def _(event: events.PauseRequested, state: PlatformState, now_s: float) -> None:
     if record is None or record.state.is_terminal:
         state.num_stale_events += 1
         return
-    reason = event.reason or record.reason
-    state.jobs[event.job_id] = settled(replace(record, is_paused=True, reason=reason, pause_reason=event.reason))
+    record = replace(record, bounds=replace(record.bounds, is_paused=True, pause_reason=event.reason))
+    if event.reason:
+        record = replace(record, lifecycle=replace(record.lifecycle, reason=StateReason(event.reason)))
+    state.jobs[event.job_id] = settled(record)
 
 
 @apply_event.register
 def _(event: events.ResumeRequested, state: PlatformState, now_s: float) -> None:
     record = state.jobs.get(event.job_id)
-    if record is None or not record.is_paused:
+    if record is None or not record.bounds.is_paused:
         state.num_stale_events += 1
         return
-    record = replace(record, is_paused=False, pause_reason="")
+    record = replace(record, bounds=replace(record.bounds, is_paused=False, pause_reason=""))
     if event.budget_usd is not None:
         goal = replace(record.job.goal, budget_usd=event.budget_usd)
         record = replace(record, job=replace(record.job, goal=goal))
     if record.state is JobState.PAUSED:
-        record = replace(record, state=JobState.PENDING, reason="resumed by its owner, waiting for devices")
+        record = replace(
+            record,
+            lifecycle=replace(
+                record.lifecycle,
+                state=JobState.PENDING,
+                reason=StateReason("resumed by its owner, waiting for devices"),
+            ),
+        )
     state.jobs[event.job_id] = record
 
 
 @apply_event.register
 def _(event: events.JobEdited, state: PlatformState, now_s: float) -> None:
     record = state.jobs.get(event.job_id)
-    if record is None or record.state.is_terminal or record.outcome is not None:
+    if record is None or record.state.is_terminal or record.lifecycle.outcome is not None:
         state.num_stale_events += 1
         return
     state.jobs[event.job_id] = edited(record, event, now_s)
@@ -157,7 +166,10 @@ def _(event: events.ScaleRequested, state: PlatformState, now_s: float) -> None:
     elif job is not None:
         most = min(event.maximum, job.job.num_virtual_shards) if job.job.elastic else event.maximum
         state.jobs[event.workload_id] = replace(
-            job, min_workers=min(event.minimum, most) if job.job.elastic else most, max_workers=most
+            job,
+            bounds=replace(
+                job.bounds, min_workers=min(event.minimum, most) if job.job.elastic else most, max_workers=most
+            ),
         )
     elif service is not None:
         state.services[event.workload_id] = replace(service, min_replicas=event.minimum, max_replicas=event.maximum)
@@ -252,7 +264,11 @@ def _(event: events.ReplicaLost, state: PlatformState, now_s: float) -> None:
 def _current(state: PlatformState, job_id: WorkloadId, generation: int) -> JobRecord | None:
     """The job's record if a message of this generation still counts, else None (and counted as stale)."""
     record = state.jobs.get(job_id)
-    if record is None or record.state.is_terminal or not record.oldest_generation <= generation <= record.generation:
+    if (
+        record is None
+        or record.state.is_terminal
+        or not record.group.oldest_generation <= generation <= record.group.generation
+    ):
         state.num_stale_events += 1
         return None
     return record
@@ -261,46 +277,45 @@ def _current(state: PlatformState, job_id: WorkloadId, generation: int) -> JobRe
 @apply_event.register
 def _(event: events.ProgressReported, state: PlatformState, now_s: float) -> None:
     record = _current(state, event.job_id, event.generation)
-    if record is None or event.step < record.step:
+    if record is None or event.step < record.progress.step:
         return
-    state.jobs[event.job_id] = replace(
-        record,
-        step=event.step,
-        progress_at_s=now_s,
-        total_steps=event.total_steps or record.total_steps,
-        epoch=event.epoch,
-        loss=event.loss if event.loss is not None else record.loss,
-        samples_per_s=event.samples_per_s if event.samples_per_s is not None else record.samples_per_s,
-        metrics=event.metrics or record.metrics,
-        **learnt(record, event, state, now_s),
-    )
+    state.jobs[event.job_id] = with_report(record, event, state, now_s)
 
 
 @apply_event.register
 def _(event: events.JobResized, state: PlatformState, now_s: float) -> None:
     record = _current(state, event.job_id, event.generation)
-    if record is None or event.generation != record.generation or record.is_confirmed:
+    if record is None or event.generation != record.group.generation or record.group.is_confirmed:
         return
     note_change(record, state, now_s)
-    is_first = record.started_at_s is None
+    is_first = record.lifecycle.started_at_s is None
     is_pause = event.direction not in ("start", "resume")
+    is_resize, changes = event.direction in ("grow", "shrink", "replace"), record.changes
     state.jobs[event.job_id] = replace(
         record,
-        is_confirmed=True,
-        oldest_generation=event.generation,
-        previous_members=(),
-        state_holders=record.members,
-        state=JobState.RUNNING if record.state is JobState.STARTING else record.state,
-        step=max(record.step, event.step),
-        progress_at_s=now_s,
-        num_resizes=record.num_resizes + (event.direction in ("grow", "shrink", "replace")),
-        last_pause_s=event.pause_s if is_pause else record.last_pause_s,
-        change_s=max(0.0, now_s - record.resizing_since_s),
-        changed_s=record.changed_s + (event.pause_s if event.direction in ("grow", "shrink", "replace") else 0.0),
-        pauses_s={**record.pauses_s, event.direction: event.pause_s} if is_pause else record.pauses_s,
-        resized_at_s=now_s,
-        started_at_s=now_s if is_first else record.started_at_s,
-        samples_per_s=None,
+        group=replace(
+            record.group,
+            is_confirmed=True,
+            oldest_generation=event.generation,
+            previous_members=(),
+            state_holders=record.group.members,
+        ),
+        lifecycle=replace(
+            record.lifecycle,
+            state=JobState.RUNNING if record.state is JobState.STARTING else record.state,
+            started_at_s=now_s if is_first else record.lifecycle.started_at_s,
+        ),
+        progress=replace(record.progress, step=max(record.progress.step, event.step), progress_at_s=now_s),
+        changes=replace(
+            changes,
+            num_resizes=changes.num_resizes + is_resize,
+            last_pause_s=event.pause_s if is_pause else changes.last_pause_s,
+            change_s=max(0.0, now_s - changes.resizing_since_s),
+            changed_s=changes.changed_s + (event.pause_s if is_resize else 0.0),
+            pauses_s={**changes.pauses_s, event.direction: event.pause_s} if is_pause else changes.pauses_s,
+            resized_at_s=now_s,
+        ),
+        learnt=replace(record.learnt, samples_per_s=None),
     )
 
 
@@ -308,8 +323,8 @@ def _(event: events.JobResized, state: PlatformState, now_s: float) -> None:
 def _(event: events.GroupBroken, state: PlatformState, now_s: float) -> None:
     record = _current(state, event.job_id, event.generation)
     # While a switch is under way the group before it still trains: without its steps there is no boundary to switch at.
-    if record is not None and (event.generation == record.generation or not record.is_confirmed):
-        state.jobs[event.job_id] = replace(record, is_broken=True)
+    if record is not None and (event.generation == record.group.generation or not record.group.is_confirmed):
+        state.jobs[event.job_id] = replace(record, group=replace(record.group, is_broken=True))
 
 
 @apply_event.register
@@ -317,42 +332,49 @@ def _(event: events.CheckpointCommitted, state: PlatformState, now_s: float) -> 
     record = _current(state, event.job_id, event.generation)
     if record is None:
         return
-    known = record.checkpoint
+    known = record.saved.checkpoint
     if known is None or (event.step, event.generation) >= (known.step, known.generation):
         checkpoint = Checkpoint(
             generation=event.generation, step=event.step, path=event.path, num_bytes=event.num_bytes
         )
-        state.jobs[event.job_id] = replace(record, checkpoint=checkpoint, step=max(record.step, event.step))
+        state.jobs[event.job_id] = replace(
+            record,
+            saved=replace(record.saved, checkpoint=checkpoint),
+            progress=replace(record.progress, step=max(record.progress.step, event.step)),
+        )
 
 
 @apply_event.register
 def _(event: events.JobFinished, state: PlatformState, now_s: float) -> None:
     record = _current(state, event.job_id, event.generation)
-    if record is not None and record.outcome is None:
+    if record is not None and record.lifecycle.outcome is None:
         state.jobs[event.job_id] = replace(
             record,
-            outcome=JobState.SUCCEEDED,
-            outcome_reason="the training function returned",
-            step=max(record.step, event.step),
-            artifact_path=event.artifact_path,
+            lifecycle=replace(
+                record.lifecycle, outcome=JobState.SUCCEEDED, outcome_reason="the training function returned"
+            ),
+            progress=replace(record.progress, step=max(record.progress.step, event.step)),
+            saved=replace(record.saved, artifact_path=event.artifact_path),
         )
 
 
 @apply_event.register
 def _(event: events.JobFailed, state: PlatformState, now_s: float) -> None:
     record = _current(state, event.job_id, event.generation)
-    if record is not None and record.outcome is None:
-        state.jobs[event.job_id] = replace(record, outcome=JobState.FAILED, outcome_reason=event.error)
+    if record is not None and record.lifecycle.outcome is None:
+        state.jobs[event.job_id] = replace(
+            record, lifecycle=replace(record.lifecycle, outcome=JobState.FAILED, outcome_reason=event.error)
+        )
 
 
 @apply_event.register
 def _(event: events.UsageReported, state: PlatformState, now_s: float) -> None:
     record = state.jobs.get(event.job_id)
-    if record is None or event.bill.total_usd < record.bill.total_usd:
+    if record is None or event.bill.total_usd < record.spent.bill.total_usd:
         # Money does not come back: an older figure is one that came late.
         state.num_stale_events += 1
         return
-    state.jobs[event.job_id] = replace(record, usage=event.usage, bill=event.bill)
+    state.jobs[event.job_id] = replace(record, spent=replace(record.spent, usage=event.usage, bill=event.bill))
 
 
 @apply_event.register
@@ -360,9 +382,7 @@ def _(event: events.FunctionsMeasured, state: PlatformState, now_s: float) -> No
     record = _current(state, event.job_id, event.generation)
     if record is None:
         return
-    others = tuple(known for known in record.measurements if not known.is_of_same(event.measurement))
-    measurements = (*others, event.measurement)[-MAX_MEASUREMENTS:]
-    state.jobs[event.job_id] = replace(record, measurements=measurements, **enlarged(record, event))
+    state.jobs[event.job_id] = with_measurement(record, event)
 
 
 @apply_event.register
@@ -371,11 +391,11 @@ def _(event: events.StreamObserved, state: PlatformState, now_s: float) -> None:
     if record is None or record.state.is_terminal:
         state.num_stale_events += 1
         return
-    if record.stream is not None and event.stream.num_samples < record.stream.num_samples:
+    if record.progress.stream is not None and event.stream.num_samples < record.progress.stream.num_samples:
         # What has arrived does not go away: an older figure is one that came late.
         state.num_stale_events += 1
         return
-    state.jobs[event.job_id] = replace(record, stream=event.stream)
+    state.jobs[event.job_id] = replace(record, progress=replace(record.progress, stream=event.stream))
 
 
 @apply_event.register
@@ -408,14 +428,14 @@ def _may_vanish(record: WorkloadRecord, replica: ReplicaRecord) -> bool:
     """Whether a stopping replica's end concerns nobody: it is in no group that is still at work."""
     if isinstance(record, ServiceRecord):
         return True
-    return replica.replica_id not in (*record.members, *record.previous_members)
+    return replica.replica_id not in (*record.group.members, *record.group.previous_members)
 
 
 def _may_leave(record: WorkloadRecord, replica: ReplicaRecord) -> bool:
     """Whether the replica was told to go by the last ResizeJob: leaving is how it obeys."""
     if isinstance(record, ServiceRecord):
         return False
-    return replica.replica_id in record.previous_members and replica.replica_id not in record.members
+    return replica.replica_id in record.group.previous_members and replica.replica_id not in record.group.members
 
 
 def _drop_replica(state: PlatformState, workload_id: WorkloadId, replica: ReplicaRecord, now_s: float) -> None:
@@ -447,38 +467,13 @@ def _lose_replica(
             record = replace(record, state=ServiceState.FAILED, reason=f"crashed {times_text(len(crashes))}: {reason}")
         put(state, without_replica(record, replica, now_s))
         return
-    was_member = replica_id in (*record.members, *record.previous_members)
+    was_member = replica_id in (*record.group.members, *record.group.previous_members)
     record = replace(
         record,
         replicas=tuple(r for r in record.replicas if r.replica_id != replica_id),
-        members=tuple(m for m in record.members if m != replica_id),
-        previous_members=tuple(m for m in record.previous_members if m != replica_id),
-        state_holders=tuple(m for m in record.state_holders if m != replica_id),
-        finished_service_s=record.finished_service_s + now_s - replica.started_at_s,
-        is_broken=record.is_broken or was_member,
+        group=replace(record.group.without((replica_id,)), is_broken=record.group.is_broken or was_member),
+        spent=replace(record.spent, finished_service_s=record.spent.finished_service_s + now_s - replica.started_at_s),
     )
-    if not record.state.is_terminal and record.outcome is None and record.state is not JobState.PREEMPTING:
-        record = _count_loss(record, reason, now_s, is_fault=is_fault)
+    if not record.state.is_terminal and record.lifecycle.outcome is None and record.state is not JobState.PREEMPTING:
+        record = count_loss(record, reason, now_s, is_fault=is_fault)
     put(state, settled(record))
-
-
-def _count_loss(record: JobRecord, reason: str, now_s: float, *, is_fault: bool) -> JobRecord:
-    """Let the survivors go on where there are any; else charge a crash, if it was one, to the job's restart budget."""
-    if record.state_holders and record.job.elastic:
-        losses = recent(record.losses_at_s, now_s)
-        return replace(record, losses_at_s=losses, runnable_at_s=now_s + back_off_s(len(losses)), reason=reason)
-    if not is_fault:
-        reason = f"starts again from its checkpoint, nobody is left to go on: {reason}"
-        return all_lost(record, now_s + FIRST_BACK_OFF_S, reason)
-    crashes = recent(record.crashes_at_s, now_s)
-    record = replace(record, crashes_at_s=crashes, num_restarts=record.num_restarts + 1)
-    if len(crashes) > record.job.max_restarts:
-        return replace(
-            record,
-            outcome=JobState.FAILED,
-            outcome_reason=f"crashed {times_text(len(crashes))} in 10 minutes: {reason}",
-            is_broken=False,
-        )
-    wait_s = back_off_s(len(crashes))
-    reason = f"restarting in {wait_s:.0f} s after a crash ({len(crashes)} of {record.job.max_restarts}): {reason}"
-    return all_lost(record, now_s + wait_s, reason)

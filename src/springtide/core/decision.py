@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from springtide.core.function_search import FunctionMeasurement, StreamView
 from springtide.core.functions import FunctionPlan
+from springtide.core.job_parts import DeadlinePromise, GroupChanges, JobBounds, JobProgress, JobRestarts, LearntSpeed
 from springtide.core.resources import DeviceId, NodeId, Pool, Topology
 from springtide.core.shares import Share
 from springtide.core.tide import Tide
@@ -45,78 +45,34 @@ class FunctionAllocation(PoolAllocation, frozen=True, kw_only=True, tag=True):
 Allocation = PoolAllocation | FunctionAllocation
 
 
-class StepTime(msgspec.Struct, frozen=True, kw_only=True):
-    """A step as it was measured: `placement` counts the workers on each node, descending.
-
-    `step_s` is one forward and backward pass over `local_batch_size` samples on every worker with the exchange of
-    gradients and the update; `sync_s` is the part of it that a further pass before the exchange would not take again.
-    """
-
-    placement: tuple[int, ...]
-    local_batch_size: int
-    step_s: float
-    sync_s: float | None = None
-
-
-class GradientNoise(msgspec.Struct, frozen=True, kw_only=True):
-    """The gradient's squared norm, and its variance at the job's initial batch size, as last estimated."""
-
-    grad_sqr: float
-    grad_var: float
-
-
-# So many different measured steps a job's view keeps; the oldest goes first.
-MAX_STEP_TIMES = 64
-
-
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
-    """An unfinished job as a policy sees it.
+    """An unfinished job as a policy sees it. The view of an unchanged job is the same object, and so is each part.
 
-    `min_workers`/`max_workers` are the bounds in force (the owner may have changed them since submission).
-    `throughput_samples_per_s` maps world size to what was measured there. `step` was true at `progress_at_s`.
-    `runnable_at_s` lies in the future while the job waits out a back-off after a crash. `promised_finish_s` is set
-    once the job is admitted: its deadline is a promise from then on. The view of an unchanged job is the same object.
-    `progress` of `total_progress` is done, in steps of the initial batch size, whatever the batch is now
-    (`global_batch_size`). `step_times` holds the newest measurement of each placement and local batch size.
-    `spent_usd` is what a job on functions has cost so far, `measurements` what its plans have shown, the newest last;
-    functions of `too_small_mb` or less have run out of memory. `changed_s` is how long it stood still for changes of
-    what it runs on, all together, `last_pause_s` for the last one; `change_s` is what its last change, or its start,
-    took from the decision to the first step.
-    `num_edits` is how often its owner changed its goal.
+    `bounds` are those in force (the owner may have changed them since submission). `total_steps`, `equivalent_steps`
+    and `total_equivalent_steps` are those of `progress`, completed by what was declared at submission; the latter two
+    count in steps of the initial batch size, whatever the batch is now (`global_batch_size`). `restarts.runnable_at_s`
+    lies in the future while the job waits out a back-off after a crash. Once `promise` has a finish, the deadline is a
+    promise. `spent_usd` is what a job on functions has cost so far.
     """
 
     job: TrainingJob
     state: JobState
     submitted_at_s: float
-    min_workers: int
-    max_workers: int
-    step: int = 0
+    bounds: JobBounds
+    progress: JobProgress = JobProgress()
+    promise: DeadlinePromise = DeadlinePromise()
+    learnt: LearntSpeed = LearntSpeed()
+    restarts: JobRestarts = JobRestarts()
+    changes: GroupChanges = GroupChanges()
+    started_at_s: float | None = None
+    checkpoint: Checkpoint | None = None
     total_steps: int | None = None
-    throughput_samples_per_s: Mapping[int, float] = EMPTY
-    progress_at_s: float = 0.0
+    equivalent_steps: float = 0.0
+    total_equivalent_steps: float | None = None
+    global_batch_size: int = 0
     service_offset_s: float = 0.0
     num_replicas: int = 0
-    started_at_s: float | None = None
-    admitted_at_s: float | None = None
-    promised_finish_s: float | None = None
-    runnable_at_s: float = 0.0
-    checkpoint: Checkpoint | None = None
-    num_restarts: int = 0
-    resized_at_s: float | None = None
-    global_batch_size: int = 0
-    progress: float = 0.0
-    total_progress: float | None = None
-    step_times: tuple[StepTime, ...] = ()
-    noise: GradientNoise | None = None
     spent_usd: float = 0.0
-    epoch: int = 0
-    measurements: tuple[FunctionMeasurement, ...] = ()
-    stream: StreamView | None = None
-    too_small_mb: int = 0
-    changed_s: float = 0.0
-    change_s: float = 0.0
-    last_pause_s: float = 0.0
-    num_edits: int = 0
 
     def attained_service_s(self, now_s: float) -> float:
         """Device-seconds held up to `now_s`."""

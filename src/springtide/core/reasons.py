@@ -34,9 +34,9 @@ class GroupChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         why = f" ({self.why})" if self.why else ""
         match self.code:
             case "start":
-                return f"started on {_workers(self.after)}" if self.chosen is None else f"started: {self.why}"
+                return f"started on {workers_text(self.after)}" if self.chosen is None else f"started: {self.why}"
             case "recover":
-                return f"re-formed with {_workers(self.after)} after a loss"
+                return f"re-formed with {workers_text(self.after)} after a loss"
             case "resize":
                 return f"resized {self.before} -> {self.after}{why}"
             case "move":
@@ -47,5 +47,6 @@ class GroupChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
                 return f"new plan{why}"
 
 
-def _workers(count: int) -> str:
+def workers_text(count: int) -> str:
+    """`1 worker`, `3 workers`."""
     return "1 worker" if count == 1 else f"{count} workers"

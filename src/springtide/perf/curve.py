@@ -118,11 +118,11 @@ def curve_of(view: JobView) -> SpeedCurve:
         # One place: how fast it is there is the menu's to say.
         rate = 1.0 / job.menu.options[job.menu.recommended].step_s
         return SpeedCurve(steps_per_s=(0.0, rate), sizes=(1,), doubling_sizes=(1,), source="profile")
-    most = min(view.max_workers, job.num_virtual_shards) if job.elastic else view.max_workers
+    most = min(view.bounds.max_workers, job.num_virtual_shards) if job.elastic else view.bounds.max_workers
     return _curve(
         tuple(job.profile_steps_per_s.items()),
-        tuple((n, rate / job.global_batch_size) for n, rate in view.throughput_samples_per_s.items()),
-        view.min_workers,
+        tuple((n, rate / job.global_batch_size) for n, rate in view.learnt.throughput_samples_per_s.items()),
+        view.bounds.min_workers,
         most,
     )
 

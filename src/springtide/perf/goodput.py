@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from springtide.core.decision import GradientNoise
+from springtide.core.job_parts import GradientNoise
 from springtide.core.workload import AdaptiveBatch, LearningRateRule, LengthUnit
 
 Floats = NDArray[np.float64]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from springtide.core.decision import GradientNoise
+from springtide.core.job_parts import GradientNoise
 
 # How much of the average a step on the initial batch leaves standing: about the last thousand such steps count, as in
 # AdaScale (Johnson et al., 2020, appendix B) and the published adaptdl. A larger batch counts for as many of them.

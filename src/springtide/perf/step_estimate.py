@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from springtide.core.decision import StepTime
+from springtide.core.job_parts import StepTime
 from springtide.perf.throughput import Steps, ThroughputModel, fit_parameters
 
 Floats = NDArray[np.float64]

@@ -61,7 +61,7 @@ class OwnerQuota(msgspec.Struct, frozen=True, kw_only=True):
         }
         mine = recent.get(owner, [])
         if self.max_unfinished is not None:
-            live = {other.job.job_id for other in snapshot.jobs if other.admitted_at_s is not None}
+            live = {other.job.job_id for other in snapshot.jobs if other.promise.admitted_at_s is not None}
             unfinished = sum(other.job.owner == owner for other in snapshot.jobs if other.job.job_id in live)
             # Those admitted at this very moment do not show in the snapshot yet.
             unfinished += sum(at_s == snapshot.now_s for at_s in mine)
@@ -104,7 +104,7 @@ class UrgencyPricing(msgspec.Struct, frozen=True, kw_only=True):
         curve, deadline_s = curve_of(view), view.job.goal.deadline_s
         if view.total_steps is None or curve.source == "guess" or not curve.sizes or deadline_s is None:
             return None
-        steps, time_s = view.total_steps - view.step, deadline_s - now_s
+        steps, time_s = view.total_steps - view.progress.step, deadline_s - now_s
         longest_s = steps / curve.rate(curve.sizes[0])
         fitting = [size for size in curve.sizes if steps / curve.rate(size) <= time_s]
         if not fitting:

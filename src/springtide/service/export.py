@@ -33,7 +33,7 @@ def _bare_job(view: JobView) -> JobView:
         view,
         job=replace(view.job, entrypoint=_NOWHERE, params={}, submit_key=""),
         checkpoint=None if view.checkpoint is None else replace(view.checkpoint, path=""),
-        throughput_samples_per_s=dict(view.throughput_samples_per_s),
+        learnt=replace(view.learnt, throughput_samples_per_s=dict(view.learnt.throughput_samples_per_s)),
     )
 
 

@@ -19,7 +19,7 @@ def find_job(view: ViewLike, called: str) -> JobRecord:
     namesakes = [record for record in view.jobs.values() if record.job.name == called]
     if not namesakes:
         raise NotFound(f"there is no job {called!r:.80}; `springtide ps` lists every job")
-    unfinished = [record for record in namesakes if not record.state.is_terminal]
+    unfinished = [record for record in namesakes if not record.lifecycle.state.is_terminal]
     for candidates in (namesakes, unfinished):
         if len(candidates) == 1:
             return candidates[0]

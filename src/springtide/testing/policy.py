@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from springtide.control.controller import check_plan
 from springtide.core.decision import Allocation, JobView, Plan, Policy, PoolAllocation, ServiceView, Snapshot
+from springtide.core.job_parts import JobBounds, JobProgress, JobRestarts, LearntSpeed
 from springtide.core.resources import DeviceId, Topology, make_node
 from springtide.core.shares import Share, has_room, load_of, make_share
 from springtide.core.workload import (
@@ -71,18 +72,20 @@ def draw_job(
         allocations[job.job_id] = PoolAllocation(device_ids=tuple(free.pop() for _ in range(count)))
     rate = float(np.exp(rng.uniform(0.0, 8.0)))
     measured = {n: rate * n**0.8 for n in range(1, most + 1) if rng.random() < 0.3}
+    # Drawn in the order in which the fields once stood: what a seed draws stays the same.
+    step, is_known = int(rng.integers(0, total_steps)), rng.random() < 0.7
+    progress_at_s = float(rng.uniform(submitted_at_s, max(submitted_at_s, now_s)))
+    service_offset_s = float(rng.uniform(0.0, 5_000.0))
     return JobView(
         job=job,
         state=JobState.RUNNING if job.job_id in allocations else JobState.PENDING,
         submitted_at_s=submitted_at_s,
-        min_workers=least,
-        max_workers=most,
-        step=int(rng.integers(0, total_steps)),
-        total_steps=total_steps if rng.random() < 0.7 else None,
-        throughput_samples_per_s=measured,
-        progress_at_s=float(rng.uniform(submitted_at_s, max(submitted_at_s, now_s))),
-        service_offset_s=float(rng.uniform(0.0, 5_000.0)),
-        runnable_at_s=now_s + float(rng.uniform(0.0, 60.0)) if rng.random() < 0.1 else 0.0,
+        total_steps=total_steps if is_known else None,
+        service_offset_s=service_offset_s,
+        bounds=JobBounds(min_workers=least, max_workers=most),
+        progress=JobProgress(step=step, progress_at_s=progress_at_s),
+        learnt=LearntSpeed(throughput_samples_per_s=measured),
+        restarts=JobRestarts(runnable_at_s=now_s + float(rng.uniform(0.0, 60.0)) if rng.random() < 0.1 else 0.0),
     )
 
 
@@ -152,7 +155,7 @@ def draw_shared_snapshot(rng: np.random.Generator, booked: Booked = _as_asked) -
     for index in range(int(rng.integers(0, 10))):
         view, share = draw_job(rng, index, now_s, [], {}), _draw_share(rng)
         job = msgspec.structs.replace(view.job, share=share)
-        count = place(job.job_id, share, view.min_workers, view.max_workers)
+        count = place(job.job_id, share, view.bounds.min_workers, view.bounds.max_workers)
         state = JobState.RUNNING if count else JobState.PENDING
         jobs.append(msgspec.structs.replace(view, job=job, state=state, num_replicas=count))
     services = []
@@ -215,7 +218,7 @@ def _check_parts(booked: Booked, number: int, snapshot: Snapshot, plan: Plan) ->
             # Where somebody waits for whole devices, empty ones may be kept for them.
             held_now = {device for allocation in snapshot.allocations.values() for device in allocation.device_ids}
             free = [device for device, shares in given.items() if not shares and device not in held_now]
-            assert len(free) < view.min_workers, f"snapshot {number}: {job_id} waits though {free} are free"
+            assert len(free) < view.bounds.min_workers, f"snapshot {number}: {job_id} waits though {free} are free"
 
 
 def check_policy(make: Callable[[], Policy], *, num_snapshots: int = 200, seed: int = 0) -> None:
@@ -254,7 +257,7 @@ def check_plan_details(number: int, snapshot: Snapshot, plan: Plan) -> None:
     memory = msgspec.json.decode(msgspec.json.encode(plan.memory))
     assert memory == plan.memory, f"snapshot {number}: the memory does not survive the journal"
     assert plan.revisit_at_s is None or plan.revisit_at_s > snapshot.now_s, f"snapshot {number}: revisit in the past"
-    least = {view.job.job_id: view.min_workers for view in snapshot.jobs}
+    least = {view.job.job_id: view.bounds.min_workers for view in snapshot.jobs}
     for workload_id, allocation in plan.allocations.items():
         count = allocation.num_devices
         held = snapshot.allocations.get(workload_id)

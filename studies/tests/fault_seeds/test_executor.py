@@ -31,8 +31,8 @@ class FirstCome:
         given = {job_id: held for job_id, held in snapshot.allocations.items() if job_id in wanting}
         free = set(snapshot.cluster.device_ids()) - held
         for view in snapshot.jobs:
-            if view.job.job_id not in given and len(free) >= view.min_workers:
-                chosen = tuple(sorted(free)[: view.max_workers])
+            if view.job.job_id not in given and len(free) >= view.bounds.min_workers:
+                chosen = tuple(sorted(free)[: view.bounds.max_workers])
                 given[view.job.job_id] = PoolAllocation(device_ids=chosen)
                 free -= set(chosen)
         return Plan(allocations=given)
@@ -82,8 +82,8 @@ def test_crashed_worker_is_survived_without_losing_a_step() -> None:
     controller, machine = run_jobs([job], disturb)
     record = controller.state.jobs[job.job_id]
     assert record.state is JobState.SUCCEEDED
-    assert record.crashes_at_s == ()
-    assert len(record.losses_at_s) == 1
+    assert record.restarts.crashes_at_s == ()
+    assert len(record.restarts.losses_at_s) == 1
     assert {generation for generation, _, _ in machine.runs[job.job_id].store.commits} >= {1, 2}
 
 
@@ -114,7 +114,7 @@ class GrowingBatch(FirstCome):
         given = dict(plan.allocations)
         for view in snapshot.jobs:
             if view.job.batch is not None and view.job.job_id in given:
-                size = view.job.global_batch_size << int(min(3.0, view.progress // 4))
+                size = view.job.global_batch_size << int(min(3.0, view.equivalent_steps // 4))
                 given[view.job.job_id] = replace(given[view.job.job_id], global_batch_size=size)
         return replace(plan, allocations=given)
 
@@ -136,10 +136,10 @@ def test_a_batch_that_grows_uses_every_sample_once_and_comes_through_a_loss(num_
     assert record.batch_size == 128
     assert run.store.seen_at[run.store.num_steps] == 900
     assert run.store.num_steps < 57
-    assert record.noise is not None
-    assert record.noise.grad_var / record.noise.grad_sqr == 2.0
-    assert record.total_progress == 900 / 16
-    assert len(record.step_times) >= 2
+    assert record.learnt.noise is not None
+    assert record.learnt.noise.grad_var / record.learnt.noise.grad_sqr == 2.0
+    assert record.progress.total_equivalent_steps == 900 / 16
+    assert len(record.learnt.step_times) >= 2
 
 
 def test_steps_and_samples_of_a_model_agree_whatever_the_batch() -> None:

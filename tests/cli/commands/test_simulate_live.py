@@ -13,6 +13,7 @@ import pytest
 from springtide.cli.commands.simulate_live import forecast_answer, forecast_text, play_live
 from springtide.cli.session import Session
 from springtide.core.decision import JobView, PoolAllocation, Snapshot
+from springtide.core.job_parts import JobBounds, JobProgress, LearntSpeed
 from springtide.core.resources import Topology, make_node
 from springtide.core.status.export import LiveState
 from springtide.core.workload import Entrypoint, Goal, JobState, TrainingJob
@@ -35,11 +36,10 @@ def view(
         job=job,
         state=state,
         submitted_at_s=40.0,
-        min_workers=1,
-        max_workers=2,
         total_steps=job.total_steps,
-        throughput_samples_per_s={},
-        progress_at_s=100.0,
+        bounds=JobBounds(min_workers=1, max_workers=2),
+        learnt=LearntSpeed(throughput_samples_per_s={}),
+        progress=JobProgress(progress_at_s=100.0),
     )
 
 

@@ -26,7 +26,11 @@ def test_a_resize_tells_its_pause(make_job: MakeJob) -> None:
 
 def test_a_resize_tells_what_it_was_for(make_job: MakeJob) -> None:
     after = make_job(
-        num_workers=1, num_resizes=2, step=11402, reason="resized 2 -> 1 ('ask' needs a device (its minimum))"
+        num_workers=1,
+        num_resizes=2,
+        step=11402,
+        reason="resized 2 -> 1 ('ask' needs a device (its minimum))",
+        resize_reason="'ask' needs a device (its minimum)",
     )
     told = (
         "resized 2 -> 1 ('ask' needs a device (its minimum)), pause 41 ms, global batch 512 kept, step 11402 continued"

@@ -22,7 +22,9 @@ class InTurn:
         first = snapshot.jobs[:1]
         devices = snapshot.cluster.device_ids()
         return Plan(
-            allocations={view.job.job_id: PoolAllocation(device_ids=devices[: view.max_workers]) for view in first},
+            allocations={
+                view.job.job_id: PoolAllocation(device_ids=devices[: view.bounds.max_workers]) for view in first
+            },
             revisit_at_s=snapshot.now_s + self.revisit_s,
         )
 
@@ -78,7 +80,7 @@ def test_a_job_over_its_budget_is_refused_when_it_arrives_and_takes_nobody_s_pla
     assert controller.state.jobs["dear"].reason == "its planned cost of $1.10 exceeds the budget of $0.10"
     assert controller.state.memory == {}
     kept = training_job("kept", minutes=60, goal=Goal(deadline_s=2500.0, budget_usd=1.11))
-    assert platform(policy, kept, devices=4).state.jobs["kept"].admitted_at_s == 0.0
+    assert platform(policy, kept, devices=4).state.jobs["kept"].promise.admitted_at_s == 0.0
 
 
 def test_a_budget_is_judged_once_and_only_where_the_cost_is_known():

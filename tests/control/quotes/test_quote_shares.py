@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from kits.control.quoting import SOURCE, obey, pass_time, platform, random_case, training_job, verdict_of
+from kits.job_parts import with_fields
 from springtide.control.parts import best_fraction, price_fraction, share_of, sure_curve
 from springtide.control.quotes.forecast import play_forward, while_changing
 from springtide.control.quotes.inquiry import arriving, changed_job, grown, known_curve
@@ -33,7 +34,7 @@ def test_a_job_on_a_part_counts_on_its_request():
     assert sure_curve(view).rate(1) == pytest.approx(0.4 * curve_of(view).rate(1))
     assert known_curve(view) == sure_curve(view)
     # What was measured was measured on the part.
-    measured = replace(view, throughput_samples_per_s={1: 40.0})
+    measured = with_fields(view, throughput_samples_per_s={1: 40.0})
     assert sure_curve(measured) == curve_of(measured)
     assert (best_fraction(view.job), price_fraction(view.job)) == (0.5, 0.4)
     whole = training_job()

@@ -42,12 +42,12 @@ class World:
         replicas = self.job(name).replicas
         self.tell(at_s, *(events.ReplicaReady(workload_id=name, replica_id=r.replica_id) for r in replicas))
         record = self.job(name)
-        if not record.members:
+        if not record.group.members:
             return
         resized = events.JobResized(
             job_id=name,
-            generation=record.generation,
-            world_size=len(record.members),
+            generation=record.group.generation,
+            world_size=len(record.group.members),
             step=0,
             pause_s=0.0,
             direction="start",
@@ -74,7 +74,7 @@ def test_what_it_has_done_counts():
     world = World()
     world.run("a", 500.0)
     done = events.ProgressReported(
-        job_id="a", generation=world.job("a").generation, step=900, total_steps=1000, world_size=2
+        job_id="a", generation=world.job("a").group.generation, step=900, total_steps=1000, world_size=2
     )
     world.tell(50.0, done)
     found_s = world.ask("a", 80.0, now_s=50.0).finish_s
@@ -86,14 +86,14 @@ def test_the_promises_of_others_stand():
     world = World(num_devices=1)
     world.run("a", 500.0, max_workers=1)
     world.run("b", 220.0, max_workers=1)
-    assert world.job("b").admitted_at_s is not None
+    assert world.job("b").promise.admitted_at_s is not None
     # Each takes 102 s: first or second, but before 220 s only one of the two.
     assert world.ask("a", 330.0).finish_s is not None
     assert world.ask("a", 105.0).finish_s is not None
     tight = World(num_devices=1)
     tight.run("a", 500.0, max_workers=1)
     tight.run("b", 107.0, max_workers=1)
-    assert tight.job("b").admitted_at_s is not None
+    assert tight.job("b").promise.admitted_at_s is not None
     assert "b" in tight.ask("a", 110.0).refusal
 
 
@@ -149,9 +149,9 @@ def test_an_edited_goal_is_decided_by_and_nobody_falls(policy):
         record = world.job("a")
         assert record.job.goal == goal
         assert not record.state.is_terminal
-        assert (record.admitted_at_s is not None) == (promised_s is not None)
-        assert world.controller.snapshot(at_s).jobs[0].num_edits == record.num_edits
-    assert world.job("a").num_edits == 3
+        assert (record.promise.admitted_at_s is not None) == (promised_s is not None)
+        assert world.controller.snapshot(at_s).jobs[0].bounds.num_edits == record.bounds.num_edits
+    assert world.job("a").bounds.num_edits == 3
 
 
 def test_a_hurried_job_is_planned_anew_and_one_that_gave_up_makes_room():

@@ -120,13 +120,13 @@ def obey(controller, now_s):
             job_id, by_id = record.workload_id, {r.replica_id: r for r in record.replicas}
             told += [ReplicaReady(workload_id=job_id, replica_id=r) for r in by_id if by_id[r].state == "STARTING"]
             told += [ReplicaStopped(workload_id=job_id, replica_id=r) for r in by_id if by_id[r].state == "STOPPING"]
-            if record.members and not record.is_confirmed:
+            if record.group.members and not record.group.is_confirmed:
                 told.append(
                     JobResized(
                         job_id=job_id,
-                        generation=record.generation,
+                        generation=record.group.generation,
                         world_size=record.world_size,
-                        step=record.step,
+                        step=record.progress.step,
                         pause_s=0.0,
                         direction="grow",
                     )
@@ -143,14 +143,14 @@ def pass_time(controller, from_s, to_s, rng):
     for record in controller.state.jobs.values():
         job = record.job
         error = float(np.exp(rng.normal(0.0, 0.03)))
-        if record.state != "RUNNING" or not record.members or record.outcome is not None:
+        if record.state != "RUNNING" or not record.group.members or record.lifecycle.outcome is not None:
             continue
         rate = interpolate(job.profile_steps_per_s, 64)[record.world_size] * error
-        step = min(job.total_steps - 1, record.step + int(rate * (to_s - from_s)))
+        step = min(job.total_steps - 1, record.progress.step + int(rate * (to_s - from_s)))
         told.append(
             ProgressReported(
                 job_id=job.job_id,
-                generation=record.generation,
+                generation=record.group.generation,
                 step=step,
                 total_steps=job.total_steps,
                 world_size=record.world_size,

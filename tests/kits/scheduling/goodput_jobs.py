@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from kits.job_parts import with_fields
 from springtide.core.decision import JobView, Overheads, PoolAllocation, Snapshot
+from springtide.core.job_parts import JobBounds, LearntSpeed
 from springtide.core.resources import Topology, make_node
 from springtide.core.workload import AdaptiveBatch, Entrypoint, JobState, TrainingJob
 
@@ -23,8 +25,16 @@ def view(name, *, family="net", progress=0.0, total=10_000.0, steps=(), noise=No
         length_unit="progress",
         family=family,
     )
-    known = {"state": JobState.PENDING, "submitted_at_s": 0.0, "min_workers": 1, "max_workers": high} | fields
-    return JobView(job=job, progress=progress, total_progress=total, step_times=tuple(steps), noise=noise, **known)
+    plain = JobView(
+        job=job,
+        state=JobState.PENDING,
+        submitted_at_s=0.0,
+        bounds=JobBounds(min_workers=1, max_workers=high),
+        equivalent_steps=progress,
+        total_equivalent_steps=total,
+        learnt=LearntSpeed(step_times=tuple(steps), noise=noise),
+    )
+    return with_fields(plain, **fields)
 
 
 def snapshot(*views, held=None, memory=None, now_s=0.0, nodes=4, overheads=30.0):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from springtide.core.decision import JobView, ServiceView
+from springtide.core.job_parts import JobBounds
 from springtide.core.workload import Entrypoint, InferenceService, JobState, TrainingJob
 
 SOURCE = Entrypoint(source_path="a.py")
@@ -24,6 +25,10 @@ def service(name, *, low=0, high=4, ready=None, starting=0, load=0, idle_s=0.0, 
 def job(name, *held, elastic=True):
     plain = TrainingJob(job_id=name, name=name, entrypoint=SOURCE, max_workers=8, num_virtual_shards=8, elastic=elastic)
     view = JobView(
-        job=plain, state=JobState.RUNNING, submitted_at_s=0.0, min_workers=1, max_workers=8, num_replicas=len(held)
+        job=plain,
+        state=JobState.RUNNING,
+        submitted_at_s=0.0,
+        num_replicas=len(held),
+        bounds=JobBounds(min_workers=1, max_workers=8),
     )
     return view, tuple(held)

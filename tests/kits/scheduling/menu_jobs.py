@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
-
+from kits.job_parts import with_fields
 from springtide.control.controller import check_plan
 from springtide.core.decision import FunctionAllocation, JobView, Snapshot
 from springtide.core.functions import (
@@ -15,6 +14,7 @@ from springtide.core.functions import (
     FunctionStage,
     MemorySize,
 )
+from springtide.core.job_parts import JobBounds
 from springtide.core.resources import Device, DeviceId, Node, NodeId, Topology, make_node
 from springtide.core.workload import Entrypoint, Goal, JobState, TrainingJob, WorkloadId
 from springtide.scheduling.functions.policy import WithFunctions
@@ -55,12 +55,11 @@ def view(name: str, goal: Goal | None = None, **changes: object) -> JobView:
         job=job,
         state=JobState.PENDING,
         submitted_at_s=0.0,
-        min_workers=1,
-        max_workers=1,
         total_steps=100,
         global_batch_size=32,
+        bounds=JobBounds(min_workers=1, max_workers=1),
     )
-    return replace(made, **changes)
+    return with_fields(made, **changes)
 
 
 def cluster(num_places: int = 4) -> Topology:

@@ -114,8 +114,8 @@ class World:
     def finish(self, name: str) -> None:
         """A job that trains comes to its end."""
         record = self.controller.state.jobs[WorkloadId(name)]
-        if record.members and record.is_confirmed and not record.is_over:
-            self.say(JobFinished(job_id=record.workload_id, generation=record.generation, step=1000))
+        if record.group.members and record.group.is_confirmed and not record.is_over:
+            self.say(JobFinished(job_id=record.workload_id, generation=record.group.generation, step=1000))
 
     def lose(self, name: str) -> Step:
         """A node is gone with all that runs on it."""

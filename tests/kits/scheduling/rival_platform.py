@@ -10,8 +10,10 @@ from collections.abc import Mapping
 
 import msgspec
 
+from kits.job_parts import with_fields
 from springtide.control.controller import check_plan
 from springtide.core.decision import JobView, Overheads, Plan, PoolAllocation, Snapshot
+from springtide.core.job_parts import JobBounds, JobProgress
 from springtide.core.resources import Topology, make_node
 from springtide.core.workload import Entrypoint, Goal, JobState, TrainingJob
 
@@ -53,13 +55,11 @@ def make_view(
         job=job,
         state=state,
         submitted_at_s=at_s,
-        min_workers=least,
-        max_workers=most,
-        step=done,
         total_steps=steps,
-        progress_at_s=at_s,
         service_offset_s=attained_s,
         started_at_s=started_at_s,
+        bounds=JobBounds(min_workers=least, max_workers=most),
+        progress=JobProgress(step=done, progress_at_s=at_s),
     )
 
 
@@ -178,7 +178,7 @@ def _stand_by(policy, snapshot: Snapshot) -> Plan:
 
 def _switch(view: JobView, count: int, now_s: float) -> JobView:
     """The view of a job that holds `count` devices from now on."""
-    return msgspec.structs.replace(
+    return with_fields(
         view,
         state=JobState.RUNNING if count else JobState.PENDING,
         service_offset_s=view.attained_service_s(now_s) - count * now_s,
@@ -194,10 +194,10 @@ def _rate(view: JobView, count: int) -> float:
 
 
 def _left_s(view: JobView, count: int) -> float:
-    return (view.total_steps - view.step) / _rate(view, count)
+    return (view.total_steps - view.progress.step) / _rate(view, count)
 
 
 def _progress(view: JobView, count: int, from_s: float, to_s: float) -> JobView:
     # Steps are kept as fractions here, so that nothing is lost at a switch.
-    step = view.step + _rate(view, count) * (to_s - from_s)
-    return msgspec.structs.replace(view, step=step, progress_at_s=to_s)
+    step = view.progress.step + _rate(view, count) * (to_s - from_s)
+    return with_fields(view, step=step, progress_at_s=to_s)

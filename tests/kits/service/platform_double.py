@@ -25,7 +25,7 @@ class ArrivalOrder:
         allocations, reasons = {}, {}
         wishes = [(view.service.service_id, view.min_replicas, view.min_replicas) for view in snapshot.services]
         wishes += [
-            (view.job.job_id, view.min_workers, min(view.max_workers, view.job.num_virtual_shards))
+            (view.job.job_id, view.bounds.min_workers, min(view.bounds.max_workers, view.job.num_virtual_shards))
             for view in snapshot.jobs
         ]
         for workload_id, _, _ in wishes:
@@ -135,9 +135,9 @@ class PlatformDouble:
         self.play(
             JobResized(
                 job_id=job_id,
-                generation=record.generation,
-                world_size=len(record.members),
-                step=record.step,
+                generation=record.group.generation,
+                world_size=len(record.group.members),
+                step=record.progress.step,
                 pause_s=pause_s,
                 direction=direction,
             )

@@ -22,7 +22,7 @@ class Wishes:
         allocations = {}
         for views, is_job in ((snapshot.services, False), (snapshot.jobs, True)):
             for view in views:
-                most = min(self.num_workers, view.max_workers) if is_job else view.min_replicas
+                most = min(self.num_workers, view.bounds.max_workers) if is_job else view.min_replicas
                 mine = view.job.job_id if is_job else view.service.service_id
                 given = [
                     device.device_id

@@ -95,7 +95,7 @@ def _train(snapshot: Snapshot, serving: Sequence[Node], hard: Sequence[Node]) ->
     waiting: list[JobView] = []
     for view in snapshot.jobs:
         held = snapshot.allocations.get(view.job.job_id)
-        mine = tuple(d for d in (held.device_ids if held else ()) if d in alive)[: view.max_workers]
+        mine = tuple(d for d in (held.device_ids if held else ()) if d in alive)[: view.bounds.max_workers]
         kept = tuple(device for device in mine if device not in taken_away)
         if kept and (len(kept) == len(mine) or view.job.elastic):
             given[view.job.job_id] = kept
@@ -107,7 +107,7 @@ def _train(snapshot: Snapshot, serving: Sequence[Node], hard: Sequence[Node]) ->
     taken = {device for devices in given.values() for device in devices}
     free = [device for device in snapshot.cluster.device_ids() if device not in taken and device not in closed]
     for view in waiting:
-        count = min(view.max_workers, len(free)) if view.job.elastic else view.max_workers
-        if count >= view.min_workers and len(free) >= count > 0:
+        count = min(view.bounds.max_workers, len(free)) if view.job.elastic else view.bounds.max_workers
+        if count >= view.bounds.min_workers and len(free) >= count > 0:
             given[view.job.job_id], free = tuple(free[:count]), free[count:]
     return {who: devices for who, devices in given.items() if devices}

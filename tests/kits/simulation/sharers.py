@@ -27,8 +27,8 @@ class FirstFit:
             need = view.needed_replicas
             wanted.append((view.service.service_id, view.service.share, 0, need))
         for job in snapshot.jobs:
-            most = min(job.max_workers, job.job.num_virtual_shards)
-            wanted.append((job.job.job_id, job.job.share, job.min_workers, most))
+            most = min(job.bounds.max_workers, job.job.num_virtual_shards)
+            wanted.append((job.job.job_id, job.job.share, job.bounds.min_workers, most))
         for who, share, _, most in wanted:
             board.keep(who, share, most)
         for who, share, least, most in wanted:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from msgspec.structs import replace
 
+from kits.job_parts import with_fields
 from springtide.core.workload import JobState
 from springtide.simulator.simulate import simulate
 from springtide.workloads.trace import Trace, TraceJob
@@ -13,7 +13,7 @@ from springtide.workloads.trace import Trace, TraceJob
 def promised(view, *, held=0, at_s=0.0):
     """The same job after admission, running if it holds devices."""
     state = JobState.RUNNING if held else JobState.PENDING
-    return replace(
+    return with_fields(
         view,
         state=state,
         admitted_at_s=at_s,

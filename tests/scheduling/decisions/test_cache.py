@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from kits.job_parts import with_fields
 from springtide.control.controller import Controller
 from springtide.core.actions import StartReplica
 from springtide.core.decision import JobView, Plan, Policy, ServiceView, Snapshot
@@ -39,13 +40,13 @@ def changed(snapshot: Snapshot, plan: Plan, rng: np.random.Generator) -> Snapsho
         if view.job.job_id in plan.rejected or fate == 0:
             continue
         if fate <= 2:
-            view = replace(view, step=view.step + int(rng.integers(0, 3)), progress_at_s=snapshot.now_s)
+            view = with_fields(view, step=view.progress.step + int(rng.integers(0, 3)), progress_at_s=snapshot.now_s)
         elif fate == 3:
-            view = replace(view, max_workers=view.min_workers + int(rng.integers(0, 3)))
+            view = with_fields(view, max_workers=view.bounds.min_workers + int(rng.integers(0, 3)))
         elif fate == 4:
-            view = replace(view, num_restarts=view.num_restarts + 1, runnable_at_s=snapshot.now_s + 3.0)
+            view = with_fields(view, num_restarts=view.restarts.num_restarts + 1, runnable_at_s=snapshot.now_s + 3.0)
         if view.job.job_id in plan.admitted:
-            view = replace(view, admitted_at_s=snapshot.now_s, promised_finish_s=plan.admitted[view.job.job_id])
+            view = with_fields(view, admitted_at_s=snapshot.now_s, promised_finish_s=plan.admitted[view.job.job_id])
         jobs.append(view)
     services: list[ServiceView] = [
         replace(view, in_flight=int(rng.integers(0, 5))) if rng.integers(0, 2) else view for view in snapshot.services
@@ -54,7 +55,7 @@ def changed(snapshot: Snapshot, plan: Plan, rng: np.random.Generator) -> Snapsho
     if rng.integers(0, 5) == 0:
         names = {view.job.job_id for view in jobs}
         jobs += [
-            replace(view, submitted_at_s=now_s, admitted_at_s=None)
+            with_fields(view, submitted_at_s=now_s, admitted_at_s=None)
             for view in drawn.jobs
             if view.job.job_id not in names
         ][:2]
@@ -90,15 +91,24 @@ def test_a_sequence_of_cached_decisions_is_that_of_fresh_policies(name: str, see
 
 
 def watched(kind: type[Any], allowed: frozenset[str]) -> Callable[[Any], Any]:
-    """Views of this kind that cannot be asked for a field that is not in `allowed`."""
+    """Views of this kind that cannot be asked for a field that is not in `allowed`: `name`, or `part.name`."""
     fields = frozenset(kind.__struct_fields__)
+    parts = {path.partition(".")[0] for path in allowed if "." in path}
+    open_names = allowed | parts
 
     class Watched(kind, frozen=True, kw_only=True):  # type: ignore[misc]
         def __getattribute__(self, name: str) -> Any:
-            assert name not in fields or name in allowed, f"the policy reads {kind.__name__}.{name} undeclared"
+            assert name not in fields or name in open_names, f"the policy reads {kind.__name__}.{name} undeclared"
             return super().__getattribute__(name)
 
-    return lambda view: Watched(**{field: getattr(view, field) for field in fields})
+    def watch(view: Any) -> Any:
+        values = {field: getattr(view, field) for field in fields}
+        for part in parts:
+            inner = frozenset(path.partition(".")[2] for path in allowed if path.startswith(f"{part}."))
+            values[part] = watched(type(values[part]), inner)(values[part])
+        return Watched(**values)
+
+    return watch
 
 
 DECLARED = [name for name in POLICY_NAMES if hasattr(make_policy(name), "reads")]
@@ -122,8 +132,12 @@ def test_a_policy_reads_nothing_that_it_does_not_declare(name: str, seed: int) -
 def test_an_undeclared_read_is_found() -> None:
     view = watched(JobView, frozenset({"job"}))(draw_snapshot(np.random.default_rng(0)).jobs[0])
     assert view.job
-    with pytest.raises(AssertionError, match=r"JobView\.step undeclared"):
-        view.step  # noqa: B018
+    with pytest.raises(AssertionError, match=r"JobView\.progress undeclared"):
+        view.progress  # noqa: B018
+    view = watched(JobView, frozenset({"progress.epoch"}))(draw_snapshot(np.random.default_rng(0)).jobs[0])
+    assert view.progress.epoch == 0
+    with pytest.raises(AssertionError, match=r"JobProgress\.step undeclared"):
+        view.progress.step  # noqa: B018
 
 
 def test_every_policy_with_fingerprints_declares_what_it_reads() -> None:

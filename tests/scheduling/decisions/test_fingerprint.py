@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from kits.job_parts import PARTS
 from springtide.core.decision import JobView, ServiceView, Snapshot
+from springtide.core.job_parts import DeadlinePromise, GroupChanges, JobBounds, JobProgress, JobRestarts, LearntSpeed
 from springtide.core.resources import Topology, make_node
 from springtide.core.workload import Entrypoint, Goal, InferenceService, JobState, TrainingJob, WorkloadId
 from springtide.scheduling.decisions import recall
@@ -20,6 +22,18 @@ from springtide.scheduling.policies.springtide import rows as springtide
 from springtide_studies.rivals.policies import elastic_jobs
 
 SOURCE = Entrypoint(source_path="a.py")
+# The fields of a view, those of its parts with the part's name.
+PLAIN = JobView(
+    job=TrainingJob(job_id=WorkloadId("a"), name="a", entrypoint=SOURCE),
+    state=JobState.PENDING,
+    submitted_at_s=0.0,
+    bounds=JobBounds(min_workers=1, max_workers=1),
+)
+FIELDS = [
+    f"{name}.{inner}" if name in PARTS else name
+    for name in JobView.__struct_fields__
+    for inner in (getattr(PLAIN, name).__struct_fields__ if name in PARTS else ("",))
+]
 # How each policy's jobs come to its projections, as it makes them itself.
 ROWS: dict[str, tuple[Reads, Any]] = {
     "recall": (recall.MATERIAL, lambda view: view),
@@ -27,7 +41,9 @@ ROWS: dict[str, tuple[Reads, Any]] = {
     "elasticflow": (elastic_jobs.READS, lambda view: elastic_jobs.ElasticRow(view, 0, only_doublings=True)),
     "goodput": (
         goodput.READS,
-        lambda view: goodput.JobNews(view.job.job_id, view, bool(view.step_times), goodput.is_waiting(view, 5.0)),
+        lambda view: goodput.JobNews(
+            view.job.job_id, view, bool(view.learnt.step_times), goodput.is_waiting(view, 5.0)
+        ),
     ),
 }
 
@@ -62,18 +78,14 @@ def job_views(draw: st.DrawFn, name: str) -> JobView:
         job=job,
         state=draw(st.sampled_from([JobState.PENDING, JobState.RUNNING])),
         submitted_at_s=draw(st.sampled_from([0.0, 1.0])),
-        min_workers=draw(st.integers(1, most)),
-        max_workers=most,
-        step=draw(st.integers(0, 3)),
         total_steps=draw(st.sampled_from([None, 10, 11])),
-        throughput_samples_per_s=draw(st.sampled_from([{}, {1: 32.0}, {1: 40.0, 2: 70.0}])),
-        progress_at_s=draw(st.sampled_from([0.0, 30.0])),
         num_replicas=draw(st.integers(0, most)),
-        admitted_at_s=draw(st.sampled_from([None, 1.0])),
-        runnable_at_s=draw(st.sampled_from([0.0, 7.0])),
-        num_restarts=draw(st.integers(0, 2)),
-        resized_at_s=draw(st.sampled_from([None, 0.0, 20.0])),
-        num_edits=draw(st.integers(0, 2)),
+        bounds=JobBounds(min_workers=draw(st.integers(1, most)), max_workers=most, num_edits=draw(st.integers(0, 2))),
+        progress=JobProgress(step=draw(st.integers(0, 3)), progress_at_s=draw(st.sampled_from([0.0, 30.0]))),
+        learnt=LearntSpeed(throughput_samples_per_s=draw(st.sampled_from([{}, {1: 32.0}, {1: 40.0, 2: 70.0}]))),
+        promise=DeadlinePromise(admitted_at_s=draw(st.sampled_from([None, 1.0]))),
+        restarts=JobRestarts(runnable_at_s=draw(st.sampled_from([0.0, 7.0])), num_restarts=draw(st.integers(0, 2))),
+        changes=GroupChanges(resized_at_s=draw(st.sampled_from([None, 0.0, 20.0]))),
     )
 
 
@@ -125,8 +137,10 @@ def test_a_change_of_one_projection_gives_another_fingerprint(name: str, data: s
     """From one drawn view to another, field by field, so that few projections change at a time."""
     reads, row_of = ROWS[name]
     view, aim = data.draw(job_views("job")), data.draw(job_views("job"))
-    for field in data.draw(st.permutations(JobView.__struct_fields__)):
-        after = replace(view, **{field: getattr(aim, field)})
+    for field in data.draw(st.permutations(FIELDS)):
+        part, _, name = field.rpartition(".")
+        value = getattr(getattr(aim, part) if part else aim, name)
+        after = replace(view, **({part: replace(getattr(view, part), **{name: value})} if part else {name: value}))
         changed = values(reads, row_of(view)) != values(reads, row_of(after))
         first, second = (fingerprint(reads, row_of, snapshot_of([each])) for each in (view, after))
         assert (first != second) == changed, field
@@ -203,8 +217,7 @@ def test_a_job_is_not_a_service_and_a_rule_is_another_policy() -> None:
         job=TrainingJob(job_id=WorkloadId("a"), name="a", entrypoint=SOURCE),
         state=JobState.PENDING,
         submitted_at_s=0.0,
-        min_workers=1,
-        max_workers=1,
+        bounds=JobBounds(min_workers=1, max_workers=1),
     )
     service = ServiceView(
         service=InferenceService(service_id=WorkloadId("a"), name="a", entrypoint=SOURCE),

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from kits.job_parts import with_fields
 from kits.scheduling.rival_platform import make_view
 from springtide.core.decision import PoolAllocation, ServiceView, Snapshot
 from springtide.core.resources import Topology, make_node
@@ -61,7 +62,7 @@ def test_the_same_devices_are_wanted_however_far_the_plan_has_come():
     first = decide_once("rule", snapshot(A, B), decide)
     memory = msgspec.json.decode(msgspec.json.encode(first.memory))
     for held in ({}, {"a": PoolAllocation(device_ids=("n/1", "n/0"))}, dict(first.allocations)):
-        later = decide_once("rule", snapshot(replace(A, step=5), B, now_s=3.0, memory=memory, held=held), decide)
+        later = decide_once("rule", snapshot(with_fields(A, step=5), B, now_s=3.0, memory=memory, held=held), decide)
         assert later.allocations == first.allocations
         assert later.reasons == first.reasons
         assert later.memory == memory
@@ -73,7 +74,7 @@ def test_the_same_devices_are_wanted_however_far_the_plan_has_come():
     [
         {"jobs": (A,)},
         {"jobs": (A, B, make_view("c"))},
-        {"jobs": (replace(A, max_workers=2), B)},
+        {"jobs": (with_fields(A, max_workers=2), B)},
         {"jobs": (A, replace(B, total_steps=7))},
         {"cluster": Topology(nodes=(make_node("n", 9),))},
         {"cluster": Topology(nodes=(make_node("m", 8),))},

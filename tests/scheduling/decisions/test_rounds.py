@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from kits.job_parts import with_fields
 from kits.scheduling.rival_platform import make_view
 from springtide.control.controller import check_plan
 from springtide.core.decision import PoolAllocation, ServiceView, Snapshot
@@ -71,7 +72,7 @@ def test_what_was_decided_stands_however_far_it_has_come():
     assert counts(first) == {"a": 4, "b": 2}
     for held in ({}, {"a": PoolAllocation(device_ids=("n/1", "n/7"))}, dict(first.allocations)):
         for now_s in (0.0, 59.9):
-            later = decide(snapshot(replace(A, step=5), B, now_s=now_s, memory=first.memory, held=held), policy)
+            later = decide(snapshot(with_fields(A, step=5), B, now_s=now_s, memory=first.memory, held=held), policy)
             assert later.allocations == first.allocations
             assert later.revisit_at_s == first.revisit_at_s == 60.0
             assert later.memory == first.memory
@@ -125,16 +126,16 @@ def test_lost_devices_are_missing_until_the_boundary():
     running = replace(A, state=JobState.RUNNING)
     small = decide(snapshot(running, B, now_s=9.0, memory=first.memory, slots=2), policy)
     assert counts(small) == {"a": 2}
-    least = replace(A, min_workers=3)
+    least = with_fields(A, min_workers=3)
     assert counts(decide(snapshot(least, B, now_s=9.0, memory=first.memory, slots=2), policy)) == {}
-    script = replace(running, job=msgspec.structs.replace(A.job, elastic=False), min_workers=4, max_workers=4)
+    script = with_fields(running, job=msgspec.structs.replace(A.job, elastic=False), min_workers=4, max_workers=4)
     assert counts(decide(snapshot(script, B, now_s=9.0, memory=first.memory, slots=3), policy)) == {}
 
 
 def test_bounds_that_changed_hold_at_once():
     policy = Halving()
     first = decide(snapshot(A, B), policy)
-    plan = decide(snapshot(replace(A, max_workers=1), B, now_s=9.0, memory=first.memory), policy)
+    plan = decide(snapshot(with_fields(A, max_workers=1), B, now_s=9.0, memory=first.memory), policy)
     assert counts(plan) == {"a": 1, "b": 2}
 
 
@@ -192,7 +193,7 @@ def test_what_is_foreseen_comes_from_what_is_remembered():
 
 @pytest.mark.parametrize("held", [{}, {"a": PoolAllocation(device_ids=tuple(f"n/{i}" for i in range(8)))}])
 def test_a_job_never_gets_more_than_its_bounds(held):
-    plan = decide(snapshot(replace(A, max_workers=3), now_s=1.0, held=held), Halving())
+    plan = decide(snapshot(with_fields(A, max_workers=3), now_s=1.0, held=held), Halving())
     assert all(count <= 3 for count in counts(plan).values())
 
 

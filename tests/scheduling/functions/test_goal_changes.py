@@ -6,6 +6,7 @@ from random import Random
 
 from msgspec.structs import replace
 
+from kits.job_parts import with_fields
 from kits.scheduling.menu_jobs import CHEAP, FAST, MENU, MIDDLE, cluster, decide, view
 from springtide.core.decision import FunctionAllocation, JobView, Snapshot
 from springtide.core.functions import FunctionOption
@@ -122,7 +123,7 @@ def test_what_was_tried_is_compared_by_what_it_took() -> None:
     assert moved.allocations[WorkloadId("a")] == held(MIDDLE)
     # And from there it is not gone back to either.
     measured[2] = 32 / MIDDLE.step_s
-    job = replace(job, throughput_samples_per_s=measured)
+    job = with_fields(job, throughput_samples_per_s=measured)
     assert decide(job, now_s=NOW_S, held={"a": held(MIDDLE)}).allocations[WorkloadId("a")] == held(MIDDLE)
 
 

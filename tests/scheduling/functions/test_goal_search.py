@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from kits.job_parts import with_fields
 from springtide.core.decision import JobView
 from springtide.core.function_search import (
     BatchPhase,
@@ -15,6 +16,7 @@ from springtide.core.function_search import (
     WorkerModel,
 )
 from springtide.core.functions import MIB
+from springtide.core.job_parts import JobBounds
 from springtide.core.workload import Entrypoint, Goal, JobState, TrainingJob
 from springtide.perf.functions.services import aws_lambda
 from springtide.perf.functions.workers.model import space_of
@@ -40,10 +42,14 @@ def job_of(goal, **fields):
 
 def view_of(job, **fields):
     base = JobView(
-        job=job, state=JobState.RUNNING, submitted_at_s=0.0, min_workers=1, max_workers=1, total_steps=job.total_steps,
+        job=job,
+        state=JobState.RUNNING,
+        submitted_at_s=0.0,
+        total_steps=job.total_steps,
         global_batch_size=job.global_batch_size,
-    )  # fmt: skip
-    return replace(base, **fields)
+        bounds=JobBounds(min_workers=1, max_workers=1),
+    )
+    return with_fields(base, **fields)
 
 
 class World:

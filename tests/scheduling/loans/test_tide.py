@@ -7,8 +7,10 @@ import math
 import pytest
 from msgspec.structs import replace
 
+from kits.job_parts import with_fields
 from springtide.core.decision import JobView, Overheads, PoolAllocation, ServiceView, Snapshot
 from springtide.core.errors import InvalidRequest
+from springtide.core.job_parts import JobBounds, JobProgress
 from springtide.core.resources import DeviceId, Topology, make_node
 from springtide.core.tide import Tide
 from springtide.core.workload import Checkpoint, Entrypoint, Goal, InferenceService, JobState, TrainingJob, WorkloadId
@@ -46,17 +48,16 @@ def job(name, *, low=4, high=4, elastic=False, steps_left=1000.0, held=4, kind="
         requested_workers=high,
         goal=more.pop("goal", Goal()),
     )
-    return JobView(
+    plain = JobView(
         job=given,
         state=JobState.RUNNING if held else JobState.PENDING,
         submitted_at_s=0.0,
-        min_workers=low,
-        max_workers=high,
-        step=int(100_000 - steps_left),
         total_steps=100_000,
         started_at_s=more.pop("started_at_s", 0.0),
-        **more,
+        bounds=JobBounds(min_workers=low, max_workers=high),
+        progress=JobProgress(step=int(100_000 - steps_left)),
     )
+    return with_fields(plain, **more)
 
 
 class Scene:
@@ -72,7 +73,7 @@ class Scene:
 
     def run(self, view, *servers, count=4):
         """A job holds devices of these servers, or waits."""
-        self.jobs.append(replace(view, progress_at_s=self.now_s))
+        self.jobs.append(with_fields(view, progress_at_s=self.now_s))
         if servers:
             self._hold(view.job.job_id, [f"n{server}/{index}" for server in servers for index in range(count)])
         return self

@@ -7,6 +7,7 @@ import math
 import pytest
 from msgspec.structs import replace
 
+from kits.job_parts import with_fields
 from kits.scheduling.rival_platform import counts, look, make_view
 from springtide.core.workload import JobState
 from springtide.scheduling.placement.gangs import fixed_size, remaining_s, told
@@ -31,7 +32,7 @@ def test_the_size_is_what_was_asked_for_within_the_bounds_and_the_cluster(view, 
 
 
 def test_time_left_takes_off_what_was_done_since_the_last_report():
-    view = replace(make_view("a", steps=100, done=20), progress_at_s=50.0)
+    view = with_fields(make_view("a", steps=100, done=20), progress_at_s=50.0)
     assert remaining_s(view, 4, now_s=60.0) == 20.0
     running = replace(view, state=JobState.RUNNING)
     assert remaining_s(running, 4, now_s=60.0, num_held=4) == 10.0

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from kits.job_parts import with_fields
 from springtide.core.decision import JobView, Plan, Snapshot
+from springtide.core.job_parts import JobBounds
 from springtide.core.resources import Node, Topology, make_node
 from springtide.core.workload import Entrypoint, Goal, JobState, TrainingJob
 from springtide.scheduling.placement.layout import shape_of
@@ -38,7 +40,13 @@ def test_nobody_remembers_devices_that_are_not_shown_any_more(name):
         profile_steps_per_s={1: 1.0},
         num_virtual_shards=1,
     )
-    view = JobView(job=job, state=JobState.PENDING, submitted_at_s=0.0, min_workers=1, max_workers=1, total_steps=1000)
+    view = JobView(
+        job=job,
+        state=JobState.PENDING,
+        submitted_at_s=0.0,
+        total_steps=1000,
+        bounds=JobBounds(min_workers=1, max_workers=1),
+    )
     plan: Plan | None = None
     policy = make_policy(name)
     for number in range(3):
@@ -52,4 +60,4 @@ def test_nobody_remembers_devices_that_are_not_shown_any_more(name):
         for allocation in plan.allocations.values():
             assert set(allocation.device_ids) <= snapshot.cluster.device_set
         if plan.admitted:
-            view = replace(view, admitted_at_s=0.0, promised_finish_s=5_000.0)
+            view = with_fields(view, admitted_at_s=0.0, promised_finish_s=5_000.0)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from springtide.core.decision import JobView, PoolAllocation, ServiceView, Snapshot
+from springtide.core.job_parts import JobBounds
 from springtide.core.resources import DeviceId, Topology, make_node
 from springtide.core.workload import Entrypoint, Goal, InferenceService, JobState, TrainingJob, WorkloadId
 from springtide.scheduling.placement.placing import place
@@ -30,7 +31,7 @@ def job_view(job_id: str, *, elastic: bool = True) -> JobView:
         elastic=elastic,
         goal=Goal(),
     )
-    return JobView(job=job, state=JobState.RUNNING, submitted_at_s=0.0, min_workers=1, max_workers=64)
+    return JobView(job=job, state=JobState.RUNNING, submitted_at_s=0.0, bounds=JobBounds(min_workers=1, max_workers=64))
 
 
 def service_view(service_id: str) -> ServiceView:

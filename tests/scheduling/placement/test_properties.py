@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from springtide.core.decision import JobView, PoolAllocation, ServiceView, Snapshot
+from springtide.core.job_parts import JobBounds
 from springtide.core.resources import DeviceId, Topology, make_node
 from springtide.core.workload import Entrypoint, Goal, InferenceService, JobState, TrainingJob, WorkloadId
 from springtide.scheduling.placement.layout import Layout, layout_of
@@ -29,7 +30,7 @@ def view_of(name: str) -> JobView:
         num_virtual_shards=64,
         goal=Goal(),
     )
-    return JobView(job=job, state=JobState.RUNNING, submitted_at_s=0.0, min_workers=1, max_workers=64)
+    return JobView(job=job, state=JobState.RUNNING, submitted_at_s=0.0, bounds=JobBounds(min_workers=1, max_workers=64))
 
 
 def service_of(name: str) -> ServiceView:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from kits.job_parts import with_fields
 from kits.scheduling.rival_platform import counts, make_view
 from springtide.control.controller import check_plan
 from springtide.core.decision import JobView, Overheads, Plan, PoolAllocation, Snapshot
@@ -18,7 +19,7 @@ SLOWER = {1: 10.0, 2: 4.0}
 
 def measured(speeds, *, resized_s, most=2, steps=100_000, name="a", deadline_s=None) -> JobView:
     view = make_view(name, steps=steps, most=most, profile={}, state=JobState.RUNNING, deadline_s=deadline_s)
-    return msgspec.structs.replace(view, throughput_samples_per_s=speeds, resized_at_s=resized_s)
+    return with_fields(view, throughput_samples_per_s=speeds, resized_at_s=resized_s)
 
 
 def ask(now_s, *views, held, memory=None, slots=2, change_s=0.0) -> Plan:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace
 
+from kits.job_parts import with_fields
 from springtide.control.controller import check_plan
 from springtide.core.decision import JobView, Plan, PoolAllocation, ServiceView, Snapshot
 from springtide.core.functions import FunctionPrices, FunctionService
+from springtide.core.job_parts import JobBounds
 from springtide.core.resources import Topology, make_node
 from springtide.core.shares import Share
 from springtide.core.workload import Entrypoint, Goal, InferenceService, JobState, TrainingJob
@@ -43,11 +44,10 @@ def job(name, share=None, *, workers=(1, 1), submitted_at_s=0.0, **options):
         job=described,
         state=JobState.PENDING,
         submitted_at_s=submitted_at_s,
-        min_workers=workers[0],
-        max_workers=workers[1],
         total_steps=described.total_steps,
-        total_progress=described.total_steps,
+        total_equivalent_steps=described.total_steps,
         global_batch_size=described.global_batch_size,
+        bounds=JobBounds(min_workers=workers[0], max_workers=workers[1]),
     )
 
 
@@ -213,7 +213,7 @@ def test_a_first_replica_goes_before_the_last_job_that_came_and_no_promise_is_br
     plan = decide(policy, jobs, [service("a", Share(request=0.4, limit=0.6))], held, nodes)
     assert places(plan) == {"t": ["n/0"], "a": ["n/0"]}
     assert plan.reasons["u"] == "makes room for 'a'"
-    promised = [jobs[0], replace(jobs[1], admitted_at_s=1.0)]
+    promised = [jobs[0], with_fields(jobs[1], admitted_at_s=1.0)]
     plan = decide(policy, promised, [service("a", Share(request=0.4, limit=0.6))], held, nodes)
     assert places(plan) == {"u": ["n/0"], "a": ["n/0"]}
     # What a service would like beyond its first replica displaces nobody.

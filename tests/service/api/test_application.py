@@ -244,7 +244,7 @@ def test_a_service_may_not_take_the_id_of_a_job(http):
 def test_the_status_holds_progress_eta_slack_and_devices(http, platform):
     job = submit(http)
     platform.run_job(job.job_id)
-    generation = platform.view().jobs[job.job_id].generation
+    generation = platform.view().jobs[job.job_id].group.generation
     platform.clock_s += 10
     platform.play(
         ProgressReported(
@@ -278,9 +278,9 @@ def test_why_history_and_timeline_tell_what_happened(http, platform):
     platform.clock_s += 1
     platform.run_job(job.job_id, "recover", pause_s=0.041)
     record = platform.view().jobs[job.job_id]
-    platform.play(CheckpointCommitted(job_id=job.job_id, generation=record.generation, step=7, path="p"))
-    platform.play(CheckpointCommitted(job_id=job.job_id, generation=record.generation, step=9, path="q"))
-    platform.play(JobFinished(job_id=job.job_id, generation=record.generation, step=12))
+    platform.play(CheckpointCommitted(job_id=job.job_id, generation=record.group.generation, step=7, path="p"))
+    platform.play(CheckpointCommitted(job_id=job.job_id, generation=record.group.generation, step=9, path="q"))
+    platform.play(JobFinished(job_id=job.job_id, generation=record.group.generation, step=12))
 
     history = msgspec.json.decode(http.get(f"/v1/workloads/{job.job_id}/history").content, type=list[HistoryEntry])
     kinds = [entry.kind for entry in history]

@@ -95,7 +95,7 @@ def test_a_key_submits_once(client):
 def test_the_stream_survives_every_line_break_that_unicode_knows(client, platform):
     job = client.submit_job("digits", JOB_SOURCE)
     platform.run_job(job.job_id)
-    generation = platform.view().jobs[job.job_id].generation
+    generation = platform.view().jobs[job.job_id].group.generation
     stream = client.stream()
     assert next(stream).jobs[0].state == "RUNNING"
     strange = "one\u2028two\u0085three\r\nfour\x0b"

@@ -49,7 +49,7 @@ def test_a_budget_is_taken_while_it_runs(asking, connected):
         answer = asking.patch(f"/v1/jobs/{job_id}", json={"budget_usd": budget_usd})
         assert answer.status_code == 200, answer.text
         assert goal_of(connected, job_id).budget_usd == budget_usd
-    assert connected.view().jobs[job_id].num_edits == 3
+    assert connected.view().jobs[job_id].bounds.num_edits == 3
 
 
 def test_a_budget_that_no_way_keeps_is_refused_with_one_that_would_do(asking, connected):
@@ -69,16 +69,16 @@ def test_a_deadline_is_promised_while_it_runs_or_refused(asking, connected):
     answer = asking.patch(f"/v1/jobs/{job_id}", json={"deadline_s": 7200.0})
     assert answer.status_code == 200, answer.text
     record = connected.view().jobs[job_id]
-    assert record.admitted_at_s is not None
-    assert record.promised_finish_s <= record.job.goal.deadline_s
+    assert record.promise.admitted_at_s is not None
+    assert record.promise.promised_finish_s <= record.job.goal.deadline_s
     told = refusal(asking.patch(f"/v1/jobs/{job_id}", json={"deadline_s": 0.5}))
     assert "the fastest way takes up to" in told
     assert "what would do: a deadline at 1970-01-12T" in told
     assert "spec.soft: true" in told
-    assert connected.view().jobs[job_id].promised_finish_s == record.promised_finish_s
+    assert connected.view().jobs[job_id].promise.promised_finish_s == record.promise.promised_finish_s
     aim = asking.patch(f"/v1/jobs/{job_id}", json={"deadline_s": 0.5, "is_soft": True})
     assert aim.status_code == 200, aim.text
-    assert connected.view().jobs[job_id].promised_finish_s is None
+    assert connected.view().jobs[job_id].promise.promised_finish_s is None
 
 
 def test_one_that_rests_is_promised_nothing_and_keeps_its_budget(asking, connected):

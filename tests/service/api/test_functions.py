@@ -265,6 +265,8 @@ def test_the_loss_over_time_is_in_the_series(asking, connected):
     connected.run_job(job_id)
     record = connected.view().jobs[job_id]
     connected.submit(
-        ProgressReported(job_id=job_id, generation=record.generation, step=3, total_steps=72, world_size=1, loss=2.25)
+        ProgressReported(
+            job_id=job_id, generation=record.group.generation, step=3, total_steps=72, world_size=1, loss=2.25
+        )
     )
     assert asking.get(f"/v1/jobs/{job_id}/series").json()["points"][-1]["loss"] == 2.25

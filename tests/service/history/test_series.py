@@ -5,12 +5,13 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from msgspec.structs import replace
 
+from kits.job_parts import with_fields
 from kits.service.platform_double import View
-from springtide.control.records import JobRecord
+from springtide.control.records import JobRecord, Lifecycle, StateReason
 from springtide.core.decision import PlannedRun
 from springtide.core.events import JobFinished, JobSubmitted, ProgressReported
+from springtide.core.job_parts import JobBounds, JobProgress, LearntSpeed
 from springtide.core.ports import Step
 from springtide.core.resources import make_node
 from springtide.core.workload import AdaptiveBatch, Entrypoint, JobState, TrainingJob
@@ -82,8 +83,14 @@ def test_a_step_that_was_taken_in_changes_nothing_and_a_job_nobody_knows_has_no_
 
 
 def planning_view(**known):
-    given = {"reason": "", "submitted_at_s": 0.0, "min_workers": 1, "max_workers": 2, "total_steps": 1000, **known}
-    record = JobRecord(job=JOB, state=JobState.RUNNING, throughput_samples_per_s={1: 100.0}, **given)
+    plain = JobRecord(
+        job=JOB,
+        bounds=JobBounds(min_workers=1, max_workers=2),
+        lifecycle=Lifecycle(state=JobState.RUNNING, reason=StateReason(""), submitted_at_s=0.0),
+        learnt=LearntSpeed(throughput_samples_per_s={1: 100.0}),
+        progress=JobProgress(total_steps=1000),
+    )
+    record = with_fields(plain, **known)
     runs = (
         PlannedRun(start_s=1.0, end_s=3.0, num_devices=1),
         PlannedRun(start_s=3.0, end_s=9.0, num_devices=0),
@@ -103,7 +110,7 @@ def test_what_is_planned_is_told_from_now_on_and_is_the_prediction_of_its_moment
     assert told == [(1, 2.0, 3.0), (2, 9.0, 12.0)]
     (point,) = fed((5.0, progress(50)), view=view)
     assert point.predicted_finish_at_s == 12.0
-    ended = replace_view(view, {"fit-1": replace(view.jobs["fit-1"], state=JobState.SUCCEEDED)}, view.future)
+    ended = replace_view(view, {"fit-1": with_fields(view.jobs["fit-1"], state=JobState.SUCCEEDED)}, view.future)
     assert planned_of(ended, 2.0) == ()
 
 

@@ -41,7 +41,7 @@ class House:
 
     @property
     def generation(self):
-        return self.platform.view().jobs[self.job_id].generation
+        return self.platform.view().jobs[self.job_id].group.generation
 
     def follow(self, replica="job.0", text="said\n", lines=(), *, has_ended=True):
         """What stands here once the pod's output has been followed."""

@@ -140,7 +140,7 @@ def run_once(asking, promising, *, workers=(1, 2), rates=(640.0, 1000.0), steps=
     job = asking.post("/v1/jobs", json=job_body()).json()
     promising.run_job(job["job_id"])
     for count, rate in zip(workers, rates, strict=True):
-        generation = promising.current.jobs[job["job_id"]].generation
+        generation = promising.current.jobs[job["job_id"]].group.generation
         promising.play(
             ProgressReported(
                 job_id=job["job_id"],
@@ -172,7 +172,7 @@ def test_a_submission_knows_what_earlier_runs_tell(asking, promising):
     job = promising.current.jobs[job_id].job
     assert job.total_steps == 1200
     assert job.profile_steps_per_s[1] == pytest.approx(10 / 1.1)
-    assert promising.current.jobs[job_id].admitted_at_s is not None
+    assert promising.current.jobs[job_id].promise.admitted_at_s is not None
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_many_runs_tell_their_own_spread(asking, promising):
 def test_a_run_that_went_through_tells_its_average(asking, promising):
     job_id = run_once(asking, promising, workers=(1,), rates=(6400.0,), end=False)
     promising.clock_s += 60.0
-    generation = promising.current.jobs[job_id].generation
+    generation = promising.current.jobs[job_id].group.generation
     promising.play(JobFinished(job_id=job_id, generation=generation, step=600))
     promising.stop_replicas(job_id)
     assert promising.current.jobs[job_id].state == "SUCCEEDED"
@@ -234,7 +234,7 @@ def test_the_export_holds_what_a_policy_is_shown_and_no_code(asking, promising):
     answer = asking.get("/v1/export")
     live = msgspec.json.decode(answer.content, type=LiveState)
     (view,) = live.snapshot.jobs
-    assert view.throughput_samples_per_s == {1: 640.0, 2: 1000.0}
+    assert view.learnt.throughput_samples_per_s == {1: 640.0, 2: 1000.0}
     assert live.snapshot.allocations[view.job.job_id].num_devices == view.num_replicas
     assert len(live.snapshot.cluster.device_ids()) == 4
     assert b"fit" not in answer.content

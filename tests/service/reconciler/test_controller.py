@@ -36,7 +36,7 @@ def test_an_object_becomes_a_job_once_however_often_it_is_seen(house):
     second, _ = house.jobs.take_in(obj)
     assert isinstance(first, JobRecord)
     assert second.workload_id == first.workload_id
-    assert (first.job.num_epochs, first.max_workers) == (3, 2)
+    assert (first.job.num_epochs, first.bounds.max_workers) == (3, 2)
     assert first.job.container.owner_uid == uid_of(obj)
     assert len(house.platform.view().jobs) == 1
 
@@ -81,10 +81,10 @@ def test_a_wish_of_the_past_is_not_acted_upon(house):
     house.cluster.change(obj, suspend=True)
     house.submissions.pause_job(house.job(obj).workload_id)
     house.jobs.compare(obj, house.job(obj))
-    assert house.job(obj).is_paused
+    assert house.job(obj).bounds.is_paused
     house.cluster.change(obj, suspend=False)
     house.compare(obj)
-    assert not house.job(obj).is_paused
+    assert not house.job(obj).bounds.is_paused
 
 
 def test_bounds_of_the_past_are_not_set_again(house):
@@ -93,14 +93,14 @@ def test_bounds_of_the_past_are_not_set_again(house):
     house.cluster.change(obj, workers=1)
     house.submissions.scale(house.job(obj).workload_id, ScaleIn(minimum=1, maximum=1))
     house.jobs.compare(obj, house.job(obj))
-    assert house.job(obj).max_workers == 1
+    assert house.job(obj).bounds.max_workers == 1
 
 
 def test_an_object_that_a_list_forgot_does_not_end_its_job(house):
     obj = house.cluster.put()
     house.jobs.take_in(obj)
     house.jobs.end_orphan(house.job(obj))
-    assert house.job(obj).outcome is None
+    assert house.job(obj).lifecycle.outcome is None
     assert house.job(obj).state != "CANCELLED"
 
 
@@ -113,7 +113,7 @@ def test_an_object_that_is_gone_ends_its_job_even_if_another_bears_its_name(hous
         house.cluster.put()
     house.jobs.end_orphan(house.job(obj))
     record = house.job(obj)
-    assert "CANCELLED" in (record.state, record.outcome)
+    assert "CANCELLED" in (record.state, record.lifecycle.outcome)
 
 
 def test_a_server_that_is_away_changes_nothing_and_is_asked_again(house):
@@ -123,13 +123,13 @@ def test_a_server_that_is_away_changes_nothing_and_is_asked_again(house):
     seen = house.cluster.see(obj)
     house.cluster.is_away = True
     applied = house.jobs.compare(seen, house.job(obj))
-    assert house.job(obj).max_workers == 2
+    assert house.job(obj).bounds.max_workers == 2
     assert (applied.is_true, applied.reason) == (False, Reason.PLATFORM_UNAVAILABLE)
     with pytest.raises(BackendError):
         house.jobs.end_orphan(house.job(obj))
     house.cluster.is_away = False
     house.jobs.compare(seen, house.job(obj))
-    assert house.job(obj).max_workers == 1
+    assert house.job(obj).bounds.max_workers == 1
 
 
 def test_nothing_is_asked_of_the_server_while_all_is_as_it_should_be(house):
@@ -162,7 +162,7 @@ def test_more_workers_than_the_job_was_cut_for_are_refused_with_the_mend(house):
     applied = house.compare(obj)
     assert not applied.is_true
     assert "virtual shards" in applied.message
-    assert house.job(obj).max_workers == 2
+    assert house.job(obj).bounds.max_workers == 2
 
 
 def test_a_quota_is_not_fought_against(house):
@@ -170,14 +170,14 @@ def test_a_quota_is_not_fought_against(house):
     house.jobs.take_in(obj)
     house.caps = {house.job(obj).workload_id: 3}
     house.compare(obj)
-    assert (house.job(obj).min_workers, house.job(obj).max_workers) == (2, 3)
+    assert (house.job(obj).bounds.min_workers, house.job(obj).bounds.max_workers) == (2, 3)
     house.caps = {house.job(obj).workload_id: 1}
     house.compare(obj)
     # The least that its owner asked for is kept.
-    assert house.job(obj).max_workers == 2 or house.job(obj).min_workers == 1
+    assert house.job(obj).bounds.max_workers == 2 or house.job(obj).min_workers == 1
     house.caps = {}
     house.compare(obj)
-    assert (house.job(obj).min_workers, house.job(obj).max_workers) == (2, 4)
+    assert (house.job(obj).bounds.min_workers, house.job(obj).bounds.max_workers) == (2, 4)
 
 
 def test_a_pause_for_its_budget_is_not_its_owners_to_end_without_a_new_one(house):
@@ -185,11 +185,11 @@ def test_a_pause_for_its_budget_is_not_its_owners_to_end_without_a_new_one(house
     house.jobs.take_in(obj)
     house.platform.play(PauseRequested(job_id=house.job(obj).workload_id, reason="its budget is used up"))
     house.compare(obj)
-    assert house.job(obj).is_paused
+    assert house.job(obj).bounds.is_paused
     house.cluster.change(obj, budget="$2")
     house.compare(obj)
     record = house.job(obj)
-    assert not record.is_paused
+    assert not record.bounds.is_paused
     assert record.job.goal.budget_usd == 2.0
 
 
@@ -287,7 +287,7 @@ def teller(house):
 def progress(house, obj, step):
     job_id, record = house.job(obj).workload_id, house.job(obj)
     house.platform.play(
-        ProgressReported(job_id=job_id, generation=record.generation, step=step, total_steps=100, world_size=1)
+        ProgressReported(job_id=job_id, generation=record.group.generation, step=step, total_steps=100, world_size=1)
     )
 
 

@@ -56,12 +56,12 @@ def restored(house):
 
 def test_a_later_deadline_of_a_promised_job_is_promised_all_the_more(house):
     obj = begin(house, **KNOWN, deadline="5m")
-    assert house.job(obj).admitted_at_s is not None
+    assert house.job(obj).promise.admitted_at_s is not None
     house.cluster.change(obj, deadline="10m")
     assert house.compare(obj).is_true
     record = house.job(obj)
-    assert record.job.goal.deadline_s == pytest.approx(record.submitted_at_s + 600.0, abs=1.0)
-    assert record.admitted_at_s is not None
+    assert record.job.goal.deadline_s == pytest.approx(record.lifecycle.submitted_at_s + 600.0, abs=1.0)
+    assert record.promise.admitted_at_s is not None
     assert restored(house)[record.workload_id] == record
     assert house.compare(obj).is_true
 
@@ -70,7 +70,7 @@ def test_a_deadline_that_cannot_be_met_at_the_measured_speed_is_refused(house):
     obj = begin(house, samples=32_000, workers=1, globalBatch=32)
     record = house.job(obj)
     steps = {"step": 200, "total_steps": 1000, "world_size": 1, "epoch": 0, "loss": 0.5, "samples_per_s": 320.0}
-    house.platform.play(ProgressReported(job_id=record.workload_id, generation=record.generation, **steps))
+    house.platform.play(ProgressReported(job_id=record.workload_id, generation=record.group.generation, **steps))
     house.cluster.change(obj, deadline="30s")
     refused = house.compare(obj)
     assert not refused.is_true
@@ -80,7 +80,7 @@ def test_a_deadline_that_cannot_be_met_at_the_measured_speed_is_refused(house):
     assert house.compare(obj).is_true
     house.cluster.change(obj, deadline="5m", soft=False)
     assert house.compare(obj).is_true
-    assert house.job(obj).admitted_at_s is None, "nothing is promised to who was never profiled"
+    assert house.job(obj).promise.admitted_at_s is None, "nothing is promised to who was never profiled"
 
 
 def test_a_sooner_deadline_that_can_be_promised_is(house):
@@ -89,8 +89,8 @@ def test_a_sooner_deadline_that_can_be_promised_is(house):
     house.cluster.change(obj, deadline="3m")
     assert house.compare(obj).is_true
     record = house.job(obj)
-    assert record.job.goal.deadline_s == pytest.approx(record.submitted_at_s + 180.0, abs=1.0)
-    assert record.promised_finish_s <= record.job.goal.deadline_s
+    assert record.job.goal.deadline_s == pytest.approx(record.lifecycle.submitted_at_s + 180.0, abs=1.0)
+    assert record.promise.promised_finish_s <= record.job.goal.deadline_s
     planned = house.platform.view().future[record.workload_id]
     assert planned[-1].end_s <= record.job.goal.deadline_s
 
@@ -103,7 +103,7 @@ def test_a_deadline_that_cannot_be_promised_is_refused_with_one_that_could(house
     assert (applied.is_true, applied.reason) == (False, Reason.CHANGE_REFUSED)
     assert "a deadline in 20.0 s cannot be promised" in applied.message
     assert goal_of(house, obj) == before.job.goal
-    assert house.job(obj).admitted_at_s == before.admitted_at_s
+    assert house.job(obj).promise.admitted_at_s == before.promise.admitted_at_s
     offered = re.search(r"(\S+Z) could be promised", applied.message).group(1)
     house.cluster.change(obj, deadline=offered)
     assert house.compare(obj).is_true
@@ -127,20 +127,20 @@ def begin_waiting(house, name, **spec):
     obj = house.cluster.put(name=name, **spec)
     record, told = house.jobs.take_in(obj)
     assert told is None
-    assert record.admitted_at_s is not None
+    assert record.promise.admitted_at_s is not None
     return obj
 
 
 def test_a_running_job_without_a_deadline_is_given_a_promised_one_or_none(house):
     obj = begin(house, **KNOWN)
-    assert house.job(obj).admitted_at_s is None
+    assert house.job(obj).promise.admitted_at_s is None
     house.cluster.change(obj, deadline="10s")
     assert not house.compare(obj).is_true
     assert house.job(obj).state == "RUNNING"
     house.cluster.change(obj, deadline="5m")
     assert house.compare(obj).is_true
     record = house.job(obj)
-    assert record.admitted_at_s is not None
+    assert record.promise.admitted_at_s is not None
     house.platform.play()
     assert house.job(obj).state == "RUNNING"
     assert restored(house)[record.workload_id] == house.job(obj)
@@ -155,9 +155,9 @@ def test_who_gives_his_deadline_up_makes_room(house, change):
     assert house.compare(obj).is_true
     record = house.job(obj)
     assert not record.job.goal.is_hard
-    assert record.admitted_at_s is None
+    assert record.promise.admitted_at_s is None
     urgent = begin_waiting(house, "urgent", **RUNS, deadline="130s")
-    assert house.job(urgent).admitted_at_s is not None
+    assert house.job(urgent).promise.admitted_at_s is not None
     house.platform.play()
     assert house.job(obj).state in ("RUNNING", "PREEMPTING", "PENDING")
 
@@ -353,5 +353,5 @@ def test_let_go_with_a_new_deadline_it_goes_on_and_is_promised_that_then(house):
     house.compare(obj)
     assert house.compare(obj).is_true
     record = house.job(obj)
-    assert record.job.goal.deadline_s == pytest.approx(record.submitted_at_s + 600.0, abs=1.0)
-    assert record.admitted_at_s is not None
+    assert record.job.goal.deadline_s == pytest.approx(record.lifecycle.submitted_at_s + 600.0, abs=1.0)
+    assert record.promise.admitted_at_s is not None

@@ -121,7 +121,7 @@ def test_another_object_of_its_name_does_not_keep_it(house):
 def test_what_somebody_else_writes_is_left_alone(house, caplog):
     obj = house.deleted(house.ended(ttlSecondsAfterFinished=0))
     job = house.record(obj)
-    WorkloadStore(house.store, job.workload_id).raise_fence(job.generation + 1)
+    WorkloadStore(house.store, job.workload_id).raise_fence(job.group.generation + 1)
     house.platform.clock_s += 1.0
     house.look_at(obj)
     assert set(house.kept(obj)) > WHOLE

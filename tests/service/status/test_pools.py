@@ -8,11 +8,13 @@ from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 from starlette.testclient import TestClient
 
+from kits.job_parts import with_fields
 from kits.service.api_fixtures import HEADERS, TOKEN, service_body
 from kits.service.pools_fixtures import CODE, Tidal
-from springtide.control.records import JobRecord
+from springtide.control.records import JobRecord, Lifecycle, StateReason
 from springtide.core.decision import PlannedRun
 from springtide.core.events import JobSubmitted, NodeJoined, NodeLost, ReplicaReady
+from springtide.core.job_parts import JobBounds
 from springtide.core.resources import make_node
 from springtide.core.status.platform import PlatformStatus, Timeline
 from springtide.core.status.pools import AffectedJob, Handover, NodeStatus, PoolsReport, TideBand, TideStatus
@@ -264,7 +266,11 @@ def test_a_job_that_has_what_it_had_hears_no_more_of_what_is_due_back():
         handovers=(handover,),
     )
     job = TrainingJob(job_id="fit-1", name="fit", entrypoint=CODE, num_virtual_shards=4, max_workers=4)
-    record = JobRecord(job=job, state=JobState.PENDING, reason="", submitted_at_s=1.0, min_workers=1, max_workers=4)
+    record = JobRecord(
+        job=job,
+        lifecycle=Lifecycle(state=JobState.PENDING, reason=StateReason(""), submitted_at_s=1.0),
+        bounds=JobBounds(min_workers=1, max_workers=4),
+    )
     assert job_pool_evidence(record, told, (), 20.0) == [
         "the reclaim of t1 10.0 s ago stopped it after a checkpoint",
         "by the forecast services can spare 2 devices in 3m00",
@@ -275,7 +281,7 @@ def test_a_job_that_has_what_it_had_hears_no_more_of_what_is_due_back():
     assert job_pool_evidence(record, rising, (), 20.0)[-1].endswith("need 4 now and by the forecast up to 6 in 4m40")
     planned = (PlannedRun(start_s=50.0, end_s=90.0, num_devices=4),)
     assert "it is planned to have 4 workers again in 30.0 s" in job_pool_evidence(record, told, planned, 20.0)
-    running = replace(record, state=JobState.RUNNING, members=("a", "b", "c", "d"))
+    running = with_fields(record, state=JobState.RUNNING, members=("a", "b", "c", "d"))
     assert len(job_pool_evidence(running, told, (), 20.0)) == 1
 
 

@@ -9,13 +9,16 @@ from starlette.testclient import TestClient
 
 from kits.service.api_fixtures import HEADERS, TOKEN
 from kits.service.function_fixtures import MIB, function_job, layer, profile, with_functions
+from springtide.control.records import JobRecord, Lifecycle, StateReason
 from springtide.core.events import FunctionsMeasured, ProgressReported, StreamObserved, UsageReported
 from springtide.core.function_search import FunctionMeasurement, StreamView
 from springtide.core.functions import Bill, FunctionPlan, FunctionStage, Usage
+from springtide.core.job_parts import JobBounds
+from springtide.core.reasons import ChosenPlan, GroupChange
 from springtide.core.status.functions import FunctionRunStatus
-from springtide.scheduling.functions.plan_text import words
+from springtide.core.workload import Entrypoint, JobState, TrainingJob
 from springtide.service.api.application import build_api
-from springtide.service.status.search_reports import decided_words, excess_of, search_status, tried_of
+from springtide.service.status.search_reports import decided_why, excess_of, search_status, tried_of
 from springtide.service.submission.function_searches import as_of, earlier_measurements
 
 # Asked for outright, no pipeline is planned to compare with.
@@ -69,7 +72,7 @@ def measured(record, plan=None, factor=1.0, num_steps=10, usd=None):
 def tell_measured(connected, job_id, *measurements):
     record = connected.view().jobs[job_id]
     for one in measurements:
-        connected.submit(FunctionsMeasured(job_id=job_id, generation=record.generation, measurement=one))
+        connected.submit(FunctionsMeasured(job_id=job_id, generation=record.group.generation, measurement=one))
 
 
 @pytest.mark.parametrize(
@@ -313,12 +316,14 @@ def test_status_and_why_tell_what_was_tried_and_the_map_comes_with_the_job_alone
     job_id = submitted(asking, **DEADLINE)["job_id"]
     connected.run_job(job_id)
     record = connected.view().jobs[job_id]
-    other = next(option.plan for option in record.job.menu.options if option.plan != record.plan)
-    tell_measured(connected, job_id, measured(record, other, factor=1.5), measured(record, record.plan, factor=1.2))
+    other = next(option.plan for option in record.job.menu.options if option.plan != record.runs_as.plan)
+    tell_measured(
+        connected, job_id, measured(record, other, factor=1.5), measured(record, record.runs_as.plan, factor=1.2)
+    )
     told = asking.get(f"/v1/jobs/{job_id}").json()["search"]
     assert told["phase"] in ("searching", "settled")
     # What was measured may have had it moved on already.
-    is_there = connected.view().jobs[job_id].plan == record.plan
+    is_there = connected.view().jobs[job_id].runs_as.plan == record.runs_as.plan
     assert [one["is_running"] for one in told["tried"]] == [False, is_there]
     assert [one["is_left"] for one in told["tried"]] == [True, not is_there]
     assert told["num_left"] == 2 - is_there
@@ -328,7 +333,7 @@ def test_status_and_why_tell_what_was_tried_and_the_map_comes_with_the_job_alone
     assert told["tried"][0]["model_step_s"] > 0
     cells = {(cell["num_workers"], cell["memory_mb"]): cell for cell in told["expected"]}
     assert 20 <= len(cells) <= 400
-    assert (record.plan.num_replicas, record.plan.stages[0].memory_mb) in cells
+    assert (record.runs_as.plan.num_replicas, record.runs_as.plan.stages[0].memory_mb) in cells
     assert {cell["meets_goal"] for cell in cells.values()} <= {True, False}
     everything = asking.get("/v1/status").json()["jobs"][0]["search"]
     assert everything["expected"] == []
@@ -354,13 +359,18 @@ def test_a_stream_says_how_many_samples_wait_and_that_idling_is_free(asking, con
     record = connected.view().jobs[job_id]
     connected.submit(
         ProgressReported(
-            job_id=job_id, generation=record.generation, step=10, total_steps=0, world_size=2, global_batch_size=64
+            job_id=job_id,
+            generation=record.group.generation,
+            step=10,
+            total_steps=0,
+            world_size=2,
+            global_batch_size=64,
         )
     )
     stream = StreamView(name="clicks", num_samples=677, arrivals_per_s=1.25)
     connected.submit(StreamObserved(job_id=job_id, stream=stream))
     connected.runs[job_id] = FunctionRunStatus(
-        service="emulator", plan=record.plan, idle_reason="waits for data of 'clicks' (37 of 64 samples)"
+        service="emulator", plan=record.runs_as.plan, idle_reason="waits for data of 'clicks' (37 of 64 samples)"
     )
     told = asking.get(f"/v1/jobs/{job_id}").json()["stream"]
     assert (told["num_waiting"], told["num_used"], told["is_idle"]) == (37, 640, True)
@@ -378,9 +388,12 @@ def test_figures_count_searches_and_what_waits(asking, connected):
     job_id = submitted(asking, **DEADLINE)["job_id"]
     connected.run_job(job_id)
     record = connected.view().jobs[job_id]
-    other = next(option.plan for option in record.job.menu.options if option.plan != record.plan)
+    other = next(option.plan for option in record.job.menu.options if option.plan != record.runs_as.plan)
     tell_measured(
-        connected, job_id, measured(record, other, num_steps=4, usd=0.5), measured(record, record.plan, usd=0.25)
+        connected,
+        job_id,
+        measured(record, other, num_steps=4, usd=0.5),
+        measured(record, record.runs_as.plan, usd=0.25),
     )
     changes = {"options__stream": "clicks", "options__num_samples": None, "options__num_epochs": 1}
     stream_id = submitted(asking, **changes)["job_id"]
@@ -404,13 +417,18 @@ def test_points_over_time_hold_functions_memory_batch_and_cost(asking, connected
     connected.submit(UsageReported(job_id=job_id, usage=Usage(), bill=Bill(function_usd=0.125)))
     connected.submit(
         ProgressReported(
-            job_id=job_id, generation=record.generation, step=3, total_steps=72, world_size=5, global_batch_size=64,
+            job_id=job_id,
+            generation=record.group.generation,
+            step=3,
+            total_steps=72,
+            world_size=5,
+            global_batch_size=64,
             samples_per_s=80.0,
         )
     )  # fmt: skip
     point = asking.get(f"/v1/jobs/{job_id}/series").json()["points"][-1]
     assert (point["num_workers"], point["global_batch_size"], point["samples_per_s"]) == (5, 64, 80.0)
-    assert point["memory_mb"] == record.plan.memory_mb
+    assert point["memory_mb"] == record.runs_as.plan.memory_mb
     assert point["cost_usd"] == 0.125
 
 
@@ -454,15 +472,18 @@ def test_the_cost_of_searching_is_what_other_steps_took_beyond_the_best(asking, 
     assert excess_of([], fastest) == (0.0, 0.0)
 
 
-@pytest.mark.parametrize(
-    ("reason", "told"),
-    [
-        ("{plan}: begins with 1 worker", "begins with 1 worker"),
-        ("resized 1 -> 1 ({plan}: tries it (2 of 10))", "tries it (2 of 10)"),
-        ("started: {plan}: begins with 1 worker", "begins with 1 worker"),
-        ("stopping", ""),
-    ],
-)
-def test_why_it_came_to_its_plan_is_found_in_the_reason(reason, told):
-    plan = FunctionPlan(stages=(FunctionStage(first_layer=0, end_layer=1, memory_mb=512),), num_replicas=1)
-    assert decided_words(reason.format(plan=words(plan)), plan) == told
+def test_why_it_came_to_its_plan_is_told_as_long_as_its_reason_is_about_that():
+    plan, other = (
+        FunctionPlan(stages=(FunctionStage(first_layer=0, end_layer=1, memory_mb=size),), num_replicas=1)
+        for size in (512, 1024)
+    )
+    change = GroupChange(code="plan", why="tries it", chosen=ChosenPlan(plan=plan, why="tries it (2 of 10)"))
+    plain = JobRecord(
+        job=TrainingJob(job_id="a", name="a", entrypoint=Entrypoint(source_path="a.py")),
+        bounds=JobBounds(min_workers=1, max_workers=1),
+        lifecycle=Lifecycle(state=JobState.RUNNING, reason=StateReason(change.text(), change), submitted_at_s=0.0),
+    )
+    assert decided_why(plain, plan) == "tries it (2 of 10)"
+    assert decided_why(plain, other) == ""
+    stopping = replace(plain, lifecycle=replace(plain.lifecycle, reason=StateReason("stopping")))
+    assert decided_why(stopping, plan) == ""

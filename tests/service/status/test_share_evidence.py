@@ -6,7 +6,16 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from springtide.control.records import JobRecord, ReplicaRecord, ReplicaState, ServiceRecord, ServiceState
+from springtide.control.records import (
+    JobRecord,
+    Lifecycle,
+    ReplicaRecord,
+    ReplicaState,
+    ServiceRecord,
+    ServiceState,
+    StateReason,
+)
+from springtide.core.job_parts import JobBounds
 from springtide.core.resources import make_node
 from springtide.core.shares import Share
 from springtide.core.status.shares import SharingStatus, TenantStatus
@@ -50,12 +59,11 @@ def a_service(share: Share | None, *devices: str) -> ServiceRecord:
 def a_job(share: Share | None, *devices: str) -> JobRecord:
     return JobRecord(
         job=TrainingJob(job_id="digits-1", name="digits", entrypoint=CODE, share=share),
-        state=JobState.RUNNING if devices else JobState.PENDING,
-        reason="",
-        submitted_at_s=0.0,
-        min_workers=1,
-        max_workers=1,
         replicas=replicas("digits-1", share, *devices),
+        lifecycle=Lifecycle(
+            state=JobState.RUNNING if devices else JobState.PENDING, reason=StateReason(""), submitted_at_s=0.0
+        ),
+        bounds=JobBounds(min_workers=1, max_workers=1),
     )
 
 

@@ -5,9 +5,19 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from kits.job_parts import with_fields
 from kits.service.platform_double import View
-from springtide.control.records import JobRecord, ReplicaRecord, ReplicaState, ServiceRecord, ServiceState
-from springtide.core.decision import GradientNoise, PlannedRun
+from springtide.control.records import (
+    JobRecord,
+    Lifecycle,
+    ReplicaRecord,
+    ReplicaState,
+    ServiceRecord,
+    ServiceState,
+    StateReason,
+)
+from springtide.core.decision import PlannedRun
+from springtide.core.job_parts import GradientNoise, JobBounds
 from springtide.core.resources import make_node
 from springtide.core.status.platform import HistoryEntry
 from springtide.core.workload import (
@@ -30,8 +40,12 @@ def record(state=JobState.RUNNING, deadline_s=None, **known):
     job = TrainingJob(
         job_id="fit-1", name="fit", entrypoint=CODE, global_batch_size=10, goal=Goal(deadline_s=deadline_s)
     )
-    given = {"reason": "", "submitted_at_s": 1.0, "min_workers": 1, "max_workers": 2, **known}
-    return JobRecord(job=job, state=state, **given)
+    plain = JobRecord(
+        job=job,
+        bounds=JobBounds(min_workers=1, max_workers=2),
+        lifecycle=Lifecycle(state=state, reason=StateReason(""), submitted_at_s=1.0),
+    )
+    return with_fields(plain, **known)
 
 
 def service(**known):
@@ -83,8 +97,8 @@ def test_a_batch_that_changes_is_told_with_its_noise_and_its_goodput():
     known = adaptive(
         step=40,
         total_steps=70,
-        progress=50.0,
-        total_progress=100.0,
+        equivalent_steps=50.0,
+        total_equivalent_steps=100.0,
         global_batch_size=40,
         noise=GradientNoise(grad_sqr=1.0, grad_var=3.0),
         samples_per_s=100.0,
@@ -108,8 +122,8 @@ def test_a_batch_that_changes_is_told_with_its_noise_and_its_goodput():
 def test_where_progress_is_the_length_a_large_batch_has_more_samples_left():
     known = adaptive(
         total_steps=70,
-        progress=50.0,
-        total_progress=100.0,
+        equivalent_steps=50.0,
+        total_equivalent_steps=100.0,
         global_batch_size=40,
         noise=GradientNoise(grad_sqr=1.0, grad_var=3.0),
         samples_per_s=100.0,

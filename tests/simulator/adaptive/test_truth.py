@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from kits.studies.goodput_data import step_s, write_application, write_workload
-from springtide.core.decision import Plan, PoolAllocation, Snapshot, StepTime
+from springtide.core.decision import Plan, PoolAllocation, Snapshot
 from springtide.core.errors import InvalidRequest
+from springtide.core.job_parts import StepTime
 from springtide.perf.goodput import split_batch
 from springtide.scheduling.registry import make_policy
 from springtide.simulator.adaptive.jobs import find_measurements_near, goodput_arrivals
@@ -139,11 +140,11 @@ def test_what_a_policy_sees(folder: Path) -> None:
     job_id = next(iter(played.runs))
     views = [(snapshot.now_s, snapshot.jobs[0]) for snapshot in script.seen if snapshot.jobs]
     step, sync = step_s(2, 2, 8)
-    first = next(view for now_s, view in views if view.step_times)
-    assert first.step_times == (StepTime(placement=(1, 1), local_batch_size=8, step_s=step, sync_s=sync),)
-    assert next(now_s for now_s, view in views if view.noise) == pytest.approx(40 + step), "after its first step"
-    assert (first.noise.grad_sqr, first.noise.grad_var) == (1.0, 3.0)
-    assert first.total_progress == 200.0
+    first = next(view for now_s, view in views if view.learnt.step_times)
+    assert first.learnt.step_times == (StepTime(placement=(1, 1), local_batch_size=8, step_s=step, sync_s=sync),)
+    assert next(now_s for now_s, view in views if view.learnt.noise) == pytest.approx(40 + step), "after its first step"
+    assert (first.learnt.noise.grad_sqr, first.learnt.noise.grad_var) == (1.0, 3.0)
+    assert first.total_equivalent_steps == 200.0
     assert {60.0, 120.0} <= {now_s for now_s, _ in views}, "every minute"
     at_120 = next(view for now_s, view in views if now_s == 120.0)
     assert at_120.progress == pytest.approx(
@@ -157,8 +158,8 @@ def test_an_unknown_length_stays_unknown(folder: Path) -> None:
     script = Script((0, ONE, 16))
     play_one(folder, script, knows_length=False)
     views = [snapshot.jobs[0] for snapshot in script.seen if snapshot.jobs]
-    assert views[-1].progress > 100
-    assert {view.total_progress for view in views} == {None}
+    assert views[-1].equivalent_steps > 100
+    assert {view.total_equivalent_steps for view in views} == {None}
 
 
 def test_epochs_end_at_whole_seconds_where_the_artifact_is_followed(folder: Path) -> None:

@@ -90,7 +90,7 @@ class Promising:
 
     def decide(self, snapshot: Snapshot) -> Plan:
         plan = make_policy("fifo").decide(snapshot)
-        waiting = [view for view in snapshot.jobs if view.admitted_at_s is None and view.job.goal.is_hard]
+        waiting = [view for view in snapshot.jobs if view.promise.admitted_at_s is None and view.job.goal.is_hard]
         return Plan(
             allocations=plan.allocations,
             admitted={view.job.job_id: view.job.goal.deadline_s for view in waiting},

@@ -91,7 +91,7 @@ def _cost_usd(view: JobView, schedule: Schedule, live: LiveState) -> float:
     held = live.snapshot.allocations.get(view.job.job_id)
     if isinstance(held, FunctionAllocation):
         entry = entry_of(menu, held.plan) or entry
-    return max(0, (view.total_steps or 0) - view.step) * entry.step_usd
+    return max(0, (view.total_steps or 0) - view.progress.step) * entry.step_usd
 
 
 def _figures(live: LiveState, forecast: PlanForecast, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def _figures(live: LiveState, forecast: PlanForecast, rows: Sequence[dict[str, A
     times_s = sorted(at_s - views[job_id].submitted_at_s for job_id, at_s in forecast.finishes_s.items())
     aimed = [row for row in rows if row["deadline_s"] is not None]
     met = [row for row in aimed if row["is_met"]]
-    promised = [row for row in aimed if views[row["job_id"]].admitted_at_s is not None]
+    promised = [row for row in aimed if views[row["job_id"]].promise.admitted_at_s is not None]
     waits_s = [row["start_s"] for row in rows if row["start_s"] is not None]
     makespan_s = max(forecast.finishes_s.values(), default=snapshot.now_s) - snapshot.now_s
     on_machines = [runs for who, runs in forecast.schedules.items() if not views[who].job.is_on_functions]

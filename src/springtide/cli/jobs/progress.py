@@ -83,9 +83,8 @@ class JobWatcher:
             batch, self._batch_size = f"batch {self._batch_size} -> {job.global_batch_size}", job.global_batch_size
             if before == job.num_workers:
                 return f"{batch}{paused}, step {job.step} continued"
-        # The job's reason says "resized 2 -> 1 (why)"; the numbers stand here already.
-        why = job.reason.partition(" (")[2].removesuffix(")") if job.reason.startswith("resized ") else ""
-        return f"{what} {change}{f' ({why})' if why else ''}{paused}, {batch}, step {job.step} continued"
+        why = f" ({job.resize_reason})" if job.resize_reason else ""
+        return f"{what} {change}{why}{paused}, {batch}, step {job.step} continued"
 
 
 class Display(Protocol):

@@ -44,7 +44,7 @@ class WithinBudget(msgspec.Struct, frozen=True):
             if view.submitted_at_s != snapshot.now_s:
                 break
             budget_usd = view.job.goal.budget_usd
-            is_settled = view.num_replicas or view.admitted_at_s is not None or view.job.job_id in plan.rejected
+            is_settled = view.num_replicas or view.promise.admitted_at_s is not None or view.job.job_id in plan.rejected
             if budget_usd is None or is_settled:
                 continue
             planned_usd = self._planned_usd(view, plan, snapshot)

@@ -99,8 +99,13 @@ def while_changing(snapshot: Snapshot, policy: Policy) -> Snapshot:
             for device in free:
                 on.setdefault(device, []).append(wanted.share)
     views = [
-        replace(view, admitted_at_s=snapshot.now_s, promised_finish_s=plan.admitted[view.job.job_id])
-        if view.admitted_at_s is None and view.job.job_id in plan.admitted
+        replace(
+            view,
+            promise=replace(
+                view.promise, admitted_at_s=snapshot.now_s, promised_finish_s=plan.admitted[view.job.job_id]
+            ),
+        )
+        if view.promise.admitted_at_s is None and view.job.job_id in plan.admitted
         else view
         for view in snapshot.jobs
         if view.job.job_id not in plan.rejected
@@ -168,9 +173,9 @@ class _Play:
             # It goes on from its last checkpoint, whatever it did after that.
             return float(view.checkpoint.step if view.checkpoint is not None else 0)
         if view.state is not JobState.RUNNING or curve.source == "guess":
-            return float(view.step)
-        gone_s = max(0.0, self._now_s - view.progress_at_s)
-        return view.step + _rate(view, curve, held) * gone_s
+            return float(view.progress.step)
+        gone_s = max(0.0, self._now_s - view.progress.progress_at_s)
+        return view.progress.step + _rate(view, curve, held) * gone_s
 
     def _as_snapshot(self) -> Snapshot:
         return replace(
@@ -191,7 +196,7 @@ class _Play:
         for job_id, view in list(self._views.items()):
             wanted = plan.allocations.get(job_id, _NOTHING)
             before = self._held.get(job_id, _NOTHING)
-            if view.runnable_at_s > self._now_s and not before.num_devices:
+            if view.restarts.runnable_at_s > self._now_s and not before.num_devices:
                 wanted = _NOTHING
             if wanted.device_ids != before.device_ids or _functions(wanted) != _functions(before):
                 self._give(job_id, wanted)
@@ -199,9 +204,10 @@ class _Play:
                 # In its place, without a pause.
                 self._held[job_id] = wanted
             finish_s = plan.admitted.get(job_id)
-            if finish_s is not None and view.admitted_at_s is None:
+            if finish_s is not None and view.promise.admitted_at_s is None:
                 self._views[job_id] = replace(
-                    self._views[job_id], admitted_at_s=self._now_s, promised_finish_s=finish_s
+                    self._views[job_id],
+                    promise=replace(self._views[job_id].promise, admitted_at_s=self._now_s, promised_finish_s=finish_s),
                 )
         for served in self._snapshot.services:
             service_id = served.service.service_id
@@ -230,11 +236,11 @@ class _Play:
         self._views[job_id] = replace(
             view,
             state=JobState.RUNNING,
-            step=int(self._done[job_id]),
             num_replicas=wanted.num_devices,
             started_at_s=self._now_s if view.started_at_s is None else view.started_at_s,
-            resized_at_s=self._now_s,
             service_offset_s=view.attained_service_s(self._now_s) - wanted.num_devices * self._now_s,
+            progress=replace(view.progress, step=int(self._done[job_id])),
+            changes=replace(view.changes, resized_at_s=self._now_s),
         )
 
     def _ends_at_s(self, job_id: WorkloadId) -> float | None:
@@ -254,7 +260,9 @@ class _Play:
             # What starts under the new labels starts at once.
             return self._now_s + _SHORTEST_TURN_S
         ends = [at_s for job_id in self._views if (at_s := self._ends_at_s(job_id)) is not None]
-        moments = ends + [view.runnable_at_s for view in self._views.values() if view.runnable_at_s > self._now_s]
+        moments = ends + [
+            view.restarts.runnable_at_s for view in self._views.values() if view.restarts.runnable_at_s > self._now_s
+        ]
         if plan.revisit_at_s is not None and ends:
             look_s = self._now_s + LEAST_LOOK_FRACTION * (self._now_s - self._began_s)
             moments.append(max(plan.revisit_at_s, look_s))
@@ -283,14 +291,16 @@ class _Play:
             # Once it runs there its speed is measured, as it will be then.
             functions = _functions(held)
             size = held.num_devices if functions is None else functions.num_functions
-            measured = {**view.throughput_samples_per_s, size: steps_per_s * view.job.global_batch_size}
+            measured = {**view.learnt.throughput_samples_per_s, size: steps_per_s * view.job.global_batch_size}
             self._views[job_id] = replace(
                 view,
-                step=int(min(most, self._done[job_id])),
-                progress_at_s=to_s,
-                throughput_samples_per_s=measured
-                if size not in view.throughput_samples_per_s
-                else view.throughput_samples_per_s,
+                progress=replace(view.progress, step=int(min(most, self._done[job_id])), progress_at_s=to_s),
+                learnt=replace(
+                    view.learnt,
+                    throughput_samples_per_s=measured
+                    if size not in view.learnt.throughput_samples_per_s
+                    else view.learnt.throughput_samples_per_s,
+                ),
             )
         self._now_s = to_s
 

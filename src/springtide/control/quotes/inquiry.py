@@ -11,6 +11,7 @@ from springtide.control.parts import sure_curve
 from springtide.control.quotes.budget import WithinBudget
 from springtide.control.quotes.forecast import after_one_turn, play_forward, while_changing
 from springtide.core.decision import JobView, Plan, PlannedRun, Policy, Schedule, Snapshot
+from springtide.core.job_parts import JobBounds
 from springtide.core.resources import Device, DeviceId, Node, NodeId, Pool, Topology
 from springtide.core.shares import Share
 from springtide.core.workload import MAX_VIRTUAL_SHARDS, Goal, JobState, TrainingJob
@@ -111,11 +112,10 @@ def arriving(job: TrainingJob, now_s: float) -> JobView:
         job=job,
         state=JobState.PENDING,
         submitted_at_s=now_s,
-        min_workers=job.min_workers,
-        max_workers=job.max_workers,
         total_steps=job.total_steps,
         global_batch_size=job.global_batch_size,
-        total_progress=None if job.total_steps is None else float(job.total_steps),
+        total_equivalent_steps=None if job.total_steps is None else float(job.total_steps),
+        bounds=JobBounds(min_workers=job.min_workers, max_workers=job.max_workers),
     )
 
 
@@ -130,7 +130,7 @@ def unbounded_curve(view: JobView) -> SpeedCurve | None:
     if not view.job.elastic:
         return known_curve(view)
     job = replace(view.job, num_virtual_shards=MAX_VIRTUAL_SHARDS)
-    return known_curve(replace(view, job=job, max_workers=MAX_VIRTUAL_SHARDS))
+    return known_curve(replace(view, job=job, bounds=replace(view.bounds, max_workers=MAX_VIRTUAL_SHARDS)))
 
 
 def changed_job(job: TrainingJob, options: Options, now_s: float) -> TrainingJob:

@@ -238,8 +238,8 @@ class _Asker:
         needs = f"{told}: needs >= {_workers(share)} from now"
         if share > total:
             return f"{needs}; this pool has {total}{self._holders(' (', ')')}"
-        if share > self._answer.view.max_workers:
-            return f"{needs}; it allows {self._answer.view.max_workers}"
+        if share > self._answer.view.bounds.max_workers:
+            return f"{needs}; it allows {self._answer.view.bounds.max_workers}"
         told = f"{needs}; {self._ground.num_free()} of {total} are free{self._holders(' (', ')')}"
         loans = loans_counted(self._ground, self._counts_on)
         return told if loans is None or not loans.until else f"{told}, counting {loans.text()}"

@@ -45,8 +45,7 @@ def reconsider(snapshot: Snapshot, policy: Policy, job_id: WorkloadId, goal: Goa
         state=JobState.PENDING,
         submitted_at_s=snapshot.now_s,
         num_replicas=0,
-        admitted_at_s=None,
-        promised_finish_s=None,
+        promise=replace(view.promise, admitted_at_s=None, promised_finish_s=None),
     )
     others = tuple(other for other in snapshot.jobs if other.job.job_id != job_id)
     allocations = {who: given for who, given in snapshot.allocations.items() if who != job_id}

@@ -49,7 +49,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     `search` is there where its configuration is searched for, `stream` where its dataset grows. `batch_schedule` says
     from which epoch on a step has how many samples, `study` which search over jobs it is a trial of. `share` is what
     each of its workers is to hold of a device (None: the whole), `enforced` what holds it and its neighbours to that.
-    `pods` are those of its replicas, on Kubernetes.
+    `pods` are those of its replicas, on Kubernetes. `resize_reason` is the part of `reason` that says why the number of
+    workers changed; empty where `reason` is about something else.
     """
 
     job_id: str
@@ -109,6 +110,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     share: Share | None = None
     enforced: str = ""
     pods: tuple[PodStatus, ...] = ()
+    resize_reason: str = ""
 
 
 class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,8 +10,8 @@ import math
 
 import msgspec
 
-from springtide.core.decision import GradientNoise
 from springtide.core.errors import InvalidRequest
+from springtide.core.job_parts import GradientNoise
 from springtide.core.workload import TrainingJob
 from springtide.perf.goodput import gain, learning_rate_factor
 from springtide.perf.noise_scale import NoiseMeter, NoiseSample, sample_noise

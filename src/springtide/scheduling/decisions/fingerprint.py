@@ -24,7 +24,7 @@ class Projection(msgspec.Struct, frozen=True):
     """One thing that a policy reads of a job, a service or a node.
 
     `value` of the item is what counts; its repr must tell values apart. `fields` are those of the view (JobView,
-    ServiceView, Node) that it is made from.
+    ServiceView, Node) that it is made from; those of a part of the view have its name before them (`progress.step`).
     """
 
     name: str
@@ -68,11 +68,11 @@ class Reads(msgspec.Struct, frozen=True, kw_only=True):
         return frozenset().union(*[projection.fields for projection in self.services])
 
 
-BOUNDS = of_fields("bounds", "min_workers", "max_workers")
+BOUNDS = of_fields("bounds", "bounds.min_workers", "bounds.max_workers")
 LENGTH = of_fields("length", "total_steps")
-RESTARTS = of_fields("restarts", "num_restarts")
+RESTARTS = of_fields("restarts", "restarts.num_restarts")
 # What the curve of a job, and the sizes worth having, are made from (perf.curve).
-CURVE_FIELDS = ("job", "min_workers", "max_workers", "throughput_samples_per_s", "num_replicas")
+CURVE_FIELDS = ("job", "bounds.min_workers", "bounds.max_workers", "learnt.throughput_samples_per_s", "num_replicas")
 MINIMUM = of_fields("minimum", "min_replicas")
 DEMAND = Projection(
     "demand",

@@ -165,7 +165,7 @@ class _Ledger:
         """Keep of a job's devices what its bounds allow; nothing where they are fewer than it runs on."""
         job_id = view.job.job_id
         kept = devices[: most_workers(view)]
-        is_cut_down = len(kept) < view.min_workers or (not view.job.elastic and len(kept) < len(devices))
+        is_cut_down = len(kept) < view.bounds.min_workers or (not view.job.elastic and len(kept) < len(devices))
         # Who runs on fewer than its owner wants now goes on with them until the next round.
         if is_cut_down and not (view.job.elastic and kept and view.state is JobState.RUNNING):
             kept = ()
@@ -211,10 +211,10 @@ class _Ledger:
     def _take_one(self, service_id: WorkloadId) -> bool:
         """Let the job that holds most beyond its minimum, else the last that came, give a device to a service."""
         elastic = [v for v in self.views.values() if v.job.elastic and self.wanted.get(v.job.job_id)]
-        able = [v for v in elastic if len(self.wanted[v.job.job_id]) > v.min_workers]
+        able = [v for v in elastic if len(self.wanted[v.job.job_id]) > v.bounds.min_workers]
         name = self.services[service_id].service.name
         if able:
-            giver = max(able, key=lambda view: len(self.wanted[view.job.job_id]) - view.min_workers).job.job_id
+            giver = max(able, key=lambda view: len(self.wanted[view.job.job_id]) - view.bounds.min_workers).job.job_id
         else:
             holders = [job_id for job_id in self.views if self.wanted.get(job_id)]
             if not holders:

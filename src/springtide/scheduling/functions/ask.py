@@ -29,7 +29,7 @@ class Ask:
         self._view = view
         self._menu = menu
         self._now_s = now_s
-        self._left = None if view.total_steps is None else max(0, view.total_steps - view.step)
+        self._left = None if view.total_steps is None else max(0, view.total_steps - view.progress.step)
         self._pace = 1.0 if is_corrected else pace_of(view, menu, running)
         # What it has run as before is compared by what it took there, or it would be gone back to again and again.
         self._own = _paces(view, menu) if by_own_pace else {}
@@ -221,7 +221,7 @@ def _paces(view: JobView, menu: FunctionMenu) -> dict[FunctionPlan, float]:
     """How much longer steps took than predicted, of those ways that were seen."""
     ratios: dict[FunctionPlan, float] = {}
     for option in menu.options:
-        samples_per_s = view.throughput_samples_per_s.get(option.plan.num_functions)
+        samples_per_s = view.learnt.throughput_samples_per_s.get(option.plan.num_functions)
         if samples_per_s:
             ratios[option.plan] = view.global_batch_size / samples_per_s / option.step_s
     return ratios

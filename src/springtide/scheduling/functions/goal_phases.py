@@ -56,7 +56,7 @@ def rest_of(view: JobView) -> Rest:
         total = steps_of((), job.num_samples, job.num_epochs, batch)
     if total is None:
         return Rest(stretches=(PhaseStretch(global_batch_size=batch, num_steps=_UNKNOWN_STEPS),), is_known=False)
-    return Rest(stretches=(PhaseStretch(global_batch_size=batch, num_steps=float(max(1, total - view.step))),))
+    return Rest(stretches=(PhaseStretch(global_batch_size=batch, num_steps=float(max(1, total - view.progress.step))),))
 
 
 def limits_of(view: JobView, rest: Rest, now_s: float, end_s: float, end_usd: float) -> GoalLimits:
@@ -92,16 +92,16 @@ def aim_of(view: JobView, rest: Rest, second_usd: float) -> Aim:
 
 def present_factor(view: JobView, search: FunctionSearch) -> float:
     """How large the model is now over how large it was profiled, as last measured."""
-    for measured in reversed(view.measurements):
+    for measured in reversed(view.learnt.measurements):
         if measured.gradient_bytes > 0 and search.model.parameter_bytes > 0:
             return measured.gradient_bytes / search.model.parameter_bytes
     return 1.0
 
 
 def _rest_of_stream(view: JobView, batch: int) -> Rest:
-    stream = view.stream
+    stream = view.progress.stream
     if stream is not None and stream.is_closed:
-        left = max(1.0, stream.num_samples / batch - view.step)
+        left = max(1.0, stream.num_samples / batch - view.progress.step)
         return Rest(stretches=(PhaseStretch(global_batch_size=batch, num_steps=float(math.ceil(left))),))
     if stream is None or stream.arrivals_per_s <= 0:
         return Rest(stretches=(PhaseStretch(global_batch_size=batch, num_steps=_UNKNOWN_STEPS),), is_known=False)
@@ -118,7 +118,7 @@ def _stretches(view: JobView, num_samples: int) -> tuple[PhaseStretch, ...]:
     for epoch in range(job.num_epochs):
         batch = batch_at(job.batch_schedule, epoch, job.global_batch_size)
         steps = -(-num_samples // batch)
-        left = min(steps, behind + steps - view.step)
+        left = min(steps, behind + steps - view.progress.step)
         behind += steps
         if left <= 0:
             continue

@@ -71,7 +71,7 @@ def search_step(view: JobView, service: FunctionService, now_s: float, running: 
     """
     search = view.job.search
     assert search is not None
-    return _Search(view, _large_enough(search, view.too_small_mb), service, now_s, running).step()
+    return _Search(view, _large_enough(search, view.learnt.too_small_mb), service, now_s, running).step()
 
 
 def _large_enough(search: FunctionSearch, too_small_mb: int) -> FunctionSearch:
@@ -296,9 +296,9 @@ class _Search:
         assert view.job.menu is not None
         self._view, self._search, self._service, self._now_s, self._plan = view, search, service, now_s, running
         self._rest = rest_of(view)
-        self._belief = Belief(service, search, view.measurements)
+        self._belief = Belief(service, search, view.learnt.measurements)
         self._factor = present_factor(view, search)
-        known = {one.plan.num_replicas for one in view.measurements}
+        known = {one.plan.num_replicas for one in view.learnt.measurements}
         if running is not None:
             known.add(running.num_replicas)
         self._grid = _Grid(
@@ -331,7 +331,7 @@ class _Search:
                 behind=self._behind(aim),
                 confidence=SOFT_CONFIDENCE if view.job.goal.is_soft else CONFIDENCE,
                 has_probes=self._rest.is_known,
-                change_s=view.change_s,
+                change_s=view.changes.change_s,
             )
         )
         chosen = decision.candidate
@@ -379,15 +379,15 @@ class _Search:
     def _lost(self) -> LostTime | None:
         """What the time since its begin went into; None where nothing is known yet."""
         view = self._view
-        if self._plan is None or view.started_at_s is None or not view.measurements:
+        if self._plan is None or view.started_at_s is None or not view.learnt.measurements:
             return None
-        counted = sum(one.num_steps for one in view.measurements)
+        counted = sum(one.num_steps for one in view.learnt.measurements)
         return LostTime(
             running=self._plan,
             # What its changes took is no loss that comes again: the next one is reckoned when it is thought of.
-            elapsed_s=max(0.0, view.progress_at_s - view.started_at_s - view.changed_s),
-            measured_s=tuple((one.plan, one.num_steps * self._net_s(one)) for one in view.measurements),
-            num_more_steps=view.step - counted,
+            elapsed_s=max(0.0, view.progress.progress_at_s - view.started_at_s - view.changes.changed_s),
+            measured_s=tuple((one.plan, one.num_steps * self._net_s(one)) for one in view.learnt.measurements),
+            num_more_steps=view.progress.step - counted,
         )
 
     def _net_s(self, measured: FunctionMeasurement) -> float:
@@ -401,11 +401,11 @@ class _Search:
         if self._plan is None:
             return False
         where = _where(self._plan)
-        return any(_where(one.plan) == where for one in self._view.measurements)
+        return any(_where(one.plan) == where for one in self._view.learnt.measurements)
 
     def _is_fresh(self) -> bool:
         """Whether the newest measurement is of the running configuration."""
-        measurements = self._view.measurements
+        measurements = self._view.learnt.measurements
         return self._plan is not None and bool(measurements) and _where(measurements[-1].plan) == _where(self._plan)
 
     def _known_places(self) -> npt.NDArray[np.bool_]:
@@ -422,7 +422,7 @@ class _Search:
     def _num_tried(self) -> int:
         """How many configurations were measured in the present situation."""
         settings = self._grid.settings[0]
-        here = [one for one in self._view.measurements if is_here(one, settings, self._search)]
+        here = [one for one in self._view.learnt.measurements if is_here(one, settings, self._search)]
         return len({_where(one.plan) for one in here})
 
     def _ending(self) -> tuple[float, float]:
@@ -450,7 +450,7 @@ class _Search:
         joining = np.maximum(0.0, n - held) / n
         usd[:, column] = usd[:, column] * joining
         # Who stays keeps its state: only with joiners it goes through the store.
-        pause_s[:, column] = np.where(joining > 0.0, pause_s[:, column], self._view.last_pause_s)
+        pause_s[:, column] = np.where(joining > 0.0, pause_s[:, column], self._view.changes.last_pause_s or 0.0)
         pause_s[row, column] = usd[row, column] = 0.0
         return SwitchCosts(seconds=pause_s.ravel(), usd=usd.ravel())
 
@@ -462,7 +462,7 @@ class _Search:
         """The state goes into the store and comes out again; joiners were paid for while they warmed up."""
         surface = self._grid.surface
         # What a change took here before is expected again, where that was longer than the model has it.
-        pause_s = np.maximum(2.0 * surface.save_s, self._view.last_pause_s)
+        pause_s = np.maximum(2.0 * surface.save_s, self._view.changes.last_pause_s or 0.0)
         return np.array(pause_s), np.array(start_usd + pause_s * surface.usd_per_s)
 
     def _revisit_at_s(self, decision: SearchDecision) -> float | None:

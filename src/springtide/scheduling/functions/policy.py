@@ -211,13 +211,13 @@ class _Desk:
             self._follow(view, plan, place, ask, found)
             return
         is_behind = entry is not None and ask.is_behind(entry)
-        if entry is None or not (is_behind or view.num_edits):
+        if entry is None or not (is_behind or view.bounds.num_edits):
             return
         self._room.release(plan.num_functions)
         faster = None
         if is_behind:
             faster = ask.faster(entry, [option for option in ask.options if self._fits_now(ask, option)])
-        elif view.num_edits:
+        elif view.bounds.num_edits:
             faster = self._other(view, plan)
         if faster is None:
             self._room.claim(self._now_s, self._now_s + ask.left_s(entry), plan.num_functions)
@@ -297,7 +297,7 @@ class _Desk:
             return
         option, why = chosen
         start_s, time_s = starts_s[option.plan], ask.time_s(option)
-        if view.job.goal.is_hard and view.admitted_at_s is None and math.isfinite(start_s + time_s):
+        if view.job.goal.is_hard and view.promise.admitted_at_s is None and math.isfinite(start_s + time_s):
             self.admitted[job_id] = start_s + time_s
         if found is not None and found.next is not None and start_s == self._now_s and self._fits_now(ask, found.next):
             # The promise is made on the best that is known; it begins as the search wants it to.
@@ -376,7 +376,7 @@ def _as_running(view: JobView, plan: FunctionPlan) -> JobView:
 
 def _has_claim(view: JobView) -> bool:
     """Whether it was promised its deadline, or has begun."""
-    return view.admitted_at_s is not None or view.started_at_s is not None
+    return view.promise.admitted_at_s is not None or view.started_at_s is not None
 
 
 def _plan_of(held: Allocation | None) -> FunctionPlan | None:

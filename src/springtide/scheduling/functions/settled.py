@@ -30,5 +30,7 @@ def _settled_view(view: JobView, snapshot: Snapshot, services: dict[str, Functio
     found = search_step(view, service, snapshot.now_s, running)
     # The menu is corrected by what was measured: it must not be corrected once more.
     return replace(
-        view, job=replace(view.job, menu=found.menu, search=None), throughput_samples_per_s=EMPTY, measurements=()
+        view,
+        job=replace(view.job, menu=found.menu, search=None),
+        learnt=replace(view.learnt, throughput_samples_per_s=EMPTY, measurements=()),
     )

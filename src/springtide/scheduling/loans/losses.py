@@ -36,7 +36,7 @@ class Losses:
         """How many devices the job can give up and still run."""
         if not (self.shrinks and view.job.elastic):
             return 0
-        return max(0, self.held.get(view.job.job_id, 0) - view.min_workers)
+        return max(0, self.held.get(view.job.job_id, 0) - view.bounds.min_workers)
 
     def left_s(self, view: JobView) -> float:
         """When the job will be done on what it holds, in seconds from now; infinite if that is not known."""
@@ -56,9 +56,9 @@ class Losses:
         rate = curve.rate(num_held)
         since_s = max(0.0, self.now_s - (view.started_at_s if view.started_at_s is not None else self.now_s))
         if curve.source == "guess" or rate <= 0:
-            return since_s * (1.0 - saved / view.step) if view.step > saved else 0.0
-        reported_s = max(0, view.step - saved) / rate
-        return reported_s + max(0.0, self.now_s - view.progress_at_s)
+            return since_s * (1.0 - saved / view.progress.step) if view.progress.step > saved else 0.0
+        reported_s = max(0, view.progress.step - saved) / rate
+        return reported_s + max(0.0, self.now_s - view.progress.progress_at_s)
 
     def victim(self, view: JobView) -> Victim:
         """The job as the choice of servers sees it."""
@@ -84,7 +84,7 @@ class Losses:
     def _breaks(self, view: JobView, num_workers: int, lost_s: float) -> bool:
         """Whether the job, losing so much and then going on with so many workers, would miss what it was promised."""
         goal = view.job.goal
-        if view.promised_finish_s is None or not goal.is_hard or goal.deadline_s is None:
+        if view.promise.promised_finish_s is None or not goal.is_hard or goal.deadline_s is None:
             return False
         left_s = remaining_s(view, max(1, num_workers), self.now_s, self.held.get(view.job.job_id, 0))
         return math.isfinite(left_s) and self.now_s + lost_s + left_s > goal.deadline_s
@@ -140,6 +140,6 @@ def stay_s(waiting: Iterable[JobView], losses: Losses, now_s: float, size_of: Ca
     for view in waiting:
         size = size_of(view)
         if size:
-            is_movable = losses.shrinks and view.job.elastic and size > view.min_workers
+            is_movable = losses.shrinks and view.job.elastic and size > view.bounds.min_workers
             return 0.0 if is_movable else remaining_s(view, size, now_s)
     return 0.0

@@ -189,10 +189,10 @@ class TrainingView:
             strays = self._strays(workload_id, allocation)
             if strays:
                 left = tuple([at for at in allocation.device_ids if at not in strays])
-                if not view.job.elastic or len(left) < view.min_workers:
+                if not view.job.elastic or len(left) < view.bounds.min_workers:
                     continue
                 allocation = replace(allocation, device_ids=left)
-            if allocation.num_devices < view.min_workers and self._loses(workload_id, shown):
+            if allocation.num_devices < view.bounds.min_workers and self._loses(workload_id, shown):
                 # A reclaim leaves nobody with less than its minimum: it stops and waits.
                 continue
             given[workload_id] = allocation
@@ -211,9 +211,9 @@ class TrainingView:
         whole = self.pools.snapshot
         total = len(whole.cluster.device_set)
         return {
-            view.job.job_id: f"needs {view.min_workers} devices, training has {num_open} of {total} now"
+            view.job.job_id: f"needs {view.bounds.min_workers} devices, training has {num_open} of {total} now"
             for view in whole.jobs
-            if num_open < view.min_workers <= total
+            if num_open < view.bounds.min_workers <= total
             and view.job.job_id not in given
             and view.job.job_id not in whole.allocations
         }

@@ -237,7 +237,7 @@ class _Choice:
         waiting = [
             view
             for view in pools.snapshot.jobs
-            if view.runnable_at_s <= pools.now_s
+            if view.restarts.runnable_at_s <= pools.now_s
             and (not held.get(view.job.job_id) or view.state in (JobState.PENDING, JobState.STARTING))
         ]
         total = sum(node.num_devices for node in pools.nodes)
@@ -346,7 +346,7 @@ class _Choice:
     def _is_wanted(self) -> bool:
         """Whether training has a use for more: a job is there that holds less than it could."""
         held = self.losses.held
-        return any(held.get(view.job.job_id, 0) < view.max_workers for view in self.pools.snapshot.jobs)
+        return any(held.get(view.job.job_id, 0) < view.bounds.max_workers for view in self.pools.snapshot.jobs)
 
     def _job_costs(self) -> dict[WorkloadId, float]:
         if not self.parted and all(node.pool != "shared" for node in self.pools.nodes):

@@ -95,7 +95,7 @@ class AllocationLedger:
 
     @cached_property
     def _least(self) -> dict[WorkloadId, int]:
-        return {view.job.job_id: view.min_workers for view in self.snapshot.jobs}
+        return {view.job.job_id: view.bounds.min_workers for view in self.snapshot.jobs}
 
     @cached_property
     def _holders(self) -> str:
@@ -141,4 +141,4 @@ def _load_note(view: ServiceView, wanted: int, got: int) -> str:
 
 def most_workers(view: JobView) -> int:
     """How many workers the job can use at all."""
-    return min(view.max_workers, view.job.num_virtual_shards) if view.job.elastic else view.max_workers
+    return min(view.bounds.max_workers, view.job.num_virtual_shards) if view.job.elastic else view.bounds.max_workers

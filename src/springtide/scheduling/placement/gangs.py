@@ -57,7 +57,7 @@ class Gangs:
         if size and self.shares.raise_to(job_id, size):
             return True
         left_over = self.held.get(job_id, 0)
-        is_cut_down = view.state is JobState.RUNNING and view.min_workers <= left_over < size
+        is_cut_down = view.state is JobState.RUNNING and view.bounds.min_workers <= left_over < size
         return is_cut_down and view.job.elastic and self.shares.raise_to(job_id, left_over)
 
     def waiting(self) -> list[JobView]:
@@ -93,7 +93,7 @@ def fixed_size(view: JobView, total: int, wanted: int | None = None) -> int:
     most = most_workers(view)
     if not view.job.elastic:
         return most if most <= total else 0
-    size = max(view.min_workers, min(wanted or view.job.requested_workers or most, most, total))
+    size = max(view.bounds.min_workers, min(wanted or view.job.requested_workers or most, most, total))
     return size if size <= total else 0
 
 
@@ -108,9 +108,9 @@ def remaining_s(view: JobView, num_workers: int, now_s: float, num_held: int = 0
     rate = curve.rate(num_workers)
     if curve.source == "guess" or rate <= 0:
         return math.inf
-    steps = float(view.total_steps - view.step)
+    steps = float(view.total_steps - view.progress.step)
     if num_held and view.state is JobState.RUNNING:
-        steps -= curve.rate(num_held) * max(0.0, now_s - view.progress_at_s)
+        steps -= curve.rate(num_held) * max(0.0, now_s - view.progress.progress_at_s)
     return max(0.0, steps) / rate
 
 

@@ -56,8 +56,8 @@ class EarliestDeadlineFirst(msgspec.Struct, frozen=True, kw_only=True):
             wanted = self._wanted(view, shares.left)
             if not view.job.elastic:
                 # Its processes cannot change their number: it goes on as it is, or starts at its full size.
-                wanted = held.get(view.job.job_id) or view.max_workers
-            if wanted >= view.min_workers:
+                wanted = held.get(view.job.job_id) or view.bounds.max_workers
+            if wanted >= view.bounds.min_workers:
                 shares.raise_to(view.job.job_id, wanted)
         return None, {}
 
@@ -67,7 +67,7 @@ class EarliestDeadlineFirst(msgspec.Struct, frozen=True, kw_only=True):
         curve = curve_of(view)
         if not curve.sizes:
             # Its owner demands more workers than were profiled.
-            return min(view.min_workers, num_left)
+            return min(view.bounds.min_workers, num_left)
         if not self.caps:
             return min(most_workers(view), len(curve.steps_per_s) - 1, num_left)
         index = bisect.bisect_right(curve.sizes, num_left)

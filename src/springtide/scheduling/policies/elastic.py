@@ -56,7 +56,7 @@ class Elastic(msgspec.Struct, frozen=True, kw_only=True):
         """Return the plan for this snapshot."""
         shares = AllocationLedger(snapshot)
         held = held_counts(snapshot)
-        curves = {view.job.job_id: fit_scaling(view.throughput_samples_per_s) for view in snapshot.jobs}
+        curves = {view.job.job_id: fit_scaling(view.learnt.throughput_samples_per_s) for view in snapshot.jobs}
         serve_minimum(shares)
         urgent = sorted(
             (view for view in snapshot.jobs if view.job.goal.deadline_s is not None),
@@ -83,9 +83,9 @@ class Elastic(msgspec.Struct, frozen=True, kw_only=True):
         """When jobs that could have more workers are tried on them again."""
         growing = [view for view in snapshot.jobs if view.job.elastic and shares.of(view.job.job_id)]
         return [
-            view.resized_at_s + trials.wait_s(view)
+            view.changes.resized_at_s + trials.wait_s(view)
             for view in growing
-            if view.resized_at_s is not None and shares.of(view.job.job_id) < most_workers(view)
+            if view.changes.resized_at_s is not None and shares.of(view.job.job_id) < most_workers(view)
         ]
 
     def _minimum_share(self, view: JobView, curve: ScalingCurve, num_held: int, now_s: float) -> int | None:
@@ -93,15 +93,15 @@ class Elastic(msgspec.Struct, frozen=True, kw_only=True):
         job = view.job
         assert job.goal.deadline_s is not None
         if not job.elastic:
-            return num_held or view.max_workers
+            return num_held or view.bounds.max_workers
         time_left_s = job.goal.deadline_s - now_s
         if time_left_s <= 0:
             return None
         if view.total_steps is None or not curve.is_measured:
             # Nothing is known of its speed yet: the least it takes to find out.
-            return max(view.min_workers, min(num_held, most_workers(view)))
-        samples_left = (view.total_steps - view.step) * job.global_batch_size
-        for count in range(view.min_workers, most_workers(view) + 1):
+            return max(view.bounds.min_workers, min(num_held, most_workers(view)))
+        samples_left = (view.total_steps - view.progress.step) * job.global_batch_size
+        for count in range(view.bounds.min_workers, most_workers(view) + 1):
             reserve = self.safety_fraction * (2 if count < num_held else 1)
             if samples_left / curve.samples_per_s(count) <= time_left_s * (1 - reserve):
                 return count
@@ -109,13 +109,15 @@ class Elastic(msgspec.Struct, frozen=True, kw_only=True):
         if samples_left / fastest > time_left_s:
             return None
         # Where more workers bring nothing, as far as it was measured, no more than these are as fast as all of them.
-        return next(n for n in range(view.min_workers, most_workers(view) + 1) if curve.samples_per_s(n) >= fastest)
+        return next(
+            n for n in range(view.bounds.min_workers, most_workers(view) + 1) if curve.samples_per_s(n) >= fastest
+        )
 
     def _entry_size(self, view: JobView, num_held: int) -> int:
         """What a job needs to run at all."""
         if view.job.elastic:
-            return view.min_workers
-        return num_held or view.max_workers
+            return view.bounds.min_workers
+        return num_held or view.bounds.max_workers
 
     def _share_out(
         self,
@@ -137,7 +139,7 @@ class Elastic(msgspec.Struct, frozen=True, kw_only=True):
                 gain = curves[job_id].speedup(count + 1) - curves[job_id].speedup(count)
                 is_held = count < held.get(job_id, 0)
                 if is_held:
-                    since_s = snapshot.now_s - (view.resized_at_s or snapshot.now_s)
+                    since_s = snapshot.now_s - (view.changes.resized_at_s or snapshot.now_s)
                     is_settling = since_s < (self.settle_s if trials.is_on(view) else settle_s)
                     gain = math.inf if is_settling else gain * self.keep_bonus
                 if gain <= 0.0 and (trials.is_joining(view) if is_held else trials.is_due(view)):
@@ -152,8 +154,8 @@ class Elastic(msgspec.Struct, frozen=True, kw_only=True):
                 shares.notes[best_id] = WHY_TRIED
         for job_id, view in growing.items():
             before, after = held.get(job_id, 0), shares.of(job_id)
-            if shares.left and after < before <= most_workers(view) and before in view.throughput_samples_per_s:
-                shares.notes[job_id] = why_fewer(view.throughput_samples_per_s, before, after)
+            if shares.left and after < before <= most_workers(view) and before in view.learnt.throughput_samples_per_s:
+                shares.notes[job_id] = why_fewer(view.learnt.throughput_samples_per_s, before, after)
 
 
 class _Trials:
@@ -173,8 +175,8 @@ class _Trials:
             if job_id not in known:
                 continue
             began_s, number, size = known[job_id]
-            settled_at_s = (view.resized_at_s or 0.0) + policy.settle_s
-            is_over = (view.resized_at_s or 0.0) >= began_s and snapshot.now_s >= settled_at_s
+            settled_at_s = (view.changes.resized_at_s or 0.0) + policy.settle_s
+            is_over = (view.changes.resized_at_s or 0.0) >= began_s and snapshot.now_s >= settled_at_s
             if not (is_over and curves[job_id].speedup(size) > curves[job_id].speedup(size - 1)):
                 self._by_id[job_id] = began_s, number, size
 
@@ -186,16 +188,16 @@ class _Trials:
     def is_joining(self, view: JobView) -> bool:
         """Whether the workers of its trial are on their way. After `retry_s` they will not come any more."""
         began_s, _, _ = self._by_id.get(view.job.job_id, (-math.inf, 0, 0))
-        return (view.resized_at_s or 0.0) < began_s and self._now_s < began_s + self._policy.retry_s
+        return (view.changes.resized_at_s or 0.0) < began_s and self._now_s < began_s + self._policy.retry_s
 
     def is_on(self, view: JobView) -> bool:
         """Whether its last change was a trial's, or the end of one."""
         began_s, _, _ = self._by_id.get(view.job.job_id, (math.inf, 0, 0))
-        return (view.resized_at_s or 0.0) >= began_s
+        return (view.changes.resized_at_s or 0.0) >= began_s
 
     def is_due(self, view: JobView) -> bool:
         """Whether it is time to try it on more."""
-        return view.resized_at_s is not None and self._now_s >= view.resized_at_s + self.wait_s(view)
+        return view.changes.resized_at_s is not None and self._now_s >= view.changes.resized_at_s + self.wait_s(view)
 
     def wait_s(self, view: JobView) -> float:
         """How long after its last change it is tried: after each trial that brought nothing twice as long."""

@@ -46,4 +46,4 @@ def _size(view: JobView, total: int) -> int:
     most = most_workers(view)
     if view.job.elastic and view.job.requested_workers is not None:
         most = min(most, view.job.requested_workers)
-    return max(view.min_workers, min(most, total))
+    return max(view.bounds.min_workers, min(most, total))

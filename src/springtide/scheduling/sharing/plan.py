@@ -187,7 +187,7 @@ class SharePlan:
             held = self._snapshot.allocations.get(view.job.job_id)
             if held is None or held.share is not None or not view.job.elastic or view.job.is_on_functions:
                 continue
-            spare = held.num_devices - view.min_workers
+            spare = held.num_devices - view.bounds.min_workers
             if (best is None or spare > best[0]) and any(self._may_claim(at, closed) for at in held.device_ids):
                 best = (spare, view, held)
         if best is None:
@@ -202,7 +202,7 @@ class SharePlan:
         for view in reversed(self.jobs):
             job = view.job
             mine = self._chosen.get(job.job_id)
-            if not mine or view.admitted_at_s is not None:
+            if not mine or view.promise.admitted_at_s is not None:
                 continue
             self._hold(job.job_id, job.family or job.name, self._share[job.job_id], ())
             found = self._choose(request)
@@ -233,7 +233,7 @@ class SharePlan:
             return
         found = self._find(view)
         if found is None:
-            num = view.min_workers
+            num = view.bounds.min_workers
             who = "a worker needs" if num == 1 else f"{num} workers need"
             self.reasons[job.job_id] = self._waits(share, who)
             return
@@ -271,7 +271,7 @@ class SharePlan:
         if job.elastic and job.requested_workers is not None:
             most = min(most, job.requested_workers)
         may_open = not any(self._waits_before(view))
-        for count in range(max(most, view.min_workers), view.min_workers - 1, -1):
+        for count in range(max(most, view.bounds.min_workers), view.bounds.min_workers - 1, -1):
             for same_node in (True, False) if count > 1 else (False,):
                 request = PlacementRequest(
                     workload_id=job.job_id,
@@ -303,13 +303,13 @@ class SharePlan:
         """Why a job cannot be promised its deadline, where it has one and its length is known; else it is promised."""
         job, goal, share = view.job, view.job.goal, self._share[view.job.job_id]
         curve = curve_of(view)
-        is_known = curve.source != "guess" and bool(curve.sizes) and view.total_progress is not None
-        if not goal.is_hard or view.admitted_at_s is not None or not is_known:
+        is_known = curve.source != "guess" and bool(curve.sizes) and view.total_equivalent_steps is not None
+        if not goal.is_hard or view.promise.admitted_at_s is not None or not is_known:
             return None
         assert goal.deadline_s is not None
-        assert view.total_progress is not None
+        assert view.total_equivalent_steps is not None
         rate = curve.rate(min(most_workers(view), curve.sizes[-1])) * share.request
-        finish_s = self._snapshot.now_s + max(0.0, view.total_progress - view.progress) / rate
+        finish_s = self._snapshot.now_s + max(0.0, view.total_equivalent_steps - view.equivalent_steps) / rate
         if finish_s <= goal.deadline_s:
             self.admitted[job.job_id] = finish_s
             return None

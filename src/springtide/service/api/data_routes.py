@@ -147,7 +147,7 @@ class DataDesk:
     def remove(self, name: str) -> None:
         """Take a dataset away. Raises NotFound, and Conflict while a job trains on it as a stream."""
         for record in self._platform.view().jobs.values():
-            if record.job.stream == name and not record.state.is_terminal:
+            if record.job.stream == name and not record.lifecycle.state.is_terminal:
                 raise Conflict(
                     f"the job {record.job.job_id} trains on {name!r}; cancel it first: "
                     f"springtide cancel {record.job.job_id}"

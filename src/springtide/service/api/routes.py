@@ -136,16 +136,20 @@ class ApiContext:
         view = self.platform.view()
         record = find_workload(view, called)
         outlook = outlook_of(record, self.platform) if isinstance(record, JobRecord) else None
-        if isinstance(record, JobRecord) and record.state is JobState.REJECTED and not record.alternatives:
+        if (
+            isinstance(record, JobRecord)
+            and record.lifecycle.state is JobState.REJECTED
+            and not record.lifecycle.alternatives
+        ):
             # The policy named none; what it would accept now can still be asked.
-            record = replace(record, alternatives=self.quotes.offers(record))
+            record = replace(record, lifecycle=replace(record.lifecycle, alternatives=self.quotes.offers(record)))
         entries = self.history.entries(record.workload_id)
         live, now_s = self.platform.function_status(record.workload_id), self.platform.now_s()
         search = self.searches.status(record, now_s) if isinstance(record, JobRecord) else None
         sharing = self.platform.sharing()
         found = explain(record, view, entries, now_s, outlook, self.pools.report(), live, search, sharing)
         cluster = self.platform.cluster()
-        if cluster is None or (isinstance(record, JobRecord) and record.state.is_terminal):
+        if cluster is None or (isinstance(record, JobRecord) and record.lifecycle.state.is_terminal):
             return found
         return replace(found, evidence=(*found.evidence, *cluster_evidence(record.workload_id, cluster)))
 
@@ -440,5 +444,5 @@ def is_over(platform: PlatformLike, workload_id: WorkloadId) -> bool:
     view = platform.view()
     job, service = view.jobs.get(workload_id), view.services.get(workload_id)
     if job is not None:
-        return job.state.is_terminal and not job.replicas
+        return job.lifecycle.state.is_terminal and not job.replicas
     return service is None or (service.is_removed and not service.replicas)

@@ -12,8 +12,8 @@ from functools import singledispatchmethod
 
 from springtide.control.quotes.budget import goal_parts, money
 from springtide.core import actions, events
-from springtide.core.decision import GradientNoise
 from springtide.core.functions import FunctionPlan
+from springtide.core.job_parts import GradientNoise
 from springtide.core.ports import Step
 from springtide.core.quantities import format_duration
 from springtide.core.reasons import GroupChange

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from springtide.core.decision import GradientNoise
 from springtide.core.events import JobFinished, JobSubmitted, ProgressReported
+from springtide.core.job_parts import GradientNoise
 from springtide.core.ports import Step
 from springtide.core.status.platform import Planned, ProgressPoint, ProgressSeries
 from springtide.core.workload import TrainingJob, WorkloadId
@@ -89,7 +89,7 @@ def planned_of(view: ViewLike, now_s: float) -> tuple[Planned, ...]:
     planned = []
     for job_id, runs in view.future.items():
         record = view.jobs.get(job_id)
-        if record is None or record.state.is_terminal or planned_moments(record, runs) == (None, None):
+        if record is None or record.lifecycle.state.is_terminal or planned_moments(record, runs) == (None, None):
             continue
         planned += [
             Planned(
@@ -127,8 +127,8 @@ def _point(job: TrainingJob, event: ProgressReported, now_s: float, view: ViewLi
         goodput_samples_per_s=event.samples_per_s if job.batch is None else known.goodput_samples_per_s,
         noise_scale=known.noise_scale,
         predicted_finish_at_s=_predicted_finish_s(event, now_s, view),
-        memory_mb=record.plan.memory_mb if record is not None and record.plan is not None else None,
-        cost_usd=None if record is None else record.bill.total_usd,
+        memory_mb=record.runs_as.plan.memory_mb if record is not None and record.runs_as.plan is not None else None,
+        cost_usd=None if record is None else record.spent.bill.total_usd,
     )
 
 

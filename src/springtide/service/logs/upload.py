@@ -125,7 +125,7 @@ class LogHandIn:
                 return False
             if job is not None:
                 said = steps.read_text("ascii", "replace").splitlines()
-                source_store.keep_steps(workload_id, said, job.generation)
+                source_store.keep_steps(workload_id, said, job.group.generation)
             steps.unlink(missing_ok=True)
         marker.unlink(missing_ok=True)
         return True
@@ -135,4 +135,4 @@ class LogHandIn:
 
 
 def _has_ended(job: JobRecord) -> bool:
-    return job.state.is_terminal and not job.replicas
+    return job.lifecycle.state.is_terminal and not job.replicas

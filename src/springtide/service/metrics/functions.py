@@ -63,8 +63,8 @@ def function_families(
         return
     usage, bill = Usage(), [0.0] * len(_ITEMS)
     for record in mine:
-        usage = usage.plus(record.usage)
-        bill = [spent + getattr(record.bill, key) for spent, (_, key) in zip(bill, _ITEMS, strict=True)]
+        usage = usage.plus(record.spent.usage)
+        bill = [spent + getattr(record.spent.bill, key) for spent, (_, key) in zip(bill, _ITEMS, strict=True)]
     runs = [
         run
         for record in mine
@@ -102,15 +102,15 @@ def _now(runs: list[FunctionRunStatus], concurrency: int) -> Iterator[Metric]:
 
 def _searched(records: list[JobRecord], live_of: Callable[[WorkloadId], FunctionRunStatus | None]) -> Iterator[Metric]:
     """Searches and streams of unfinished jobs; nothing where no job has either."""
-    open_jobs = [record for record in records if not record.state.is_terminal]
+    open_jobs = [record for record in records if not record.lifecycle.state.is_terminal]
     searched = [record for record in open_jobs if record.job.search is not None]
     if searched:
-        beyond = [excess_of(record.measurements, record.job.goal) for record in searched]
+        beyond = [excess_of(record.learnt.measurements, record.job.goal) for record in searched]
         yield GaugeMetricFamily("springtide_search_jobs", "Jobs whose configuration is searched for.", len(searched))
         yield GaugeMetricFamily(
             "springtide_search_configurations",
             "Configurations that unfinished jobs have measured.",
-            sum(len(record.measurements) for record in searched),
+            sum(len(record.learnt.measurements) for record in searched),
         )
         yield GaugeMetricFamily(
             "springtide_search_seconds",

@@ -59,7 +59,7 @@ class PlatformCollector(Collector):
             "jobs",
             "Jobs in each state.",
             [state.value for state in JobState],
-            Counter(record.state.value for record in view.jobs.values()),
+            Counter(record.lifecycle.state.value for record in view.jobs.values()),
         )
         yield _by_label(
             "services",
@@ -88,7 +88,7 @@ class PlatformCollector(Collector):
         yield _counter(
             "job_restarts",
             "Restarts of whole jobs from a checkpoint.",
-            sum(record.num_restarts for record in view.jobs.values()),
+            sum(record.restarts.num_restarts for record in view.jobs.values()),
         )
         yield _counter(
             "job_preemptions", "Jobs that were told to checkpoint and give their devices back.", totals.num_preemptions

@@ -88,7 +88,7 @@ class QuoteDesk:
                 snapshot = platform.snapshot()
                 goal = record.job.goal
                 if goal.deadline_s is not None:
-                    goal = replace(goal, deadline_s=snapshot.now_s + goal.deadline_s - record.submitted_at_s)
+                    goal = replace(goal, deadline_s=snapshot.now_s + goal.deadline_s - record.lifecycle.submitted_at_s)
                 job = replace(record.job, job_id=WorkloadId(f"{record.job.name}-asked"), goal=goal)
                 price = platform.usd_per_device_hour
                 answer = quote(snapshot, platform.make_policy(), job, usd_per_device_hour=price)

@@ -295,7 +295,7 @@ class ResourceReconciler:
             container = job.job.container
             if container is None or not self._is_orphan(container, there):
                 continue
-            if job.state.is_terminal:
+            if job.lifecycle.state.is_terminal:
                 self._orphans.look(job)
             else:
                 self._ended(self._jobs.end_orphan, job)

@@ -134,6 +134,11 @@ def expires_s(obj: Object, record: JobRecord, usual_s: float | None = None) -> f
     Until the last worker has left nothing of a job has ended.
     """
     kept_s = ttl_s(obj, usual_s)
-    if kept_s is None or not record.state.is_terminal or record.ended_at_s is None or record.replicas:
+    if (
+        kept_s is None
+        or not record.lifecycle.state.is_terminal
+        or record.lifecycle.ended_at_s is None
+        or record.replicas
+    ):
         return None
-    return record.ended_at_s + kept_s
+    return record.lifecycle.ended_at_s + kept_s

@@ -109,7 +109,7 @@ class JobReconciler:
         self._forget_refusals()
         accepted = _accepted(record)
         changed = _changed(obj, accepted)
-        if not record.state.is_terminal and record.outcome is None:
+        if not record.lifecycle.state.is_terminal and record.lifecycle.outcome is None:
             wishes = (self._suspend, self._resize, *((self._edit,) if changed & _EDITS else ()))
             for wish in wishes:
                 try:
@@ -132,7 +132,12 @@ class JobReconciler:
     def end_orphan(self, record: JobRecord) -> None:
         """End a job whose object is gone, once the server itself says so."""
         container = record.job.container
-        if container is None or container.owner_kind != KIND or record.state.is_terminal or record.outcome is not None:
+        if (
+            container is None
+            or container.owner_kind != KIND
+            or record.lifecycle.state.is_terminal
+            or record.lifecycle.outcome is not None
+        ):
             return
         found = self._objects.read(KIND, Key(container.namespace, container.owner_name))
         if found is None or uid_of(found) != container.owner_uid:
@@ -140,12 +145,12 @@ class JobReconciler:
 
     def _suspend(self, obj: Object, record: JobRecord) -> None:
         is_wanted = bool(obj["spec"].get("suspend"))
-        if is_wanted and not record.is_paused:
+        if is_wanted and not record.bounds.is_paused:
             if self._still(obj, "suspend") is not None:
                 self._submissions.pause_job(record.workload_id)
-        elif record.is_paused and not is_wanted:
+        elif record.bounds.is_paused and not is_wanted:
             budget_usd = self._new_budget(obj, record)
-            if record.pause_reason and budget_usd is None:
+            if record.bounds.pause_reason and budget_usd is None:
                 # Not its owner's pause: it takes more than an owner who did not ask for one.
                 return
             if self._still(obj, "suspend", "budget") is not None:
@@ -184,7 +189,7 @@ class JobReconciler:
         if "deadline" in wished:
             now_s, deadline = self._platform.now_s(), None
             if "deadline" in spec:
-                submitted = datetime.fromtimestamp(record.submitted_at_s + offset_s, UTC)
+                submitted = datetime.fromtimestamp(record.lifecycle.submitted_at_s + offset_s, UTC)
                 now = datetime.fromtimestamp(now_s + offset_s, UTC)
                 deadline = now_s + left_s(spec["deadline"], submitted, now)
             goal = replace(goal, deadline_s=deadline)
@@ -199,7 +204,10 @@ class JobReconciler:
         if not job.elastic or job.is_on_functions:
             return
         wanted = self._bounds(obj["spec"], record)
-        if wanted != (record.min_workers, record.max_workers) and self._still(obj, "workers", "replicas") is not None:
+        if (
+            wanted != (record.bounds.min_workers, record.bounds.max_workers)
+            and self._still(obj, "workers", "replicas") is not None
+        ):
             self._submissions.scale(record.workload_id, ScaleIn(minimum=wanted[0], maximum=wanted[1]))
 
     def _bounds(self, spec: Mapping[str, Any], record: JobRecord) -> tuple[int, int]:
@@ -238,13 +246,13 @@ def _accepted(record: JobRecord) -> Mapping[str, str]:
 def _refused_parts(changed: frozenset[str], record: JobRecord) -> list[str]:
     """Why these parts of an object cannot be in force, as sentences; nothing of those that can change."""
     wishes = _WISHES if record.job.elastic else _WISHES - {"workers", "replicas"}
-    asked = wishes | _AFTERWARDS | (frozenset() if record.state.is_terminal else _EDITS)
+    asked = wishes | _AFTERWARDS | (frozenset() if record.lifecycle.state.is_terminal else _EDITS)
     fixed = sorted(changed - asked)
     if not fixed:
         return []
-    if record.state.is_terminal:
+    if record.lifecycle.state.is_terminal:
         told = ", ".join(f"spec.{name}" for name in fixed)
-        return [f"{told} cannot change any more: it has ended ({record.state}); {_BEGIN_ANEW}"]
+        return [f"{told} cannot change any more: it has ended ({record.lifecycle.state}); {_BEGIN_ANEW}"]
     whys: dict[str, list[str]] = {}
     for name in fixed:
         whys.setdefault(_WHY_FIXED.get(name, _COMPUTED), []).append(f"spec.{name}")

@@ -102,13 +102,13 @@ class OrphanCollector:
         is_empty = head == WorkloadHead() and not source_store.has(record.workload_id)
         if (is_retired and head.departure is None) or is_empty:
             return NEVER
-        if head.generation > record.generation and not is_retired:
+        if head.generation > record.group.generation and not is_retired:
             LOG.warning(
                 "what the store holds of %s is written by somebody else (generation %d, here %d) and stays: does "
                 "another platform have the same store_url?",
                 record.workload_id,
                 head.generation,
-                record.generation,
+                record.group.generation,
             )
             return NEVER
         offset_s = self._platform.wall_clock_offset_s
@@ -132,9 +132,9 @@ class OrphanCollector:
     ) -> Departure | None:
         kept_s, keeps = wish or (None, True)
         kept_s = self._usual_s if kept_s is None else kept_s
-        if kept_s is None or record.ended_at_s is None:
+        if kept_s is None or record.lifecycle.ended_at_s is None:
             return None
-        return Departure(at_unix_s=record.ended_at_s + kept_s + offset_s, keeps_artifacts=keeps)
+        return Departure(at_unix_s=record.lifecycle.ended_at_s + kept_s + offset_s, keeps_artifacts=keeps)
 
     def _is_gone(self, record: JobRecord) -> bool:
         """Whether the job has ended, by the newest view, and its object is gone, by the server. Raises BackendError."""
@@ -149,4 +149,4 @@ class OrphanCollector:
 
 def _has_ended(record: JobRecord) -> bool:
     """Until the last worker has left nothing of a job has ended."""
-    return record.state.is_terminal and record.ended_at_s is not None and not record.replicas
+    return record.lifecycle.state.is_terminal and record.lifecycle.ended_at_s is not None and not record.replicas

@@ -161,18 +161,18 @@ class ResourceSubmission:
     def pause_job(self, called: str) -> JobRecord:
         """Have a job checkpoint and release its devices, and note that in its object. Raises NotFound, Conflict."""
         record = find_job(self._platform.view(), called)
-        if not record.state.is_terminal and record.outcome is None:
+        if not record.lifecycle.state.is_terminal and record.lifecycle.outcome is None:
             self._change(record, {"suspend": True})
         return self._direct.pause_job(called)
 
     def resume_job(self, called: str, budget_usd: float | None = None) -> JobRecord:
         """Let a paused job go on. Raises NotFound, Conflict, InvalidRequest."""
         record = find_job(self._platform.view(), called)
-        if record.is_paused and (budget_usd is None or budget_usd > record.bill.total_usd):
+        if record.bounds.is_paused and (budget_usd is None or budget_usd > record.spent.bill.total_usd):
             raised = {} if budget_usd is None else {"budget": f"${plain(budget_usd)}"}
             self._change(record, {"suspend": False, **raised})
             now = find_job(self._platform.view(), record.workload_id)
-            if not now.is_paused:
+            if not now.bounds.is_paused:
                 # The change was seen, and acted upon, in between.
                 return now
         return self._direct.resume_job(called, budget_usd)

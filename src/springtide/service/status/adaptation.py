@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from springtide.control.records import JobRecord
-from springtide.core.decision import GradientNoise
+from springtide.core.job_parts import GradientNoise
 from springtide.core.workload import TrainingJob
 from springtide.perf.goodput import efficiency, learning_rate_factor, noise_scale
 
@@ -44,9 +44,11 @@ def adaptation_of(
 
 def progress_of(record: JobRecord) -> tuple[float, float | None]:
     """Return what is done and of how much, in steps of the initial batch size (None: its length is not known)."""
-    if record.progress is not None and record.total_progress is not None:
-        return record.progress, record.total_progress
-    return float(record.step), None if record.total_steps is None else float(record.total_steps)
+    if record.progress.equivalent_steps is not None and record.progress.total_equivalent_steps is not None:
+        return record.progress.equivalent_steps, record.progress.total_equivalent_steps
+    return float(record.progress.step), None if record.progress.total_steps is None else float(
+        record.progress.total_steps
+    )
 
 
 def num_samples_left(record: JobRecord) -> float | None:
@@ -56,7 +58,7 @@ def num_samples_left(record: JobRecord) -> float | None:
         return None
     left = max(0.0, total - done) * record.job.global_batch_size
     if record.job.length_unit == "progress":
-        fraction = adaptation_of(record.job, record.noise, record.batch_size, None).efficiency_fraction
+        fraction = adaptation_of(record.job, record.learnt.noise, record.batch_size, None).efficiency_fraction
         # A sample in a large batch brings less of what is left.
         left /= fraction if fraction else 1.0
     return left

@@ -69,9 +69,9 @@ def explain(
 def _reason(record: JobRecord | ServiceRecord) -> str:
     if record.reason:
         return record.reason
-    if isinstance(record, JobRecord) and record.state is JobState.RUNNING:
-        if record.plan is not None:
-            return f"trains as {words(record.plan)}"
+    if isinstance(record, JobRecord) and record.lifecycle.state is JobState.RUNNING:
+        if record.runs_as.plan is not None:
+            return f"trains as {words(record.runs_as.plan)}"
         return f"trains with {_count(record.world_size, 'worker')}"
     return f"it is {record.state.value}"
 
@@ -86,23 +86,23 @@ def _job_evidence(
         if search is not None:
             evidence += search_evidence(record, search)
         evidence += stream_evidence(record, run)
-    elif not record.state.is_terminal:
-        low, high = record.min_workers, record.max_workers
+    elif not record.lifecycle.state.is_terminal:
+        low, high = record.bounds.min_workers, record.bounds.max_workers
         bounds = _count(low, "worker") if low == high else f"{low}..{high} workers"
         evidence.append(f"asks for {bounds}, holds {_count(len(record.replicas), 'device')}")
-    if run is None and record.state in (JobState.PENDING, JobState.PAUSED, JobState.REJECTED):
+    if run is None and record.lifecycle.state in (JobState.PENDING, JobState.PAUSED, JobState.REJECTED):
         evidence.append(_occupancy(view))
-    if record.state is JobState.PENDING and record.runnable_at_s > now_s:
-        evidence.append(f"waits out a back-off for {format_duration(record.runnable_at_s - now_s)} more")
-    if record.total_steps:
+    if record.lifecycle.state is JobState.PENDING and record.restarts.runnable_at_s > now_s:
+        evidence.append(f"waits out a back-off for {format_duration(record.restarts.runnable_at_s - now_s)} more")
+    if record.progress.total_steps:
         done = 100 * (status.progress_fraction or 0.0)
-        evidence.append(f"step {record.step} of {record.total_steps} ({done:.0f} %)")
+        evidence.append(f"step {record.progress.step} of {record.progress.total_steps} ({done:.0f} %)")
     evidence += _batch_evidence(status)
     if status.eta_s is not None:
         # After a start or a change nothing has been measured yet, and an earlier speed is what it rests on.
         speed = "as it went before" if not status.samples_per_s else f"at {status.samples_per_s:.0f} samples/s"
         evidence.append(f"{speed} it ends in {format_duration(status.eta_s)}")
-    if status.deadline_at_s is not None and not record.state.is_terminal:
+    if status.deadline_at_s is not None and not record.lifecycle.state.is_terminal:
         left_s = status.deadline_at_s - now_s
         sentence = (
             f"the deadline is in {format_duration(left_s)}"
@@ -112,13 +112,13 @@ def _job_evidence(
         if status.slack_s is not None:
             sentence += f", slack {format_duration(status.slack_s)}"
         evidence.append(sentence)
-    if record.num_resizes or record.num_restarts or record.num_preemptions:
+    if record.changes.num_resizes or record.restarts.num_restarts or record.changes.num_preemptions:
         evidence.append(
-            f"resized {record.num_resizes}, preempted {record.num_preemptions}, "
-            f"restarted {record.num_restarts} of {record.job.max_restarts} times"
+            f"resized {record.changes.num_resizes}, preempted {record.changes.num_preemptions}, "
+            f"restarted {record.restarts.num_restarts} of {record.job.max_restarts} times"
         )
-    if record.checkpoint is not None:
-        evidence.append(f"the newest checkpoint holds step {record.checkpoint.step}")
+    if record.saved.checkpoint is not None:
+        evidence.append(f"the newest checkpoint holds step {record.saved.checkpoint.step}")
     return evidence
 
 
@@ -140,7 +140,7 @@ def _batch_evidence(status: JobStatus) -> list[str]:
 
 def _last_changes(record: JobRecord, history: tuple[HistoryEntry, ...], now_s: float) -> list[str]:
     """The newest resize and the newest preemption, with what they were for, from the journal."""
-    if record.state.is_terminal:
+    if record.lifecycle.state.is_terminal:
         return []
     told = []
     for kinds, verb in ((_RESIZES, "last change"), (("preempt",), "last time it gave way")):
@@ -153,8 +153,8 @@ def _last_changes(record: JobRecord, history: tuple[HistoryEntry, ...], now_s: f
 def _expectations(record: JobRecord, outlook: JobForecast | None, now_s: float) -> list[str]:
     """What was promised, and when it is expected to start and to end."""
     told = []
-    if record.admitted_at_s is not None and not record.state.is_terminal:
-        told.append(f"its deadline was promised {format_duration(max(0.0, now_s - record.admitted_at_s))} ago")
+    if record.promise.admitted_at_s is not None and not record.lifecycle.state.is_terminal:
+        told.append(f"its deadline was promised {format_duration(max(0.0, now_s - record.promise.admitted_at_s))} ago")
     if outlook is None:
         return told
     basis = "as planned" if outlook.is_planned else "if nobody else comes"
@@ -176,11 +176,11 @@ def _when(at_s: float, now_s: float) -> str:
 
 def _job_next_steps(record: JobRecord) -> list[str]:
     job_id = record.workload_id
-    match record.state:
+    match record.lifecycle.state:
         case JobState.PENDING:
             return [
                 "springtide ps",
-                f"springtide scale {job_id} 1..{record.max_workers}",
+                f"springtide scale {job_id} 1..{record.bounds.max_workers}",
                 f"springtide cancel {job_id}",
             ]
         case JobState.STARTING | JobState.PREEMPTING:
@@ -189,7 +189,11 @@ def _job_next_steps(record: JobRecord) -> list[str]:
             most = record.job.num_virtual_shards
             return [
                 f"springtide logs {job_id} -f",
-                *([f"springtide scale {job_id} 1..{most}"] if record.job.elastic and record.max_workers < most else []),
+                *(
+                    [f"springtide scale {job_id} 1..{most}"]
+                    if record.job.elastic and record.bounds.max_workers < most
+                    else []
+                ),
                 f"springtide pause {job_id}",
             ]
         case JobState.PAUSED:
@@ -197,7 +201,7 @@ def _job_next_steps(record: JobRecord) -> list[str]:
         case JobState.FAILED:
             return [f"springtide logs {job_id}"]
         case JobState.REJECTED:
-            return list(record.alternatives) or ["springtide ps"]
+            return list(record.lifecycle.alternatives) or ["springtide ps"]
         case _:
             return [f"springtide logs {job_id}"]
 

@@ -37,7 +37,7 @@ def function_evidence(record: JobRecord, run: FunctionRunStatus, *, has_search: 
 
 
 def _way(record: JobRecord, menu: FunctionMenu, run: FunctionRunStatus, *, has_search: bool) -> str:
-    verb = "would run" if record.plan is None else "ran" if record.state.is_terminal else "runs"
+    verb = "would run" if record.runs_as.plan is None else "ran" if record.state.is_terminal else "runs"
     rank = next((index for index, option in enumerate(menu.options) if option.plan == run.plan), None)
     told = f"{verb} at {run.service} as {words(run.plan)}"
     if has_search or rank is None or len(menu.options) == 1:
@@ -111,9 +111,11 @@ def function_next_steps(record: JobRecord, run: FunctionRunStatus) -> list[str] 
         return None
     if run.bill.total_usd < 0.8 * run.budget_usd:
         return None
-    total = record.total_steps or 0
+    total = record.progress.total_steps or 0
     # What the rest would cost at the price of what is done, and a fifth on top.
-    whole_usd = run.bill.total_usd * total / record.step if record.step and total else 2 * run.budget_usd
+    whole_usd = (
+        run.bill.total_usd * total / record.progress.step if record.progress.step and total else 2 * run.budget_usd
+    )
     enough = max(1.2 * whole_usd, 1.2 * run.budget_usd)
     return [f"springtide resume {job_id} --budget {enough:.2g}", f"springtide cancel {job_id}"]
 

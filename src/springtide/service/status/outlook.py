@@ -28,7 +28,7 @@ class JobForecast(msgspec.Struct, frozen=True, kw_only=True):
 
 def outlook_of(record: JobRecord, platform: PlatformLike) -> JobForecast | None:
     """Return what is expected of an unfinished job; None for one that has ended or is paused."""
-    if record.state.is_terminal or record.is_paused:
+    if record.lifecycle.state.is_terminal or record.bounds.is_paused:
         return None
     snapshot = platform.snapshot()
     mine = next((view for view in snapshot.jobs if view.job.job_id == record.workload_id), None)
@@ -36,7 +36,7 @@ def outlook_of(record: JobRecord, platform: PlatformLike) -> JobForecast | None:
     planned = platform.view().future.get(record.workload_id)
     if planned and is_known:
         return JobForecast(start_at_s=_start(planned), finish_at_s=planned[-1].end_s, is_planned=True)
-    if record.state not in _WAITING:
+    if record.lifecycle.state not in _WAITING:
         return None
     forecast = play_forward(snapshot, platform.make_policy(), until=record.workload_id)
     start_s = _start(forecast.schedules.get(record.workload_id, ()))

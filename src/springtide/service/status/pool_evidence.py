@@ -20,7 +20,7 @@ def job_pool_evidence(
     record: JobRecord, report: PoolsReport, planned: Schedule, now_s: float, graces_s: Mapping[str, float] = EMPTY
 ) -> list[str]:
     """Which reclaim took a job's devices and when it may have them back; of one that waits, what there is for it."""
-    if not report.pools or record.state.is_terminal:
+    if not report.pools or record.lifecycle.state.is_terminal:
         return []
     told: list[str] = []
     last = last_reclaim_of(record.workload_id, report.handovers)
@@ -29,7 +29,7 @@ def job_pool_evidence(
         told.append(_taken(handover, job, now_s))
         if record.world_size < job.num_workers_before:
             told.append(_due_back(record, handover, report, planned, now_s))
-    if record.state is JobState.PENDING:
+    if record.lifecycle.state is JobState.PENDING:
         told.append(_for_training(report))
         told += _under_way(report.handovers, now_s, graces_s)
     return told

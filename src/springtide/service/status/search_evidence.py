@@ -61,8 +61,8 @@ def _schedule(record: JobRecord) -> Iterator[str]:
     phases = record.job.batch_schedule
     if not phases:
         return
-    coming = next((phase for phase in phases if phase.from_epoch > record.epoch), None)
-    told = f"a step has {record.batch_size} samples in epoch {record.epoch}"
+    coming = next((phase for phase in phases if phase.from_epoch > record.progress.epoch), None)
+    told = f"a step has {record.batch_size} samples in epoch {record.progress.epoch}"
     if coming is not None:
         told += f", {coming.global_batch_size} from epoch {coming.from_epoch} on: the search has reckoned with it"
     yield told

@@ -67,9 +67,9 @@ class SearchDesk:
 def _is_stale(kept: _Kept, record: JobRecord, now_s: float) -> bool:
     known = kept.record
     is_same = (
-        known.measurements is record.measurements
-        and known.plan == record.plan
-        and known.state is record.state
+        known.learnt.measurements is record.learnt.measurements
+        and known.runs_as.plan == record.runs_as.plan
+        and known.lifecycle.state is record.lifecycle.state
         and known.batch_size == record.batch_size
         and known.job is record.job
     )
@@ -87,25 +87,27 @@ def search_status(
     search, menu = job.search, job.menu
     assert search is not None
     assert menu is not None
-    plan = record.plan or menu.options[menu.recommended].plan
-    is_over = record.state.is_terminal
-    goal, reason, has_settled = goal_words(job), record.reason, False
+    plan = record.runs_as.plan or menu.options[menu.recommended].plan
+    is_over = record.lifecycle.state.is_terminal
+    goal, reason, has_settled = goal_words(job), record.lifecycle.reason.text, False
     cells: tuple[ExpectedConfiguration, ...] = ()
     error = None
     if service is not None and service.name == menu.service:
         from springtide.scheduling.functions.goal_search import search_step
 
         if not is_over:
-            found = search_step(view_job(record), service, now_s, record.plan)
+            found = search_step(view_job(record), service, now_s, record.runs_as.plan)
             has_settled = found.has_settled
-            if record.plan is None and found.next is not None:
+            if record.runs_as.plan is None and found.next is not None:
                 plan = found.next.plan
             # Once it has been measured where it is, the search says why it stays; till then why it came there counts.
-            is_new = record.plan is None or not any(one.plan == record.plan for one in record.measurements)
-            reason = (decided_words(record.reason, plan) if is_new else "") or found.why
+            is_new = record.runs_as.plan is None or not any(
+                one.plan == record.runs_as.plan for one in record.learnt.measurements
+            )
+            reason = (decided_why(record, plan) if is_new else "") or found.why
         cells, error = expected_of(record, service, now_s, plan)
-    tried = tried_of(record.measurements, search, service, plan if not is_over else None)
-    excess_s, excess_usd = excess_of(record.measurements, job.goal)
+    tried = tried_of(record.learnt.measurements, search, service, plan if not is_over else None)
+    excess_s, excess_usd = excess_of(record.learnt.measurements, job.goal)
     return SearchStatus(
         goal=goal,
         phase=_phase(record, has_settled=has_settled),
@@ -125,20 +127,18 @@ def search_status(
     )
 
 
-def decided_words(reason: str, plan: FunctionPlan) -> str:
-    """The policy's sentence on a plan, out of a job's reason; empty where it speaks of something else."""
-    from springtide.scheduling.functions.plan_text import words
-
-    found = reason.partition(f"{words(plan)}: ")[2]
-    # A change stands in brackets: "resized 1 -> 1 (8 functions ...: why)".
-    return found.removesuffix(")") if found.count(")") > found.count("(") else found
+def decided_why(record: JobRecord, plan: FunctionPlan) -> str:
+    """Why the policy chose a plan, if that is what the job's reason is about; else empty."""
+    change = record.lifecycle.reason.change
+    chosen = None if change is None else change.chosen
+    return "" if chosen is None or chosen.plan != plan else chosen.why
 
 
 def _phase(record: JobRecord, *, has_settled: bool) -> SearchPhase:
-    if record.state.is_terminal:
+    if record.lifecycle.state.is_terminal:
         return "over"
-    if not record.measurements:
-        return "waiting" if record.state is not JobState.RUNNING else "searching"
+    if not record.learnt.measurements:
+        return "waiting" if record.lifecycle.state is not JobState.RUNNING else "searching"
     return "settled" if has_settled else "searching"
 
 
@@ -240,7 +240,7 @@ def expected_of(
     job, search = record.job, record.job.search
     assert search is not None
     assert job.menu is not None
-    tried = [(one.plan.num_replicas, one.plan.stages[0].memory_mb) for one in record.measurements]
+    tried = [(one.plan.num_replicas, one.plan.stages[0].memory_mb) for one in record.learnt.measurements]
     tried.append((plan.num_replicas, plan.stages[0].memory_mb))
     most = min(search.space.max_workers, service.concurrency, record.batch_size)
     workers = {number for number, _ in tried} | _thinned(range(1, most + 1), MOST_COLUMNS)
@@ -251,7 +251,7 @@ def expected_of(
         has_parameter_store=search.has_parameter_store,
         workers=tuple(sorted(workers)),
     )
-    found = Belief(service, search, record.measurements).predict(settings)
+    found = Belief(service, search, record.learnt.measurements).predict(settings)
     surface = found.surface
     sizes = {size for _, size in tried} | _thinned([size.memory_mb for size in surface.sizes], MOST_ROWS)
     step_s, step_usd, errors = found.step_s, found.step_usd, np.expm1(found.spread)
@@ -284,14 +284,14 @@ def _thinned(values: Sequence[int], most: int) -> set[int]:
 
 def _meets_goal(record: JobRecord, step_s: float, step_usd: float, now_s: float) -> bool | None:
     """Whether going on there would be expected to keep deadline and budget; None where nobody can say."""
-    goal, total = record.job.goal, record.total_steps or record.job.total_steps
-    is_changing = any(phase.from_epoch > record.epoch for phase in record.job.batch_schedule)
+    goal, total = record.job.goal, record.progress.total_steps or record.job.total_steps
+    is_changing = any(phase.from_epoch > record.progress.epoch for phase in record.job.batch_schedule)
     if (goal.deadline_s is None and goal.budget_usd is None) or total is None or is_changing:
         return None
-    left = max(0, total - record.step)
+    left = max(0, total - record.progress.step)
     if goal.deadline_s is not None and now_s + left * step_s > goal.deadline_s:
         return False
-    return goal.budget_usd is None or record.bill.total_usd + left * step_usd <= goal.budget_usd
+    return goal.budget_usd is None or record.spent.bill.total_usd + left * step_usd <= goal.budget_usd
 
 
 def stream_status(record: JobRecord, live: FunctionRunStatus | None) -> StreamStatus | None:
@@ -299,8 +299,8 @@ def stream_status(record: JobRecord, live: FunctionRunStatus | None) -> StreamSt
     name = record.job.stream
     if not name:
         return None
-    known = record.stream
-    num_used = record.step * record.batch_size
+    known = record.progress.stream
+    num_used = record.progress.step * record.batch_size
     num_samples = max(num_used, 0 if known is None else known.num_samples)
     num_waiting = max(0, num_samples - num_used)
     is_closed = known is not None and known.is_closed

@@ -50,46 +50,44 @@ def job_status(
     job = record.job
     functions = function_run(record, live)
     done, total = progress_of(record)
-    known = adaptation_of(job, record.noise, record.batch_size, record.samples_per_s if record.members else None)
+    known = adaptation_of(
+        job, record.learnt.noise, record.batch_size, record.learnt.samples_per_s if record.group.members else None
+    )
     eta_s = predict_eta_s(record)
     starts_s, ends_s = planned_moments(record, planned)
     return JobStatus(
         job_id=record.workload_id,
         name=job.name,
         kind="script" if job.entrypoint.kind == "script" else "function",
-        state=record.state.value,
-        reason=record.reason,
-        submitted_at_s=record.submitted_at_s,
-        started_at_s=record.started_at_s,
-        ended_at_s=record.ended_at_s,
+        state=record.lifecycle.state.value,
+        reason=record.lifecycle.reason.text,
+        submitted_at_s=record.lifecycle.submitted_at_s,
+        started_at_s=record.lifecycle.started_at_s,
+        ended_at_s=record.lifecycle.ended_at_s,
         deadline_at_s=job.goal.deadline_s,
         budget_usd=job.goal.budget_usd,
-        min_workers=record.min_workers,
-        max_workers=record.max_workers,
+        min_workers=record.bounds.min_workers,
+        max_workers=record.bounds.max_workers,
         num_workers=record.world_size,
         global_batch_size=record.batch_size,
-        generation=record.generation,
-        step=record.step,
-        total_steps=record.total_steps,
+        generation=record.group.generation,
+        step=record.progress.step,
+        total_steps=record.progress.total_steps,
         progress_fraction=min(1.0, done / total) if total else None,
-        epoch=record.epoch,
+        epoch=record.progress.epoch,
         num_epochs=job.num_epochs,
-        loss=record.loss,
-        metrics=dict(record.metrics),
-        samples_per_s=record.samples_per_s if record.members else None,
+        loss=record.progress.loss,
+        metrics=dict(record.progress.metrics),
+        samples_per_s=record.learnt.samples_per_s if record.group.members else None,
         eta_s=eta_s,
         slack_s=_slack_s(record, eta_s, now_s),
-        num_resizes=record.num_resizes,
-        num_restarts=record.num_restarts,
-        num_preemptions=record.num_preemptions,
-        last_pause_s=record.last_pause_s,
-        resize_pause_s=dict(record.pauses_s),
-        checkpoint_step=record.checkpoint.step if record.checkpoint else None,
-        artifact_path=record.artifact_path,
+        **_changes(record),
+        checkpoint_step=record.saved.checkpoint.step if record.saved.checkpoint else None,
+        artifact_path=record.saved.artifact_path,
         device_seconds=record.attained_service_s(now_s),
-        alternatives=record.alternatives,
-        replicas=_replicas(record.replicas, {replica_id: rank for rank, replica_id in enumerate(record.members)}),
-        is_promised=record.admitted_at_s is not None and not record.state.is_terminal,
+        alternatives=record.lifecycle.alternatives,
+        replicas=_replicas(record.replicas, {replica_id: rank for rank, replica_id in enumerate(record.group.members)}),
+        is_promised=record.promise.admitted_at_s is not None and not record.lifecycle.state.is_terminal,
         planned_start_at_s=starts_s,
         planned_finish_at_s=ends_s,
         cost_usd=_machines_usd(record, now_s, usd_per_device_hour) if functions is None else functions.bill.total_usd,
@@ -102,6 +100,19 @@ def job_status(
         functions=functions,
         search=search,
     )
+
+
+def _changes(record: JobRecord) -> dict[str, Any]:
+    """How the job's group has changed, and why the last time."""
+    changes, change = record.changes, record.lifecycle.reason.change
+    return {
+        "num_resizes": changes.num_resizes,
+        "num_restarts": record.restarts.num_restarts,
+        "num_preemptions": changes.num_preemptions,
+        "last_pause_s": changes.last_pause_s,
+        "resize_pause_s": dict(changes.pauses_s),
+        "resize_reason": change.why if change is not None and change.code == "resize" else "",
+    }
 
 
 def _place(record: JobRecord, live: FunctionRunStatus | None, enforced: str) -> dict[str, Any]:
@@ -129,18 +140,18 @@ def function_run(record: JobRecord, live: FunctionRunStatus | None) -> FunctionR
         return None
     if live is not None:
         # The journal's bill may be of an earlier moment, and survives a coordinator that has just come back.
-        bill = live.bill if live.bill.total_usd >= record.bill.total_usd else record.bill
+        bill = live.bill if live.bill.total_usd >= record.spent.bill.total_usd else record.spent.bill
         return replace(live, bill=bill, budget_usd=record.job.goal.budget_usd)
-    plan = record.plan or menu.options[menu.recommended].plan
+    plan = record.runs_as.plan or menu.options[menu.recommended].plan
     option = next((option for option in menu.options if option.plan == plan), None)
     return FunctionRunStatus(
         service=menu.service,
         plan=plan,
         predicted_step_s=None if option is None else option.step_s,
-        saved_step=0 if record.checkpoint is None else record.checkpoint.step,
-        num_invocations=record.usage.num_invocations,
-        usage=record.usage,
-        bill=record.bill,
+        saved_step=0 if record.saved.checkpoint is None else record.saved.checkpoint.step,
+        num_invocations=record.spent.usage.num_invocations,
+        usage=record.spent.usage,
+        bill=record.spent.bill,
         budget_usd=record.job.goal.budget_usd,
     )
 
@@ -158,11 +169,11 @@ def _batch(record: JobRecord) -> dict[str, Any]:
 
 def planned_moments(record: JobRecord, planned: Schedule) -> tuple[float | None, float | None]:
     """When it starts and ends as planned. A plan for a job of which nothing is known is made on a guess."""
-    is_known = (record.total_steps or record.job.total_steps) and (
-        record.throughput_samples_per_s or record.job.profile_steps_per_s
+    is_known = (record.progress.total_steps or record.job.total_steps) and (
+        record.learnt.throughput_samples_per_s or record.job.profile_steps_per_s
     )
-    runs = [run for run in planned if run.num_devices] if is_known and not record.state.is_terminal else []
-    starts_s = runs[0].start_s if runs and record.started_at_s is None else None
+    runs = [run for run in planned if run.num_devices] if is_known and not record.lifecycle.state.is_terminal else []
+    starts_s = runs[0].start_s if runs and record.lifecycle.started_at_s is None else None
     return starts_s, runs[-1].end_s if runs else None
 
 
@@ -172,9 +183,9 @@ def predict_eta_s(record: JobRecord) -> float | None:
     Right after a resize the speed is what was measured earlier with as many workers.
     """
     num_left = num_samples_left(record)
-    if record.state is not JobState.RUNNING or num_left is None:
+    if record.lifecycle.state is not JobState.RUNNING or num_left is None:
         return None
-    speed = record.samples_per_s or record.throughput_samples_per_s.get(record.world_size)
+    speed = record.learnt.samples_per_s or record.learnt.throughput_samples_per_s.get(record.world_size)
     if not speed:
         return None
     return num_left / speed
@@ -311,12 +322,12 @@ def platform_status(
 
 
 def _has_just_ended(record: JobRecord, now_s: float) -> bool:
-    is_mine = record.job.is_on_functions and record.ended_at_s is not None
-    return is_mine and now_s - (record.ended_at_s or 0.0) < _JUST_ENDED_S
+    is_mine = record.job.is_on_functions and record.lifecycle.ended_at_s is not None
+    return is_mine and now_s - (record.lifecycle.ended_at_s or 0.0) < _JUST_ENDED_S
 
 
 def _is_past(record: JobRecord, now_s: float) -> bool:
-    return record.state.is_terminal and not _has_just_ended(record, now_s)
+    return record.lifecycle.state.is_terminal and not _has_just_ended(record, now_s)
 
 
 def listed_services(view: ViewLike) -> list[ServiceRecord]:
@@ -333,8 +344,8 @@ def _slack_s(record: JobRecord, eta_s: float | None, now_s: float) -> float | No
     deadline_s = record.job.goal.deadline_s
     if deadline_s is None:
         return None
-    if record.state is JobState.SUCCEEDED and record.ended_at_s is not None:
-        return deadline_s - record.ended_at_s
+    if record.lifecycle.state is JobState.SUCCEEDED and record.lifecycle.ended_at_s is not None:
+        return deadline_s - record.lifecycle.ended_at_s
     return None if eta_s is None else deadline_s - now_s - eta_s
 
 

@@ -104,7 +104,7 @@ def _earlier_runs(view: ViewLike, request: JobIn, holds: Callable[[str, str], bo
             and job.batch == adaptive_batch(request.options)
             and job.length_unit == request.options.length_unit
             and job.params == request.options.params
-            and bool(record.throughput_samples_per_s)
+            and bool(record.learnt.throughput_samples_per_s)
             # Functions are no workers: their speed says nothing of the platform's machines.
             and not job.is_on_functions
         )
@@ -125,8 +125,8 @@ def _scaled(run: JobRecord, num_epochs: int) -> int:
 def _length(run: JobRecord) -> int:
     """A run's length in steps of its initial batch, 0 where unknown; a batch that changed made it other steps."""
     if run.job.batch is not None:
-        return math.ceil(run.total_progress or 0.0)
-    return run.total_steps or 0
+        return math.ceil(run.progress.total_equivalent_steps or 0.0)
+    return run.progress.total_steps or 0
 
 
 def _rates(run: JobRecord) -> dict[int, float]:
@@ -135,10 +135,18 @@ def _rates(run: JobRecord) -> dict[int, float]:
     A run that went through undisturbed on one number of workers tells its average, with all that is no step in it:
     evaluation, checkpoints, the end. Any other tells what was measured last on each number.
     """
-    rates = {count: rate for count, rate in run.throughput_samples_per_s.items() if rate > 0}
-    is_whole = run.state is JobState.SUCCEEDED and not run.num_restarts and not run.num_preemptions
-    if is_whole and len(rates) == 1 and _length(run) and run.started_at_s is not None and run.ended_at_s is not None:
-        took_s = run.ended_at_s - run.started_at_s
+    rates = {count: rate for count, rate in run.learnt.throughput_samples_per_s.items() if rate > 0}
+    is_whole = (
+        run.lifecycle.state is JobState.SUCCEEDED and not run.restarts.num_restarts and not run.changes.num_preemptions
+    )
+    if (
+        is_whole
+        and len(rates) == 1
+        and _length(run)
+        and run.lifecycle.started_at_s is not None
+        and run.lifecycle.ended_at_s is not None
+    ):
+        took_s = run.lifecycle.ended_at_s - run.lifecycle.started_at_s
         if took_s > 0:
             return dict.fromkeys(rates, _length(run) * run.job.global_batch_size / took_s)
     return rates

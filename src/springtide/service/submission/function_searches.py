@@ -101,10 +101,10 @@ def earlier_measurements(
     num_runs = 0
     for record in reversed(list(view.jobs.values())):
         job = record.job
-        if job.family != family or not record.measurements or not _is_comparable(job, service, search):
+        if job.family != family or not record.learnt.measurements or not _is_comparable(job, service, search):
             continue
         assert job.search is not None
-        for measured in reversed(record.measurements):
+        for measured in reversed(record.learnt.measurements):
             told = as_of(measured, job.search, search, service)
             if told is not None and not any(told.is_of_same(other) for other in kept):
                 kept.append(told)

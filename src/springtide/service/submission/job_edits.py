@@ -67,13 +67,13 @@ def _checked_on_functions(platform: PlatformLike, record: JobRecord, goal: Goal)
     """As `check_goal` has it, for a job whose functions are to be held to another goal at their next boundary."""
     before, budget_usd = record.job.goal, goal.budget_usd
     if budget_usd is not None and budget_usd != before.budget_usd:
-        _refuse_spent(record, budget_usd, record.bill.total_usd)
+        _refuse_spent(record, budget_usd, record.spent.bill.total_usd)
     deadline_s = goal.deadline_s if goal.is_hard else None
-    was_s = before.deadline_s if record.admitted_at_s is not None else None
+    was_s = before.deadline_s if record.promise.admitted_at_s is not None else None
     is_kept = deadline_s is None or (was_s is not None and deadline_s >= was_s)
     if is_kept and _is_no_less(budget_usd, before.budget_usd):
         # What is promised holds all the more.
-        return None if deadline_s is None else record.promised_finish_s
+        return None if deadline_s is None else record.promise.promised_finish_s
     snapshot, offset_s = platform.snapshot(), platform.wall_clock_offset_s
     if not is_kept and deadline_s is not None:
         _refuse_past(deadline_s, snapshot.now_s, offset_s)
@@ -126,10 +126,10 @@ def _promised_s(platform: PlatformLike, record: JobRecord, goal: Goal) -> float 
     snapshot = platform.snapshot()
     now_s, offset_s = snapshot.now_s, platform.wall_clock_offset_s
     _refuse_past(deadline_s, now_s, offset_s)
-    was_promised = record.admitted_at_s is not None
+    was_promised = record.promise.admitted_at_s is not None
     if was_promised and before.deadline_s is not None and deadline_s >= before.deadline_s:
         # What is promised holds all the more.
-        return record.promised_finish_s
+        return record.promise.promised_finish_s
     if all(view.job.job_id != record.workload_id for view in snapshot.jobs):
         _refuse_paused(record)
     policy = platform.make_policy()
@@ -154,12 +154,12 @@ def _promised_s(platform: PlatformLike, record: JobRecord, goal: Goal) -> float 
 def _refuse_hopeless(snapshot: Snapshot, record: JobRecord, deadline_s: float, offset_s: float) -> None:
     """Refuse a deadline that is not promised and that even all devices would miss, at the measured speed."""
     view = next(view for view in snapshot.jobs if view.job.job_id == record.workload_id)
-    if view.total_steps is None or not view.throughput_samples_per_s or record.job.batch is not None:
+    if view.total_steps is None or not view.learnt.throughput_samples_per_s or record.job.batch is not None:
         return
-    curve = fit_scaling(view.throughput_samples_per_s)
-    most = max(1, min(view.max_workers, len(snapshot.cluster.device_ids())))
+    curve = fit_scaling(view.learnt.throughput_samples_per_s)
+    most = max(1, min(view.bounds.max_workers, len(snapshot.cluster.device_ids())))
     rate = max(curve.samples_per_s(count) for count in range(1, most + 1))
-    least_s = (view.total_steps - view.step) * record.job.global_batch_size / rate
+    least_s = (view.total_steps - view.progress.step) * record.job.global_batch_size / rate
     if snapshot.now_s + least_s > deadline_s:
         devices = "1 device" if most == 1 else f"{most} devices"
         raise InvalidRequest(

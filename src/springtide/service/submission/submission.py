@@ -183,7 +183,7 @@ class SubmissionService:
     def cancel_job(self, called: str) -> JobRecord:
         """End a job; cancelling a cancelled one changes nothing. Raises NotFound, Conflict."""
         record = find_job(self._platform.view(), called)
-        if JobState.CANCELLED in (record.state, record.outcome):
+        if JobState.CANCELLED in (record.lifecycle.state, record.lifecycle.outcome):
             return record
         _refuse_ended(record, "cancelled")
         return self._hand_over(CancelRequested(workload_id=record.workload_id)).jobs[record.workload_id]
@@ -192,7 +192,7 @@ class SubmissionService:
         """Have a job checkpoint and hold nothing; pausing a paused one changes nothing. Raises NotFound, Conflict."""
         record = find_job(self._platform.view(), called)
         _refuse_ended(record, "paused")
-        if record.is_paused:
+        if record.bounds.is_paused:
             return record
         return self._hand_over(PauseRequested(job_id=record.workload_id)).jobs[record.workload_id]
 
@@ -200,9 +200,11 @@ class SubmissionService:
         """Let a paused job go on, with a new budget where one is given. Raises NotFound, Conflict, InvalidRequest."""
         record = find_job(self._platform.view(), called)
         _refuse_ended(record, "resumed")
-        if not record.is_paused:
-            raise Conflict(f"{record.workload_id} is not paused (it is {record.state}); there is nothing to resume")
-        spent_usd = record.bill.total_usd
+        if not record.bounds.is_paused:
+            raise Conflict(
+                f"{record.workload_id} is not paused (it is {record.lifecycle.state}); there is nothing to resume"
+            )
+        spent_usd = record.spent.bill.total_usd
         if budget_usd is not None and budget_usd <= spent_usd:
             raise InvalidRequest(
                 f"{record.workload_id} has cost {money(spent_usd)} already, and a budget counts from its submission; "
@@ -417,7 +419,7 @@ def family_of(request: JobIn) -> str:
 
 
 def _refuse_ended(record: JobRecord, verb: str) -> None:
-    state = record.state if record.state.is_terminal else record.outcome
+    state = record.lifecycle.state if record.lifecycle.state.is_terminal else record.lifecycle.outcome
     if state is not None:
         raise Conflict(
             f"{record.workload_id} has ended ({state}) and cannot be {verb} any more; to run it again, submit it anew"

@@ -189,20 +189,37 @@ class Invariants:
     def _check_job(self, job: JobRecord) -> None:
         ended = self._terminal.get(job.workload_id)
         if ended is not None:
-            same = (ended.state, ended.reason, ended.ended_at_s, ended.step, ended.checkpoint, ended.outcome)
-            if same != (job.state, job.reason, job.ended_at_s, job.step, job.checkpoint, job.outcome):
+            same = (
+                ended.lifecycle.state,
+                ended.lifecycle.reason.text,
+                ended.lifecycle.ended_at_s,
+                ended.progress.step,
+                ended.saved.checkpoint,
+                ended.lifecycle.outcome,
+            )
+            if same != (
+                job.lifecycle.state,
+                job.lifecycle.reason.text,
+                job.lifecycle.ended_at_s,
+                job.progress.step,
+                job.saved.checkpoint,
+                job.lifecycle.outcome,
+            ):
                 complain("end-is-final", f"{job.workload_id} changed after its end")
-        if job.state.is_terminal:
+        if job.lifecycle.state.is_terminal:
             self._terminal[job.workload_id] = job
             if self.num_ends[job.workload_id] != 1:
-                complain("one-end", f"{job.workload_id} is {job.state}, the journal ends it {self.num_ends} times")
+                complain(
+                    "one-end", f"{job.workload_id} is {job.lifecycle.state}, the journal ends it {self.num_ends} times"
+                )
         living = {replica.replica_id for replica in job.replicas}
-        if not living.issuperset(job.members):
-            complain("members-live", f"{job.workload_id} has members that are gone: {job.members}")
+        if not living.issuperset(job.group.members):
+            complain("members-live", f"{job.workload_id} has members that are gone: {job.group.members}")
         run = self.machine.runs.get(job.workload_id)
-        if job.checkpoint is not None and (run is None or job.checkpoint.path not in run.store.manifests):
+        if job.saved.checkpoint is not None and (run is None or job.saved.checkpoint.path not in run.store.manifests):
             complain(
-                "checkpoint-whole", f"{job.workload_id} knows checkpoint {job.checkpoint.path}, which is not there"
+                "checkpoint-whole",
+                f"{job.workload_id} knows checkpoint {job.saved.checkpoint.path}, which is not there",
             )
 
     # --- when the faults are over ------------------------------------------------------------------------------------
@@ -211,7 +228,9 @@ class Invariants:
         """Everything feasible has ended, nothing is left over, the accounts are right, nothing more is wanted."""
         state = controller.state
         waiting = [
-            f"{job.workload_id} {job.state} ({job.reason})" for job in state.jobs.values() if not job.state.is_terminal
+            f"{job.workload_id} {job.lifecycle.state} ({job.lifecycle.reason.text})"
+            for job in state.jobs.values()
+            if not job.lifecycle.state.is_terminal
         ]
         if waiting or num_open:
             complain("all-end", f"{num_open} requests open, still there at {now_s:.0f} s: {'; '.join(waiting)}")
@@ -233,7 +252,7 @@ class Invariants:
 
     def _check_ended(self, job: JobRecord) -> None:
         run = self.machine.runs.get(job.workload_id)
-        if job.state is JobState.SUCCEEDED:
+        if job.lifecycle.state is JobState.SUCCEEDED:
             assert run is not None
             steps = np.concatenate([np.arange(first, end) for _, first, end in run.store.commits])
             num_seen = run.store.seen_at.get(run.store.num_steps)
@@ -244,10 +263,10 @@ class Invariants:
                 complain("samples-once", f"{job.workload_id} succeeded with {run.store.commits}")
             if run.model.poison:
                 complain("right-end", f"{job.workload_id} cannot succeed ({run.model.poison})")
-        if job.state is JobState.FAILED:
+        if job.lifecycle.state is JobState.FAILED:
             is_poison = run is not None and run.model.poison != ""
-            if not is_poison and len(job.crashes_at_s) <= job.job.max_restarts:
-                complain("right-end", f"{job.workload_id} FAILED without cause: {job.reason}")
+            if not is_poison and len(job.restarts.crashes_at_s) <= job.job.max_restarts:
+                complain("right-end", f"{job.workload_id} FAILED without cause: {job.lifecycle.reason.text}")
 
 
 def _whole(controller: Controller) -> tuple[object, ...]:

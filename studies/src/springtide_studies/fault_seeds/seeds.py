@@ -400,7 +400,7 @@ def run_seed(
         num_share_changes=run.invariants.num_share_changes,
         most_sharers=run.invariants.most_sharers,
         faults=dict(run.faults.counts),
-        ends={job_id: str(record.state) for job_id, record in run.controller.state.jobs.items()},
+        ends={job_id: str(record.lifecycle.state) for job_id, record in run.controller.state.jobs.items()},
     )
 
 

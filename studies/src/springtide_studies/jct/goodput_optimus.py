@@ -35,7 +35,7 @@ class PublishedOptimus(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         truth = self.truths[view.job.family]
         size = view.job.global_batch_size
         ends, _ = lengths(truth, size)
-        epoch = bisect.bisect_right(ends, view.progress + 1e-6)
+        epoch = bisect.bisect_right(ends, view.equivalent_steps + 1e-6)
         if epoch >= len(ends) - 1:
             return 1.0
         runs = truth.app.runs

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from kits.job_parts import with_fields
 from kits.scheduling.rival_platform import counts, look, make_view
 from kits.studies.elasticflow_plays import play, promised, trace_of
 from springtide.core.decision import Overheads
@@ -90,11 +91,11 @@ def test_a_job_of_unknown_speed_runs_without_a_promise_and_is_promised_its_deadl
     assert counts(plan) == {"new": 1}
     assert not plan.admitted
     assert not plan.rejected
-    measured = replace(
+    measured = with_fields(
         unknown, throughput_samples_per_s={1: 64.0}, state=JobState.RUNNING, num_replicas=1, started_at_s=0.0
     )
     assert list(look(ElasticFlow(), [measured], held={"new": [0]}, now_s=5.0).admitted) == ["new"]
-    hopeless = replace(measured, throughput_samples_per_s={1: 0.0001}, max_workers=1)
+    hopeless = with_fields(measured, throughput_samples_per_s={1: 0.0001}, max_workers=1)
     plan = look(ElasticFlow(), [hopeless], held={"new": [0]}, now_s=5.0)
     assert counts(plan) == {"new": 1}, "who has run already is not thrown out"
     assert not plan.rejected
@@ -208,13 +209,13 @@ def test_progress_alone_changes_nothing_before_the_moment_that_was_named():
     policy = ElasticFlow()
     view = make_view("a", steps=1000, deadline_s=1500.0, most=4, profile=LINEAR)
     plan = look(policy, [view])
-    running = replace(promised(view, held=4), step=40)
+    running = with_fields(promised(view, held=4), step=40)
     memory = msgspec.json.decode(msgspec.json.encode(plan.memory))
     for asked in (policy, ElasticFlow()):
         again = look(asked, [running], held={"a": [0, 1, 2, 3]}, now_s=10.0, memory=memory)
         assert again.memory == memory
         assert counts(again) == counts(plan)
-    restarted = replace(running, num_restarts=1)
+    restarted = with_fields(running, num_restarts=1)
     assert look(policy, [restarted], held={"a": [0, 1, 2, 3]}, now_s=10.0, memory=memory).memory != memory
 
 
@@ -233,7 +234,7 @@ def test_newcomers_wait_for_the_end_of_a_slot():
     assert list(decided.admitted) == ["b"]
     wide = promised(make_view("a", steps=1000, deadline_s=3000.0, most=4, profile=LINEAR), held=4)
     plan = look(policy, [wide], held={"a": [0, 1, 2, 3]})
-    narrowed = replace(wide, max_workers=1)
+    narrowed = with_fields(wide, max_workers=1)
     plan = look(policy, [narrowed, new], held={"a": [0, 1, 2, 3]}, now_s=10.0, memory=plan.memory)
     assert counts(plan)["a"] == 1, "its owner's bounds wait for no slot"
 
@@ -281,7 +282,7 @@ def test_rows_are_kept_while_the_view_is_the_same_and_tables_grow():
     curves = CurveTable()
     views = tuple(make_view(f"j{n}", steps=100, deadline_s=400.0, most=1 + n % 8, profile=LINEAR) for n in range(100))
     first = curves.rows(Snapshot(now_s=0.0, cluster=Topology(), jobs=views))
-    changed = (*views[:50], replace(views[50], step=10), *views[60:])
+    changed = (*views[:50], with_fields(views[50], step=10), *views[60:])
     second = curves.rows(Snapshot(now_s=0.0, cluster=Topology(), jobs=changed))
     assert all(one is other for one, other in zip(first[:50], second[:50], strict=True))
     assert second[50] is not first[50]
@@ -295,7 +296,7 @@ def test_rows_are_kept_while_the_view_is_the_same_and_tables_grow():
 
 def test_work_left_reckons_with_the_price_of_the_last_change():
     view = make_view("a", steps=1000, done=100, most=4, profile=LINEAR, state=JobState.RUNNING)
-    row = ElasticRow(replace(view, progress_at_s=50.0, resized_at_s=50.0), 0, only_doublings=True)
+    row = ElasticRow(with_fields(view, progress_at_s=50.0, resized_at_s=50.0), 0, only_doublings=True)
     overheads = Overheads(change_s=5.0)
     assert row.work_left(53.0, 4, overheads) == 900.0
     assert row.work_left(60.0, 4, overheads) == 880.0

@@ -8,6 +8,7 @@ from itertools import product
 import pytest
 from msgspec.structs import replace
 
+from kits.job_parts import with_fields
 from kits.scheduling.rival_platform import counts, look, make_view, play
 from springtide_studies.rivals.policies.optimus import Optimus
 
@@ -57,7 +58,7 @@ def test_who_cannot_be_foretold_gets_its_minimum_and_what_the_others_leave():
     unknown = replace(make_view("unknown"), total_steps=None)
     known = make_view("known", steps=10_000, most=4)
     assert counts(look(Optimus(), [unknown, known])) == {"unknown": 4, "known": 4}
-    assert counts(look(Optimus(), [unknown, replace(known, max_workers=8)])) == {"unknown": 1, "known": 7}
+    assert counts(look(Optimus(), [unknown, with_fields(known, max_workers=8)])) == {"unknown": 1, "known": 7}
 
 
 def test_the_next_interval_is_told():

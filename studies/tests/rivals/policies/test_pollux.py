@@ -5,11 +5,12 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
-from msgspec.structs import replace
 
+from kits.job_parts import with_fields
 from kits.scheduling.rival_platform import make_view
 from springtide.control.controller import check_plan
-from springtide.core.decision import GradientNoise, PoolAllocation, Snapshot, StepTime
+from springtide.core.decision import PoolAllocation, Snapshot
+from springtide.core.job_parts import GradientNoise, StepTime
 from springtide.core.resources import Topology, make_node
 from springtide.core.workload import AdaptiveBatch, JobState
 from springtide_studies.rivals.policies import pollux
@@ -34,7 +35,9 @@ def measured(name, *counts, at_s=0.0, exchange_s=0.02, noise=4.0, **more):
         for local in (128 // count, 256 // count)
     )
     known = GradientNoise(grad_sqr=1.0, grad_var=noise)
-    return replace(view, job=job, state=JobState.RUNNING if counts else JobState.PENDING, step_times=steps, noise=known)
+    return with_fields(
+        view, job=job, state=JobState.RUNNING if counts else JobState.PENDING, step_times=steps, noise=known
+    )
 
 
 def snapshot(*views, now_s=0.0, memory=None, nodes=4, held=None):

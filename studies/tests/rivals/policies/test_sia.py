@@ -5,9 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from kits.job_parts import with_fields
 from springtide.control.controller import check_plan
-from springtide.core.decision import GradientNoise, JobView, Overheads, PoolAllocation, Snapshot, StepTime
+from springtide.core.decision import JobView, Overheads, PoolAllocation, Snapshot
 from springtide.core.errors import InvalidRequest
+from springtide.core.job_parts import GradientNoise, JobBounds, LearntSpeed, StepTime
 from springtide.core.resources import Topology, make_node
 from springtide.core.workload import AdaptiveBatch, Entrypoint, JobState, TrainingJob
 from springtide.perf.goodput import best_batches
@@ -46,11 +48,12 @@ def make_view(name, *, model=None, ran=(), at_s=0.0, least=1, most=64, elastic=T
         job=job,
         state=state or (JobState.RUNNING if ran else JobState.PENDING),
         submitted_at_s=at_s,
-        min_workers=least,
-        max_workers=most,
         global_batch_size=64,
-        step_times=tuple(step_time(model, placement, local) for placement in ran for local in (32, 64)),
-        noise=NOISE if ran else None,
+        bounds=JobBounds(min_workers=least, max_workers=most),
+        learnt=LearntSpeed(
+            step_times=tuple(step_time(model, placement, local) for placement in ran for local in (32, 64)),
+            noise=NOISE if ran else None,
+        ),
     )
 
 
@@ -108,7 +111,7 @@ def test_a_job_at_most_doubles_in_a_round():
         size = plan.allocations["a"].num_devices
         seen.append(size)
         placement = (size,) if size <= 4 else (4,) * (size // 4)
-        known = {(step.placement, step.local_batch_size): step for view in views for step in view.step_times}
+        known = {(step.placement, step.local_batch_size): step for view in views for step in view.learnt.step_times}
         ran = sorted({key[0] for key in known} | {placement})
         views = [make_view("a", model=SCALES, ran=ran)]
         plan = later(plan, views, 60.0 * number)
@@ -138,7 +141,7 @@ def test_devices_are_whole_nodes_and_the_batch_is_the_best_there():
     given = plan.allocations["a"]
     assert given.num_devices == 12
     assert len({device.split("/")[0] for device in given.device_ids}) == 3
-    model = fit_model(view.step_times)
+    model = fit_model(view.learnt.step_times)
     assert given.global_batch_size == best_batches(model, NOISE, [(3, 12)], BOUNDS, 64).global_batch_size[0]
     assert BOUNDS.min_size < given.global_batch_size <= BOUNDS.max_size
 
@@ -180,7 +183,7 @@ def test_a_job_that_cannot_change_its_number_runs_on_it_to_its_end():
 
 
 def test_a_job_that_waits_out_a_crash_gets_nothing_yet():
-    view = msgspec.structs.replace(make_view("a"), runnable_at_s=100.0)
+    view = with_fields(make_view("a"), runnable_at_s=100.0)
     first = look(TABLE, [view])
     assert counts(first) == {}
     assert counts(later(first, [view], 120.0)) == {"a": 1}

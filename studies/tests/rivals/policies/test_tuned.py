@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from kits.job_parts import with_fields
 from kits.scheduling.rival_platform import counts, make_view
 from springtide.control.controller import check_plan
 from springtide.core.decision import Snapshot
@@ -63,7 +64,7 @@ def test_optimus_gives_everybody_one_and_the_rest_to_whom_it_saves_most():
 
 
 def test_optimus_reckons_with_the_speeds_it_was_told():
-    told = replace(make_view("a", steps=1000, profile=LINEAR), throughput_samples_per_s={1: 1e-3})
+    told = with_fields(make_view("a", steps=1000, profile=LINEAR), throughput_samples_per_s={1: 1e-3})
     plan = look(OptimusOracle(), told, make_view("b", steps=1000, profile=LINEAR))
     assert counts(plan) == {"a": 4, "b": 4}
 

@@ -6,8 +6,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from kits.job_parts import with_fields
 from springtide.control.controller import check_plan
-from springtide.core.decision import GradientNoise, JobView, Overheads, PoolAllocation, Snapshot, StepTime
+from springtide.core.decision import JobView, Overheads, PoolAllocation, Snapshot
+from springtide.core.job_parts import GradientNoise, JobBounds, StepTime
 from springtide.core.resources import Topology, make_node
 from springtide.core.workload import (
     AdaptiveBatch,
@@ -47,10 +49,9 @@ def job(name, *, total=2000, at_s=0.0, rates=None, low=1, high=32, **more):
         job=plain,
         state=JobState.PENDING,
         submitted_at_s=at_s,
-        min_workers=low,
-        max_workers=high,
         total_steps=total,
         global_batch_size=plain.global_batch_size,
+        bounds=JobBounds(min_workers=low, max_workers=high),
     )
 
 
@@ -66,7 +67,7 @@ def snapshot(*views, now_s=0.0, memory=None, held=None, cluster=GPUS):
 
 
 def running(view, *, step=0, at_s=0.0, started_s=0.0):
-    return msgspec.structs.replace(
+    return with_fields(
         view, state=JobState.RUNNING, step=step, progress_at_s=at_s, started_at_s=started_s, num_replicas=1
     )
 
@@ -132,7 +133,7 @@ def test_a_late_job_keeps_its_devices_and_an_early_one_leaves_the_board():
     late_s = (int(end_s // 600) + 2) * 600.0
     # Nothing more is heard of a: it is late. b has ended early.
     later = as_carried_out(found, plan, late_s)
-    only = tuple(msgspec.structs.replace(view, progress_at_s=late_s, step=1500) for view in later.jobs[:1])
+    only = tuple(with_fields(view, progress_at_s=late_s, step=1500) for view in later.jobs[:1])
     later = msgspec.structs.replace(later, jobs=only, allocations={"a": plan.allocations["a"]})
     after = decide(Fapes(filtering=True), later)
     assert set(plan.allocations["a"].device_ids) <= set(after.allocations["a"].device_ids) or (
@@ -270,11 +271,11 @@ def test_noise_makes_batches_larger_within_their_bounds_and_switching_it_off_kee
         placement = (size,) if nodes == 1 else (size // 2, size // 2)
         steps.append(StepTime(placement=placement, local_batch_size=local, step_s=float(step_s), sync_s=float(sync_s)))
     bounds = AdaptiveBatch(min_size=128, max_size=4096, max_local_size=256)
-    view = msgspec.structs.replace(
+    view = with_fields(
         job("g", rates={}, batch=bounds, global_batch_size=128, length_unit="progress"),
         step_times=tuple(steps),
         noise=GradientNoise(grad_sqr=1.0, grad_var=20.0),
-        total_progress=2000.0,
+        total_equivalent_steps=2000.0,
     )
     servers = servers_of(GPUS, GPUS.device_ids())
     found = Expectations(snapshot(view), servers, settings()).of(view, 0)
@@ -288,7 +289,7 @@ def test_noise_makes_batches_larger_within_their_bounds_and_switching_it_off_kee
 
 
 def test_a_job_of_unknown_length_is_planned_for_what_it_has_done():
-    view = msgspec.structs.replace(running(job("u", total=None), step=5000), progress=5000.0)
+    view = with_fields(running(job("u", total=None), step=5000), equivalent_steps=5000.0)
     found = Expectations(snapshot(view), servers_of(GPUS, GPUS.device_ids()), settings()).of(view, 8)
     assert found.work == 5000.0
     assert not found.is_known

@@ -8,7 +8,7 @@ import pytest
 
 from kits.scheduling.goodput_jobs import BATCH, devices, snapshot, view
 from springtide.control.controller import check_plan
-from springtide.core.decision import GradientNoise, StepTime
+from springtide.core.job_parts import GradientNoise, StepTime
 from springtide.core.workload import JobState
 from springtide.perf.goodput import gain, split_batch, step_total_s
 from springtide.perf.throughput import ThroughputModel

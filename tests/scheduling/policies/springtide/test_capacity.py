@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from kits.job_parts import with_fields
 from kits.scheduling.rival_platform import make_view
 from springtide.core.decision import Capacity, Drain, Overheads, PoolAllocation, Snapshot
 from springtide.core.resources import Topology, make_node
@@ -31,7 +32,7 @@ def _given(*devices: str) -> PoolAllocation:
 
 
 def _running(view, now_s=0.0):
-    return replace(
+    return with_fields(
         view, state=JobState.RUNNING, num_replicas=4, admitted_at_s=0.0, started_at_s=0.0, progress_at_s=now_s
     )
 
@@ -77,7 +78,7 @@ def test_a_capacity_that_moves_on_changes_nothing_and_one_that_falls_does() -> N
     view = make_view("a", steps=3000, deadline_s=4000.0)
     told = _capacity((0.0, 12), (2000.0, 8))
     first = policy.decide(Snapshot(now_s=0.0, cluster=WHOLE, jobs=(view,), overheads=COSTS, capacity=told))
-    running = replace(view, state=JobState.RUNNING, admitted_at_s=0.0, num_replicas=8)
+    running = with_fields(view, state=JobState.RUNNING, admitted_at_s=0.0, num_replicas=8)
     later = Snapshot(
         now_s=50.0,
         cluster=WHOLE,
@@ -132,7 +133,7 @@ def test_a_promise_goes_on_where_it_is_although_less_is_told() -> None:
     view = make_view("a", steps=700, deadline_s=100.0)
     first = policy.decide(Snapshot(now_s=0.0, cluster=WHOLE, jobs=(view,)))
     assert first.allocations["a"].num_devices == 8
-    running = replace(view, state=JobState.RUNNING, admitted_at_s=0.0, num_replicas=8)
+    running = with_fields(view, state=JobState.RUNNING, admitted_at_s=0.0, num_replicas=8)
     later = Snapshot(now_s=10.0, cluster=WHOLE, jobs=(running,), allocations=first.allocations, memory=first.memory)
     second = policy.decide(replace(later, capacity=_capacity((0.0, 0))))
     assert second.allocations == first.allocations

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kits.job_parts import with_fields
 from kits.scheduling.rival_platform import make_view
 from springtide.core.decision import Overheads, Plan, Snapshot
 from springtide.core.resources import Topology, make_node
@@ -193,7 +194,7 @@ def test_a_promise_survives_the_loss_of_a_node_if_it_can() -> None:
     plan = policy.decide(Snapshot(now_s=0.0, cluster=both, jobs=(view,), overheads=costs))
     assert plan.allocations["a"].num_devices == 8
     left = Topology(nodes=both.nodes[1:])
-    running = msgspec.structs.replace(view, state=JobState.RUNNING, admitted_at_s=0.0, promised_finish_s=60.0)
+    running = with_fields(view, state=JobState.RUNNING, admitted_at_s=0.0, promised_finish_s=60.0)
     plan = policy.decide(
         Snapshot(
             now_s=10.0,

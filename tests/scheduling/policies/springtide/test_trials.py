@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from kits.job_parts import with_fields
 from kits.scheduling.rival_platform import counts, look, make_view
 from springtide.core.decision import JobView, Overheads, Plan
 from springtide.core.workload import JobState
@@ -23,7 +24,7 @@ def measured(
     """A job without a profile that runs on `held` devices since `resized_s` and last reported at `told_s`."""
     view = make_view(name, steps=steps, most=most, profile={}, deadline_s=deadline_s, state=JobState.RUNNING)
     job = msgspec.structs.replace(view.job, global_batch_size=10)
-    return msgspec.structs.replace(
+    return with_fields(
         view,
         job=job,
         throughput_samples_per_s=speeds,
@@ -98,7 +99,7 @@ def test_who_was_shrunk_is_tried_again_on_idle_devices_and_the_plan_wakes_for_it
         tried.reasons["a"] == "idle devices, to measure its speed on them again: it may have been slow there for once"
     )
     # Nothing takes it back before it is measured: while its worker comes, and while the old figure is averaged away.
-    assert counts(platform.ask(430.0, msgspec.structs.replace(view, progress_at_s=430.0))) == {"a": 2}
+    assert counts(platform.ask(430.0, with_fields(view, progress_at_s=430.0))) == {"a": 2}
     assert counts(platform.ask(440.0, measured({1: 10.0, 2: 8.0}, resized_s=434.0, told_s=440.0))) == {"a": 2}
     better = measured({1: 10.0, 2: 18.0}, resized_s=434.0, told_s=460.0)
     assert counts(platform.ask(460.0, better)) == {"a": 2}
@@ -166,7 +167,7 @@ def test_who_cannot_gain_enough_or_is_promised_something_is_not_tried(view: JobV
 
 def test_who_has_a_profile_is_not_tried() -> None:
     flat = make_view("a", profile={1: 10.0, 2: 4.0}, most=2, steps=1_000_000, state=JobState.RUNNING)
-    flat = msgspec.structs.replace(flat, resized_at_s=10.0, progress_at_s=900.0)
+    flat = with_fields(flat, resized_at_s=10.0, progress_at_s=900.0)
     assert PromiseRow(flat).reach == ()
     plan = look(Springtide(), [flat], slots=2, held={"a": [0]}, now_s=1000.0)
     assert counts(plan) == {"a": 1}
@@ -195,7 +196,7 @@ def test_who_is_pursued_on_little_is_tried_on_more_as_well_and_gives_way_to_whoe
     assert tried.reasons["a"].startswith("idle devices, to measure its speed on them again")
     assert "a" in tried.future
     # Its new worker is on its way, and whatever is reported meanwhile: it is left alone.
-    assert counts(platform.ask(430.0, msgspec.structs.replace(view, progress_at_s=430.0, step=1))) == {"a": 2}
+    assert counts(platform.ask(430.0, with_fields(view, progress_at_s=430.0, step=1))) == {"a": 2}
     fresh = measured({1: 10.0, 2: 8.0}, resized_s=434.0, told_s=440.0, **goal)
     assert counts(platform.ask(440.0, fresh)) == {"a": 2}
     assert counts(platform.ask(441.0, fresh, make_view("b", at_s=441.0, steps=500))) == {"a": 1, "b": 1}

@@ -11,8 +11,9 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 
-from springtide.core.decision import GradientNoise, JobView, Snapshot, StepTime
+from springtide.core.decision import JobView, Snapshot
 from springtide.core.errors import InvalidRequest
+from springtide.core.job_parts import GradientNoise, StepTime
 from springtide.core.resources import Topology
 from springtide.core.workload import AdaptiveBatch, JobState, LengthUnit, StepProfile
 from springtide.perf.communication.baselines import BytesOverBandwidth
@@ -109,7 +110,7 @@ class Expectations:
         if math.isinf(work):
             # Of a length that nobody knows as much is left as has been done, and at least a round on the least size.
             at_least = float(rates.max(axis=1)[0]) * self._settings.round_s
-            work = total = max(view.progress, float(view.step), at_least)
+            work = total = max(view.equivalent_steps, float(view.progress.step), at_least)
         return SpeedTable(
             sizes=np.array(sizes, dtype=np.int64),
             unit=unit,
@@ -127,7 +128,7 @@ class Expectations:
             size = fixed_size(view, total)
             in_units = int((self._cluster.servers.capacity // unit * unit).sum())
             return ((size,) if size else ()), (unit if size % unit == 0 and size <= in_units else 1)
-        least, most = max(1, view.min_workers), min(most_workers(view), total)
+        least, most = max(1, view.bounds.min_workers), min(most_workers(view), total)
         if least > most:
             return (), unit
         widest = max(1, int(self._cluster.servers.capacity.max(initial=1)))
@@ -148,16 +149,22 @@ class Expectations:
 
     def _work(self, view: JobView, num_held: int) -> tuple[float, float, bool]:
         """Work left, the whole of it, and whether that is known; infinite where it is not."""
-        total = view.total_progress
+        total = view.total_equivalent_steps
         if total is None and view.total_steps is not None:
             total = float(view.total_steps)
         if total is None:
             return math.inf, math.inf, False
-        done = view.progress if view.job.batch is not None else max(view.progress, float(view.step))
+        done = (
+            view.equivalent_steps
+            if view.job.batch is not None
+            else max(view.equivalent_steps, float(view.progress.step))
+        )
         left = max(total - done, 1e-6 * total)
         if num_held and view.state is JobState.RUNNING:
             # What it has done since its last report.
-            since_s = max(0.0, self._snapshot.now_s - max(view.progress_at_s, view.resized_at_s or 0.0))
+            since_s = max(
+                0.0, self._snapshot.now_s - max(view.progress.progress_at_s, view.changes.resized_at_s or 0.0)
+            )
             rate = self._present_rate(view, num_held)
             left = max(left - since_s * rate, 1e-6 * total)
         return left, max(total, 1e-9), True
@@ -179,7 +186,7 @@ class Expectations:
             bounds = msgspec.structs.replace(bounds, min_size=initial, max_size=initial)
         steps = self._family_steps.get(job.family or job.job_id, ())
         if job.step_profile is not None or steps:
-            noise = _rounded(view.noise)
+            noise = _rounded(view.learnt.noise)
             least = None if bounds is None else bounds.min_local_size
             asked = _Asked(sizes, unit, bounds, initial, noise, job.length_unit, least)
             if job.step_profile is not None:
@@ -238,10 +245,10 @@ def _family_steps(snapshot: Snapshot) -> dict[str, tuple[StepTime, ...]]:
     """What the jobs of each family have measured (a job without one is its own)."""
     found: dict[str, tuple[StepTime, ...]] = {}
     for view in snapshot.jobs:
-        if view.step_times and view.job.step_profile is None:
+        if view.learnt.step_times and view.job.step_profile is None:
             family = view.job.family or view.job.job_id
             known = found.get(family)
-            found[family] = view.step_times if known is None else merge_step_times(known, view.step_times)
+            found[family] = view.learnt.step_times if known is None else merge_step_times(known, view.learnt.step_times)
     return found
 
 

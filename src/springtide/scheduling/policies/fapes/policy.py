@@ -165,7 +165,7 @@ class _Deciding:
         placed = self.placed[job_id]
         here, batch = boards.now_of(plan, number)
         sizes = [sum(count for _, count in placed) for _, _, placed, _ in plan]
-        allows = all(view.min_workers <= size <= most_workers(view) for size in sizes)
+        allows = all(view.bounds.min_workers <= size <= most_workers(view) for size in sizes)
         is_there = here == placed or (self.round.is_boundary and here)
         if plan and allows and is_there and here:
             self.plans[job_id], self.finish_s[job_id] = plan, finish_s
@@ -401,5 +401,5 @@ class _Deciding:
             first, _, placed, _ = plan[0]
             size = sum(count for _, count in placed)
             return self.words.waits(bool(before), first * self.policy.round_s, size)
-        least, total = view.min_workers, len(self.round.devices)
+        least, total = view.bounds.min_workers, len(self.round.devices)
         return self.words.no_room(bool(before), least, total)

@@ -13,7 +13,8 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from springtide.core.decision import GradientNoise, JobView, StepTime
+from springtide.core.decision import JobView
+from springtide.core.job_parts import GradientNoise, StepTime
 from springtide.core.workload import AdaptiveBatch, LengthUnit, TrainingJob
 from springtide.perf.goodput import best_batches
 from springtide.perf.step_estimate import StepEstimate, fit_throughput, merge_step_times
@@ -57,13 +58,15 @@ class JobFamily(msgspec.Struct, frozen=True, kw_only=True):
         """With what a job has shown since; the same object where that is nothing new."""
         known = {(step.placement, step.local_batch_size): step for step in self.steps}
         news = [
-            step for step in view.step_times if not _is_same(known.get((step.placement, step.local_batch_size)), step)
+            step
+            for step in view.learnt.step_times
+            if not _is_same(known.get((step.placement, step.local_batch_size)), step)
         ]
         changed = self
         if news:
             changed = msgspec.structs.replace(changed, steps=merge_step_times(self.steps, news))
-        if view.noise is not None and is_sound(view.noise):
-            stretch, seen = stretch_of(view.progress), (view.noise.grad_sqr, view.noise.grad_var)
+        if view.learnt.noise is not None and is_sound(view.learnt.noise):
+            stretch, seen = stretch_of(view.equivalent_steps), (view.learnt.noise.grad_sqr, view.learnt.noise.grad_var)
             before = self.noise.get(stretch)
             if before is None or not _is_close(_ratio(*before), _ratio(*seen)):
                 noise = dict(sorted({**self.noise, stretch: seen}.items()))

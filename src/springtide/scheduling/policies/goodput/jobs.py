@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from springtide.core.decision import GradientNoise, JobView, Snapshot
+from springtide.core.decision import JobView, Snapshot
+from springtide.core.job_parts import GradientNoise
 from springtide.core.resources import DeviceId
 from springtide.core.workload import JobState, TrainingJob, WorkloadId
 from springtide.perf.curve import curve_of
@@ -77,7 +78,7 @@ def size_grid(most: int) -> list[int]:
 
 def is_waiting(view: JobView, now_s: float) -> bool:
     """Whether a job that crashed waits before it is started again, and holds nothing."""
-    return view.runnable_at_s > now_s and not view.num_replicas
+    return view.restarts.runnable_at_s > now_s and not view.num_replicas
 
 
 def read_rows(
@@ -103,7 +104,7 @@ def read_rows(
         pace = paces.get(row.key)
         if pace is not None and family is not None and (view.job.batch is not None or curve.source == "guess"):
             row.pace = pace
-            row.noise = view.noise or family.noise_at(view.progress)
+            row.noise = view.learnt.noise or family.noise_at(view.equivalent_steps)
             by_pace.setdefault(row.key, []).append(row)
         elif curve.source != "guess" and curve.sizes and view.job.batch is None:
             _by_curve(row, [curve.rate(int(size)) for size in row.sizes], snapshot)
@@ -119,35 +120,35 @@ def _sizes(view: JobView, num_held: int, capacity: int) -> Ints:
     """What the job could be given at all."""
     most = min(most_workers(view), capacity)
     if not view.job.elastic:
-        fixed = num_held or view.max_workers
+        fixed = num_held or view.bounds.max_workers
         return np.array([fixed] if fixed <= max(capacity, num_held) else [], dtype=np.int64)
-    if view.min_workers > most:
+    if view.bounds.min_workers > most:
         return np.zeros(0, dtype=np.int64)
-    sizes = {size for size in size_grid(most) if size >= view.min_workers} | {view.min_workers, most}
+    sizes = {size for size in size_grid(most) if size >= view.bounds.min_workers} | {view.bounds.min_workers, most}
     return np.array(sorted(sizes), dtype=np.int64)
 
 
 def _stall_s(view: JobView, snapshot: Snapshot) -> float:
     """How long the job will still stand still for its last change."""
-    if not view.num_replicas or view.resized_at_s is None:
+    if not view.num_replicas or view.changes.resized_at_s is None:
         return 0.0
-    return max(0.0, view.resized_at_s + snapshot.overheads.cost_s(view.num_replicas) - snapshot.now_s)
+    return max(0.0, view.changes.resized_at_s + snapshot.overheads.cost_s(view.num_replicas) - snapshot.now_s)
 
 
 def _since_s(view: JobView, snapshot: Snapshot) -> float:
     """How long the job has gone on since it last said how far it is."""
     if view.state is not JobState.RUNNING or not view.num_replicas:
         return 0.0
-    begun_s = view.progress_at_s
-    if view.resized_at_s is not None:
-        begun_s = max(begun_s, view.resized_at_s + snapshot.overheads.cost_s(view.num_replicas))
+    begun_s = view.progress.progress_at_s
+    if view.changes.resized_at_s is not None:
+        begun_s = max(begun_s, view.changes.resized_at_s + snapshot.overheads.cost_s(view.num_replicas))
     return max(0.0, snapshot.now_s - begun_s)
 
 
 def _total(view: JobView) -> float | None:
     """The job's length in its own unit of progress, where it is known."""
-    if view.total_progress is not None:
-        return view.total_progress
+    if view.total_equivalent_steps is not None:
+        return view.total_equivalent_steps
     return None if view.total_steps is None else float(view.total_steps)
 
 
@@ -169,7 +170,10 @@ def _by_curve(row: JobCandidates, rates: list[float], snapshot: Snapshot) -> Non
     if not len(speeds):
         return
     now_rate = curve_of(view).rate(view.num_replicas)
-    total, done = _total(view), max(view.progress, float(view.step)) + now_rate * _since_s(view, snapshot)
+    total, done = (
+        _total(view),
+        max(view.equivalent_steps, float(view.progress.step)) + now_rate * _since_s(view, snapshot),
+    )
     left = max(_as_much_again(done), LEAST_UNKNOWN_S * float(speeds[0])) if total is None else total - done
     row.seconds = np.maximum(left / speeds, LEAST_LEFT_S)
 
@@ -191,21 +195,21 @@ def _by_pace(rows: list[JobCandidates], pace: FamilySpeed, family: JobFamily, sn
     for row in rows:
         view = row.view
         since_s = _since_s(view, snapshot)
-        progress = view.progress
+        progress = view.equivalent_steps
         if since_s and view.num_replicas in index_of:
             progress += since_s * float(pace.rates_at(row.noise)[index_of[view.num_replicas]])
         total = _total(view)
         if total is None:
             left = family.left_of(progress)
             if left is None:
-                alone = float(pace.rates_at(row.noise)[index_of.get(max(row.view.min_workers, 1), 0)])
+                alone = float(pace.rates_at(row.noise)[index_of.get(max(row.view.bounds.min_workers, 1), 0)])
                 left = max(_as_much_again(progress), LEAST_UNKNOWN_S * alone)
             total = progress + left
         done.append(min(progress, total))
         totals.append(total)
     seconds = pace.seconds(np.array(done), np.array(totals))
     for row, times in zip(rows, seconds, strict=True):
-        cap = max(TRUSTED_FACTOR * measured, row.view.min_workers, row.held)
+        cap = max(TRUSTED_FACTOR * measured, row.view.bounds.min_workers, row.held)
         chosen = [index_of[size] for size in row.sizes.tolist() if size <= cap and size in index_of]
         chosen = [index for index in chosen if math.isfinite(times[index])]
         if chosen:

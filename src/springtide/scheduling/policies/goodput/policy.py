@@ -62,23 +62,23 @@ class JobNews(NamedTuple):
 READS = Reads(
     jobs=(
         of_rows(BOUNDS),
-        Projection("family", ("job", "step_times"), attrgetter("has_news")),
-        Projection("back-off", ("runnable_at_s", "num_replicas"), attrgetter("is_waiting")),
+        Projection("family", ("job", "learnt.step_times"), attrgetter("has_news")),
+        Projection("back-off", ("restarts.runnable_at_s", "num_replicas"), attrgetter("is_waiting")),
     ),
     services=SERVICES,
     nodes=NODES,
     job_id="job_id",
     also=(
         "global_batch_size",
-        "noise",
-        "progress",
-        "progress_at_s",
-        "resized_at_s",
+        "learnt.noise",
+        "equivalent_steps",
+        "progress.progress_at_s",
+        "changes.resized_at_s",
         "state",
-        "step",
+        "progress.step",
         "submitted_at_s",
-        "throughput_samples_per_s",
-        "total_progress",
+        "learnt.throughput_samples_per_s",
+        "total_equivalent_steps",
         "total_steps",
     ),
 )
@@ -167,7 +167,7 @@ class Goodput:
         news: dict[WorkloadId, JobNews] = {}
         for view in snapshot.jobs:
             job_id = view.job.job_id
-            has_news = bool(view.step_times) and self._key(view.job) not in families
+            has_news = bool(view.learnt.step_times) and self._key(view.job) not in families
             waits, before = is_waiting(view, snapshot.now_s), known.news.get(job_id)
             if before is None or before.view is not view or before[2:] != (has_news, waits):
                 before = JobNews(job_id, view, has_news, waits)
@@ -192,7 +192,7 @@ class Goodput:
         kept = {
             "fingerprint": self._fingerprint(snapshot, families, known),
             "families": {key: write_family(family) for key, family in families.items()},
-            "jobs": {view.job.job_id: [self._key(view.job), view.progress] for view in snapshot.jobs},
+            "jobs": {view.job.job_id: [self._key(view.job), view.equivalent_steps] for view in snapshot.jobs},
             "runs": {
                 row.job_id: [
                     counts[row.job_id],
@@ -220,7 +220,7 @@ class Goodput:
         for view in snapshot.jobs:
             key = self._key(view.job)
             used[key] = None
-            if view.step_times:
+            if view.learnt.step_times:
                 families[key] = families.get(key, JobFamily()).with_view(view, snapshot.now_s)
         named = [key for key in families if key not in used and not key.startswith("#")]
         named.sort(key=lambda key: (-families[key].used_s, key))
@@ -237,7 +237,9 @@ class Goodput:
             if key not in families or not families[key].steps:
                 continue
             most = min(most_workers(view), capacity)
-            wanted.setdefault(key, set()).update((*size_grid(most), view.min_workers, max(most, 1), view.num_replicas))
+            wanted.setdefault(key, set()).update(
+                (*size_grid(most), view.bounds.min_workers, max(most, 1), view.num_replicas)
+            )
             job_of[key] = view.job
         per_node = max((len(node.devices) for node in snapshot.cluster.nodes), default=1)
         return {

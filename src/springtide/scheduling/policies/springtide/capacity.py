@@ -156,5 +156,5 @@ def note_taken(state: State, rows: Mapping[WorkloadId, PromiseRow], now_s: float
         row = rows.get(WorkloadId(key))
         if row is None or not entry.held or WorkloadId(key) in state.devices:
             continue
-        if row.view.num_replicas >= entry.held and row.view.runnable_at_s <= now_s:
+        if row.view.num_replicas >= entry.held and row.view.restarts.runnable_at_s <= now_s:
             entry.held, entry.residual_s = 0, 0.0

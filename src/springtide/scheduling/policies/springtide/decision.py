@@ -203,7 +203,7 @@ class Decision:
                 continue
             # Its owner may have changed its bounds; or it waits out a back-off after a crash.
             is_moved = any(run.num_devices not in row.sizes for run in entry.was) or (
-                entry.was and row.view.runnable_at_s > now_s
+                entry.was and row.view.restarts.runnable_at_s > now_s
             )
             is_lost = (
                 bool(entry.held) and entry.was and entry.was[0].start_s < now_s and row.job_id not in state.devices
@@ -213,18 +213,22 @@ class Decision:
             is_nowhere = not entry.was
             # Its owner wants it sooner than it is planned to end.
             is_hurried = (
-                bool(row.view.num_edits and entry.was) and not entry.is_late and entry.was[-1].end_s > row.deadline_s
+                bool(row.view.bounds.num_edits and entry.was)
+                and not entry.is_late
+                and entry.was[-1].end_s > row.deadline_s
             )
             is_amiss = is_moved or deviates(row, state)
-            if is_amiss and not entry.is_promised and row.view.runnable_at_s <= now_s:
+            if is_amiss and not entry.is_promised and row.view.restarts.runnable_at_s <= now_s:
                 is_amiss = not is_cut_short(row, state, now_s)
             if not (is_amiss or is_lost or is_overdue or is_nowhere or is_hurried):
                 continue
-            held = 0 if row.view.runnable_at_s > now_s else _held(self.snapshot, row)
+            held = 0 if row.view.restarts.runnable_at_s > now_s else _held(self.snapshot, row)
             left = row.steps_left(now_s, held)
             if is_overdue:
                 left = max(left, OVERDUE_S * row.rates[row.sizes[0]])
-            anew = entry_of(row, left, since_s=now_s, ready_s=row.view.runnable_at_s, scale=row.scale, held=held)
+            anew = entry_of(
+                row, left, since_s=now_s, ready_s=row.view.restarts.runnable_at_s, scale=row.scale, held=held
+            )
             anew.is_promised, anew.is_late = entry.is_promised, False
             state.scales[row.job_id] = row.scale
             self.book.drop(row.job_id)
@@ -257,12 +261,16 @@ class Decision:
                 continue
             held = _held(self.snapshot, row)
             entry = entry_of(
-                row, row.steps_left(self.now_s, held), since_s=self.now_s, ready_s=row.view.runnable_at_s, held=held
+                row,
+                row.steps_left(self.now_s, held),
+                since_s=self.now_s,
+                ready_s=row.view.restarts.runnable_at_s,
+                held=held,
             )
             if row.scale != 1.0:
                 entry.rates = tuple([rate * row.scale for rate in row.rates])
                 self.state.scales[row.job_id] = row.scale
-            if row.view.admitted_at_s is not None:
+            if row.view.promise.admitted_at_s is not None:
                 self.book.put(entry)
                 continue
             candidates.append((self.book.latest_start_s(entry), row, entry))
@@ -306,7 +314,7 @@ class Decision:
                     # Who ends in time says so; this is for who does not.
                     moments.append(max(entry.runs[-1].end_s, now_s + 1e-3) + OVERDUE_S)
         moments += self.trials.moments_s
-        moments += [row.view.runnable_at_s for row in self.rows if row.view.runnable_at_s > now_s]
+        moments += [row.view.restarts.runnable_at_s for row in self.rows if row.view.restarts.runnable_at_s > now_s]
         return min(moments, default=None)
 
 
@@ -325,11 +333,11 @@ def deviates(row: PromiseRow, state: State) -> bool:
     """Whether a job has reported that it is not where its plan says."""
     entry = state.book.entries.get(row.job_id)
     view = row.view
-    if entry is None or view.total_steps is None or not entry.was or view.progress_at_s <= entry.since_s:
+    if entry is None or view.total_steps is None or not entry.was or view.progress.progress_at_s <= entry.since_s:
         return False
-    done = work_done(entry.was, entry.rates, view.progress_at_s)
+    done = work_done(entry.was, entry.rates, view.progress.progress_at_s)
     expected = view.total_steps - entry.work + done
-    return abs(expected - view.step) > DEVIATION_STEPS + DEVIATION_FRACTION * done
+    return abs(expected - view.progress.step) > DEVIATION_STEPS + DEVIATION_FRACTION * done
 
 
 def _held(snapshot: Snapshot, row: PromiseRow) -> int:

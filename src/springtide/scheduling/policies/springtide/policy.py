@@ -195,7 +195,10 @@ def _admitted(rows: Sequence[PromiseRow], entries: Mapping[str, Entry]) -> dict[
     return {
         row.job_id: entries[row.job_id].end_s
         for row in rows
-        if row.view.admitted_at_s is None and row.can_promise and row.job_id in entries and entries[row.job_id].runs
+        if row.view.promise.admitted_at_s is None
+        and row.can_promise
+        and row.job_id in entries
+        and entries[row.job_id].runs
     }
 
 

@@ -61,7 +61,7 @@ class PromiseRow:
         job, curve = view.job, curve_of(view)
         self.view = view
         self.job_id: WorkloadId = job.job_id
-        most = min(view.max_workers, job.num_virtual_shards)
+        most = min(view.bounds.max_workers, job.num_virtual_shards)
         rates = interpolate(job.profile_steps_per_s, most) if curve.source == "profile" else curve.steps_per_s
         self.scale = 1.0
         if curve.source == "profile" and curve.sizes:
@@ -70,7 +70,7 @@ class PromiseRow:
             # Its processes cannot change their number.
             self.sizes: tuple[int, ...] = (min(view.num_replicas or most, most),)
         else:
-            self.sizes = _granted(curve.sizes) or (min(view.min_workers, most_workers(view)),)
+            self.sizes = _granted(curve.sizes) or (min(view.bounds.min_workers, most_workers(view)),)
         # A plan made before its owner lowered the bound, or a change half done, may hold more than it may have now.
         longest = max(self.sizes[-1], job.num_virtual_shards, job.max_workers, view.num_replicas)
         missing = longest + 1 - len(rates)
@@ -85,11 +85,14 @@ class PromiseRow:
         is_hard = self.is_known and job.goal.is_hard
         self.can_promise = is_hard and curve.source == "profile"
         self.is_pursued = is_hard and not self.can_promise
-        is_tried = job.elastic and curve.source == "measured" and view.admitted_at_s is None
+        is_tried = job.elastic and curve.source == "measured" and view.promise.admitted_at_s is None
         self.reach: tuple[int, ...] = (
-            _granted(range(view.min_workers, most_workers(view) + 1)) if is_tried and has_speed else ()
+            _granted(range(view.bounds.min_workers, most_workers(view) + 1)) if is_tried and has_speed else ()
         )
-        self.is_settled = view.resized_at_s is not None and view.progress_at_s >= view.resized_at_s + SETTLE_S
+        self.is_settled = (
+            view.changes.resized_at_s is not None
+            and view.progress.progress_at_s >= view.changes.resized_at_s + SETTLE_S
+        )
         self.speed_bucket = (
             round(math.log(self.rates[self.sizes[0]] * self.scale) / SPEED_STEP_FRACTION) if has_speed else None
         )
@@ -99,9 +102,9 @@ class PromiseRow:
         view = self.view
         if view.total_steps is None:
             return UNKNOWN_RUN_S * self.rates[self.sizes[0]]
-        left = float(view.total_steps - view.step)
+        left = float(view.total_steps - view.progress.step)
         if 0 < num_held < len(self.rates) and view.state is JobState.RUNNING:
-            left -= max(0.0, now_s - view.progress_at_s) * self.rates[num_held] * self.scale
+            left -= max(0.0, now_s - view.progress.progress_at_s) * self.rates[num_held] * self.scale
         return max(left, 1.0)
 
 
@@ -115,7 +118,7 @@ def _granted(sizes: Sequence[int]) -> tuple[int, ...]:
 
 def _edited_goal(row: PromiseRow) -> object:
     """The goal is the one that the job came with until its owner changes it."""
-    goal, num_edits = row.view.job.goal, row.view.num_edits
+    goal, num_edits = row.view.job.goal, row.view.bounds.num_edits
     return (num_edits, goal.deadline_s, goal.is_hard) if num_edits else None
 
 
@@ -125,17 +128,17 @@ READS = Reads(
         of_rows(LENGTH),
         of_rows(RESTARTS),
         Projection("speed", CURVE_FIELDS, attrgetter("speed_bucket")),
-        of_rows(of_fields("back-off", "runnable_at_s")),
+        of_rows(of_fields("back-off", "restarts.runnable_at_s")),
         Projection("sizes", CURVE_FIELDS, lambda row: row.sizes if row.view.job.elastic else None),
         Projection(
             "trials",
-            ("job", "admitted_at_s", "resized_at_s", "progress_at_s"),
-            lambda row: (row.view.resized_at_s, row.is_settled) if row.reach else None,
+            ("job", "promise.admitted_at_s", "changes.resized_at_s", "progress.progress_at_s"),
+            lambda row: (row.view.changes.resized_at_s, row.is_settled) if row.reach else None,
         ),
-        Projection("goal", ("job", "num_edits"), _edited_goal),
+        Projection("goal", ("job", "bounds.num_edits"), _edited_goal),
     ),
     services=SERVICES,
     nodes=NODES,
     job_id="job_id",
-    also=("state", "step", "submitted_at_s"),
+    also=("state", "progress.step", "submitted_at_s"),
 )

@@ -17,7 +17,9 @@ MIN_GAIN = 4.0
 
 def owed_to(rows: Sequence[PromiseRow], snapshot: Snapshot) -> int:
     """How many devices those outside of the book need to run at all, before a promised job gets more than it needs."""
-    return sum(row.sizes[0] for row in rows if row.view.runnable_at_s <= snapshot.now_s or _held(snapshot, row))
+    return sum(
+        row.sizes[0] for row in rows if row.view.restarts.runnable_at_s <= snapshot.now_s or _held(snapshot, row)
+    )
 
 
 def share_spare(
@@ -36,7 +38,7 @@ def share_spare(
     """
     now_s, left = book.now_s, book.profile.at(book.now_s) + num_surplus
     held = {row.job_id: _held(snapshot, row) for row in rows}
-    waiting = [row for row in rows if row.view.runnable_at_s <= now_s or held[row.job_id]]
+    waiting = [row for row in rows if row.view.restarts.runnable_at_s <= now_s or held[row.job_id]]
     order = sorted(
         range(len(waiting)),
         key=lambda at: (not held[waiting[at].job_id], waiting[at].deadline_s, waiting[at].view.submitted_at_s, at),

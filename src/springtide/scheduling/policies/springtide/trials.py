@@ -29,7 +29,7 @@ def is_settling(row: PromiseRow, state: State, now_s: float) -> bool:
     decided_s = state.formed_s.get(row.job_id)
     if not row.reach or decided_s is None:
         return False
-    resized_at_s = row.view.resized_at_s
+    resized_at_s = row.view.changes.resized_at_s
     if resized_at_s is None or resized_at_s < decided_s:
         return now_s < decided_s + RETRY_S
     return not row.is_settled
@@ -78,7 +78,7 @@ class Trials:
                 self.kept[who] = has
 
     def _end(self, row: PromiseRow, size: int, number: int) -> None:
-        measured = row.view.throughput_samples_per_s
+        measured = row.view.learnt.throughput_samples_per_s
         before = max([rate for count, rate in measured.items() if count < size], default=0.0)
         if measured.get(size, 0.0) > before * (1.0 + SPEED_STEP_FRACTION):
             del self._state.trials[row.job_id]
@@ -151,7 +151,7 @@ class Trials:
 
     def _due_s(self, row: PromiseRow) -> float:
         _, number = self._state.trials.get(row.job_id, (0, 0))
-        since_s = max(row.view.resized_at_s or 0.0, self._state.formed_s.get(row.job_id, 0.0))
+        since_s = max(row.view.changes.resized_at_s or 0.0, self._state.formed_s.get(row.job_id, 0.0))
         return since_s + RETRY_S * float(2 ** min(number, MAX_DOUBLINGS))
 
     def note(
@@ -163,7 +163,7 @@ class Trials:
             given, held = placed.get(row.job_id), snapshot.allocations.get(row.job_id)
             if given is None or held is None or not row.reach or row.job_id in self._given_up:
                 continue
-            measured = row.view.throughput_samples_per_s
+            measured = row.view.learnt.throughput_samples_per_s
             # Who is moved holds for a moment more than it ever ran on.
             if given.num_devices == row.sizes[-1] < held.num_devices and held.num_devices in measured:
                 notes[row.job_id] = why_fewer(measured, held.num_devices, given.num_devices)

@@ -46,7 +46,7 @@ class Chronus(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequest("the policy chronus needs SciPy's solver: pip install 'springtide[solvers]'")
 
     reads: ClassVar[Reads] = recall_reads(
-        "job", "progress_at_s", "state", "step", "submitted_at_s", "throughput_samples_per_s"
+        "job", "progress.progress_at_s", "state", "progress.step", "submitted_at_s", "learnt.throughput_samples_per_s"
     )
 
     def make_derived(self) -> Fingerprints:

@@ -87,7 +87,7 @@ class EdfAdmission(msgspec.Struct, frozen=True, kw_only=True):
         ledgers = dict(remembered["ledgers"]) if remembered is not None else {}
         live = LiveJobs(derived.curves, rows, snapshot)
         known = [index for index, row in enumerate(rows) if row.is_hard]
-        promised = live.by_deadline([index for index in known if rows[index].view.admitted_at_s is not None])
+        promised = live.by_deadline([index for index in known if rows[index].view.promise.admitted_at_s is not None])
         ends_s = self._play(live, promised, num_devices)
         # Progress comes in whole steps: no job is late by less than one.
         spare_s = live.deadlines_s + 1.0 / live.rates[:, 0] if rows else live.deadlines_s
@@ -95,7 +95,7 @@ class EdfAdmission(msgspec.Struct, frozen=True, kw_only=True):
         refused: dict[int, str] = {}
         for index in known:
             view = rows[index].view
-            if view.admitted_at_s is not None:
+            if view.promise.admitted_at_s is not None:
                 continue
             trial = live.by_deadline([*promised, index])
             after_s = self._play(live, trial, num_devices)

@@ -59,12 +59,12 @@ class ElasticRow:
         self.is_known = has_speed and view.total_steps is not None
         if not job.elastic:
             # Its processes cannot change their number.
-            most = min(view.max_workers, job.num_virtual_shards)
+            most = min(view.bounds.max_workers, job.num_virtual_shards)
             self.sizes: tuple[int, ...] = (min(view.num_replicas or most, most),)
         elif curve.source == "guess" or not curve.sizes:
             # Nothing is known of its speed: the least it takes to find out, or what it has where no other job needs it.
             most = most_workers(view)
-            least = min(view.min_workers, most)
+            least = min(view.bounds.min_workers, most)
             self.sizes = tuple(sorted({least, max(least, min(view.num_replicas, most))}))
         else:
             # The smallest that it accepts is a level too: on a small cluster it may be the only one that fits.
@@ -96,11 +96,11 @@ class ElasticRow:
         if self.total_steps is None:
             return UNKNOWN_RUN_S * self.rates[0]
         view = self.view
-        done = float(view.step)
+        done = float(view.progress.step)
         if num_held and view.state is JobState.RUNNING:
-            since_s = view.progress_at_s
-            if view.resized_at_s is not None:
-                since_s = max(since_s, view.resized_at_s + overheads.cost_s(num_held))
+            since_s = view.progress.progress_at_s
+            if view.changes.resized_at_s is not None:
+                since_s = max(since_s, view.changes.resized_at_s + overheads.cost_s(num_held))
             if now_s > since_s:
                 done += (now_s - since_s) * self.rate(num_held)
         return max(self.total_steps - done, LEAST_RUN_S * self.rates[0])
@@ -117,7 +117,14 @@ READS = Reads(
     services=SERVICES,
     nodes=NODES,
     job_id="job_id",
-    also=("state", "step", "progress_at_s", "resized_at_s", "started_at_s", "admitted_at_s"),
+    also=(
+        "state",
+        "progress.step",
+        "progress.progress_at_s",
+        "changes.resized_at_s",
+        "started_at_s",
+        "promise.admitted_at_s",
+    ),
 )
 
 

@@ -97,7 +97,7 @@ class _Planner:
         for index, row in enumerate(live.rows):
             if row.deadline_s == math.inf:
                 continue
-            if not rules.admits or row.view.admitted_at_s is not None:
+            if not rules.admits or row.view.promise.admitted_at_s is not None:
                 self.claims.append(index)
             elif row.is_hard:
                 self.asking.append(index)

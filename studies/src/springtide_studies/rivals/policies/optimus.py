@@ -36,7 +36,7 @@ class Optimus(msgspec.Struct, frozen=True, kw_only=True):
     interval_s: float = 600.0
 
     reads: ClassVar[Reads] = recall_reads(
-        "job", "progress_at_s", "state", "step", "submitted_at_s", "throughput_samples_per_s"
+        "job", "progress.progress_at_s", "state", "progress.step", "submitted_at_s", "learnt.throughput_samples_per_s"
     )
 
     def make_derived(self) -> Fingerprints:
@@ -111,7 +111,7 @@ def _least(gangs: Gangs, view: JobView) -> int:
     if not view.job.elastic:
         return gangs.size(view)
     sizes = curve_of(view).sizes
-    least = sizes[0] if sizes else view.min_workers
+    least = sizes[0] if sizes else view.bounds.min_workers
     return least if least <= gangs.total else 0
 
 
@@ -130,7 +130,7 @@ def _steps_left(gangs: Gangs, view: JobView) -> float:
     curve = curve_of(view)
     if view.total_steps is None or curve.source == "guess":
         return math.inf
-    steps = float(view.total_steps - view.step)
+    steps = float(view.total_steps - view.progress.step)
     if view.state is JobState.RUNNING:
-        steps -= curve.rate(gangs.held.get(view.job.job_id, 0)) * max(0.0, gangs.now_s - view.progress_at_s)
+        steps -= curve.rate(gangs.held.get(view.job.job_id, 0)) * max(0.0, gangs.now_s - view.progress.progress_at_s)
     return max(0.0, steps)

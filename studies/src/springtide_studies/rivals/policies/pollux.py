@@ -99,7 +99,7 @@ class Pollux(msgspec.Struct, frozen=True, kw_only=True):
         most = min(max(2 * ran, num_held, 1), self.max_workers)
         bounds, job = view.job.batch, view.job
         largest = job.global_batch_size if bounds is None else bounds.max_size // bounds.min_local_size
-        return min(max(most, view.min_workers), most_workers(view), max(largest, 1))
+        return min(max(most, view.bounds.min_workers), most_workers(view), max(largest, 1))
 
     def _problem(
         self,
@@ -129,7 +129,7 @@ class Pollux(msgspec.Struct, frozen=True, kw_only=True):
             capacities=capacities,
             num_nodes=len(nodes),
             held=held,
-            least=np.array([job.view.min_workers if job.view.min_workers > 1 else 0 for job in jobs]),
+            least=np.array([job.view.bounds.min_workers if job.view.bounds.min_workers > 1 else 0 for job in jobs]),
             most=most,
             max_nodes=self.max_nodes,
             speedups=speedups,
@@ -145,7 +145,7 @@ class _Job:
         self.view = view
         self.job_id = view.job.job_id
         self.most = most
-        self.model = fit_model(view.step_times)
+        self.model = fit_model(view.learnt.step_times)
 
     def speedups(self, width: int, fair: int, fair_nodes: int) -> NDArray[np.float64]:
         """Speed over that of the fair share, by one node or several, by 0 .. `width` workers: [2, width + 1].
@@ -183,7 +183,7 @@ class _Job:
     def _best(self, pairs: Sequence[tuple[int, int]]) -> Any:
         assert self.model is not None
         job = self.view.job
-        return best_batches(self.model, self.view.noise, pairs, job.batch, job.global_batch_size)
+        return best_batches(self.model, self.view.learnt.noise, pairs, job.batch, job.global_batch_size)
 
 
 def _largest_share(view: JobView) -> int:
@@ -195,8 +195,8 @@ def _largest_share(view: JobView) -> int:
 def _most_run(view: JobView, held: Mapping[WorkloadId, tuple[DeviceId, ...]]) -> int:
     """The most workers that it is known to have run on."""
     running = len(held[view.job.job_id]) if view.state is JobState.RUNNING else 0
-    measured = max((sum(step.placement) for step in view.step_times), default=0)
-    return max(running, measured, *view.throughput_samples_per_s, 0)
+    measured = max((sum(step.placement) for step in view.learnt.step_times), default=0)
+    return max(running, measured, *view.learnt.throughput_samples_per_s, 0)
 
 
 def _count_restarts(
@@ -232,7 +232,7 @@ class _Grants:
     def elastic(self) -> list[JobView]:
         """The jobs that take part in the search."""
         total = sum(map(len, self.free.values()))
-        return [view for view in self.now.snapshot.jobs if view.job.elastic and view.min_workers <= total]
+        return [view for view in self.now.snapshot.jobs if view.job.elastic and view.bounds.min_workers <= total]
 
     def held(self, job_id: WorkloadId) -> list[DeviceId]:
         """What it was given in the round that ends, as far as no rigid job has been given it since."""

@@ -71,7 +71,7 @@ class Sia(msgspec.Struct, frozen=True, kw_only=True):
         for view in now.snapshot.jobs:
             if self._is_pinned(standing, view):
                 counts[view.job.job_id] = len(now.held[view.job.job_id])
-            elif view.runnable_at_s <= now.snapshot.now_s or now.held[view.job.job_id]:
+            elif view.restarts.runnable_at_s <= now.snapshot.now_s or now.held[view.job.job_id]:
                 asking.append(view)
         left = total - sum(counts.values())
         offers = [self._offer(standing, view, total, width) for view in asking]
@@ -116,7 +116,7 @@ class Sia(msgspec.Struct, frozen=True, kw_only=True):
 
         Where the bounds hold none of them it is offered its minimum.
         """
-        least = max(1, view.min_workers)
+        least = max(1, view.bounds.min_workers)
         bounds = view.job.batch
         largest = view.job.global_batch_size if bounds is None else bounds.max_size // bounds.min_local_size
         held = len(standing.now.held[view.job.job_id])
@@ -184,8 +184,8 @@ def _widest_node(now: Round) -> int:
 
 def _most_run(view: JobView, held: int) -> int:
     """The most workers that it is known to have run on."""
-    measured = max((sum(step.placement) for step in view.step_times), default=0)
-    return max(held if view.state is JobState.RUNNING else 0, measured, *view.throughput_samples_per_s, 0)
+    measured = max((sum(step.placement) for step in view.learnt.step_times), default=0)
+    return max(held if view.state is JobState.RUNNING else 0, measured, *view.learnt.throughput_samples_per_s, 0)
 
 
 def _speedups(view: JobView, sizes: Sequence[int], width: int, held: int) -> list[float]:
@@ -207,10 +207,10 @@ def _speedups(view: JobView, sizes: Sequence[int], width: int, held: int) -> lis
 
 
 def _best(view: JobView, pairs: Sequence[tuple[int, int]]) -> BestBatches | None:
-    model = fit_model(view.step_times)
+    model = fit_model(view.learnt.step_times)
     if model is None or not pairs:
         return None
-    return best_batches(model, view.noise, pairs, view.job.batch, view.job.global_batch_size)
+    return best_batches(model, view.learnt.noise, pairs, view.job.batch, view.job.global_batch_size)
 
 
 def _place(now: Round, counts: Mapping[WorkloadId, int], standing: _Standing) -> dict[WorkloadId, PoolAllocation]:

@@ -24,7 +24,9 @@ class ShortestJobFirst(msgspec.Struct, frozen=True, kw_only=True):
 
     preemptive: bool = False
 
-    reads: ClassVar[Reads] = recall_reads("job", "progress_at_s", "state", "step", "throughput_samples_per_s")
+    reads: ClassVar[Reads] = recall_reads(
+        "job", "progress.progress_at_s", "state", "progress.step", "learnt.throughput_samples_per_s"
+    )
 
     def make_derived(self) -> Fingerprints:
         """The fingerprints to keep between two decisions."""

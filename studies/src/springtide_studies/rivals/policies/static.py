@@ -43,7 +43,13 @@ class Static(msgspec.Struct, frozen=True, kw_only=True):
             """What the job started on; else the one number for all, what its owner asked for, or its minimum."""
             job_id = view.job.job_id
             running = 0 if view.state is JobState.PREEMPTING else held.get(job_id, 0)
-            return sizes.get(job_id) or running or self.num_workers or view.job.requested_workers or view.min_workers
+            return (
+                sizes.get(job_id)
+                or running
+                or self.num_workers
+                or view.job.requested_workers
+                or view.bounds.min_workers
+            )
 
         gangs = Gangs(shares, wanted)
         serve_minimum(shares)

@@ -42,12 +42,12 @@ class Themis(msgspec.Struct, frozen=True, kw_only=True):
     reads: ClassVar[Reads] = recall_reads(
         "job",
         "num_replicas",
-        "progress_at_s",
+        "progress.progress_at_s",
         "service_offset_s",
         "state",
-        "step",
+        "progress.step",
         "submitted_at_s",
-        "throughput_samples_per_s",
+        "learnt.throughput_samples_per_s",
     )
 
     def make_derived(self) -> Fingerprints:

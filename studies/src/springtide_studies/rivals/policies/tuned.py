@@ -87,10 +87,10 @@ def told_steps_left(view: JobView, num_held: int, now_s: float) -> float:
     """Steps left, with those since the last report taken off; one where the length is not known or is over."""
     if view.total_steps is None:
         return 1.0
-    steps = view.total_steps - (view.progress or view.step)
+    steps = view.total_steps - (view.equivalent_steps or view.progress.step)
     if num_held and view.state is JobState.RUNNING:
         rates = _told_steps_per_s(view)
-        steps -= rates[min(num_held, len(rates) - 1)] * max(0.0, now_s - view.progress_at_s)
+        steps -= rates[min(num_held, len(rates) - 1)] * max(0.0, now_s - view.progress.progress_at_s)
     return max(1.0, steps)
 
 
@@ -111,7 +111,7 @@ def share_by_gain(now: Round, steps_left: StepsLeft) -> RoundDecision:
         return steps[who] * (1.0 / rates[count] - 1.0 / rates[count + 1]) if rates[count] > 0.0 else math.inf
 
     for who, view in views.items():
-        least = view.min_workers if view.job.elastic else fixed_size(view, len(now.devices))
+        least = view.bounds.min_workers if view.job.elastic else fixed_size(view, len(now.devices))
         counts[who] = least if 0 < least <= left else 0
         left -= counts[who]
         gains[who] = gain(who) if counts[who] else 0.0
