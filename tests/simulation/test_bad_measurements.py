@@ -55,14 +55,15 @@ class Doubted:
 
     def __init__(self) -> None:
         self.policy = Springtide()
+        self.derived = self.policy.make_derived()
 
     def decide(self, snapshot: Snapshot) -> Plan:
         memory = msgspec.json.decode(msgspec.json.encode(snapshot.memory))
         other = Springtide().decide(msgspec.structs.replace(snapshot, memory=memory))
-        plan = self.policy.decide(snapshot)
+        plan = self.policy.decide(snapshot, self.derived)
         assert (other.allocations, other.memory, other.reasons) == (plan.allocations, plan.memory, plan.reasons)
         assert other.revisit_at_s == plan.revisit_at_s
-        state = self.policy._seen.state
+        state = self.derived.state
         assert state is not None
         # Who is only pursued is planned by what was measured, which changes from report to report.
         pursued = {key for key, entry in state.book.entries.items() if not entry.is_promised}

@@ -194,6 +194,7 @@ class Watched:
 
     def __init__(self, *, doubts: bool = False) -> None:
         self.policy = Springtide()
+        self.derived = self.policy.make_derived()
         self.doubts = doubts
 
     def decide(self, snapshot: Snapshot) -> Plan:
@@ -201,13 +202,13 @@ class Watched:
         if self.doubts:
             memory = msgspec.json.decode(msgspec.json.encode(snapshot.memory))
             other = Springtide().decide(msgspec.structs.replace(snapshot, memory=memory))
-        plan = self.policy.decide(snapshot)
+        plan = self.policy.decide(snapshot, self.derived)
         if other is not None:
             assert other.allocations == plan.allocations
             assert other.memory == plan.memory
             assert (other.admitted, other.rejected) == (plan.admitted, plan.rejected)
             assert (other.reasons, other.revisit_at_s) == (plan.reasons, plan.revisit_at_s)
-        state = self.policy._seen.state
+        state = self.derived.state
         assert state is not None
         faults = verify(state.book)
         assert not faults, faults
