@@ -12,6 +12,7 @@ import click
 from springtide.cli.session import Session, common_options, refuse
 from springtide.cli.tables.columns import UNKNOWN, align, count, number
 from springtide.core.functions import Collective, ModelProfile
+from springtide.core.plugins import load_from_studies
 
 if TYPE_CHECKING:
     from springtide.perf.functions.pipeline.plan import PipelinePlanner, PlannedPipeline
@@ -146,8 +147,7 @@ def _answer(
     rows = [_row(one, solve_s, n == chosen) for n, (one, solve_s) in enumerate(zip(planned, seconds, strict=True))]
     answer: dict[str, Any] = {"recommended": chosen, "plans": rows}
     if options["check"]:
-        from springtide.solvers.pipeline.check import checks_of
-
+        checks_of = load_from_studies("springtide.checks", "pipeline-plan", "plan-pipeline --check")
         session.note("solving each plan again in another way, which takes longer ...")
         for row, check in zip(
             rows, checks_of(planner.problem, weights, [row["objective"] for row in rows]), strict=True

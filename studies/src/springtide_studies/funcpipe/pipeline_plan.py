@@ -22,8 +22,8 @@ from springtide.perf.functions.scale import scaled_profile
 from springtide.perf.functions.services import aws_lambda
 from springtide.solvers import highs
 from springtide.solvers.pipeline.exhaustive import best_of, every_memory
-from springtide.solvers.pipeline.milp import solve_milp
 from springtide.solvers.pipeline.problem import PipelineProblem
+from springtide_studies.bounds.pipeline_milp import solve_milp
 from springtide_studies.funcpipe.model import MODELS, TABLE_1, lambda_profile
 from springtide_studies.options import seed_option, sizes_of, sizes_option
 from springtide_studies.rows import machine_facts, machine_load, markdown_table, ratio

@@ -7,8 +7,8 @@ from typing import Any
 
 from springtide.solvers import highs
 from springtide.solvers.pipeline.exhaustive import best_of, every_memory, num_plans
-from springtide.solvers.pipeline.milp import solve_milp
 from springtide.solvers.pipeline.problem import PipelineProblem
+from springtide_studies.bounds.pipeline_milp import solve_milp
 
 # Up to so many plans a degree are tried each; to HiGHS go models of so many layers.
 MAX_TRIED = 5_000_000

@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 
 from kits.solvers.pipeline_data import WEIGHTS, drawn_problem
-from springtide.solvers.pipeline.check import checks_of
 from springtide.solvers.pipeline.exact import PipelineSolver
-from springtide.solvers.pipeline.milp import solve_milp
 from springtide.solvers.pipeline.problem import stage_tables
+from springtide_studies.bounds.pipeline_check import checks_of
+from springtide_studies.bounds.pipeline_milp import solve_milp
 
 pytest.importorskip("scipy")
 
