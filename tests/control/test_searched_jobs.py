@@ -179,7 +179,7 @@ def test_functions_that_ran_out_of_memory_are_not_asked_for_again():
     assert scene.controller.snapshot(scene.now_s).jobs[0].learnt.too_small_mb == small_mb
     asked = [action.functions for action in actions if isinstance(action, ResizeJob)]
     assert all(one.stages[0].memory_mb > small_mb for one in [scene.record.runs_as.plan, *asked])
-    assert asked or scene.record.plan == larger, "what runs is what is believed to run"
+    assert asked or scene.record.runs_as.plan == larger, "what runs is what is believed to run"
 
 
 def test_a_goal_that_cannot_be_met_is_refused_with_what_would_do():

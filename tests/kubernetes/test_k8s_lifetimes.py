@@ -46,7 +46,7 @@ class Kept(ObjectPlatform):
     def finish(self, name: str) -> None:
         """The training function returns, with a model and a log."""
         job_id = self.id_of(name)
-        record = wait_for("the group", lambda: (r := self.platform.view().jobs[job_id]).is_confirmed and r)
+        record = wait_for("the group", lambda: (r := self.platform.view().jobs[job_id]).group.is_confirmed and r)
         kept = WorkloadStore(self.store, job_id)
         kept.publish_artifact("model.pt", b"the model", record.group.generation, 7)
         kept.put_log(ReplicaId(f"{job_id}.0"), b"said")

@@ -247,6 +247,6 @@ def test_jobs_with_shares_end_under_the_unchanged_loop():
     jobs = controller.state.jobs
     assert {name: job.state for name, job in jobs.items()} == dict.fromkeys(("small", "large"), JobState.SUCCEEDED)
     # Beside each other 0.25 and 0.75 of the device, then alone at its limit.
-    assert jobs["large"].ended_at_s == pytest.approx(4000 / 75.0, abs=2.0)
-    assert jobs["small"].ended_at_s == pytest.approx(4000 / 75.0 + (4000 - 4000 / 3) / 40.0, abs=3.0)
-    assert jobs["large"].throughput_samples_per_s[1] == pytest.approx(75.0, rel=0.05)
+    assert jobs["large"].lifecycle.ended_at_s == pytest.approx(4000 / 75.0, abs=2.0)
+    assert jobs["small"].lifecycle.ended_at_s == pytest.approx(4000 / 75.0 + (4000 - 4000 / 3) / 40.0, abs=3.0)
+    assert jobs["large"].learnt.throughput_samples_per_s[1] == pytest.approx(75.0, rel=0.05)

@@ -174,7 +174,7 @@ def test_a_quota_is_not_fought_against(house):
     house.caps = {house.job(obj).workload_id: 1}
     house.compare(obj)
     # The least that its owner asked for is kept.
-    assert house.job(obj).bounds.max_workers == 2 or house.job(obj).min_workers == 1
+    assert house.job(obj).bounds.max_workers == 2 or house.job(obj).bounds.min_workers == 1
     house.caps = {}
     house.compare(obj)
     assert (house.job(obj).bounds.min_workers, house.job(obj).bounds.max_workers) == (2, 4)

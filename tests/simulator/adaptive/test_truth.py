@@ -147,7 +147,7 @@ def test_what_a_policy_sees(folder: Path) -> None:
     assert first.total_equivalent_steps == 200.0
     assert {60.0, 120.0} <= {now_s for now_s, _ in views}, "every minute"
     at_120 = next(view for now_s, view in views if now_s == 120.0)
-    assert at_120.progress == pytest.approx(
+    assert at_120.equivalent_steps == pytest.approx(
         80 * 1.6 / step if 80 * 1.6 / step < 100 else 100 + (80 - 62.5 * step) * 4 / 3 / step
     )
     assert at_120.global_batch_size == 16
