@@ -178,7 +178,7 @@ def skip_a_batch_after_a_resize(monkeypatch: pytest.MonkeyPatch) -> None:
         def __init__(self, generation: int, members: Any, step: int) -> None:
             super().__init__(generation, members, step + (generation > 1))
 
-    monkeypatch.setattr(training, "Group", Group)
+    monkeypatch.setattr(training, "ModelledGroup", Group)
 
 
 @plant
