@@ -51,7 +51,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "springtide.cli.commands.pools",
             "Show servers by pool, loans and reclaims, the tide and its forecast.",
         ),
-        "devices": ("springtide.cli.commands.devices", "Show who shares which device: request, limit, granted, used."),
+        "devices": ("springtide.cli.commands.devices", "Show each device's shares: request, limit, granted, used."),
         "scale": ("springtide.cli.commands.act", "Change how many workers or replicas there may be, while it runs."),
         "change": ("springtide.cli.commands.act", "Change a job's deadline, budget or retries while it runs."),
         "pause": ("springtide.cli.commands.act", "Checkpoint a job and give its devices back."),
@@ -131,7 +131,7 @@ def cli(ctx: click.Context) -> None:
 
 
 def _one_sentence(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-    """What Python calls for an error that nobody foresaw."""
+    """Python's `sys.excepthook` for an unexpected error."""
     complain(
         f"this should not happen: {kind.__name__}: {error}. "
         "SPRINGTIDE_DEBUG=1 shows where; `springtide doctor` may say why"

@@ -29,7 +29,7 @@ _LEVELS: tuple[Level, ...] = ("flag", "environment", "pyproject", "user file", "
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """One setting: its value, the level that decided, and the words for where that stands."""
+    """One setting: its value, the level that decided, and the text that names its place."""
 
     value: str | int | float | None
     level: Level

@@ -41,7 +41,7 @@ from springtide.core.status.quote import Quote
 from springtide.core.status.shares import SharingStatus
 
 REQUEST_TIMEOUT_S = 30.0
-# A quote asks the policy many times, and waits for those who asked before.
+# A quote asks the policy many times, and waits for earlier quotes.
 QUOTE_TIMEOUT_S = 120.0
 CONNECT_TIMEOUT_S = 5.0
 INFER_TIMEOUT_S = 120.0

@@ -161,7 +161,7 @@ class _Sender:
 
     def send(self, piece: Mapping[str, Any], verb: Verb) -> tuple[tuple[DatasetArray, ...], list[ShardEntry]]:
         """The piece's arrays, and its shards in order, which are then at the platform."""
-        # numpy is loaded for those who send.
+        # numpy is imported only for sending.
         from springtide.storage.datasets.cut import checked_arrays, cut, described
 
         arrays = checked_arrays({name: _on_the_cpu(array) for name, array in piece.items()})

@@ -57,7 +57,7 @@ class ClusterClient:
     """
 
     def __init__(self, kubeconfig: str | Path | None = None, *, context: str = "") -> None:
-        # The library that finds the cluster is loaded for those who have one.
+        # The library that finds the cluster is imported only where it is used.
         from springtide.backends.kubernetes.client.api import KubeApi
 
         self._runner = asyncio.Runner()

@@ -45,7 +45,7 @@ def with_layers(
     `springtide profile FILE --layers` wrote; without one the layers are measured, or known from an earlier time. `tell`
     gets a line about what is done. Raises InvalidRequest, BackendError.
     """
-    # What is measured with is loaded for those who need it.
+    # Imported only where layers are measured or read.
     from springtide.runtime.profiling.layer_profiling import cached_source_layers, read_layer_profile
 
     params = dict(request.get("params", {}))

@@ -1,4 +1,4 @@
-"""The books of a study: its trials, what each may cost, what they cost, which are worse than the others; on disk."""
+"""The state of a study, on disk: its trials, what each may cost, what they cost, which are worse than the others."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, trials=trials)
 
     def is_worse_than_median(self, trial: Trial) -> bool:
-        """The median rule: whether its newest tenth has a larger loss than the median of those who came through."""
+        """The median rule: whether its newest tenth has a larger loss than the median of the trials that succeeded."""
         part = len(trial.losses) - 1
         if not MIN_PARTS <= part + 1 < NUM_PARTS:
             return False

@@ -48,7 +48,8 @@ class Controller:
         learns_overheads: bool = False,
         tide: Tide | None = None,
     ) -> None:
-        """Without `on_policy_error` a broken policy raises; with it, it is told and everyone keeps what they hold.
+        """Without `on_policy_error` a broken policy raises; with it, the error is reported and all workloads keep
+        what they hold.
 
         `overheads` is what changing a job costs on this platform; by default nothing. With `learns_overheads` that is
         what is believed before changes are seen, and what they took counts then. `tide` says in what seasons the
@@ -65,7 +66,7 @@ class Controller:
         self._settled = Settled()
         self._told_reasons: Mapping[WorkloadId, str] = {}
         self._backing_off: dict[WorkloadId, None] = {}
-        # What the policy plans for the time to come, for those who look. A fresh control plane learns it with its first
+        # What the policy plans for the time to come, for status pages. A fresh control plane learns it with its first
         # step, so it is no part of the state.
         self.future: Mapping[WorkloadId, Schedule] = {}
         self._wakeup_at_s: float | None = None
@@ -76,7 +77,7 @@ class Controller:
         return self._wakeup_at_s
 
     def wake(self) -> None:
-        """Step at the next opportunity: after a restart nobody knows what the last wake-up was for."""
+        """Step at the next opportunity: after a restart the purpose of the last wake-up is not known."""
         self._wakeup_at_s = 0.0
 
     @property
@@ -87,7 +88,7 @@ class Controller:
     def step(self, now_s: float, events: Sequence[Event]) -> Step:
         """Take in what happened, decide anew, and return the whole turn as the journal will keep it.
 
-        Raises PolicyError if the policy wants what cannot be and nobody is there to be told.
+        Raises PolicyError if the policy's plan is impossible and there is no `on_policy_error`.
         """
         apply_events(events, self.state, now_s)
         plan = self._decide(self.snapshot(now_s))
@@ -125,7 +126,7 @@ class Controller:
         self._take_changes()
         allocations = self._mirror.allocations(state)
         if state.is_stopping:
-            # Nobody wants anything any more, so every policy plans an empty platform.
+            # No workload wants anything any more, so every policy plans an empty platform.
             return Snapshot(now_s=now_s, cluster=state.topology(), allocations=allocations, memory=state.memory)
         return Snapshot(
             now_s=now_s,
@@ -260,7 +261,7 @@ class Controller:
 
 
 def keep_plan(snapshot: Snapshot) -> Plan:
-    """Everyone who wants to run keeps the devices they hold, nobody gets more: the plan of last resort."""
+    """Every workload that wants to run keeps the devices it holds, none gets more: the plan of last resort."""
     alive = set(snapshot.cluster.device_ids())
     bounds = _bounds(snapshot)
     return Plan(

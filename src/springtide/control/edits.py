@@ -38,7 +38,7 @@ def recent(moments_s: tuple[float, ...], now_s: float) -> tuple[float, ...]:
 
 
 def times_text(count: int) -> str:
-    """How often, in words."""
+    """How often, as text."""
     return "once" if count == 1 else f"{count} times"
 
 
@@ -90,7 +90,7 @@ def without_replica(record: WorkloadRecord, gone: ReplicaRecord, now_s: float) -
 
 
 def all_lost(record: JobRecord, runnable_at_s: float, reason: str) -> JobRecord:
-    """Nobody holds the job's state any more: whoever is left ends, and it starts anew."""
+    """No worker holds the job's state any more: those that are left end, and the job starts anew."""
     return replace(
         record,
         lifecycle=replace(

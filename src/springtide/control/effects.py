@@ -36,7 +36,7 @@ def _(action: actions.StopReplica, state: PlatformState, now_s: float) -> None:
         return
     record = with_replica(record, replace(replica, state=ReplicaState.STOPPING))
     if isinstance(record, JobRecord) and action.grace_s == 0.0 and _trains(record, action.replica_id):
-        # Whoever is stopped by force in the middle of its group leaves the others hanging: they form anew at once.
+        # A member killed in the middle of its group leaves the others waiting: they form a new group at once.
         record = replace(record, group=replace(record.group, is_broken=True))
     put(state, record)
 
@@ -45,7 +45,7 @@ def _trains(record: JobRecord, replica_id: ReplicaId) -> bool:
     """Whether a group that is at work, or one that is about to be, cannot do without the worker."""
     if record.state is JobState.PREEMPTING or record.state.is_terminal:
         return False
-    # A forced change waits for nobody who leaves.
+    # A forced change does not wait for leaving members.
     is_forced = not record.group.is_confirmed and record.group.oldest_generation == record.group.generation
     return replica_id in record.group.members or (replica_id in record.group.previous_members and not is_forced)
 

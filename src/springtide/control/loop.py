@@ -24,11 +24,12 @@ def run(
 ) -> None:
     """Drive the platform until `until()` holds between two turns.
 
-    The order is the safety argument: a step is durable before anybody is told of it (acknowledge) and before any
-    of its effects begins (start). A crash anywhere leaves effects undone, never effects unrecorded. `on_step` is
-    told of every journaled step, after it is durable. A journal that cannot be written (a full disk) halts
-    decisions, not training: the step is tried again until it is durable, and what happens meanwhile is kept. A journal
-    that another control plane has taken over ends the loop: raises Superseded, and nothing of the step has begun.
+    The order is the safety argument: a step is durable before the executor or a caller is told of it (acknowledge), and
+    before any of its effects begins (start). A crash anywhere leaves effects undone, never effects unrecorded.
+    `on_step` is called with every journaled step, after it is durable. A journal that cannot be written (a full disk)
+    halts decisions, not training: the step is tried again until it is durable, and what happens meanwhile is kept. A
+    journal that another control plane has taken over ends the loop: raises Superseded, and nothing of the step has
+    begun.
     """
     kept: list[Event] = []
     while not until():

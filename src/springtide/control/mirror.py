@@ -8,7 +8,7 @@ from springtide.core.workload import WorkloadId
 
 
 class Mirror:
-    """The views of all jobs that want to run and the allocations of everyone who holds something, in order of arrival.
+    """The views of all jobs that want to run and the allocations of all that hold something, in order of arrival.
 
     `take` is told of every workload whose record has changed; what has not changed stays the same object.
     """
@@ -57,7 +57,7 @@ class Mirror:
         return self._jobs
 
     def allocations(self, state: PlatformState) -> dict[WorkloadId, Allocation]:
-        """What everyone holds, ranks first."""
+        """What each workload holds, ordered by rank."""
         self._order(state)
         if self._shown is None:
             self._shown = dict(self._held)
@@ -138,7 +138,7 @@ def view_service(record: ServiceRecord, now_s: float) -> ServiceView:
 
 
 def _idle_s(record: ServiceRecord, now_s: float) -> float:
-    """How long nobody has asked: what the gateway last said, and the time since if it saw nothing then."""
+    """Seconds without a request: what the gateway last reported, and the time since if it saw none then."""
     if record.in_flight or record.queued:
         return 0.0
     since_s = record.deployed_at_s if record.load_at_s is None else record.load_at_s

@@ -19,7 +19,7 @@ def sure_curve(view: JobView) -> SpeedCurve:
     """The job's speed curve; on parts of devices where only whole ones were profiled, at its request.
 
     Computation is taken to go in proportion to the part. What was measured while it ran was measured on its parts,
-    beside whoever is there, and stands as it is.
+    beside its neighbours there, and is used unchanged.
     """
     curve, share = curve_of(view), share_of(view.job)
     if share is None or curve.source == "guess" or view.learnt.throughput_samples_per_s:

@@ -1,4 +1,4 @@
-"""Nodes between pools: what a plan's labels call for, who may start where, and who has outstayed its grace."""
+"""Nodes between pools: what a plan's labels call for, what may start where, and which replicas overstay their grace."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOTHING = PoolAllocation(device_ids=())
 
 
 class Passage:
-    """Which devices of a state may be given to whom, and until when those on a reclaimed node must be free.
+    """Which devices may be given to jobs or services, and until when those on a reclaimed node must be free.
 
     A view for one round of reconciling: it is made anew when labels or drains have changed.
     """
@@ -25,7 +25,7 @@ class Passage:
         self._by_id = topology.by_id
         self._node_of = topology.node_of
         self._plan = plan
-        # Nobody asks where every node is shared and stays so.
+        # Every node is shared and stays so: all checks pass.
         self.is_open = not topology.has_pools and not state.drains
 
     def admits(self, device_id: DeviceId, *, is_job: bool) -> bool:
@@ -77,7 +77,7 @@ def pool_actions(state: PlatformState, plan: Plan) -> list[Action]:
         if staying & state.jobs.held:
             kept = _kept_by_jobs(state, plan) if kept is None else kept
             leaving = (staying & state.jobs.held) - kept
-            # A reclaim lasts until they are gone. Who is told to go only after that has a grace of its own.
+            # A reclaim lasts until they are gone. Replicas told to leave after that have a grace of their own.
             is_reclaim = bool(leaving) if was_reclaim else _has_to_go(state, leaving)
         if not is_same or is_reclaim != was_reclaim:
             actions.append(
@@ -101,7 +101,7 @@ def pool_actions(state: PlatformState, plan: Plan) -> list[Action]:
 
 
 def _unfit(state: PlatformState, node: Node, wish: Relabel) -> set[DeviceId]:
-    """The devices of the node that somebody holds whom the new label does not admit."""
+    """The held devices of the node whose holders the new label does not admit."""
     devices = {device.device_id for device in node.devices}
     unfit: set[DeviceId] = set()
     if not admits(wish.pool, is_job=True):
@@ -117,7 +117,7 @@ def _kept_by_jobs(state: PlatformState, plan: Plan) -> frozenset[DeviceId]:
 
 
 def _has_to_go(state: PlatformState, devices: set[DeviceId]) -> bool:
-    """Whether a job that wants to run on is to give up any of the devices; who has ended leaves by itself."""
+    """Whether a job that wants to run on is to give up any of the devices; ended jobs leave by themselves."""
     return bool(devices) and any(
         replica.device_id in devices and replica.state is not ReplicaState.STOPPING
         for record in state.jobs.live.values()
@@ -155,7 +155,7 @@ def wanted_pools(plan_pools: Mapping[NodeId, Relabel], nodes: Mapping[NodeId, No
 def misplaced(
     plan: Plan, nodes: Mapping[NodeId, Node], node_of: Mapping[DeviceId, NodeId], jobs: frozenset[WorkloadId]
 ) -> list[tuple[WorkloadId, DeviceId]]:
-    """Whom the plan gives devices on nodes that do not admit it, whether it holds them already or not."""
+    """The workloads that get devices on nodes that do not admit them, and those devices, held already or not."""
     pools = wanted_pools(plan.pools, nodes)
     open_to = {
         is_job: {

@@ -1,6 +1,6 @@
 """The one place where a wanted state becomes actions: the difference between a Plan and the truth.
 
-Releases come before grants, a device is granted only once nobody holds it, and a group changes one step at a time:
+Releases come before grants, a device is granted only once no replica holds it, and a group changes one step at a time:
 while a ResizeJob waits for its confirmation, nothing but the loss of a member touches that job. Called again with
 the same plan after its actions took effect, it returns nothing (a fixed point).
 """
@@ -29,7 +29,7 @@ END_GRACE_S = 2.0
 
 
 class Settled:
-    """Who needs to be looked at. Whoever holds what it wants is left alone until its record or its wish changes."""
+    """Which workloads to look at. One that holds what it wants is skipped until its record or its wish changes."""
 
     def __init__(self) -> None:
         self._wanted: dict[WorkloadId, PoolAllocation] = {}
@@ -52,7 +52,7 @@ class Settled:
         self._wanted.pop(workload_id, None)
 
     def todo(self, plan: WantedPlan) -> set[WorkloadId]:
-        """Whom to look at under this plan."""
+        """The workloads to look at under this plan."""
         allocations = plan.allocations
         if allocations is not self._allocations:
             for workload_id, allocation in allocations.items():
@@ -83,13 +83,13 @@ def function_plan(allocation: PoolAllocation) -> FunctionPlan | None:
 def reconcile(state: PlatformState, plan: WantedPlan, now_s: float, settled: Settled | None = None) -> list[Action]:
     """Return the actions that bring what is held towards what the plan wants. Does not change `state`.
 
-    `settled` is kept between calls and told of every change of a record in between; without it everyone is looked at.
+    `settled` is kept between calls and told of every record that changes in between; without it all are looked at.
     """
     topology = state.topology()
     alive, room = topology.device_set, DeviceRoom(state, topology)
     labels = pool_actions(state, plan)
     if labels:
-        # Who may start where follows from them: that is the next round's.
+        # They decide what may start where, which is left to the next round.
         return labels
     passage = Passage(state, plan)
     releases: list[Action] = []
@@ -165,7 +165,7 @@ def _held_by(record: JobRecord | ServiceRecord) -> dict[DeviceId, Share | None]:
 
 
 def _is_as(held: Share | None, wanted: Share | None) -> bool:
-    """Whether nothing is to be done about a share: one who holds the whole, or is to, keeps what it has."""
+    """Whether a share may stay: a replica that holds the whole device, or is to, keeps what it has."""
     return held is None or wanted is None or held == wanted
 
 
@@ -415,7 +415,7 @@ def _preempt(record: JobRecord, reason: str, at_most_s: float = math.inf) -> lis
 
 
 def _stop_leavers(record: JobRecord) -> list[Action]:
-    """Make sure that whoever is out of the group goes: it leaves by itself at the switch, this is the backstop."""
+    """Stop workers that are out of the group: they leave by themselves at the switch, this is the backstop."""
     return [
         _stop(record, r, record.job.grace_s, "no longer a member")
         for r in record.replicas

@@ -114,7 +114,7 @@ class GroupMembership(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def dissolved(self) -> GroupMembership:
-        """No group: nobody trains, and no change is under way."""
+        """No group: no worker trains, and no change is under way."""
         return replace(self, members=(), previous_members=(), state_holders=(), is_confirmed=True, is_broken=False)
 
 
@@ -259,8 +259,9 @@ class RecordTable(dict[WorkloadId, Record]):
     """Records by id, in order of arrival. `live` are those that may still change anything; a turn looks only at them.
 
     `held` are the devices they hold, wholly or in part, `shares` the parts of those that are held in parts, `changed`
-    names whoever has changed since the controller last looked, and `place` numbers them by arrival. All follow every
-    change of a record, so that the cost of a turn does not grow with the number of jobs that have ended or stand still.
+    names the records that changed since the controller last looked, and `place` numbers them by arrival. All follow
+    every change of a record, so that the cost of a turn does not grow with the number of jobs that have ended or stand
+    still.
     """
 
     def __init__(self) -> None:
@@ -328,7 +329,7 @@ class PlatformState(msgspec.Struct, kw_only=True):
     """The whole truth. Changes only through control.transitions; dictionaries keep arrival order.
 
     `labels` are those that nodes were given here; they outlive the loss of a node. They and `drains` are replaced,
-    never changed, so that whoever was handed them may keep them. `change_times_s` is how long the last changes of jobs
+    never changed, so that a caller may keep what it was handed. `change_times_s` is how long the last changes of jobs
     took that started workers, from the order to the first step.
     """
 
@@ -378,7 +379,7 @@ class PlatformState(msgspec.Struct, kw_only=True):
         return load_of(held)
 
     def holders(self) -> dict[DeviceId, tuple[ReplicaId, ...]]:
-        """Who holds each device that is held. Asserts that nobody sits beside one who holds the whole of it."""
+        """The replicas on each held device. Asserts that a replica that holds a whole device is alone on it."""
         held: dict[DeviceId, list[ReplicaRecord]] = {}
         for record in self.live_records():
             for replica in record.replicas:

@@ -12,10 +12,10 @@ from springtide.core.shares import FREE, Load, Share, has_room, load_of
 
 
 class DeviceRoom:
-    """Who may start on which device. A view for one round of reconciling.
+    """What may start on which device. A view for one round of reconciling.
 
-    A part is granted only where the sum of what is held, by those who are leaving too, and of what was granted in this
-    round stays within the device; a whole device only once nobody holds any of it.
+    A part is granted only where the sum of what is held, by leaving replicas too, and of what was granted in this
+    round stays within the device; a whole device only once no replica holds any of it.
     """
 
     def __init__(self, state: PlatformState, topology: Topology) -> None:
@@ -48,7 +48,7 @@ class DeviceRoom:
                 self._granted.setdefault(action.device_id, []).append(action.share)
 
     def note_more(self, device_id: DeviceId, held: Share, wanted: Share) -> None:
-        """Somebody is to hold `wanted` of the device instead of `held`: what it gives up counts until it has."""
+        """A replica is to hold `wanted` of the device instead of `held`: what it gives up counts until it has."""
         more = Share(
             request=max(0.0, wanted.request - held.request),
             limit=max(0.0, wanted.limit - held.limit),
@@ -75,7 +75,7 @@ def share_changes(
     """What gives living replicas the share that the plan wants them to hold, where their devices have room for it."""
     wanted = allocation.share
     if wanted is None:
-        # Whoever holds a part keeps it until it is started anew: nobody is put beside one who holds the whole.
+        # A replica keeps its part until it is started anew: no replica may be beside one that holds the whole.
         return
     for replica in record.replicas:
         held = replica.share

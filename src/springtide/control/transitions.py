@@ -78,7 +78,7 @@ def _(event: events.ServiceDeployed, state: PlatformState, now_s: float) -> None
     fresh = ServiceRecord(
         service=service,
         state=ServiceState.IDLE,
-        reason="no replica: nobody has asked yet",
+        reason="no replica: no request has come yet",
         deployed_at_s=now_s,
         min_replicas=service.min_replicas,
         max_replicas=service.max_replicas,
@@ -184,7 +184,7 @@ def _(event: events.ScaleRequested, state: PlatformState, now_s: float) -> None:
 def _(event: events.NodeJoined, state: PlatformState, now_s: float) -> None:
     node, label = event.node, state.labels.get(event.node.node_id)
     if node.owner == "shared":
-        # It is nobody's, whatever it was before.
+        # It has no owner, whatever it had before.
         state.labels = {node_id: pool for node_id, pool in state.labels.items() if node_id != node.node_id}
     elif label is not None and label != node.pool:
         # What it is labelled for was decided here, and others may hold its devices by that.
@@ -425,7 +425,7 @@ def _node_sentence(node_id: NodeId) -> str:
 
 
 def _may_vanish(record: WorkloadRecord, replica: ReplicaRecord) -> bool:
-    """Whether a stopping replica's end concerns nobody: it is in no group that is still at work."""
+    """Whether a stopping replica may end unnoticed: it is in no group that is still at work."""
     if isinstance(record, ServiceRecord):
         return True
     return replica.replica_id not in (*record.group.members, *record.group.previous_members)
@@ -439,7 +439,7 @@ def _may_leave(record: WorkloadRecord, replica: ReplicaRecord) -> bool:
 
 
 def _drop_replica(state: PlatformState, workload_id: WorkloadId, replica: ReplicaRecord, now_s: float) -> None:
-    """Take out a replica of a service that is gone through nobody's fault."""
+    """Take out a replica of a service that is gone without a fault."""
     record, _ = find(state, workload_id, replica.replica_id)
     assert isinstance(record, ServiceRecord)
     put(state, without_replica(record, replica, now_s))
@@ -461,7 +461,7 @@ def _lose_replica(
     if isinstance(record, ServiceRecord):
         crashes = recent(record.crashes_at_s, now_s)
         record = replace(record, crashes_at_s=crashes, runnable_at_s=now_s + back_off_s(len(crashes)))
-        # A crash loop is one in which nobody answers: a replica that does keeps the service alive.
+        # It is a crash loop only while no replica answers: one that does keeps the service alive.
         is_answered = any(r.state is ReplicaState.READY for r in record.replicas if r.replica_id != replica_id)
         if len(crashes) >= MAX_SERVICE_CRASHES and not is_answered:
             record = replace(record, state=ServiceState.FAILED, reason=f"crashed {times_text(len(crashes))}: {reason}")

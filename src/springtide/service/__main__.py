@@ -21,7 +21,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--policy", default="springtide")
     parser.add_argument("--port", type=int, default=8787, help="0 takes a free port")
     parser.add_argument("--price", type=float, default=None, help="US dollars an hour of one device costs")
-    parser.add_argument("--pools", default="", help="who owns how many slots, as inference=2 (default: all share them)")
+    parser.add_argument(
+        "--pools", default="", help="slots that each pool owns, as inference=2 (default: all share them)"
+    )
     parser.add_argument("--day", type=float, default=None, help="seconds after which the tide comes again")
     parser.add_argument("--functions", type=Path, default=None, help="the settings of a function service, as a file")
     parsed = parser.parse_args(arguments)

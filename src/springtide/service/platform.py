@@ -1,4 +1,4 @@
-"""The running platform: the control loop on its own thread, and the immutable view that everyone else reads."""
+"""The running platform: the control loop on its own thread, and the immutable view that all other threads read."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Platform:
     ) -> None:
         """`nodes` are those of this machine, `tide` the empty memory of days that the past is folded into.
 
-        `function_status` says who fills the places of a job on functions, and `sharing` who shares which device, from
+        `function_status` says which functions run a job, and `sharing` which workloads share which device, from
         any thread; with `has_parameter_store` what functions tell each other goes through one. `ground` is there where
         the platform is more than this machine: then `nodes` are those beside its own.
         """
@@ -216,15 +216,15 @@ class Platform:
         return self._view
 
     def snapshot(self) -> Snapshot:
-        """What the policy would be shown at this instant: for those who ask what it would do. Any thread may."""
+        """What the policy would be shown at this instant, for what-if questions. Any thread may call."""
         return replace(self._shown, now_s=self.clock.now_s())
 
     def function_status(self, workload_id: WorkloadId) -> FunctionRunStatus | None:
-        """Who fills the places of a job on functions now; None for any other, and while its coordinator is away."""
+        """Which functions run a job now; None for any other job, and while its coordinator is away."""
         return self._function_status(workload_id)
 
     def sharing(self) -> SharingStatus:
-        """Who shares which device now, what is granted to each, and what enforces it. Any thread may ask."""
+        """Which workloads share which device now, what is granted to each, and what enforces it. Any thread may ask."""
         return self._sharing()
 
     def make_policy(self) -> Policy:
@@ -238,7 +238,7 @@ class Platform:
     def submit(self, event: Event, timeout_s: float = 10.0) -> int:
         """Hand an event to the loop and wait until it is durable. Returns its journal number.
 
-        Raises BackendError after `timeout_s`: then nobody knows yet whether it will be taken in.
+        Raises BackendError after `timeout_s`: then it is not known yet whether the event will be recorded.
         """
         ticket: Future[int] = Future()
         with self._tickets_lock:
@@ -381,9 +381,9 @@ class _CrashingJournal:
 class _CrashPoints:
     """The executor with a named crash point on either side of every effect that the loop starts.
 
-    After a restart it takes over only who is on one of `devices`: where the machine was cut into other nodes before,
-    the control plane learns that those are lost, and whoever is left on them must end. None: the executor knows itself
-    what there is. `before_recovery` is called before the executor recovers.
+    After a restart it adopts only replicas on one of `devices`: where the machine was cut into other nodes before,
+    the control plane learns that those are lost, and the replicas left on them must end. None: the executor itself
+    knows its devices. `before_recovery` is called before the executor recovers.
     """
 
     def __init__(

@@ -192,11 +192,11 @@ class PlatformLike(Protocol):
         ...
 
     def function_status(self, workload_id: WorkloadId) -> FunctionRunStatus | None:
-        """Who fills the places of a job on functions now; None for any other, and while its coordinator is away."""
+        """Which functions run a job now; None for any other job, and while its coordinator is away."""
         ...
 
     def sharing(self) -> SharingStatus:
-        """Who shares which device now, what is granted to each, and what enforces it."""
+        """Which workloads share which device now, what is granted to each, and what enforces it."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""What a control plane answers while another one leads: that it lives, who leads, and to ask again in a moment."""
+"""What a control plane answers while another one leads: that it is alive, which one leads, and when to ask again."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 class Standby:
     """Serves health and refusals on a socket that is kept open for whatever is served there next.
 
-    `role` says what this control plane does meanwhile (`standby`, `starting`), `leader` who leads as far as is known;
-    both are asked at each request. Whoever stands by is ready: it can lead at any moment. Whoever starts is not.
+    `role` says what this control plane does meanwhile (`standby`, `starting`), `leader` which one leads, as far as is
+    known; both are asked at each request. `standby` counts as ready, since it can lead at any moment; `starting` does
+    not.
     """
 
     def __init__(self, listener: socket.socket, role: Callable[[], str], leader: Callable[[], str]) -> None:

@@ -89,7 +89,7 @@ def play_in_processes(
         try:
             lines = list(pool.map(play_one, policies))
         except BaseException:
-            # Ctrl-C: nobody waits for the rest, neither for those at work nor for those in line.
+            # Ctrl-C: the rest is not waited for, neither the running plays nor the queued ones.
             pool.shutdown(wait=False, cancel_futures=True)
             for process in processes:
                 process.kill()
@@ -149,7 +149,7 @@ def _play(request: StudyRequest, on_progress: Callable[[int, int], None]) -> dic
 
 
 def main() -> int:
-    """Play the request on standard input. Who is interrupted, or has nobody left to tell, ends without a word."""
+    """Play the request on standard input. When interrupted, or when the reader is gone, exit 130 without a message."""
     try:
         play_request(sys.stdin.buffer.read(), sys.stdout.buffer)
     except (KeyboardInterrupt, BrokenPipeError):

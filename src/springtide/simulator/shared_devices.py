@@ -1,4 +1,4 @@
-"""How a device of the models is divided among those who share it: at every moment, between request and limit."""
+"""How a simulated device is divided among its replicas: at every moment, each between its request and limit."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _NOTHING = 1e-12
 
 
 def overfull(held: Sequence[Share | None], memory_mb: int = 0) -> str:
-    """What is wrong about who holds a device, as a sentence; "" where all of them fit. None holds the whole of it.
+    """What is wrong about the holders of a device, as a sentence; "" where all fit. None stands for the whole device.
 
-    Whoever holds the whole is alone, and the sums of requests, limits and memory keep their bounds.
+    A holder of the whole must be alone, and the sums of requests, limits and memory must keep their bounds.
     """
     if len(held) <= 1:
         return ""
@@ -42,7 +42,7 @@ class Wish(NamedTuple):
 def divide(wishes: Sequence[Wish]) -> tuple[float, ...]:
     """The fraction of the device that each tenant gets.
 
-    Each gets what it can use up to its request; what is left goes to those who can use more, in proportion to their
+    Each gets what it can use up to its request; what is left goes to those that can use more, in proportion to their
     requests, up to their limits (Dilu, section 3.2: request is guaranteed, limit is reached where others leave it).
     Where even the requests do not fit, which no ledger allows, they are scaled down alike.
     """
@@ -68,9 +68,9 @@ def divide(wishes: Sequence[Wish]) -> tuple[float, ...]:
 
 
 class SharedDevices:
-    """Who holds which share of which device, and how fast each is there. Whoever holds a whole device is not in it.
+    """The shares that replicas hold of devices, and the speed of each there. Holders of whole devices are not in it.
 
-    `changed` is called for every tenant whose rate is another one than before, but for the one who caused it.
+    `changed` is called for every tenant whose rate is another one than before, but for the one that caused it.
     """
 
     def __init__(self, changed: Callable[[ReplicaId], None]) -> None:
@@ -97,7 +97,7 @@ class SharedDevices:
         return None if device_id is None else self._on[device_id][replica_id].share
 
     def rate(self, replica_id: ReplicaId) -> float:
-        """The fraction of its device that a replica computes at; 1 for whoever has the whole of it."""
+        """The fraction of its device that a replica computes at; 1 for one that has the whole of it."""
         return self._rates.get(replica_id, 1.0)
 
     def slowest(self, replica_ids: Iterable[ReplicaId]) -> float:
@@ -138,7 +138,7 @@ class SharedDevices:
             self._divide(device_id, None if share is not None else replica_id)
 
     def _divide(self, device_id: DeviceId, cause: ReplicaId | None) -> None:
-        """Divide the device anew, and tell those who are slower or faster by that."""
+        """Divide the device anew, and call `changed` for the tenants whose rate changes by that."""
         wishes = self._on[device_id]
         slower: list[ReplicaId] = []
         for replica_id, rate in zip(wishes, divide(tuple(wishes.values())), strict=True):

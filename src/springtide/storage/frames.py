@@ -70,7 +70,7 @@ class FrameTensor(msgspec.Struct, frozen=True):
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """What a frame holds: tensors by name, in the frame's order, and words about them."""
+    """What a frame holds: tensors by name, in the frame's order, and metadata about them."""
 
     tensors: dict[str, FrameTensor]
     metadata: dict[str, str]
@@ -98,7 +98,7 @@ def tensor_of(array: npt.NDArray[Any]) -> FrameTensor:
 
 
 def encode(tensors: Mapping[str, FrameTensor], metadata: Mapping[str, str] | None = None) -> bytes:
-    """A frame of these tensors; the same tensors and words make the same bytes, and each tensor is copied once.
+    """A frame of these tensors; the same tensors and metadata make the same bytes, and each tensor is copied once.
 
     Raises StorageError for what does not fit together.
     """
@@ -111,7 +111,7 @@ def encode(tensors: Mapping[str, FrameTensor], metadata: Mapping[str, str] | Non
     offset = 0
     for name, code, tensor in named:
         if name == _METADATA:
-            raise StorageError(f"no tensor may be called {_METADATA}: the format keeps that name for words")
+            raise StorageError(f"no tensor may be called {_METADATA}: the format keeps that name for metadata")
         view = _bytes_of(name, tensor, code)
         end = offset + view.nbytes
         header[name] = {"dtype": code, "shape": list(tensor.shape), "data_offsets": [offset, end]}

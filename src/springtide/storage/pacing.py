@@ -1,4 +1,4 @@
-"""When to ask again: growing, jittered intervals for stores that cannot wake whoever waits, and for servers in trouble.
+"""When to ask again: growing, jittered intervals for stores that cannot wake waiters, and for servers in trouble.
 
 Clock, sleep and chance come from outside; `real_pace` is the machine's.
 """
@@ -70,7 +70,7 @@ def ask_until(
 ) -> tuple[Answer | None, PollState]:
     """Ask at growing intervals until there is an answer, and a last time at the timeout. None: there was none.
 
-    Who waits in slices gives what the slice `before` has come to: the pauses go on growing where they were.
+    A caller that waits in slices passes the state of the slice `before`: the pauses go on growing where they were.
     """
     deadline_s = pace.now_s() + timeout_s
     lengths = intervals.lengths(pace.draw, before.pause_s if before else 0.0)

@@ -12,7 +12,7 @@ from typing import Any
 # A step and its line.
 Line = tuple[int, str]
 _NUM_LOST = "num_lost"
-# What a container says at its end of lines that the store lacks begins so; whoever follows its output takes them out.
+# Prefix of the lines that a container prints at its end because the store lacks them; readers of its output strip them.
 WORD = "springtide-steps: "
 # So many lines are said in one: a container's log cuts what is longer than 16 KiB.
 _LINES_SAID_AT_ONCE = 64
@@ -20,7 +20,7 @@ _MAX_SAID_BYTES = 1 << 20
 
 
 def gap_line(generation: int, first_step: int, last_step: int) -> Line:
-    """The line that stands for steps of which nobody knows any more."""
+    """The line that stands for steps whose lines are lost."""
     told = {"generation": generation, "step": last_step, _NUM_LOST: last_step - first_step + 1}
     return last_step, json.dumps(told)
 

@@ -1,6 +1,6 @@
 """Proves a schedule: every rank ends with every worker's addend once, in one order; nothing waits in vain or is torn.
 
-The values are symbols, so that one check holds for all numbers; and nothing is assumed of how fast anybody is.
+The values are symbols, so that one check holds for all numbers; and nothing is assumed of the ranks' speeds.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _misread(step: Get, written: tuple[int, Put] | None) -> Iterator[str]:
     if (writer, put.start, put.stop) != (step.writer, step.start, step.stop):
         yield f"takes {step.key} for something else than what rank {writer} writes"
     if step.is_only_reader != (put.num_readers == 1):
-        yield f"is wrong about who else reads {step.key}"
+        yield f"is wrong about which other ranks read {step.key}"
 
 
 def _walk_order(schedule: CollectiveSchedule) -> list[_Node] | None:

@@ -186,7 +186,7 @@ def check_preemption(world: World) -> None:
 
 
 def check_unacknowledged_reports_repeat(world: World) -> None:
-    """What nobody acknowledged before the control plane died is said again to the next one."""
+    """Events that were not acknowledged before the control plane died are reported again to the next one."""
     starts = _train(world, world.short_job)
     found: list[Event] = []
     until_s = world.clock.now_s() + LIMIT_S
@@ -261,7 +261,7 @@ def check_labels_outlive_the_control_plane(world: PooledWorld) -> None:
 
 
 def check_drain_leaves_replicas_alone(world: PooledWorld) -> None:
-    """Who is on a node that drains goes on until it is told to stop; a label that admits it changes nothing for it."""
+    """A replica on a draining node goes on until it is stopped; a label that admits it changes nothing for it."""
     start = start_of(world.service, world.devices[0])
     world.executor.start(start)
     expect(world, world.executor, ReplicaReady)
@@ -313,12 +313,12 @@ def check_shares_change_in_place(world: SharedWorld) -> None:
     assert world.share_of(serving.replica_id) == _ONE
     world.executor.start(StopReplica(workload_id=serving.workload_id, replica_id=serving.replica_id, grace_s=1.0))
     expect(world, world.executor, ReplicaStopped)
-    assert world.share_of(serving.replica_id) is None, "who is gone still holds a share"
+    assert world.share_of(serving.replica_id) is None, "a replica that is gone still holds a share"
     assert world.share_of(worker.replica_id) == _CHANGED
 
 
 def check_whole_devices_have_no_share(world: SharedWorld) -> None:
-    """Whoever is started without a share has the device, and a share for somebody unknown changes nothing."""
+    """A replica started without a share has the whole device; a share for an unknown replica changes nothing."""
     start = start_of(world.service, world.devices[0])
     world.executor.start(start)
     expect(world, world.executor, ReplicaReady)
@@ -331,7 +331,7 @@ def check_whole_devices_have_no_share(world: SharedWorld) -> None:
 
 
 def check_shares_outlive_the_control_plane(world: SharedWorld) -> None:
-    """A new control plane finds everyone held to what the journal says, a change that a crash cut off included."""
+    """A new control plane finds every replica held to its journaled share, including one a crash cut off."""
     serving, worker = _share_a_device(world)
     fresh = world.restart()
     generations = {world.long_job.job_id: 1}
@@ -346,7 +346,7 @@ def check_shares_outlive_the_control_plane(world: SharedWorld) -> None:
 
 
 def check_sharers_die_alone(world: SharedWorld) -> None:
-    """One who is killed is lost, once; its neighbour on the device goes on."""
+    """A killed replica is reported lost, once; its neighbour on the device goes on."""
     serving, worker = _share_a_device(world)
     world.kill(serving.replica_id)
     found = expect(world, world.executor, ReplicaLost)

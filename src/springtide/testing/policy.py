@@ -181,9 +181,9 @@ def check_shared_policy(
 ) -> None:
     """Check a policy against random snapshots with parts of devices, as `check_policy` does with whole ones.
 
-    Besides, whoever asks for a share is given what the policy books for it (a job perhaps with a lower limit), and
-    nobody else is given a part; jobs stay on the parts that they hold, unless they are suspended for a service; and no
-    job with a share waits while enough devices for it are held by nobody.
+    Besides, a workload that asks for a share is given what `booked` says (a job perhaps with a lower limit), and
+    no other is given a part; jobs stay on the parts that they hold, unless they are suspended for a service; and no
+    job with a share waits while enough devices for it are free.
     """
     check_more = functools.partial(_check_parts, booked)
     _check_policy(make, lambda rng: draw_shared_snapshot(rng, booked), num_snapshots, seed, check_more)
@@ -215,7 +215,7 @@ def _check_parts(booked: Booked, number: int, snapshot: Snapshot, plan: Plan) ->
             )
         is_left_out = job_id not in plan.allocations and job_id not in plan.rejected
         if view.job.share is not None and is_left_out and not any(other.job.share is None for other in snapshot.jobs):
-            # Where somebody waits for whole devices, empty ones may be kept for them.
+            # Where a job waits for whole devices, empty ones may be kept for it.
             held_now = {device for allocation in snapshot.allocations.values() for device in allocation.device_ids}
             free = [device for device, shares in given.items() if not shares and device not in held_now]
             assert len(free) < view.bounds.min_workers, f"snapshot {number}: {job_id} waits though {free} are free"
@@ -253,7 +253,7 @@ def _check_policy(
 
 
 def check_plan_details(number: int, snapshot: Snapshot, plan: Plan) -> None:
-    """Check that a plan can be journaled, looks ahead and gives nobody too little. Raises AssertionError."""
+    """Check that a plan can be journaled, looks ahead and gives no job too little. Raises AssertionError."""
     memory = msgspec.json.decode(msgspec.json.encode(plan.memory))
     assert memory == plan.memory, f"snapshot {number}: the memory does not survive the journal"
     assert plan.revisit_at_s is None or plan.revisit_at_s > snapshot.now_s, f"snapshot {number}: revisit in the past"

@@ -22,7 +22,7 @@ MAX_CARRIED_OUT = 4
 
 
 def draw_pooled_snapshot(rng: np.random.Generator) -> Snapshot:
-    """Draw a platform whose nodes belong to pools: some on loan, some drain; everybody sits where labels admit it."""
+    """Draw a platform whose nodes belong to pools: some on loan, some draining; labels admit what is there."""
     nodes = tuple(_draw_node(rng, index) for index in range(int(rng.integers(1, 6))))
     cluster = Topology(nodes=nodes)
     now_s = float(rng.uniform(100.0, 10_000.0))
@@ -50,7 +50,7 @@ def _draw_node(rng: np.random.Generator, index: int) -> Node:
 
 
 def _may_drain(node: Node, held: set[DeviceId], rng: np.random.Generator) -> bool:
-    """Only a node that somebody holds takes time to change."""
+    """Only a node with held devices takes time to change."""
     return node.owner != "shared" and any(d.device_id in held for d in node.devices) and rng.random() < 0.3
 
 
@@ -113,7 +113,7 @@ def _check_stable(number: int, make: Callable[[], Policy], snapshot: Snapshot, p
 
 
 def wanted(snapshot: Snapshot, plan: Plan) -> tuple[Mapping[NodeId, Pool], Mapping[WorkloadId, frozenset[DeviceId]]]:
-    """The label that each node is to have, and the devices of everybody who is to have any."""
+    """The label that each node is to have, and the devices of each workload that is to have any."""
     labels: dict[NodeId, Pool] = {node.node_id: node.pool for node in snapshot.cluster.nodes}
     labels |= {node_id: wish.pool for node_id, wish in plan.pools.items()}
     return labels, {who: frozenset(given.device_ids) for who, given in plan.allocations.items() if given.device_ids}
@@ -142,7 +142,7 @@ def begin(snapshot: Snapshot, plan: Plan, held: Mapping[WorkloadId, Allocation])
 
 
 def carry_out(snapshot: Snapshot, plan: Plan) -> Snapshot:
-    """The snapshot when the plan has come true: who was to go is gone, free nodes are labelled, replicas start."""
+    """The snapshot when the plan has come true: leaving replicas are gone, free nodes are labelled, replicas start."""
     given = {
         who: PoolAllocation(device_ids=allocation.device_ids)
         for who, allocation in plan.allocations.items()

@@ -140,7 +140,7 @@ def _send(
 
 
 class _Progress:
-    """One line on a terminal's standard error, written over about once a second; none where nobody watches."""
+    """One line on a terminal's standard error, written over about once a second; none where that is no terminal."""
 
     def __init__(self) -> None:
         self._told_at_s = time.monotonic()

@@ -23,7 +23,7 @@ from springtide.core.workload import DEFAULT_GRACE_S
 _POLL_S = 0.1
 # A device that has to be taken from a job is free after the job's grace; waiting much longer would not help.
 _FREE_TIMEOUT_S = 2 * DEFAULT_GRACE_S
-_NONE_YET = " (none is ready yet: its devices are not free; `springtide why` says who holds them)"
+_NONE_YET = " (none is ready yet: its devices are not free; `springtide why` says what holds them)"
 _EXAMPLES: dict[str, Any] = {"string": "good", "number": 0.5, "integer": 1, "boolean": True}
 
 

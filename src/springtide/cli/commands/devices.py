@@ -1,4 +1,4 @@
-"""Looking at devices and who shares them: `devices`."""
+"""Looking at devices and the workloads that share them: `devices`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _look(session: Session) -> DevicesReport:
 @common_options
 @click.pass_obj
 def devices(session: Session, is_watched: bool, every: float) -> None:
-    """Show each device, who sits on it with which share, what is granted and used, and what is enforced."""
+    """Show each device, the workloads on it and their shares, what is granted and used, and what is enforced."""
     if not is_watched or session.as_json or not can_redraw():
         report = _look(session)
         hint = "watch it: springtide devices --watch | as a picture: springtide dashboard"

@@ -116,7 +116,7 @@ def _train(session: Session, client: Client) -> tuple[JobStatus, int]:
         large = _wait_job(client, handle.id, "to be resized", lambda job: job.num_resizes > small.num_resizes)
         ended = _wait_job(client, handle.id, "to end", lambda job: JobState(job.state).is_terminal)
     except BackendError:
-        # Nothing of the proof stays behind on a platform that is somebody's own.
+        # Nothing of the proof stays behind on a platform that the user had before.
         if not JobState(handle.status().state).is_terminal:
             handle.cancel()
         raise

@@ -119,7 +119,7 @@ def simulate(session: Session, /, **options: Any) -> None:
             if options[str(option.name)]:
                 refuse(f"{option.opts[0]} belongs to a study; add --study {name}")
     if options["policy"] is None:
-        refuse("name who decides: --policy springtide,fifo; `springtide policies` lists them")
+        refuse("name the policies: --policy springtide,fifo; `springtide policies` lists them")
     if options["from_live"]:
         from springtide.cli.commands.simulate_live import play_live
 

@@ -20,7 +20,7 @@ from springtide.scheduling.functions.ask import entry_of
 from springtide.scheduling.functions.policy import WithFunctions
 from springtide.scheduling.registry import make_live_policy
 
-# A cluster of many jobs under a policy that looks often: so many looks, then everyone goes on as they are.
+# A cluster of many jobs under a policy that looks often: so many looks, then all jobs go on unchanged.
 MAX_TURNS = 5000
 
 
@@ -40,7 +40,7 @@ def play_live(session: Session, names: Sequence[str], output: str | None) -> Non
     if output is not None:
         Path(output).write_bytes(encoded)
     click.echo(forecast_text(answer))
-    session.hint("nobody arrives in this forecast, and services keep their load; one job: springtide why ID")
+    session.hint("no new job arrives in this forecast, and services keep their load; one job: springtide why ID")
 
 
 def forecast_answer(live: LiveState, policies: Mapping[str, Policy]) -> dict[str, Any]:

@@ -179,7 +179,7 @@ def _params_text(trial: Trial) -> str:
 
 
 def _value_text(value: str) -> str:
-    """A parameter with few digits; whole numbers and words as they are."""
+    """A parameter with few digits; whole numbers and text as they are."""
     try:
         return number(float(value), 3) if "." in value or "e" in value else value
     except ValueError:

@@ -29,7 +29,7 @@ class Check(msgspec.Struct, frozen=True):
 
 
 def check_functions(state_dir: Path) -> Iterator[Check]:
-    """One line where nobody asked for functions; else what stands between the settings and a first job."""
+    """One line where functions are not configured; else what stands between the settings and a first job."""
     missing = [name for name in _EXTRA if importlib.util.find_spec(name) is None]
     provider = resolve("functions")
     kept = state_dir / "functions.json"

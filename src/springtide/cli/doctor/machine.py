@@ -100,7 +100,7 @@ def _check_torch() -> Iterator[Check]:
     if not gpus:
         yield Check("gpu", "ok", "none: workers run on CPU slots")
         return
-    told = f"the driver lists {len(gpus)}, and this torch sees none: whoever uses torch on a worker's GPU will fail"
+    told = f"the driver lists {len(gpus)}, and this torch sees none: torch code on a worker's GPU will fail"
     yield Check("gpu", "warn", told, "install a CUDA build of torch from pytorch.org")
 
 

@@ -154,7 +154,7 @@ class Watcher:
 def unheard(namespace: str) -> str:
     """What is told where no platform says anything of an object."""
     return (
-        f"nobody has taken it in yet: is there a control plane that serves the namespace {namespace!r}? "
+        f"no control plane has taken it in yet: is there one that serves the namespace {namespace!r}? "
         "(springtide k8s check; its setting `namespaces`)"
     )
 

@@ -25,7 +25,7 @@ _CHANGES = (
 
 
 class _Commands(click.Group):
-    """Loads `serve` when it is called: whoever prints manifests pays for no server."""
+    """Imports `serve` when it is called: printing manifests needs no server."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*super().list_commands(ctx), "serve"]

@@ -75,7 +75,7 @@ def _check_pools(policy: str, pools: str, slots: Any) -> str:
     """The policy that decides with these pools. Raises InvalidRequest if the machine has too few slots for them."""
     if not pools:
         return policy
-    # All of it is loaded only for those who have pools, so that the command starts fast.
+    # Imported only where pools are configured, so that the command starts fast.
     from springtide.backends.local.devices import discover_node, split_node
     from springtide.scheduling.registry import check_policy_name
     from springtide.service.assembly.pool_settings import parse_pools, policy_with_pools
@@ -91,10 +91,10 @@ def _check_pools(policy: str, pools: str, slots: Any) -> str:
 @click.option(
     "--slots", type=click.IntRange(1, 256), help="How many CPU workers may run. [default: cores, or the GPUs]"
 )
-@click.option("--policy", metavar="P", help="Who gets what: see `springtide policies`. [default: springtide]")
+@click.option("--policy", metavar="P", help="What decides: see `springtide policies`. [default: springtide]")
 @click.option("--port", type=click.IntRange(0, 65535), help="0 takes a free one. [default: 8787]")
 @click.option("--price", type=float, metavar="USD", help="What a device costs an hour. [default: 0.05, a GPU 2.50]")
-@click.option("--pools", metavar="P=N", help="Who owns how many slots: inference=2. [default: all share them]")
+@click.option("--pools", metavar="P=N", help="How many slots each pool owns: inference=2. [default: all share them]")
 @click.option("--day", "day_s", metavar="TIME", help="After what time the load comes again: 2m. [default: 24h]")
 @function_options
 @click.option("--foreground", is_flag=True, help="Stay here and end with Ctrl-C.")

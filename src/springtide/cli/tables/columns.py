@@ -1,4 +1,4 @@
-"""Words and columns that every command's text is made of. Pure."""
+"""Phrases and columns shared by the text output of all commands. Pure."""
 
 from __future__ import annotations
 

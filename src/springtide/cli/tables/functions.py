@@ -195,7 +195,7 @@ def _bar(shares: Sequence[float]) -> str:
 
 
 def function_details(run: FunctionRunStatus) -> str:
-    """Who fills which place and where the time goes; empty while nobody is there."""
+    """The function at each place and where its time goes; empty while there is none."""
     if not run.places:
         return ""
     parts = [places_table(run)]
@@ -213,7 +213,7 @@ def changes(last: FunctionRunStatus, run: FunctionRunStatus, *, has_search: bool
     """
     if run.plan != last.plan and has_search:
         return
-    # Before anybody fills a place the plan is only the recommended one.
+    # Before the first function runs, the plan is only the recommended one.
     if run.plan != last.plan and last.places:
         yield f"runs as {plan_text(run.plan)} now, before as {plan_text(last.plan)}"
         return

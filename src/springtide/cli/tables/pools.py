@@ -15,7 +15,7 @@ _NUM_BARS = 48
 
 
 def pools_line(pools: Sequence[PoolStatus], nodes: Sequence[NodeStatus]) -> str:
-    """Each pool in a few words, and what is under way: one line, as `top` and `ps` show it. Empty without pools."""
+    """Each pool in brief, and what is under way: one line, as `top` and `ps` show it. Empty without pools."""
     if not pools:
         return ""
     parts = []
@@ -66,7 +66,7 @@ def _node_state(node: NodeStatus, now_s: float) -> str:
 
 
 def tide_lines(tide: TideStatus, now_s: float, wall_clock_offset_s: float) -> str:
-    """What services needed and will need, in words and as a row of bars: the past, now, what is forecast."""
+    """What services needed and will need, as text and as a row of bars: the past, now, what is forecast."""
     if tide.level is None:
         return "tide  no service has been deployed yet"
     past = max(tide.peaks, default=tide.level)
@@ -114,7 +114,7 @@ def _kind(handover: Handover) -> str:
 
 
 def _took(handover: Handover, now_s: float) -> str:
-    """From when somebody had to go, or else it was wanted, to the label, and to the first replica ready there."""
+    """The time from the order to leave, or else from the decision, to the label and to the first ready replica."""
     began_s = handover.demanded_at_s if handover.reclaim_at_s is None else handover.reclaim_at_s
     if handover.state == "draining":
         return f"{format_duration(max(0.0, now_s - began_s))} so far"

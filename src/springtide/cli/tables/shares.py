@@ -1,4 +1,4 @@
-"""Devices and who shares them, as text for people. Pure functions of what the platform says."""
+"""Devices and the workloads that share them, as text for people. Pure functions of what the platform says."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def share_words(share: Share) -> str:
 
 
 def share_range(share: Share | None) -> str:
-    """0.3..0.6; the whole of a device for one who has it all."""
+    """0.3..0.6; or the whole of a device."""
     return "whole" if share is None else f"{share.request:g}..{share.limit:g}"
 
 
@@ -44,7 +44,7 @@ def share_pairs(status: JobStatus | ServiceStatus) -> list[tuple[str, str]]:
 
 
 def scaling_pairs(service: ServiceStatus) -> list[tuple[str, str]]:
-    """What one replica is good for and how many the load needs by that; nothing where nobody knows."""
+    """What one replica is good for and how many the load needs by that; nothing where that is not known."""
     if service.capacity_per_s is None:
         return []
     wanted = "" if service.wanted_replicas is None else f"; the load asks for {service.wanted_replicas}"
@@ -87,7 +87,7 @@ def devices_text(devices: Sequence[DeviceStatus], sharing: SharingStatus, width:
 
 def _device(device: DeviceStatus, tenants: Sequence[TenantStatus], names: dict[str, str], width: int | None) -> str:
     head = f"{device.device_id} ({device.kind})"
-    # Who has just been placed is held to its share a moment later: until then only what it holds is known.
+    # A replica that was just placed is held to its share a moment later: until then only what it holds is known.
     known = {tenant.replica_id for tenant in tenants}
     coming = [holder for holder in device.holders if holder.replica_id not in known]
     if not tenants and not coming:

@@ -229,7 +229,7 @@ def _progress_line(job: JobStatus, bar_width: int, parts: Sequence[str]) -> str:
 
 
 def _staff(job: JobStatus) -> str:
-    """Who works on it: 2 workers, or 6 functions."""
+    """The workers or functions of a job: "2 workers" or "6 functions"."""
     if job.functions is not None:
         return count(job.functions.plan.num_functions, "function")
     return count(job.num_workers, "worker")
@@ -412,7 +412,7 @@ def service_details(service: ServiceStatus) -> str:
 
 
 def cluster_line(cluster: ClusterStatus) -> str:
-    """Who decides, and how the platform stands with its cluster."""
+    """The leader and the state of the platform's cluster, as one line."""
     parts = [
         f"kubernetes {cluster.server}",
         f"{count(cluster.num_nodes, 'node')}, {count(cluster.num_pods, 'pod')}",

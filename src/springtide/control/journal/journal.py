@@ -54,7 +54,8 @@ class DurableJournal(Protocol):
 def open_journal(url: str, state_dir: Path, *, holder: str = "") -> DurableJournal:
     """Open the journal that a URL names and take its next term. An empty URL is SQLite in the state directory.
 
-    `holder` says for people who takes the term. Raises InvalidRequest for a URL that names no journal, JournalError.
+    `holder` names the process that takes the term, for people. Raises InvalidRequest for a URL that names no journal,
+    JournalError.
     """
     journal = _open(url, state_dir, holder=holder, read_only=False)
     if isinstance(journal, SqliteJournal):
@@ -63,7 +64,7 @@ def open_journal(url: str, state_dir: Path, *, holder: str = "") -> DurableJourn
 
 
 def read_journal(url: str, state_dir: Path) -> DurableJournal:
-    """Open it for reading, beside whoever writes. Raises as `open_journal`."""
+    """Open it for reading, beside the process that writes. Raises as `open_journal`."""
     return _open(url, state_dir, holder="", read_only=True)
 
 

@@ -23,7 +23,7 @@ from springtide.core.ports import Step
 _log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 5
-# A statement that takes longer is given up and tried again by the loop: decisions wait, nobody waits for ever.
+# A statement that takes longer is given up and tried again by the loop: decisions wait, but not for ever.
 STATEMENT_TIMEOUT_S = 10
 PAGE_STEPS = 500
 # Two control planes that make the tables at the same instant would trip over each other.
@@ -38,8 +38,8 @@ _TABLES = (
     "INSERT INTO springtide_term (term, holder) VALUES (0, '') ON CONFLICT DO NOTHING",
 )
 _TAKE_TERM = "UPDATE springtide_term SET term = term + 1, holder = %s, taken_at = now() RETURNING term"
-# FOR SHARE holds the row until the insert is committed: nobody can take the next term in between, and who waited for
-# somebody that did finds another term here and inserts nothing.
+# FOR SHARE holds the row until the insert is committed: no process can take the next term in between, and an
+# insert that waited for one that did finds another term here and inserts nothing.
 _APPEND = """
 WITH own AS (SELECT term FROM springtide_term WHERE term = %(term)s FOR SHARE)
 INSERT INTO springtide_steps (seq, term, now_s, step)
@@ -61,8 +61,8 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 class PostgresJournal:
     """A journal in the tables `springtide_*` of a database (of the first schema in its search path).
 
-    One platform, one journal: a second platform needs a database or a schema of its own. `holder` is who takes the
-    term, for people. With `read_only` no term is taken and nothing can be written.
+    One platform, one journal: a second platform needs a database or a schema of its own. `holder` names the process
+    that takes the term, for people. With `read_only` no term is taken and nothing can be written.
     What a lost connection leaves open, whether a step was recorded, is settled before the step is written again, so
     that a step that is tried anew is recorded once.
     """
@@ -85,7 +85,7 @@ class PostgresJournal:
                 row = connection.execute(_TAKE_TERM, (holder,)).fetchone()
                 assert row is not None
                 self._term = int(row[0])
-            # Nobody else writes from here on: a step of the term before is in the table by now, or never will be.
+            # No other process writes from here on: a step of the term before is in the table by now, or never will be.
             self._last_seq = self._newest_seq(connection)
         except psycopg.Error as error:
             self.close()
@@ -166,7 +166,7 @@ class PostgresJournal:
             self._do(put, "written")
 
     def holder(self) -> tuple[int, str]:
-        """The newest term and who took it. Raises JournalError."""
+        """The newest term and the process that took it. Raises JournalError."""
         row = self._ask("SELECT term, holder FROM springtide_term")
         return (0, "") if row is None else (int(row[0]), str(row[1]))
 
@@ -272,7 +272,7 @@ class PostgresJournal:
     def _check_term(self, connection: Connection) -> None:
         row = connection.execute("SELECT term, holder FROM springtide_term").fetchone()
         if row is None or row[0] != self._term:
-            newest, holder = (None, "nobody") if row is None else (row[0], row[1] or "somebody")
+            newest, holder = (None, "no process") if row is None else (row[0], row[1] or "an unnamed process")
             raise Superseded(
                 f"another control plane has taken over: {holder} writes the journal in term {newest}, "
                 f"this one had term {self._term}"

@@ -43,17 +43,17 @@ class SqliteJournal:
 
     @property
     def term(self) -> int:
-        """How often `take_term` was called, by whoever held the file then."""
+        """How often `take_term` was called, over all processes that ever held the file."""
         return int(self.meta(_TERM) or 0)
 
     def take_term(self) -> int:
-        """Begin the next term and return its number. The directory's lock is what keeps everyone else out."""
+        """Begin the next term and return its number. The directory's lock keeps other processes out."""
         term = self.term + 1
         self.set_meta(_TERM, str(term))
         return term
 
     def check(self) -> None:
-        """Nobody can take the next term while the directory is locked."""
+        """Does nothing: no process can take the next term while the directory is locked."""
 
     def append(self, step: Step) -> int:
         """Make a step durable and return its sequence number. Raises JournalError; then nothing was recorded."""

@@ -189,7 +189,7 @@ class _Search:
         return self._largest("max_workers", least, most, lambda count: f"--workers {least}..{count}")
 
     def whole_devices(self) -> Alternative | None:
-        """No share: then nobody else is on its devices."""
+        """No share: then no other workload is on its devices."""
         if share_of(self._job) is None or self._is_about_money:
             return None
         answer = self._holds({"share": None})

@@ -23,7 +23,7 @@ class WithinBudget(msgspec.Struct, frozen=True):
 
     The planned cost is that of `Plan.future`; where the policy plans only the present, that of the devices given now
     (or, to a job that waits, of the fewest it can run on), kept to the end. A job whose length or speed is not known
-    is not judged. A refused job is out before the policy decides, so that it takes nobody's place.
+    is not judged. A refused job is out before the policy decides, so that it takes no other job's place.
     """
 
     policy: Policy
@@ -80,7 +80,7 @@ def money(usd: float) -> str:
 
 
 def goal_parts(goal: Goal, now_s: float) -> list[str]:
-    """A goal in words, part by part."""
+    """A goal as text, part by part."""
     deadline_s, kind = goal.deadline_s, "soft deadline" if goal.is_soft else "deadline"
     parts = ["no deadline" if deadline_s is None else f"{kind} in {format_duration(deadline_s - now_s)}"]
     return [*parts, *(["no budget"] if goal.budget_usd is None else [f"budget {money(goal.budget_usd)}"])]

@@ -44,7 +44,7 @@ _NOTHING = PoolAllocation(device_ids=())
 
 
 class PlanForecast(msgspec.Struct, frozen=True, kw_only=True):
-    """Who holds how many devices when, from the snapshot's moment on, and who ends when (absolute seconds).
+    """How many devices each workload holds when, from the snapshot's moment on, and when it ends (absolute seconds).
 
     A job whose length or speed is not known keeps what it is given and never ends.
     """
@@ -59,10 +59,10 @@ def play_forward(
 ) -> PlanForecast:
     """Ask `policy` from the snapshot on, turn by turn, until every job (or the one named) has ended.
 
-    Changes take effect at once and cost what `snapshot.overheads` says; nobody arrives and no device is lost. A job on
+    Changes take effect at once and cost what `snapshot.overheads` says; no job arrives and no device is lost. A job on
     parts of devices goes at its request, unless it has been measured there: what it is sure of. Services
     keep their load; where nodes are labelled they need what the tide is forecast to be (see `PoolPlay`). After
-    `max_turns` (by default fewer, the more jobs there are) everyone goes on as they are.
+    `max_turns` (by default fewer, the more jobs there are) all jobs go on unchanged.
     """
     turns = min(MAX_TURNS, max(_FEWEST_TURNS, _JOB_TURNS // max(1, len(snapshot.jobs))))
     return _Play(snapshot, policy, until).run(turns if max_turns is None else max_turns)
@@ -75,9 +75,9 @@ def after_one_turn(snapshot: Snapshot, policy: Policy) -> Snapshot:
 
 
 def while_changing(snapshot: Snapshot, policy: Policy) -> Snapshot:
-    """The same moment, with the policy's plan for it just begun: who gives up devices still holds them.
+    """The same moment, with the policy's plan for it just begun: devices to be given up are still held.
 
-    What is free is given at once: to who starts if that is all it needs, to others as far as it goes.
+    Free devices are given at once: to a workload that starts if they are all it needs, to others as far as they go.
     """
     plan = policy.decide(snapshot)
     held = dict(snapshot.allocations)
@@ -244,7 +244,7 @@ class _Play:
         )
 
     def _ends_at_s(self, job_id: WorkloadId) -> float | None:
-        """When the job ends if nothing changes; None: never, or nobody knows."""
+        """When the job ends if nothing changes; None: never, or not known."""
         view, curve = self._views[job_id], self._curves[job_id]
         held = self._held.get(job_id)
         if held is None or view.total_steps is None or curve.source == "guess":

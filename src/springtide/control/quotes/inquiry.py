@@ -1,4 +1,4 @@
-"""Asking a policy what it would do with one more job: the same code that decides, on a Snapshot nobody keeps."""
+"""Asking a policy what it would do with one more job: the same code that decides, on a Snapshot that is thrown away."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Inquiry:
     """
 
     def __init__(self, snapshot: Snapshot, policy: Policy, usd_per_device_hour: float = 0.0) -> None:
-        # Jobs on functions take no machine from anybody.
+        # Jobs on functions take no machine from other jobs.
         self.snapshot = machines_only(snapshot)
         self.policy = WithinBudget(policy, usd_per_device_hour)
         self._decisions = DecisionCache(self.policy)
@@ -69,7 +69,7 @@ class Inquiry:
         answer = self._ask(job, settled)
         if not answer.is_accepted:
             return answer
-        # Whoever submits it at once finds the others still on their way to the new devices.
+        # A job submitted at once finds the others still on their way to the new devices.
         at_once = self._ask(job, changing)
         return answer if at_once.is_accepted and at_once.is_promised == answer.is_promised else at_once
 
@@ -79,7 +79,7 @@ class Inquiry:
         return InquiryResult(view=view, snapshot=snapshot, plan=self._decisions.decide(snapshot))
 
     def _larger(self, num_devices: int) -> tuple[Snapshot, Snapshot]:
-        """The moment after new devices joined: the policy has given them to those who are here already, and they have
+        """The moment after new devices joined: the policy has given them to the present workloads, which hold
         them, or are on their way to them."""
         known = self._on_larger.get(num_devices)
         if known is None:
@@ -89,7 +89,7 @@ class Inquiry:
         return known
 
     def schedule(self, answer: InquiryResult) -> Schedule | None:
-        """Who accepted job would hold over time, up to its end: as planned, or played forward. None: nobody knows."""
+        """The devices the accepted job would hold up to its end: as planned, or played forward. None: not known."""
         job_id = answer.view.job.job_id
         # A plan for a job of which nothing is known is made on a guess.
         if not answer.is_accepted or known_curve(answer.view) is None:

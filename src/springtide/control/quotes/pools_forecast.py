@@ -15,9 +15,9 @@ FOLLOWED_DAYS = 1.0
 
 
 class PoolPlay:
-    """What becomes of labels and needs while a plan after the other is taken.
+    """What becomes of labels and needs while one plan after the other is applied.
 
-    A node takes its label as soon as nobody of the other kind is on it, which here is at once or when they end. The
+    A node takes its label as soon as no replica of the other kind is on it, which here is at once or when they end. The
     load of the services together goes where the tide is forecast to go, between their minimums and their maximums: each
     keeps its share of it. Where less than a day of the tide is known they keep the load that they have.
     """
@@ -59,7 +59,7 @@ class PoolPlay:
         return view if changed == view else changed
 
     def relabelled(self, snapshot: Snapshot, plan: Plan, held: Mapping[WorkloadId, PoolAllocation]) -> Snapshot:
-        """The snapshot after a plan's labels: taken where nobody is in the way, under way where somebody is."""
+        """The snapshot after a plan's labels: applied where no replica is in the way, a drain where one is."""
         if not plan.pools and not snapshot.drains:
             return snapshot
         kinds: dict[NodeId, set[bool]] = {}
@@ -86,8 +86,8 @@ class PoolPlay:
 
 
 def _forecast_needs(snapshot: Snapshot) -> list[tuple[float, float]]:
-    """From each moment on the devices that services are expected to need; empty where nobody knows."""
-    # Only who forecasts over pools pays for the numbers that it takes.
+    """From each moment on the devices that services are expected to need; empty where that is not known."""
+    # Imported here: only forecasts over pools need it.
     from springtide.perf.tide import forecast
 
     tide, now_s = snapshot.tide, snapshot.now_s

@@ -1,4 +1,4 @@
-"""What a quote says of two pools: what is left to jobs, what is loaned to whom, and which loans a promise counts on."""
+"""What a quote says of two pools: what is left to jobs, which loans exist, and which of them a promise counts on."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class PoolContext:
         return self.snapshot.cluster.has_pools
 
     def num_free(self) -> int:
-        """How many of the devices nobody holds, or holds a part of."""
+        """How many of the devices are wholly free."""
         held = dict.fromkeys(at for given in self.snapshot.allocations.values() for at in given.device_ids)
         return self.num_devices - sum(node_id in self.nodes for node_id in _nodes_of(self.snapshot.cluster, held))
 
     def holders(self) -> list[str]:
-        """Who has jobs' devices: "2 loaned to 'sentiment'" where services do, else "1 held by 'fit'", or by parts of
-        devices "2 x 0.3 held by 'fit'".
+        """What holds jobs' devices: "2 loaned to 'sentiment'" for services, else "1 held by 'fit'", or "2 x 0.3 held by
+        'fit'" for parts of devices.
         """
         snapshot, cluster = self.snapshot, self.snapshot.cluster
         names = {view.job.job_id: view.job.name for view in snapshot.jobs}

@@ -1,4 +1,4 @@
-"""The control API as one application: the routes, the door before them, and the pages of the house itself."""
+"""The control API as one application: the routes, the authentication before them, and the platform's own pages."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def build_api(
 ) -> FastAPI:
     """Return the application. Call it before the platform starts: it subscribes to the journal's steps.
 
-    `extra_routes` (the gateway's, the dashboard's) stand behind the same door. `registry` gets the platform's figures
-    and answers /metrics. `function_paths` describes the calls of the deployed services for /openapi.json. A `history`
-    that is given must be fed by the caller. `lifespan` runs around the serving. `first_answer_s` says for the name of a
-    service how long its first answer took after its last start from nothing. With a `token_place`, which says where
-    users find the token, the platform may be called by other machines, under any name. `submissions` takes
-    requests otherwise than by handing them to the platform.
+    `extra_routes` (the gateway's, the dashboard's) stand behind the same authentication. `registry` gets the platform's
+    figures and answers /metrics. `function_paths` describes the calls of the deployed services for /openapi.json. A
+    `history` that is given must be fed by the caller. `lifespan` runs around the serving. `first_answer_s` says for the
+    name of a service how many seconds its first answer took after its last start from zero replicas. With a
+    `token_place`, which says where users find the token, the platform may be called by other machines, under any name.
+    `submissions` takes requests otherwise than by handing them to the platform.
     """
     if history is None:
         history = HistoryIndex()
@@ -120,7 +120,7 @@ def _add_house_routes(app: FastAPI, registry: CollectorRegistry, function_paths:
 
     @app.get("/readyz", include_in_schema=False)
     async def readyz() -> Response:
-        # Served only once the journal was read and the loop runs; before that, whoever listens here says otherwise.
+        # Served only once the journal was read and the loop runs; before that, `Standby` answers on this address.
         return Response(b'{"status":"leading"}', media_type="application/json")
 
     @app.get(

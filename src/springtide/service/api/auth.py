@@ -1,4 +1,4 @@
-"""Who may talk to the platform: the token, where it lives, and the door that every request passes."""
+"""Authentication of the API: the token, where it is kept, and the middleware that checks every request."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class AccessControl:
             await answer(scope, receive, sender)
 
     def _answer(self, scope: Scope, headers: Headers) -> Response | None:
-        """The door's own answer; None lets the request in. Raises Unauthorized."""
+        """The answer of the middleware itself; None lets the request through. Raises Unauthorized."""
         path: str = scope["path"]
         if path == "/login" and scope["method"] in ("GET", "HEAD"):
             return self._login(scope)

@@ -115,7 +115,7 @@ class DataDesk:
         if artifact.num_bytes == 0:
             raise InvalidRequest("this is no shard of a dataset: it has no bytes")
         file.flush()
-        # Mapped, not read: a shard may be a quarter of a gigabyte. Whoever holds it last ends the mapping.
+        # Mapped, not read: a shard may be a quarter of a gigabyte. The last reference to it ends the mapping.
         data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         try:
             shard_contents(data)

@@ -21,7 +21,7 @@ from springtide.service.status.status import platform_status
 MAX_STREAMS = 32
 SHORTEST_GAP_S = 0.25
 KEEP_ALIVE_S = 10.0
-# A stream that nobody reads any more keeps its thread for at most this long.
+# A stream without a reader keeps its thread for at most this long.
 WAIT_S = 1.0
 _RETRY_MS = 1000
 

@@ -355,7 +355,7 @@ def platform_routes(context: ApiContext) -> APIRouter:
 
     @router.get(
         "/timeline",
-        summary="Who held which device when, and what happened",
+        summary="Which workload held which device when, and what happened",
         responses=openapi.answers(openapi.reference(Timeline), "Intervals and marks.", 422),
     )
     async def get_timeline(since_s: Annotated[float, Query(ge=0, le=1e12, allow_inf_nan=False)] = 0.0) -> Response:
@@ -435,7 +435,7 @@ def encoded(value: Any, status: int = 200) -> Response:
 
 
 def base_url(request: Request) -> str:
-    """The address under which the platform was asked; the door has checked the host."""
+    """The address under which the platform was asked; the authentication has checked the host."""
     return f"http://{request.headers['host']}"
 
 

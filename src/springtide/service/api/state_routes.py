@@ -54,7 +54,7 @@ def share_routes(reports: SharingReports) -> APIRouter:
 
     @router.get(
         "/sharing",
-        summary="Who shares which device, what is granted to each, and what enforces it",
+        summary="Which workloads share which device, what is granted to each, and what enforces it",
         responses=openapi.answers(openapi.reference(SharingStatus), "Shared devices at this instant."),
     )
     async def get_sharing() -> Response:
@@ -85,7 +85,7 @@ def pool_routes(reports: PoolReports) -> APIRouter:
 
     @router.get(
         "/pools",
-        summary="Pools: who is labelled for what, loans and reclaims, the tide and its forecast",
+        summary="Pools: the label of each node, loans and reclaims, the tide and its forecast",
         responses=openapi.answers(openapi.reference(PoolsReport), "Pools at this instant.", 422),
     )
     async def get_pools(past_days: Annotated[int, Query(ge=1, le=MAX_DAYS)] = 1) -> Response:

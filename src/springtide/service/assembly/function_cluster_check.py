@@ -86,7 +86,7 @@ def _aws(given: FunctionSettings, secret: Mapping[str, str]) -> list[AccountFind
 
 
 def _shared_keys(settings: KubernetesSettings, secret: Mapping[str, str]) -> list[AccountFinding]:
-    """Whether whoever trains in a pod has the keys by which functions are made."""
+    """Whether workers in pods are given the keys with which functions are created."""
     has_own = bool(secret.get(AWS_KEYS[0])) or not secret.get(STORE_KEYS[0]) or bool(settings.worker_store_secret)
     if settings.functions.provider != "aws" or has_own:
         return []

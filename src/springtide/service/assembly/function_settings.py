@@ -16,7 +16,7 @@ Provider = Literal["emulator", "aws", "alibaba"]
 PROVIDERS: tuple[Provider, ...] = get_args(Provider)
 MAX_CONCURRENCY = 10_000
 MAX_PLACES = 64
-# So many jobs run at a time where nobody says otherwise: each has its coordinator on this machine.
+# The default number of jobs at a time: each has its coordinator on this machine.
 DEFAULT_PLACES = 4
 _FILE = "functions.json"
 _STORE_SCHEMES = ("file", "s3")

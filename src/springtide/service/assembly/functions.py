@@ -41,7 +41,7 @@ _INSTALL = "pip install 'springtide[functions]'"
 
 
 class ServiceConnection(msgspec.Struct, frozen=True, kw_only=True):
-    """A function service that can be used: what it offers, who invokes there, where objects lie, and how it ends.
+    """A function service that can be used: what it offers, what invokes there, where objects lie, and how it is closed.
 
     `parameter_host` has a parameter store running for each job that synchronises (None: all travels through the object
     store); the executor ends it. `end` takes whether functions are to end with the platform.

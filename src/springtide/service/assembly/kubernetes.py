@@ -3,8 +3,8 @@
     Lease -> term of the journal -> function service, where there is one -> executor (caches, workers' port)
           -> platform (journal replayed, pods and functions adopted) -> reconciler of objects -> API and gateway
 
-Whoever loses the Lease or the journal's term ends at once, with SUPERSEDED: nothing is tidied up, because whatever it
-did would be done beside its successor.
+A process that loses the Lease or the journal's term ends at once, with SUPERSEDED: nothing is cleaned up, because its
+successor is already at work.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class _ControlPlane:
             on_acquired=self._wake.set,
             on_lost=_leave,
             labels={MANAGED_BY_LABEL: "springtide", PLATFORM_LABEL: settings.name},
-            # Who led from this directory has ended, or it would be held: what it left is taken over without waiting.
+            # The last leader of this directory has ended (its lock is free): its Lease is taken over without waiting.
             predecessor=_read_leader(options.state_dir),
         )
         self._thread = ApiThread(lambda: KubeApi.connect(options.kubeconfig), may_write=self._leadership.may_act)
@@ -154,7 +154,7 @@ class _ControlPlane:
             self._thread.close()
 
     def _watch_term(self, journal: DurableJournal) -> None:
-        """Cut off from the API server nobody hears who leads there: as long as that lasts the journal is asked."""
+        """While the API server, which says which process leads, cannot be reached, ask the journal instead."""
         while not self._is_asked_to_end.wait(self._settings.lease_s):
             if not self._leadership.is_suspended:
                 continue
@@ -305,7 +305,7 @@ class _ControlPlane:
                 server.run(sockets=[self._listener.dup()])
             self._is_asked_to_end.set()
             reconciler.stop()
-            # Workers train on: whoever leads next finds them. Only `springtide down` takes them along.
+            # Workers train on: the next leader finds them. Only `springtide down` stops them.
             platform.request_shutdown(stop_workers=False)
             platform.join(timeout_s=60.0)
             assert self._executor is not None
@@ -337,7 +337,7 @@ class _ControlPlane:
         return 0 if self._executor is None else len(self._executor.nodes())
 
     def _waits_of(self, service_id: WorkloadId) -> str:
-        """Why the pods of a service do not come up; empty where they do, or nobody knows.
+        """Why the pods of a service do not come up; empty where they do, or the reason is not known.
 
         Asked on the loop's thread for each service after each step: all pods are looked through once in a while.
         """
@@ -415,7 +415,7 @@ def _hold(state_dir: Path) -> int:
 
 
 def _read_leader(state_dir: Path) -> str:
-    """Who led last from this directory; empty where nobody has."""
+    """The identity of the last leader of this directory; empty where there was none."""
     try:
         return (state_dir / _LEADER_FILE).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
@@ -430,7 +430,7 @@ def _leave(reason: str, code: int = SUPERSEDED) -> None:
 
 
 def _end_with_the_election(election: Future[None]) -> None:
-    """Nobody would notice that a control plane stands by for ever; a new process may do better."""
+    """End the process when the election failed: it would stand by for ever, unnoticed, and a new one may succeed."""
     if not election.cancelled() and election.exception() is not None:
         _leave(f"its election failed: {election.exception()}", code=1)
 

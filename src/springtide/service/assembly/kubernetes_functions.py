@@ -1,4 +1,4 @@
-"""The function service of a platform on Kubernetes: its settings, its place among the nodes, and who runs jobs there.
+"""The function service of a platform on Kubernetes: its settings, its place among the nodes, and what runs jobs there.
 
 Jobs on functions have no pods. Their coordinators are threads of the control plane that leads; all that these know is
 in the object store (backends/functions/shell/fence.py), so that the next one, on whatever node, goes on.
@@ -109,7 +109,7 @@ class ClusterFunctions:
         return RoutedExecutor(machines, self._executor)
 
     def status(self, workload_id: WorkloadId) -> FunctionRunStatus | None:
-        """Who fills the places of a job on functions. Any thread may ask."""
+        """Which functions run a job. Any thread may ask."""
         return None if self._executor is None else self._executor.status(workload_id)
 
     def close(self, *, stop_workers: bool) -> None:

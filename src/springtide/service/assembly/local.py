@@ -153,7 +153,7 @@ class _Hands:
         if self._settings is None:
             self._local.open()
             return self._local
-        # Loaded for those who have functions: a platform without them starts without their libraries.
+        # Imported only where functions are configured: other platforms start without their libraries.
         from springtide.backends.functions.executor import FunctionsExecutor
         from springtide.service.executors import RoutedExecutor
 
@@ -171,11 +171,11 @@ class _Hands:
         return RoutedExecutor(self._local, self._functions)
 
     def function_status(self, workload_id: WorkloadId) -> FunctionRunStatus | None:
-        """Who fills the places of a job on functions."""
+        """Which functions run a job."""
         return None if self._functions is None else self._functions.status(workload_id)
 
     def sharing(self) -> SharingStatus:
-        """Who shares which device of this machine, and what enforces it."""
+        """Which workloads share which device of this machine, and what enforces it."""
         return SharingStatus() if self._local is None else self._local.sharing()
 
     def close(self, *, stop_workers: bool) -> None:

@@ -1,4 +1,4 @@
-"""What `--pools` and `--day` mean: who owns how many slots, which policy moves them, how finely a day is remembered."""
+"""What `--pools` and `--day` mean: how many slots each pool owns, the policy that moves them, a day's resolution."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from springtide.core.errors import InvalidRequest
 from springtide.core.resources import Pool
 from springtide.core.tide import DAY_S, Tide
 
-# Who owns slots of its own. What is "shared" belongs to nobody, which is what holds without pools.
+# The pools that own slots. "shared" is no owner: without pools all slots are shared.
 OWNERS: tuple[Pool, ...] = tuple(pool for pool in get_args(Pool) if pool != "shared")
 # What moves slots between pools where only a training policy was named.
 STRATEGY = "tide"

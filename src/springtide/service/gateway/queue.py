@@ -1,6 +1,6 @@
 """One service's queue in the gateway: holds requests, forms batches, sends them to replicas, matches the answers.
 
-Everything runs on the event loop. The decisions (who is let in, which go together, where to) are those of `serving`.
+Everything runs on the event loop. `springtide.serving` decides which requests are admitted, batched and sent where.
 """
 
 from __future__ import annotations
@@ -267,7 +267,7 @@ class ServiceQueue:
         self._held.pop(pending.request_id, None)
         self._waiting.pop(pending.request_id, None)
         if not self.num_queued and not self.num_ready:
-            # Nobody waits any more; the next burst wakes the control plane anew.
+            # No request waits any more; the next burst wakes the control plane anew.
             self._woken_at_s = None
 
     def _fail(self, pending: Pending, error: SpringtideError) -> None:
@@ -276,7 +276,7 @@ class ServiceQueue:
         self._forget(pending)
 
     def _given_up(self) -> RequestRefused:
-        """Nothing will serve until the owner acts, so nobody is asked to wait or to come back."""
+        """Nothing will serve until the owner acts, so the caller is told neither to wait nor to retry."""
         return RequestRefused(503, f"service {self.service.name!r} has failed: {self._failure}; deploy it again")
 
     def _expire(self, pending: Pending) -> None:
@@ -415,7 +415,7 @@ class ServiceQueue:
                         GatewayReply(outcome, client.replica_id, pending.queue_s, pending.cold_start_s, sent.num_items)
                     )
         self._answered_at_s[client.replica_id] = now_s
-        # An answer nobody waits for any more still was work: the service was busy until now.
+        # An answer that no caller waits for any more was still work: the service was busy until now.
         self.window.busy(now_s)
         self._dismiss(client)
         self._pump()

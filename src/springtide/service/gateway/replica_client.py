@@ -145,7 +145,7 @@ class ReplicaClient:
         if self.token:
             is_right = bool(self._expected_proof) and is_proof(welcome.proof, self._expected_proof)
             if not is_right or welcome.replica_id != self.replica_id:
-                raise BackendError(f"who answers at {self.address} is not {self.replica_id}")
+                raise BackendError(f"the process that answers at {self.address} is not {self.replica_id}")
         self.is_connected = True
         self.problem = ""
         self._backoff_s = _FIRST_BACKOFF_S
@@ -174,7 +174,7 @@ class ReplicaClient:
         self._on_lost(self, unanswered)
 
     async def _reconnect(self) -> None:
-        """Where somebody takes the connection and not the proof, less and less often."""
+        """Connect again after a doubling pause: a peer that accepts and then fails the proof is asked less often."""
         backoff_s, self._backoff_s = self._backoff_s, min(self._backoff_s * 2, _LAST_BACKOFF_S)
         await asyncio.sleep(backoff_s)
         await self._connect()

@@ -19,7 +19,7 @@ def service_routes(
     """Return the routes of all deployed services. A replica that is asked to stop is out of them at once.
 
     `token_of` is the secret that a service's replicas share with the gateway (empty: their addresses are private),
-    `waits_of` why replicas that were asked for do not come up, where somebody knows.
+    `waits_of` says why requested replicas do not come up, where the backend knows.
     """
     return [
         ServiceRoute(
@@ -43,5 +43,5 @@ def service_routes(
 
 
 def _waits(record: ServiceRecord) -> str:
-    """What sleeps says so; whoever is asked for a share and has none waits for room."""
+    """Why a service with a share, queued requests and no replica waits; empty for any other service."""
     return record.reason if record.queued and record.service.share and not record.replicas else ""

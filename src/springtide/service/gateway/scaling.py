@@ -30,7 +30,7 @@ class ReplicaAdvice:
 
     @property
     def wanted(self) -> int | None:
-        """How many replicas are wanted; None where nobody knows what one of them can do."""
+        """How many replicas are wanted; None where the capacity of one replica is not known."""
         if self._service.capacity_per_s is None:
             return None
         return max(self._service.min_replicas, min(self._service.max_replicas, self._state.wanted))

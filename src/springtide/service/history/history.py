@@ -108,7 +108,7 @@ class HistoryIndex:
             return tuple(track.entries) if track is not None else ()
 
     def timeline(self, now_s: float, since_s: float = 0.0) -> Timeline:
-        """Who held what since then, and what happened. Deadlines of unfinished jobs are marks in the future."""
+        """Which workload held which device since then, and what happened. Unfinished deadlines are future marks."""
         with self._lock:
             intervals = [i for i in self._closed if i.end_s is None or i.end_s >= since_s]
             intervals += self._open.values()

@@ -1,4 +1,4 @@
-"""Which node was labelled for which pool when, what was loaned and reclaimed, and whom that cost what.
+"""Which node was labelled for which pool when, what was loaned and reclaimed, and what that cost which workload.
 
 Read off the journal step by step, like service.history, of which it is a part; bounded to the newest.
 """
@@ -30,7 +30,7 @@ from springtide.service.histogram import Histogram
 MAX_HANDOVERS = 500
 MAX_LOANS = 2_000
 MAX_SIZES = 5_000
-# A drain that was called off this soon and moved nobody is counted, and not remembered.
+# A drain that was called off this soon and moved no workload is counted, and not remembered.
 LEAST_DRAIN_S = 1.0
 RECLAIM_BOUNDS_S = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 120.0, 300.0)
 # How far a label lies towards services: a way up is a reclaim, a way down a loan.
@@ -57,7 +57,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class PoolTotals:
-    """Counts since the platform was created. `reclaim_s` runs from the moment somebody had to go to the label."""
+    """Counts since the platform was created. `reclaim_s` runs from the order to leave to the label."""
 
     num_loans: int
     num_reclaims: dict[ReclaimKind, int]
@@ -91,7 +91,7 @@ class _Passage:
 
 
 class PoolHistory:
-    """Fed one journaled step at a time, in order; its owner sees to it that nobody reads meanwhile."""
+    """Fed one journaled step at a time, in order. Not thread-safe: its owner keeps readers out meanwhile."""
 
     def __init__(self) -> None:
         self._at_s = 0.0
@@ -118,7 +118,7 @@ class PoolHistory:
         notes: list[Note] = []
         for event in step.events:
             self._take_event(event)
-        # Who has to leave is seen before it is told to: in one step both come at once.
+        # The replicas that must leave are noted before they are ordered to: one step may hold both.
         for action in step.actions:
             if isinstance(action, actions.DrainNode):
                 notes += self._drain(action)
@@ -216,7 +216,7 @@ class PoolHistory:
             known = self._passages[action.node_id] = _Passage(action=action, demanded_at_s=self._at_s)
         known.action = action
         if action.is_reclaim or not known.affected:
-            # What a reclaim was for and cost stays, when those who had to go are gone and others may stay a while.
+            # A reclaim keeps its reason and cost when the replicas that had to leave are gone and others may stay.
             known.reason, known.cost_s = action.reason, max(known.cost_s, action.cost_s)
         if not action.is_reclaim:
             known.reclaim_at_s = None
@@ -313,7 +313,7 @@ class PoolHistory:
                 self._call_off(passage)
             return []
         if passage is None:
-            # Nobody was in the way, so that it was never drained.
+            # No replica was in the way, so the node was never drained.
             drain = actions.DrainNode(node_id=action.node_id, pool=action.pool, reason=action.reason)
             passage = _Passage(action=drain, demanded_at_s=self._at_s, reason=action.reason)
         handover = replace(self._as_handover(passage, "done"), labelled_at_s=self._at_s)

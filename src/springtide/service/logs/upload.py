@@ -22,7 +22,7 @@ from springtide.service.submission.source_stores import ObjectSources
 
 LOG = logging.getLogger("springtide.logs")
 RETRY_S = 5.0
-# The last of an output comes later than the news of a pod's end; who has none by then has none.
+# The end of an output arrives later than the news of a pod's end; a pod without output by then has none.
 PATIENCE_S = 300.0
 MOST_WAITING = 10_000
 
@@ -48,7 +48,7 @@ class LogHandIn:
         self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """End the thread; what waits is found again on this disk by whoever leads from here next."""
+        """End the thread; the next leader on this disk finds what still waits."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
@@ -83,7 +83,7 @@ class LogHandIn:
                 LOG.exception("what pods wrote could not be handed in")
 
     def look_around(self) -> None:
-        """Note everybody whose output lies here whole and was not handed in yet."""
+        """Note every replica whose complete output lies here and was not uploaded yet."""
         for marker in self._platform.workload_dir(WorkloadId("x")).parent.glob(f"*/logs/*{ENDED_SUFFIX}"):
             self.note(WorkloadId(marker.parents[1].name), ReplicaId(marker.stem))
 

@@ -41,7 +41,7 @@ def pool_families(
     )
     reclaims = CounterMetricFamily(
         "springtide_reclaims",
-        "Servers labelled towards services: jobs were stopped there, only shrank or moved, or nobody was there.",
+        "Servers labelled towards services: jobs were stopped there, only shrank or moved, or none was there.",
         labels=("kind",),
     )
     for kind in RECLAIM_KINDS:

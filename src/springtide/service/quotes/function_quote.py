@@ -71,7 +71,7 @@ def quote_on_functions(
 
 
 class _Inquiry:
-    """Asks the policy about one job more, on a snapshot that nobody keeps."""
+    """Asks the policy about one job more, on a snapshot that is thrown away afterwards."""
 
     def __init__(self, snapshot: Snapshot, policy: Policy) -> None:
         self.snapshot = snapshot
@@ -237,7 +237,7 @@ def compared(quote: Quote, ask_elsewhere: Callable[[], Quote], place: str) -> Qu
 
 
 def _wait_s(answer: InquiryResult) -> float | None:
-    """How long it waits for its turn: not at all, as planned, or nobody knows."""
+    """How long it waits for its turn, in seconds: 0 if it starts at once, as planned, or None if that is not known."""
     if _is_given(answer):
         return 0.0
     planned = answer.plan.future.get(answer.view.job.job_id)

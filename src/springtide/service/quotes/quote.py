@@ -24,7 +24,7 @@ from springtide.service.submission.schemas import JobIn, check_job
 from springtide.service.submission.shares import check_share
 from springtide.service.submission.submission import family_of, make_job
 
-# Quotes are worked out one at a time, so that many who ask never take the loop's time from it; so long one waits.
+# Quotes are worked out one at a time, so that many callers never slow the control loop; one waits at most so long.
 PATIENCE_S = 20.0
 
 

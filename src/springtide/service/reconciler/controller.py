@@ -210,7 +210,7 @@ class ResourceReconciler:
     def _take_in(self, places: list[Place], *, is_due: bool) -> None:
         """Submit the jobs that are new, many at once: one turn of the loop takes them in together."""
         waiting = [obj for place in places if (obj := self._untaken(place, is_due)) is not None]
-        # The others come in the next rounds, so that those who are in are told of meanwhile.
+        # The others come in the next rounds, so that the status of the submitted ones is written in between.
         self._unfinished |= {(obj["kind"], key_of(obj)): None for obj in waiting[MOST_AT_ONCE:]}
         if waiting and not self._is_over:
             list(self._pool.map(self._take_in_one, waiting[:MOST_AT_ONCE]))
@@ -288,7 +288,7 @@ class ResourceReconciler:
             self._quiet.add(name)
 
     def _end_orphans(self) -> None:
-        """End the workloads whose objects are gone. What is here says whom to ask about, the server says what is so."""
+        """End the workloads whose objects are gone. The local copy names the candidates, the API server decides."""
         view = self._platform.view()
         there = {uid_of(obj) for kind in (TRAINING_FUNCTION, INFERENCE_FUNCTION) for obj in self.objects.all(kind.name)}
         for job in list(view.jobs.values()):

@@ -165,7 +165,7 @@ def loud_news(step: Step) -> set[WorkloadId]:
 def _told_of(step: Step, view: ViewLike) -> list[WorkloadId]:
     """Whose stories may have a line of this step."""
     if any(isinstance(event, events.NodeLost) for event in step.events):
-        # Whoever was there is told of it, and not named.
+        # The workloads on the node are affected, and the event does not name them.
         return [*view.jobs, *view.services]
     return sorted(loud_news(step))
 

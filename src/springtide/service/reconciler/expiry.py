@@ -19,16 +19,16 @@ from springtide.service.ports import PlatformLike
 
 LOG = logging.getLogger("springtide.objects")
 KIND = TRAINING_FUNCTION.name
-# Who could not be taken away is tried again after so long.
+# A job that could not be removed is tried again after so long.
 RETRY_S = 10.0
-# A store takes its time over many objects; meanwhile nobody else waits.
+# A store is slow with many objects; threads keep the other jobs from waiting for it.
 MAX_THREADS = 2
 
 
 class Expiry:
     """Knows which ended jobs are to go when, and takes them away: what the store holds first, then the object.
 
-    A crash in between leaves the object, so that whoever comes next begins again. Before anything is taken away the
+    A crash in between leaves the object, so that the next process begins again. Before anything is taken away the
     server is asked for the object: what it says by now counts. `look` and `due` are for one thread.
     """
 
@@ -108,7 +108,7 @@ class Expiry:
             return
         end_s, now_s = expires_s(found, record, self._usual_s), self._platform.now_s()
         if end_s is None or now_s < end_s:
-            # Whoever owns it gave it more time.
+            # Its owner gave it more time.
             return
         num = self._platform.source_store.retire(record.workload_id, keeps_artifacts=keeps_artifacts(found))
         container = record.job.container

@@ -1,4 +1,4 @@
-"""What is left in the object store of jobs whose objects somebody deleted: it goes by the times that those had."""
+"""What is left in the object store of jobs whose objects were deleted: it expires at the times those objects gave."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from springtide.storage.workloads.head import NOBODYS_GENERATION, Departure, Wor
 
 LOG = logging.getLogger("springtide.objects")
 KIND = TRAINING_FUNCTION.name
-# Who could not be looked at, or taken away, is tried again after so long; and who is there after all, looked at again.
+# A job that could not be examined or removed is tried again after so long; one still present is examined again.
 RETRY_S = 30.0
 # For good: what they left stays, or is gone.
 NEVER = float("inf")
@@ -29,11 +29,11 @@ class OrphanCollector:
 
     An object of which the platform would have to be told before it may go would hang there for good where no platform
     is any more; so it goes at once, and only what it wanted for afterwards is kept: in the head of its job, from the
-    moment at which its end is seen. Who ended while nobody led leaves by the platform's `usual_s`.
+    moment at which its end is seen. A job that ended while no control plane led expires by the platform's `usual_s`.
 
-    Only jobs of this platform's journal are looked at, so that nobody else's are taken away; never one that has not
-    ended, whose object the server still has, or whose fence somebody else has raised. `heed` and `look` are for one
-    thread.
+    Only jobs of this platform's journal are looked at, so that no other platform's are taken away; never one that has
+    not ended, whose object the server still has, or whose fence another writer has raised. `heed` and `look`
+    are for one thread.
     """
 
     def __init__(self, platform: PlatformLike, objects: Objects, usual_s: float | None = None) -> None:
@@ -104,7 +104,7 @@ class OrphanCollector:
             return NEVER
         if head.generation > record.group.generation and not is_retired:
             LOG.warning(
-                "what the store holds of %s is written by somebody else (generation %d, here %d) and stays: does "
+                "what the store holds of %s is written by another process (generation %d, here %d) and stays: does "
                 "another platform have the same store_url?",
                 record.workload_id,
                 head.generation,
@@ -119,7 +119,7 @@ class OrphanCollector:
             return now_s + RETRY_S
         is_due = now_s + offset_s >= departure.at_unix_s
         if head.departure is None and (is_due or wish is not None):
-            # Also of what goes now: should this end in between, whoever comes next knows that it is not done.
+            # Also for what goes now: should this process end in between, the next one knows that it is not done.
             source_store.set_departure(record.workload_id, departure)
         if not is_due:
             return departure.at_unix_s - offset_s

@@ -22,7 +22,7 @@ class ServiceObjects:
     """Compares one InferenceFunction at a time, by level.
 
     A service is deployed whenever this process has not deployed its object as it is now: the same again changes
-    nothing. A source in a ConfigMap is read again with `is_due`, because nobody says when that changes.
+    nothing. A source in a ConfigMap is read again with `is_due`, because its changes are not watched.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class ServiceObjects:
         return record if container is not None and container.owner_uid == uid_of(obj) else None
 
     def _holder(self, obj: Object) -> str:
-        """Who has the address that this object wants, in a sentence; empty where nobody has."""
+        """Which other object holds the address that this one wants, as a sentence; empty where it is free."""
         name = workload_name(obj)
         record = self._platform.view().services.get(WorkloadId(name))
         if record is None or record.is_removed:

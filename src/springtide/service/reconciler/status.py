@@ -144,7 +144,7 @@ class StatusTeller:
         shown = obj.get("status") or {}
         written_s, written = self._told.get(uid, (float("-inf"), shown))
         if now_s - written_s > BELIEVED_S and shown != written:
-            # Somebody else wrote it, or took it away.
+            # Another writer changed or removed it.
             written = shown
         generation = int(obj["metadata"].get("generation", 1))
         unix_s = self._platform.now_s() + self._platform.wall_clock_offset_s

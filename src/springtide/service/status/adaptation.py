@@ -52,7 +52,7 @@ def progress_of(record: JobRecord) -> tuple[float, float | None]:
 
 
 def num_samples_left(record: JobRecord) -> float | None:
-    """Return how many samples are still to be trained on with the batch as it is; None while nobody knows."""
+    """Return how many samples are still to be trained on with the batch as it is; None while that is not known."""
     done, total = progress_of(record)
     if total is None:
         return None

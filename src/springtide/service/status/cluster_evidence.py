@@ -56,7 +56,7 @@ def cluster_evidence(workload_id: WorkloadId, cluster: ClusterStatus) -> list[st
     elif cluster.watch_age_s > SILENT_AFTER_S:
         told.append(f"nothing has been heard of the API server for {format_duration(cluster.watch_age_s)}")
     own = [pod for pod in cluster.pods if pod.workload_id == workload_id]
-    # Who does not run comes before who does.
+    # Pods that do not run come before those that do.
     own.sort(key=lambda pod: (pod.phase not in _NOT_YET, pod.phase == "running", pod.replica_id))
     told += [pod_sentence(pod) for pod in own[:MAX_PODS_TOLD]]
     if len(own) > MAX_PODS_TOLD:

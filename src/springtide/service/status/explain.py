@@ -220,7 +220,7 @@ def _service_evidence(record: ServiceRecord, view: ViewLike) -> list[str]:
             evidence.append(f"p99 latency {format_duration(record.latency_p99_s)}{objective}")
         if record.idle_s > 0:
             evidence.append(
-                f"idle for {format_duration(record.idle_s)}; with nobody asking, replicas above the minimum go after "
+                f"idle for {format_duration(record.idle_s)}; without requests, replicas above the minimum go after "
                 f"{format_duration(record.service.idle_s)}"
             )
     if record.crashes_at_s:

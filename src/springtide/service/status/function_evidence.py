@@ -1,4 +1,4 @@
-"""What there is to say of a job on functions: which way it runs, who was replaced, what it waits for and costs."""
+"""What there is to say of a job on functions: its plan, which functions were replaced, what it waits for and costs."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _where(run: FunctionRunStatus) -> str:
     """What the slowest function spends most of its step on."""
     slowest = max(run.places, key=lambda place: place.lanes.step_s, default=None)
     if slowest is None:
-        return "nobody says why"
+        return "the reason is not known"
     lanes = slowest.lanes
     parts = {
         "computation": lanes.forward_s + lanes.backward_s + lanes.update_s,
@@ -93,7 +93,7 @@ def _losses(run: FunctionRunStatus) -> Iterator[str]:
 
 
 def _absent(places: Sequence[PlaceStatus]) -> Iterator[str]:
-    """Places that nobody fills, and what the functions there said last."""
+    """Places without a function, and what the last functions there reported."""
     lost = [place for place in places if place.phase in ("lost", "failed", "throttled")]
     for place in lost[:MAX_PLACES_NAMED]:
         said = f": {place.error}" if place.error else ""

@@ -15,7 +15,7 @@ _WAITING = frozenset({JobState.PENDING, JobState.PREEMPTING})
 
 
 class JobForecast(msgspec.Struct, frozen=True, kw_only=True):
-    """Moments on the platform's clock, None where nobody knows; `unknown` names jobs whose end nobody knows.
+    """Moments on the platform's clock, None where not known; `unknown` names jobs whose end is not known.
 
     `is_planned` says that the policy itself plans so far ahead; otherwise the present plan was played forward.
     """

@@ -32,7 +32,7 @@ def has_pools(nodes: Sequence[Node]) -> bool:
 
 
 def node_statuses(view: ViewLike, drains: Mapping[NodeId, Drain]) -> tuple[NodeStatus, ...]:
-    """Return every living node, what it is labelled for and who holds how much of it; nothing where all is shared."""
+    """Return every living node, its label and what jobs and services hold of it; nothing where all is shared."""
     if not has_pools(view.nodes):
         return ()
     training = _held_by(view.jobs.values())
@@ -101,7 +101,7 @@ def tide_status(
 
 
 class TideDesk:
-    """Forecasts the tide for those who look. Remembers its last model, which only saves time."""
+    """Forecasts the tide for status pages. Remembers its last model, which only saves time."""
 
     def __init__(self) -> None:
         self._forecaster = Forecaster()

@@ -1,4 +1,4 @@
-"""What there is to say of a job's search, of the batch that it has now and of its stream, for those who ask why."""
+"""What there is to say of a job's search, of the batch that it has now and of its stream, for `springtide why`."""
 
 from __future__ import annotations
 

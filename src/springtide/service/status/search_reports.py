@@ -283,7 +283,7 @@ def _thinned(values: Sequence[int], most: int) -> set[int]:
 
 
 def _meets_goal(record: JobRecord, step_s: float, step_usd: float, now_s: float) -> bool | None:
-    """Whether going on there would be expected to keep deadline and budget; None where nobody can say."""
+    """Whether going on there would be expected to keep deadline and budget; None where that cannot be told."""
     goal, total = record.job.goal, record.progress.total_steps or record.job.total_steps
     is_changing = any(phase.from_epoch > record.progress.epoch for phase in record.job.batch_schedule)
     if (goal.deadline_s is None and goal.budget_usd is None) or total is None or is_changing:

@@ -1,4 +1,4 @@
-"""What shared devices have to do with a workload's state: who sits beside it, what it is granted, what is left."""
+"""What shared devices have to do with a workload's state: its neighbours, what it is granted, what is left."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ MAX_NAMED = 3
 def share_evidence(record: JobRecord | ServiceRecord, view: ViewLike, sharing: SharingStatus) -> list[str]:
     """Nothing for a workload that asks for whole devices and holds them.
 
-    Else for each device who shares it, what the control grants now and why, what holds people to it; and for one that
-    has no device yet, what the roomiest one has left.
+    Else for each device: which workloads share it, what the controller grants now and why, and what enforces it; for a
+    workload that has no device yet, what the emptiest one has left.
     """
     asked = record.job.share if isinstance(record, JobRecord) else record.service.share
     held = [replica for replica in record.replicas if replica.share is not None]

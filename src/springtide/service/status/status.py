@@ -235,7 +235,7 @@ def service_status(
 
 
 def device_statuses(view: ViewLike) -> tuple[DeviceStatus, ...]:
-    """Return every device of every living node, and who holds it."""
+    """Return every device of every living node, and the workloads that hold it."""
     holders: dict[DeviceId, list[tuple[JobRecord | ServiceRecord, ReplicaRecord]]] = {}
     records: list[JobRecord | ServiceRecord] = [*view.jobs.values(), *view.services.values()]
     for record in records:
@@ -299,7 +299,7 @@ def platform_status(
                 now_s,
                 planned=view.future.get(record.workload_id, ()),
                 usd_per_device_hour=usd_per_device_hour,
-                # What became of the functions of jobs that ended long ago is left to those who ask for one job.
+                # Long-ended jobs show their functions only where one job is asked for.
                 live=live_of(record.workload_id) if record.replicas or _has_just_ended(record, now_s) else None,
                 search=None if _is_past(record, now_s) else search_of(record, now_s),
                 enforced="" if shares is None else shares.enforced(record.job.share),

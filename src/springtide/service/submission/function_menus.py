@@ -61,7 +61,7 @@ def menus_of(
     search = search_of(view, options, taken, service, family, has_parameter_store=has_parameter_store)
     if search is None:
         return _pipelines(taken, service, options, has_parameter_store)
-    # The solvers are loaded for those who need them: a platform without functions starts without.
+    # The solvers are imported only where needed: a platform without functions starts without them.
     from springtide.scheduling.functions.goal_search import search_menu
 
     total_steps = declared_steps(options)

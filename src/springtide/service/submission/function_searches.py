@@ -47,7 +47,7 @@ def search_of(
     """
     if not wants_search(options):
         return None
-    # Loaded for those who need it.
+    # Imported only where it is needed.
     from springtide.perf.functions.workers.model import space_of, worker_model_of
 
     low, high = options.function_workers or (1, None)
@@ -126,7 +126,7 @@ def _is_comparable(job: TrainingJob, service: FunctionService, search: FunctionS
 def as_of(
     measured: FunctionMeasurement, theirs: FunctionSearch, mine: FunctionSearch, service: FunctionService
 ) -> FunctionMeasurement | None:
-    """A measurement of one model as one of another: as much off from its model. None where nobody can tell."""
+    """A measurement of one model as one of another: as much off from its model. None where that cannot be told."""
     if theirs.model == mine.model:
         return measured
     from springtide.perf.functions.workers.belief import plan_model

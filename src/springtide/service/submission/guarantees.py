@@ -13,7 +13,7 @@ from springtide.service.ports import ViewLike
 def check_guarantee(view: ViewLike, service_id: WorkloadId, minimum: int, share: Share | None = None) -> None:
     """Raise InvalidRequest if `minimum` replicas of the service can never all be there beside what others are due.
 
-    A minimum is a promise to those who call the service, so it is refused at once rather than broken for good, as a
+    A minimum is a promise to the callers of the service, so it is refused at once rather than broken for good, as a
     deadline that cannot be kept is. What was promised before stands, also after some devices are gone. Each replica
     takes a device, or the request of its `share` of one on which no other replica of the service sits.
     """

@@ -113,7 +113,7 @@ def _refuse_past(deadline_s: float, now_s: float, offset_s: float) -> None:
 def _refuse_paused(record: JobRecord) -> None:
     # Once it goes on its deadline could be refused, which would be its end.
     raise InvalidRequest(
-        f"{record.workload_id} is paused, and nothing is promised to who holds nothing: let it go on first "
+        f"{record.workload_id} is paused, and nothing is promised to a paused job: let it go on first "
         "(springtide resume ID, or spec.suspend: false), or say that the deadline is an aim (--soft, or spec.soft: "
         "true)"
     )

@@ -42,7 +42,7 @@ class DirectorySources:
         return str(self._state_dir / place)
 
     def holds(self, address: str, text: str) -> bool:
-        """Whether the file of that path is this text. One whose directory was cleared away is nobody knows what."""
+        """Whether the file of that path is this text. False where it cannot be read."""
         try:
             return Path(address).read_bytes() == text.encode()
         except OSError:
@@ -115,7 +115,7 @@ class ObjectSources:
         return all(self._find(str(name)) in (None, text.encode()) for name, text in _files(place, source))
 
     def write(self, place: PurePosixPath, source: Source) -> None:
-        """Put the files, the main one last: who finds it finds the others."""
+        """Put the files, the main one last: a reader that finds it finds the others."""
         for name, text in reversed(list(_files(place, source))):
             self._store.put(str(name), text.encode())
 
@@ -124,7 +124,7 @@ class ObjectSources:
         return bool(self._store.keys(f"workloads/{workload_id}/"))
 
     def import_root(self, asked: str) -> str:
-        """None: pods see no directory of whoever asks. Neighbours are sent as further files of the source."""
+        """Empty: pods see no directory of the client. Neighbouring modules are sent as further files of the source."""
         return ""
 
     def fetch_logs(self, workload_id: WorkloadId) -> None:
@@ -165,7 +165,7 @@ class ObjectSources:
     def keep_steps(self, workload_id: WorkloadId, said: Iterable[str], newest_generation: int) -> None:
         """Add to a job's step log what one of its workers said of it at its end, as far as that is lacking.
 
-        What a worker of the past says is left out: whoever came after it has made those steps, or made them again.
+        Lines of a worker of an older generation are left out: its successor has made those steps, or made them again.
         """
         lines = hear_lines(said)
         generation = json.loads(lines[-1][1])["generation"] if lines else 0
@@ -178,7 +178,7 @@ class ObjectSources:
         return WorkloadStore(self._store, workload_id).head()
 
     def set_departure(self, workload_id: WorkloadId, departure: Departure) -> None:
-        """Have it known when what is kept of a workload goes, whoever leads then."""
+        """Record when the objects of a workload expire, for any later leader."""
         WorkloadStore(self._store, workload_id).set_departure(departure)
 
     def _fetch_logs(self, workload_id: WorkloadId) -> None:

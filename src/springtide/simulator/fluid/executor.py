@@ -40,7 +40,7 @@ from springtide.simulator.shared_devices import SharedDevices
 
 # A turn of the loop in which nothing happens takes this long: no real clock stands still between two turns.
 TURN_S = 0.001
-# So many turns in a row in which nothing trains, nothing happens and nobody is still to arrive: the run is stuck.
+# So many turns in a row in which nothing trains, nothing happens and no job is still to arrive: the run is stuck.
 MAX_IDLE_TURNS = 10_000
 
 
@@ -107,7 +107,7 @@ class FluidExecutor:
     # --- Executor ----------------------------------------------------------------------------------------------------
 
     def recover(self, standing: Standing) -> None:
-        """Adopt what still runs, end what nobody knows, report what is gone, say again what was not acknowledged."""
+        """Adopt what still runs, end what the journal does not know, report losses and all unacknowledged events."""
         self._inbox = [*self._unacknowledged, *self._inbox]
         self._unacknowledged = []
         for node_id, pool in standing.labels.items():
@@ -177,7 +177,7 @@ class FluidExecutor:
         return events
 
     def acknowledge(self, events: Sequence[Event]) -> None:
-        """The events are durable: nobody need hear of them again."""
+        """The events are durable: they need not be reported again."""
         if len(events) == len(self._unacknowledged):
             self._unacknowledged.clear()
             return
@@ -191,7 +191,7 @@ class FluidExecutor:
     # --- time --------------------------------------------------------------------------------------------------------
 
     def _check_stuck(self) -> bool:
-        """Whether nothing can happen any more, though somebody keeps looking."""
+        """Whether nothing can happen any more, though the policy keeps asking to be called."""
         if self._num_progressing or self._num_to_come or self.nodes.any_down:
             self._num_idle_turns = 0
         else:
@@ -219,7 +219,7 @@ class FluidExecutor:
         self._inbox.append(event)
 
     def add_job(self, job: TrainingJob, *, done_steps: float = 0.0) -> FluidRun:
-        """Open the books of a job, `done_steps` of which are done. Its true speed is drawn here."""
+        """Open the run of a job, `done_steps` of which are done. Its true speed is drawn here."""
         run = self.runs[job.job_id] = self.speeds.open_run(job, self.clock.now_s(), done_steps)
         return run
 
@@ -454,7 +454,7 @@ class FluidExecutor:
             if set(members) <= set(lost):
                 self._inbox.append(run.lose_unsaved())
         elif run.saving and set(run.saving) & set(run.replicas) <= set(lost):
-            # The last of those who were writing the checkpoint.
+            # The last of the workers that were writing the checkpoint.
             run.saving = ()
             self._inbox.append(run.lose_unsaved())
         for replica_id in lost:

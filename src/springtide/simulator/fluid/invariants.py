@@ -1,4 +1,4 @@
-"""What must hold on every step of a long trace. The books are kept from the journaled steps alone, and are cheap."""
+"""What must hold on every step of a long trace. The checks see the journaled steps alone, and are cheap."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class FluidInvariants:
     """Watches one run: device-once, capacity, reason-for-change, promise-kept, one-end, nothing-left, no-spinning.
     What concerns labels and drains is in `invariants_pools`. Services may hold devices to the end.
 
-    `reasons` are those of the plan that the step came from; whoever wraps the policy sets them. `told` is the command
+    `reasons` are those of the plan that the step came from; the wrapper of the policy sets them. `told` is the command
     that runs the same seed again; every violation names it. With `keeps_promises` an admitted job that ends after its
     deadline is a violation; without (faults, errors, or a study of policies that may) it is only listed in `broken`.
     """
@@ -186,7 +186,7 @@ class FluidInvariants:
         self._members[job_id] = action.replica_ids
         if action.cause != "plan":
             return
-        # Whoever was started for this change earlier had the reason with it; all changes of one instant are one change.
+        # Workers started for this change earlier carried its reason; all changes of one instant are one change.
         joiners = [replica_id for replica_id in action.replica_ids if replica_id not in before]
         is_reasoned = bool(joiners) and self._reasoned.issuperset(joiners)
         if not self.reasons.get(job_id) and not is_reasoned and self._formed_s.get(job_id) != now_s:

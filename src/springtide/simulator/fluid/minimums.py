@@ -48,7 +48,7 @@ class Shortage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Books:
-    """One service: its minimum in force, who is ready, and since when each missing replica of the minimum is missed."""
+    """One service: its minimum in force, its ready replicas, and since when each replica of the minimum is missing."""
 
     def __init__(self) -> None:
         self.minimum = 0
@@ -233,7 +233,7 @@ class Minimums:
             )
 
     def _look_whether_possible(self) -> None:
-        """Once there are too few devices, nobody's missing replica can be blamed on a policy."""
+        """Once there are too few devices, no missing replica can be blamed on the policy."""
         needed = sum(books.minimum for books in self._services.values())
         self._is_possible = needed <= sum(self._num_alive.values())
         if not self._is_possible:

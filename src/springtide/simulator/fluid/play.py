@@ -166,7 +166,7 @@ def play(
 
 
 def _minimums(executor: FluidExecutor, arrivals: Sequence[tuple[float, TrainingJob]], times: Times) -> Minimums:
-    """Watches minimums, with the longest that anybody in the way may take to leave."""
+    """Watches minimums, with the longest time that a job in the way may take to leave."""
     graces_s = [job.grace_s for _, job in arrivals] or [DEFAULT_GRACE_S]
     return Minimums(
         start_s=times.service_start_s,

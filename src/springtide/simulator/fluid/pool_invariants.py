@@ -15,10 +15,10 @@ Complain = Callable[[str, str, float], None]
 
 
 class PoolBooks:
-    """The label of every node, and who is on the way to another one: right-pool, cordon, one-label, drain-ends.
+    """The label of every node, and the one it is draining towards: right-pool, cordon, one-label, drain-ends.
 
     A job starts only where it is labelled for training or shared, a service where it is labelled for inference or
-    shared, and neither where a drain is to another pool; no label turns away who is there; a node that comes back has
+    shared, and neither where a drain is to another pool; no label evicts present replicas; a node that comes back has
     the label that it had; and a reclaim is over when the longest grace of all workloads is.
     """
 
@@ -90,7 +90,7 @@ class PoolBooks:
                 self._complain("right-pool", detail, now_s)
 
     def check(self, now_s: float) -> None:
-        """After a step: nobody outstays a reclaim."""
+        """After a step: no job outstays a reclaim."""
         for node_id, since_s in self._reclaimed_s.items():
             if now_s > since_s + self._longest_grace_s + _TURN_S:
                 detail = f"{node_id} was reclaimed at {since_s:.6f} s and is not free yet"

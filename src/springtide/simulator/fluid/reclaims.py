@@ -20,7 +20,7 @@ _TAKEN_FOR_S = 1.0
 
 @dataclass(slots=True)
 class Reclaim:
-    """One server that training was made to give up, from the drain that made whoever was there go.
+    """One server that training was made to give up, from the drain that made its jobs leave.
 
     `labelled_s` is when it was free, `served_s` when the last of the replicas that started there then was ready; both
     None until then and for good where nothing came of it. `stopped` are the jobs that were preempted or lost a worker
@@ -79,7 +79,7 @@ class Reclaims:
     # --- servers -----------------------------------------------------------------------------------------------------
 
     def drain(self, action: DrainNode, now_s: float) -> None:
-        """A node is drained: a reclaim where somebody has to go, otherwise nothing but a cordon."""
+        """A node is drained: a reclaim where a job has to leave, otherwise nothing but a cordon."""
         if admits(action.pool, is_job=True):
             return
         if not action.is_reclaim:
@@ -107,7 +107,7 @@ class Reclaims:
         if reclaim is not None:
             reclaim.is_called_off = True
 
-    # --- whoever is there --------------------------------------------------------------------------------------------
+    # --- replicas on the nodes ---------------------------------------------------------------------------------------
 
     def start(
         self, replica_id: ReplicaId, workload_id: WorkloadId, node_id: NodeId, now_s: float, *, is_job: bool
@@ -146,7 +146,7 @@ class Reclaims:
             self._saving |= dict.fromkeys(action.replica_ids, (now_s, reclaims))
 
     def resize(self, action: ResizeJob, now_s: float) -> None:
-        """A group changes: who leaves a reclaimed server makes way for it."""
+        """A group changes: workers that leave a reclaimed server make way for it."""
         before = self._members.get(action.job_id, ())
         self._members[action.job_id] = action.replica_ids
         named = set(action.replica_ids)
@@ -238,7 +238,7 @@ class Loans:
         self._note(now_s)
 
     def lose(self, node_id: NodeId, now_s: float) -> None:
-        """A node is gone: it is on loan to nobody."""
+        """A node is gone: it is on loan no more."""
         self._nodes.pop(node_id, None)
         self._note(now_s)
 

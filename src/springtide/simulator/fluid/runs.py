@@ -1,4 +1,4 @@
-"""The books of a long trace: what each job has done, held and been through, and how full the cluster was when."""
+"""The accounts of a long trace: what each job has done and held, its changes, and how full the cluster was when."""
 
 from __future__ import annotations
 

@@ -18,7 +18,9 @@ At = Callable[[float, Callable[..., None], Any], None]
 
 
 class FluidServices:
-    """Who serves where. `tell` takes what the platform is to hear, `changed` is called when devices come or go.
+    """The replicas of services and their devices.
+
+    `tell` takes events for the platform, `changed` is called when devices come or go.
 
     A replica with a share uses as much of its device as its service's load asks for, spread over those that are ready.
     """
@@ -118,12 +120,12 @@ class FluidServices:
         self._tell(ReplicaLost(workload_id=service_id, replica_id=replica_id, reason="its process ended"))
 
     def lose_devices(self, is_lost: Callable[[DeviceId], bool]) -> None:
-        """These devices are away: who was there is gone, and whoever tells of the node says so."""
+        """Drop the replicas on these lost devices without an event: the loss of the node reports them."""
         for replica_id in [r for r, (_, device_id) in self._held.items() if is_lost(device_id)]:
             self._drop(replica_id)
 
     def keep_only(self, named: Collection[ReplicaId]) -> None:
-        """End whoever is not named."""
+        """End the replicas that are not named."""
         for replica_id in [r for r in self._held if r not in named]:
             del self._held[replica_id]
             self._draining.discard(replica_id)

@@ -1,4 +1,4 @@
-"""Charts as inline SVG: lines and steps over an axis, bars in rows. Each names itself for those who do not see."""
+"""Charts as inline SVG: lines and steps over an axis, bars in rows. Each has a text label for screen readers."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def bar_chart(
 
 
 def _canvas(width: int, height: int, label: str) -> Element:
-    # A chart fills its place, but its words do not grow much beyond those around it.
+    # A chart fills its place, but its text does not grow much beyond the text around it.
     size = {"viewBox": f"0 0 {width} {height}", "style": f"max-width: {round(width * 1.25)}px"}
     return element("svg", class_="chart", role="img", aria_label=label, **size)
 

@@ -160,7 +160,7 @@ def _meter(value: float | None, slot: int, *, is_best: bool) -> Content:
 
 
 def _broken(figures: Figures) -> Content:
-    """How many promises were broken; a policy that admits nobody by deadline has made none."""
+    """How many promises were broken; a policy that admits no job by deadline has made none."""
     value = figures.get("admitted_and_broken")
     if value is None:
         return page.UNKNOWN

@@ -87,7 +87,7 @@ class ShardCache:
         try:
             if self._folder is None:
                 self._folder = Path(tempfile.mkdtemp(prefix="springtide-data-", dir=self._parent))
-                # Whoever forgets to close it leaves nothing behind, either.
+                # A cache that is never closed leaves nothing behind, either.
                 self._remove_folder = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
             path = self._path(sha256)
             path.write_bytes(data)

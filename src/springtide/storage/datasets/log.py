@@ -51,7 +51,7 @@ class DatasetLog:
         self.shards = Artifacts(store, shards_prefix(name), MAX_FRAME_BYTES)
 
     def read(self) -> DatasetManifest:
-        """The dataset as it is now: two small reads where nobody has died. Raises ObjectMissing, StorageError."""
+        """The dataset as it is now: two small reads unless a writer died midway. Raises ObjectMissing, StorageError."""
         found = self.find()
         if found is None:
             raise ObjectMissing(
@@ -147,14 +147,14 @@ class DatasetLog:
         try:
             return self._store.put_if_absent(part_key(self.name, version), data)
         except StorageError:
-            # The answer may have been lost on its way: what stands there says who won.
+            # The answer may have been lost on its way: the stored part shows which writer won.
             standing = self._part(version)
             if standing is None:
                 raise
             return standing.part_id == part.part_id
 
     def _publish(self, manifest: DatasetManifest) -> DatasetManifest:
-        """Write the manifest, again if others have changed the dataset meanwhile: the last who writes saw nothing new.
+        """Write the manifest, again if others have changed the dataset meanwhile: the last writer saw nothing new.
 
         A long list of shards is cut into pages on the way.
         """

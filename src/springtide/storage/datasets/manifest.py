@@ -1,4 +1,4 @@
-"""What a dataset is made of, as records in a store, and how a change becomes one: numbered parts that nobody replaces.
+"""What a dataset is made of, as records in a store, and how a change becomes one: numbered parts, never replaced.
 
     datasets/NAME/manifest           DatasetManifest: all parts up to its version; written anew after each of them
     dataset-parts/NAME/000000001     DatasetPart: what that version brought; put if absent, so that one writer wins
@@ -75,7 +75,7 @@ class AppendedPart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DatasetPart(msgspec.Struct, frozen=True, kw_only=True):
-    """What one version brings. `part_id` is its writer's own: who does not know whether it was written looks for it.
+    """What one version brings. `part_id` is its writer's own: a writer whose put had no answer looks for it.
 
     `born` is the part_id of the first one: a dataset that was removed and put anew has another.
     """

@@ -182,7 +182,7 @@ class ObjectDirectory:
 
 
 def _make_durable(folder: str) -> None:
-    """Make a folder's entries durable, unless somebody has deleted all of them meanwhile."""
+    """Make a folder's entries durable, unless the folder was deleted meanwhile."""
     with contextlib.suppress(FileNotFoundError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:

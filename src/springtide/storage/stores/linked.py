@@ -65,7 +65,7 @@ class DuplexLink(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lane:
-    """One direction of a link: who carries next, in order of arrival, at the link's rate. Thread-safe.
+    """One direction of a link: transfers go in order of arrival, at the link's rate. Thread-safe.
 
     Small requests do not queue behind large ones; what they take of the rate is taken from those that come later.
     """

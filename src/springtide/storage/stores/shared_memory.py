@@ -1,4 +1,4 @@
-"""A parameter store in one machine's shared memory: objects are files in memory, and a put wakes who waits for it."""
+"""A parameter store in one machine's shared memory: objects are files in memory, and a put wakes its waiters."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class SharedMemoryStore:
         if data is not None or timeout_s <= 0.0:
             return data
         with self._sockets.listening(key) as listener:
-            # Asked again after the socket is there: a put in between would have found nobody to wake.
+            # Asked again after the socket is there: a put in between would have found no socket to wake.
             while (data := read(key)) is None:
                 left_s = deadline_s - self.pace.now_s()
                 if left_s <= 0.0:
@@ -70,7 +70,7 @@ class SharedMemoryStore:
         return self._directory.keys(prefix)
 
     def close(self) -> None:
-        """Remove the folder if nothing is in it and nobody waits in it; what was put stays."""
+        """Remove the folder if nothing is in it and no process waits in it; what was put stays."""
         with contextlib.suppress(OSError):
             os.rmdir(self._root / f"{PRIVATE_MARK}wake")
         with contextlib.suppress(OSError):

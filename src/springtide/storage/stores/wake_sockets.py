@@ -1,6 +1,6 @@
 """Waking other processes of one machine: each waiter has a datagram socket named after the key it waits for.
 
-A process that is killed leaves a socket that refuses; whoever meets it removes it. Nobody else is held up.
+A killed process leaves a socket that refuses connections; the next sender removes it. No other waiter is delayed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class WakeSockets:
             os.close(descriptor)
 
     def wake(self, key: str) -> None:
-        """Wake whoever waits for `key`; never blocks and never fails: waiters look again by themselves now and then."""
+        """Wake the waiters for `key`; never blocks and never fails: waiters look again by themselves now and then."""
         self._poke(_mark(key) + ".")
 
     def sweep(self) -> None:

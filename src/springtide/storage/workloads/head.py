@@ -48,7 +48,7 @@ class Departure(msgspec.Struct, frozen=True, kw_only=True):
 class WorkloadHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The present state of a workload's objects. `generation` is the lowest that may still change anything.
 
-    Whatever is in the store and not named here does not exist: it was written by someone whose turn was over, or is
+    Whatever is in the store and not named here does not exist: it was written by a worker of an older generation, or is
     about to be named. `checkpoints` are newest first, `logged` in the order of writing. `departure` is when all of it
     goes, where that has been decided, until it has gone.
     """
@@ -70,7 +70,7 @@ class WorkloadHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return replace(self, checkpoints=tuple(newest[:NUM_CHECKPOINTS_KEPT]))
 
     def last_logged(self, generation: int, after: int | None) -> int:
-        """The last step that the log holds, for whoever writes as `generation`.
+        """The last step that the log holds, for a writer of `generation`.
 
         `after` is where a job that goes on from a checkpoint begins to log again, until it has logged something.
         """

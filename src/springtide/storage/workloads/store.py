@@ -36,7 +36,7 @@ from springtide.storage.workloads.head import (
     version_name,
 )
 
-# Swaps of one head are a few a second at most: whoever loses so often in a row meets a store that keeps no promise.
+# Swaps of one head are a few a second at most: a writer loses so often in a row only if the store breaks its promise.
 _MAX_RACES = 100
 
 
@@ -71,7 +71,7 @@ class WorkloadStore:
             return self._read_head()[0]
 
     def raise_fence(self, generation: int) -> None:
-        """Refuse everyone below `generation` from now on. A lower value changes nothing."""
+        """Refuse all writers below `generation` from now on. A lower value changes nothing."""
         self._change(lambda head: msgspec.structs.replace(head, generation=max(head.generation, generation)))
 
     def _read_head(self) -> tuple[WorkloadHead, str]:
@@ -91,7 +91,7 @@ class WorkloadStore:
     ) -> tuple[WorkloadHead, WorkloadHead]:
         """Replace the head by what `change` makes of it, as `generation`; the head before and after.
 
-        `change` is called again with the newer head whenever somebody else was faster.
+        `change` is called again with the newer head whenever another writer was faster.
         """
         with self._lock:
             known = self._known or self._read_head()
@@ -218,7 +218,7 @@ class WorkloadStore:
             before, _ = self._change(log_more, generation)
             if before.last_logged(generation, after) == last and upto >= lines[-1][0]:
                 return upto
-            # Somebody else has logged meanwhile, or had written a part of it: what is left has to be looked at again.
+            # Another writer has logged meanwhile, or had written a part of it: what is left has to be looked at again.
         raise StorageError(f"the step log of {self.prefix} was changed by others {_MAX_RACES} times in a row")
 
     def _write_segment(self, generation: int, lines: Sequence[Line]) -> int:
@@ -227,13 +227,13 @@ class WorkloadStore:
         text = "".join(line + "\n" for _, line in lines).encode()
         if self.store.put_if_absent(key, text):
             return lines[-1][0]
-        # One who wrote the same steps never came to say so, or this member's own put was answered too late.
+        # Another writer of the same steps died before it recorded them, or this member's own put was answered too late.
         return int(json.loads(self.store.get(key).splitlines()[-1])["step"])
 
     def steps(self) -> list[dict[str, Any]]:
         """The step log, each step once and in order: where a step was done again, as it was done last.
 
-        A step that is not in it, and is below the last one, is one of which nobody knew any more when it was written.
+        A step that is not in it, and is below the last one, had already been lost when the log was written.
         """
         head = self.head()
         upto = {entry.generation: entry.step for entry in head.logged}
@@ -295,7 +295,7 @@ class WorkloadStore:
         return self.key("logs", f"{replica_id}.log")
 
     def set_departure(self, departure: Departure) -> None:
-        """Have it known when the workload is to be retired, whoever looks then. A retired one stays as it is."""
+        """Record when the workload is to be retired. A retired one stays as it is."""
         self._change(
             lambda head: (
                 head if head.generation == NOBODYS_GENERATION else msgspec.structs.replace(head, departure=departure)
@@ -305,8 +305,8 @@ class WorkloadStore:
     def retire(self, *, keeps_artifacts: bool) -> int:
         """Take away what an ended workload has no use for any more; returns how many objects that were.
 
-        The head stays, with a fence that nobody is above: who sleeps now and wakes up later is refused then, too. Of
-        its artifacts those that count stay where `keeps_artifacts` says so. May be done again.
+        The head stays, with a fence above every generation: a writer that sleeps now and wakes up later is refused,
+        too. Of its artifacts those that count stay where `keeps_artifacts` says so. Idempotent.
         """
         if not self.store.keys(self.prefix):
             return 0
@@ -333,6 +333,6 @@ class WorkloadStore:
 
 
 def _check_fence(head: WorkloadHead, generation: int) -> None:
-    # What is remembered of a head can only show too low a fence: whoever is refused by it is refused for good.
+    # What is remembered of a head can only show too low a fence: a writer that it refuses is refused for good.
     if generation < head.generation:
         raise Fenced(f"generation {generation} may not write: generation {head.generation} owns the workload")

@@ -143,7 +143,7 @@ class _Card:
             self._now_s = now_s
 
     def _settle(self) -> None:
-        """Shares for those who transfer now, and when each of them is through with it."""
+        """Set the shares of the ranks that transfer now, and when each of them is done."""
         if self._total == math.inf:
             return
         free, num_left = self._total, len(self._left)

@@ -15,7 +15,7 @@ from springtide.workloads.cluster import cluster_nodes
 from springtide_studies.fapes.jobs import FapesRequest, arrivals_of, draw_requests
 from springtide_studies.fapes.truth import TopologySpeeds
 
-# Who is measured with such jobs, and what its policy is called with.
+# The policies that are measured with such jobs.
 GOODPUT_POLICIES: tuple[str, ...] = ("fapes", "goodput", "pollux", "sia")
 DEVICES_PER_NODE = 8
 # 1,000 jobs on 8,000 devices; 16 on 128.

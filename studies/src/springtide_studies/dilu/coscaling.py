@@ -63,7 +63,7 @@ def run_study(
     """Play every arm on traces of the three kinds, and on those in `data`/traces where it is given.
 
     Each drawn trace is drawn anew for each seed; of a published one the arrivals are. `passed` of a trace: cold starts
-    at most a quarter of the eager baseline's (or the one that anybody needs), violations at most half. `only` plays
+    at most a quarter of the eager baseline's (or the one that every arm needs), violations at most half. `only` plays
     these arms beside the two that are compared. Raises InvalidRequest.
     """
     served = model or ServedModel()

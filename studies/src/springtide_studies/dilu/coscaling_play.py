@@ -171,7 +171,7 @@ class _Play:
             if replica is None:
                 return
             decision = form_batch(
-                # All have the same time to live: who is not among the first cannot be in the batch.
+                # All have the same time to live: a request that is not among the first cannot be in the batch.
                 list(islice(self._queue, 2 * size)),
                 now_s,
                 limits,

@@ -1,4 +1,4 @@
-"""The world of the co-scaling study: a served model on shares of a device, its cold start, and who scales it how."""
+"""The world of the co-scaling study: a served model on shares of a device, its cold start, and the scalers."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Scaler(Protocol):
-    """Who says how many replicas are wanted, once a second."""
+    """Says how many replicas are wanted, once a second."""
 
     def look(self, look: ScalerLook) -> int:
         """Take in one second; the number of replicas wanted."""

@@ -24,7 +24,7 @@ LIMIT_S = 120.0
 
 
 class MemberTask(msgspec.Struct, frozen=True, kw_only=True):
-    """One all-reduce: who takes part, on what links, and what the values are (drawn from the seed and the rank)."""
+    """One all-reduce: its ranks, their links, and what the values are (drawn from the seed and the rank)."""
 
     store_url: str
     prefix: str
@@ -182,7 +182,7 @@ def main() -> int:
                 return 0
             done = run_task(task, stores[task.store_url], values)
         except Exception as error:
-            # The one who measures decides what an error means; a member only reports it.
+            # The measuring process decides what an error means; a member only reports it.
             done = Done(error=f"{type(error).__name__}: {error}")
         _say(msgspec.json.encode(done))
     return 0

@@ -167,7 +167,7 @@ class Members:
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
-            raise BackendError("a rank of the measurement has died; its last words are above")
+            raise BackendError("a rank of the measurement has died; its last output is above")
         return line
 
 

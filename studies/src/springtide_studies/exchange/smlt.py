@@ -60,7 +60,7 @@ class System:
 SYSTEMS: Mapping[str, System] = MappingProxyType(
     {
         "smlt": System("SMLT: m = n shards through Redis", "smlt", "redis"),
-        "siren": System("Siren-like: everyone to everyone, S3", "all-to-all", "s3"),
+        "siren": System("Siren-like: all to all, S3", "all-to-all", "s3"),
         "cirrus": System("Cirrus-like: a parameter server, S3", "parameter-server", "s3"),
         "lambdaml": System("LambdaML: scatter-reduce, S3", "lambdaml", "s3"),
         "ours": System("ours: chunked full duplex through Redis", "duplex", "redis"),

@@ -34,7 +34,7 @@ NUM_SEEDS = 2
 CLUSTER = "16x8@6+6+4"
 # So many requests on average over so long, bursty; the load at which FIFO waits as long as in the paper's table 1.
 NUM_REQUESTS, HOURS, VARIATION = 160.0, 12.0, 2.0
-# All who decide in rounds do so every ten minutes and know what a change costs, as in the paper's testbed.
+# All policies that decide in rounds do so every ten minutes and know what a change costs, as in the paper's testbed.
 POLLUX = f"pollux:round_s=600:restart_s={MIGRATION_S:g}"
 RIVALS: Mapping[str, str] = MappingProxyType(
     {

@@ -83,7 +83,7 @@ class Nccl:
         of_channels = opened * _CHANNEL_GB_PER_S[protocol] * reduction
         latency_us = route.actual_us[algorithm][protocol]
         if algorithm == RING:
-            # Within the first filling of the buffers the ring runs at the pace of its latencies.
+            # Until the buffers are filled for the first time, latencies bound the ring's pace.
             if self._has_plateau(protocol, query):
                 latency_us *= _PLATEAU
             bus = min(route.ring_bus_gb_per_s * _ring_fraction(protocol, subgraph), of_channels)

@@ -22,7 +22,7 @@ from springtide_studies.fapes.truth import TopologySpeeds, curves_for
 
 # FaPES, table 2: checkpoint, upload, download and container of a migrated job.
 MIGRATION_S = 1.580 + 0.402 + 0.140 + 3.558
-# Who keeps to the request, its batch and its workers; and who chooses both. All others choose the workers of its batch.
+# Policies that keep the requested batch and workers; and those that choose both. All others choose only the workers.
 _RIGID, _ADAPTIVE = ("fifo", "sjf"), ("fapes", "goodput", "pollux", "sia")
 _STRATEGIES = ("dedicated", "one-way", "two-way", "tide")
 

@@ -238,7 +238,7 @@ class SimExecutor:
         self._end(process, Stop(grace_s=action.grace_s), action.grace_s)
 
     def _set_share(self, action: SetShare) -> None:
-        # Like a label it is an entry in the machines' own books, so it is in force at once and never lost on the way.
+        # Like a label it is an entry in the machines' own records, so it is in force at once and never lost on the way.
         process = self.machine.processes.get(action.replica_id)
         if process is not None:
             self.machine.set_shares([(process, action.share)])
@@ -286,7 +286,7 @@ class SimExecutor:
                 self._end(process, order, action.grace_s + _OVERTIME_S)
 
     def _fence(self, process: Process) -> None:
-        self.machine.say("{} is fenced: nobody knows it", process.replica_id)
+        self.machine.say("{} is fenced: the journal does not know it", process.replica_id)
         self._given_up.add(process.replica_id)
         self.machine.order(process, FenceOrder(reason="unknown"), self._is_current)
 

@@ -395,7 +395,7 @@ def _slow_down(faults: FaultScript, rng: np.random.Generator) -> None:
 def _break_collective(faults: FaultScript, rng: np.random.Generator) -> None:
     process = faults.pick(rng, trains=True)
     if process is not None and process.run is not None and process.run.group is not None:
-        process.run.break_group(process.run.group, "a collective failed although everybody lives")
+        process.run.break_group(process.run.group, "a collective failed although every member lives")
 
 
 def _refuse_spawns(faults: FaultScript, rng: np.random.Generator) -> None:

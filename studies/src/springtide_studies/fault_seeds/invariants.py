@@ -28,7 +28,7 @@ def complain(name: str, detail: str) -> None:
 
 
 class Invariants:
-    """Watches one run. It keeps its own books from the journal and compares them with what the controller says."""
+    """Watches one run. It keeps its own records from the journal and compares them with what the controller says."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -51,7 +51,7 @@ class Invariants:
     # --- at the moment at which a step becomes durable ---------------------------------------------------------------
 
     def note_journaled(self, step: Step, controller: Controller) -> None:
-        """A step is in the journal: keep the books, and check what the step itself promises."""
+        """A step is in the journal: record it, and check what the step itself promises."""
         self._alive_events.append(step.events)
         self.journaled_events.update(map(id, step.events))
         self.allowed_actions = set(map(id, step.actions))

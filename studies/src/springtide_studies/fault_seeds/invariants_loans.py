@@ -1,6 +1,7 @@
 """What must hold of nodes that change pools: one label each, only replicas that it admits, drains that end.
 
-And who is guaranteed replicas has them, where there are servers for it. Over the state and the machines, in fault runs.
+And services with guaranteed replicas have them, where there are servers for it. Checked over the state and the
+machines, in fault runs.
 """
 
 from __future__ import annotations

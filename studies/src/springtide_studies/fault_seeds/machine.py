@@ -126,7 +126,7 @@ class Machine:
             self.node_of[device.device_id] = node.node_id
 
     def label_node(self, node_id: NodeId, pool: Pool) -> None:
-        """Label a node, which need not be up: as in a cluster's books the label outlives node and control plane."""
+        """Label a node, which need not be up: as in a cluster's records the label outlives node and control plane."""
         known = self.known_nodes.get(node_id)
         if known is None or known.pool == pool:
             return

@@ -38,7 +38,7 @@ from springtide_studies.rows import machine_facts, machine_load, markdown_table,
 
 PARTS = ("table1", "5", "5-table1", "5-half", "8", "9", "11", "walk")
 _MIB = 1 << 20
-# What the paper says of each figure in words; its axes are not given as numbers.
+# What the paper's text says of each figure; its axes are not given as numbers.
 PUBLISHED: Mapping[str, str] = MappingProxyType(
     {
         "5": "over LambdaML 1.3 to 2.2 times as fast at 7 to 77 % less cost (AmoebaNets and BERT, batches of 64, 256)",

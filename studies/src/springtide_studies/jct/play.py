@@ -27,7 +27,7 @@ from springtide.simulator.fluid.play import FluidRunResult
 from springtide.workloads.formats.pollux_tables import read_applications
 from springtide_studies.jct.goodput_optimus import PublishedOptimus
 
-# Who chooses batch sizes; all others get the requests that were tuned for them, as in the published runs.
+# The policies that choose batch sizes; all others get the requests that were tuned for them, as in the published runs.
 ADAPTIVE_POLICIES = frozenset({"goodput", "pollux", "sia", "fapes"})
 
 

@@ -1,4 +1,4 @@
-"""The books of the two pools, from the journaled steps alone: what was labelled, held and waited for, and how long."""
+"""The accounts of the two pools, from the journaled steps alone: labels, devices held, and waits, with durations."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class LoanBooks:
         return iter(())
 
     def close(self) -> None:
-        """The run is over: time passes to the end of the books."""
+        """The run is over: account for the time up to `until_s`."""
         self._pass(self.until_s)
 
     def _pass(self, now_s: float) -> None:

@@ -48,7 +48,7 @@ class LoanSetting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoanRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one run: the jobs and minimums, the books of the pools, and the cluster it was played on."""
+    """What came of one run: the jobs and minimums, the accounts of the pools, and the cluster it was played on."""
 
     played: FluidRunResult
     books: LoanBooks

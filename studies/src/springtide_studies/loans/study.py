@@ -1,6 +1,7 @@
 """The study of loans: FaPES's figure 11 under a tide, strategy by strategy and for several sizes of the inference pool.
 
-FaPES (SoCC'24), sections 7.1 and 7.2. Each strategy is a policy of the registry; here is who plays, and what is told.
+FaPES (SoCC'24), sections 7.1 and 7.2. Each strategy is a policy of the registry; here are the competitors and
+the figures reported.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ ARMS = (
     TrialArm(name="static", what="one device in three fixed equal parts, request = limit", service=_THIRD, job=_THIRD),
     TrialArm(
         name="no control",
-        what="one device, everybody always granted the limit",
+        what="one device, every sharer always granted the limit",
         service=SERVICE_SHARE,
         job=TRAINING_SHARE,
         environment={"SPRINGTIDE_SHARE_CONTROL": "off"},

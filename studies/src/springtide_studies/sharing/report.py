@@ -153,7 +153,7 @@ def _arm(
         "training_of_request": of_exclusive / request,
         "request": request,
         "sum_of_exclusive": of_exclusive + math.fsum(good),
-        # Below 1: who computes in short turns finds its caches cold, and gets less done in the same CPU time.
+        # Below 1: a process that computes in short turns finds its caches cold, and does less in the same CPU time.
         "training_per_cpu_of_exclusive": 1.0 if exclusive is None else _per_cpu(of_exclusive, used, exclusive),
         "device_used": used,
         "device_used_sum": math.fsum(used.values()),

@@ -107,8 +107,8 @@ class SharingTrial(msgspec.Struct, frozen=True, kw_only=True):
     """What came of one arm once. Moments count from the end of the warm-up.
 
     `answers` are those of each service whose request was due after it. `num_steps` is how many steps the job took in
-    `duration_s`; `cpu_s` is what each workload computed meanwhile, by name. `devices` says who sat where, `sharing`
-    what the platform said of it in the middle and `states` how often the control was seen in which state.
+    `duration_s`; `cpu_s` is what each workload computed meanwhile, by name. `devices` says which replica ran where,
+    `sharing` what the platform reported in the middle and `states` how often the control was seen in which state.
     """
 
     arm: str
@@ -184,7 +184,7 @@ def _share_option(share: Share | None) -> dict[str, Any]:
 
 
 def _wait_until_all_run(client: Client, log: Path) -> None:
-    """Until both services can answer and the job has taken some steps. Raises BackendError with who does not."""
+    """Until both services can answer and the job has taken some steps. Raises BackendError with those that do not."""
 
     def runs() -> bool:
         failed = [f"{job.name}: {job.reason}" for job in client.jobs() if job.state in ("FAILED", "REJECTED")]

@@ -96,7 +96,7 @@ def read_sharing_workload(path: Path) -> SharingWorkload:
 
 
 def _follow(live: dict[str, SharingInstance], gone: set[str], instance: SharingInstance, is_start: bool) -> None:
-    """Keep who is there. Raises ValueError where the event cannot follow those before it."""
+    """Update the live instances. Raises ValueError where the event cannot follow those before it."""
     if is_start:
         if instance.name in live or instance.name in gone:
             raise ValueError(f"{instance.name} starts twice")

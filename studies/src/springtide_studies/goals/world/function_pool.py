@@ -62,7 +62,7 @@ class SimulatedFunctionPool:
     # --- what the control plane asks for ------------------------------------------------------------------------------
 
     def run_as(self, plan: FunctionPlan, generation: int) -> None:
-        """Begin as this plan, or change to it: those who can stay go on until the joiners are warm."""
+        """Begin as this plan, or change to it: functions that can stay go on until the joiners are warm."""
         run, now_s = self.run, self._now_s()
         run.generation = generation
         if run.is_parked:
@@ -361,7 +361,7 @@ class SimulatedFunctionPool:
         self._tell_stream()
         run.is_parked = False
         if self._stream.count(self._now_s()) <= run.num_taken:
-            # It was closed, and nothing more came: there is nothing to call anyone for.
+            # It was closed, and nothing more came: no function needs to be called.
             self._tell_finished()
             return
         plan = run.plan

@@ -59,9 +59,9 @@ class EdfElastic(msgspec.Struct, frozen=True, kw_only=True):
 class EdfAdmission(msgspec.Struct, frozen=True, kw_only=True):
     """EDF that plays itself forward before it promises a deadline, and turns the job away if one would be missed.
 
-    Each arrival on its own; a job that is late already only stands in the way of who would make it later. Sizes are
-    powers of two. Soft deadlines and best effort come after all promised ones, the former first. `hooks` as for
-    ElasticFlow.
+    Each arrival on its own; a job that is late already only stands in the way of jobs that would make theirs later.
+    Sizes are powers of two. Soft deadlines and best effort come after all promised ones, the former first. `hooks` as
+    for ElasticFlow.
     """
 
     summary: ClassVar[str] = "EDF that turns away deadlines it cannot make (ElasticFlow's variant)."

@@ -29,7 +29,7 @@ _NOTHING = PoolAllocation(device_ids=())
 
 
 class ElasticVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What a policy decided: devices by job, whom it promised what, whom it refused, and when to look again."""
+    """What a policy decided: devices by job, the jobs it promised an end or refused, and when to look again."""
 
     counts: Mapping[WorkloadId, int]
     until_s: float | None = None

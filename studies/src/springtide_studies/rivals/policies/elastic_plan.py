@@ -45,7 +45,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ElasticOutcome(msgspec.Struct, kw_only=True):
-    """The decision: `counts` by row, who was admitted (to finish by when) or refused (why), and the next moment.
+    """The decision: `counts` by row, which jobs were admitted (to finish by when) or refused (why), and the next
+    moment.
 
     `plan` is the order of the rows that hold a claim and their shares.
     """
@@ -115,7 +116,7 @@ class _Planner:
         )
 
     def settle(self) -> None:
-        """Find out who holds a promise that cannot be kept any more, and what becomes of their claims."""
+        """Find the jobs whose promises cannot be kept any more, and decide what becomes of their claims."""
         if self.shares.fits.all():
             return
         # Progress comes in whole steps, and the reserve is there to be used: a job that fits without them is in time.
@@ -190,7 +191,7 @@ class _Planner:
             left = f"its deadline is in {time_s:.0f} s" if time_s > 0 else "its deadline has passed"
             return f"it needs {needed_s:.0f} s even on {row.sizes[-1]} devices, {left}"
         if self.late and self.rules.late_jobs_claim:
-            return f"'{live.rows[self.late[0]].view.job.name}' is late, and nobody is admitted before it has ended"
+            return f"'{live.rows[self.late[0]].view.job.name}' is late, and no job is admitted before it has ended"
         if is_batch:
             return "of the jobs that came with it not all can be promised their deadlines, so none is"
         return "its share of the devices would break a deadline that was promised to another job, or its own"

@@ -1,9 +1,9 @@
-"""Gandiva: everybody runs at once; where that does not fit, jobs take turns of a minute (introspective time-slicing).
+"""Gandiva: all jobs run at once; where that does not fit, jobs take turns of a minute (introspective time-slicing).
 
 Xiao et al., "Gandiva: Introspective Cluster Scheduling for Deep Learning", OSDI 2018, sections 3.1, 3.3 and 4: a job
 starts at once if devices are idle; an over-subscribed cluster suspends and resumes jobs round robin every quantum, so
 that each gets early feedback and a fair share of time; idle devices are lent to jobs that can use them and taken back
-when someone comes (grow-shrink, section 3.4). No deadlines; jobs run on the number of workers they asked for.
+when another job comes (grow-shrink, section 3.4). No deadlines; jobs run on the number of workers they asked for.
 Differences: two jobs are not packed on one device (3.2), because a device has one holder here; jobs are not migrated
 to better nodes (3.3), because `place` packs at each start and nothing here runs faster for being moved; turns are
 taken over the whole cluster, not within groups of servers of one job size. Grow-shrink is off unless `grows`, as in
@@ -64,7 +64,7 @@ class Gandiva(msgspec.Struct, frozen=True, kw_only=True):
             gangs.keep(running)
             gangs.fill(others)
         else:
-            # The turn is over: who ran goes to the back, and the front of the queue has the first choice.
+            # The turn is over: jobs that ran go to the back, and the front of the queue has the first choice.
             queue = [*others, *running]
             gangs.fill(queue)
             ends_at_s = None
@@ -77,7 +77,7 @@ class Gandiva(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _queue(views: Sequence[JobView], remembered: Sequence[str]) -> list[JobView]:
-    """The round-robin queue: who was in it keeps its place, new ones join at the back in order of arrival."""
+    """The round-robin queue: jobs in it keep their places, new ones join at the back in order of arrival."""
     by_id = {view.job.job_id: view for view in views}
     known = [by_id.pop(job_id) for job_id in map(WorkloadId, remembered) if job_id in by_id]
     return [*known, *by_id.values()]

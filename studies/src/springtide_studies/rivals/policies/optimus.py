@@ -1,4 +1,4 @@
-"""Optimus: every job a worker, then one at a time to whom it brings the end nearest (marginal gain).
+"""Optimus: one worker for every job, then one at a time to the job that gains most (marginal gain).
 
 Peng et al., "Optimus: An Efficient Dynamic Resource Scheduler for Deep Learning Clusters", EuroSys 2018, sections 3.2
 and 4.1: from a speed curve and the estimated steps left it minimises the sum of completion times. Each job gets one
@@ -101,7 +101,7 @@ class Optimus(msgspec.Struct, frozen=True, kw_only=True):
                 offer(number)
 
     def _rank(self, gangs: Gangs, view: JobView) -> tuple[float, bool, float]:
-        """Who gets its first worker before whom: the shortest; those of unknown length last, running ones first."""
+        """Sort key for first workers: the shortest job first; those of unknown length last, running ones first."""
         left_s = remaining_s(view, max(1, _least(gangs, view)), gangs.now_s, gangs.held.get(view.job.job_id, 0))
         return (left_s, not gangs.holds(view), view.submitted_at_s)
 

@@ -215,7 +215,7 @@ def _count_restarts(
 
 
 class _Grants:
-    """The devices of a round, node by node, and who has been given which of them."""
+    """The devices of a round, node by node, and the job that each was given to."""
 
     def __init__(self, now: Round) -> None:
         self.now = now
@@ -255,7 +255,7 @@ class _Grants:
                 self._hand_over(view.job.job_id, sorted(devices, key=taken.__contains__)[:size])
 
     def give(self, jobs: Sequence[_Job], nodes: Sequence[NodeId], counts: Counts) -> None:
-        """Turn the matrix [J, N] into devices: who keeps its number on a node keeps its devices there."""
+        """Turn the matrix [J, N] into devices: a job that keeps its number on a node keeps its devices there."""
         kept: list[list[DeviceId]] = []
         wanted = [dict(zip(nodes, row.tolist(), strict=False)) for row in counts]
         for job, on_node in zip(jobs, wanted, strict=True):

@@ -22,7 +22,7 @@ _WHOLE: Rectangle = (0, 0, UNITS, UNITS)
 class ExclusivePacker(msgspec.Struct, frozen=True, kw_only=True):
     """Each replica gets whole devices: the first node with enough idle ones, as few as possible left there."""
 
-    summary: ClassVar[str] = "A device of its own for everyone with a share."
+    summary: ClassVar[str] = "A device of its own for every workload with a share."
 
     def booked(self, share: Share) -> Share:
         """The whole device, whatever part of it is asked for; its memory is not shared either."""

@@ -191,8 +191,8 @@ def _most_run(view: JobView, held: int) -> int:
 def _speedups(view: JobView, sizes: Sequence[int], width: int, held: int) -> list[float]:
     """Goodput on each size over the least goodput among them; 0.0 where the job cannot run.
 
-    Whose steps were never measured is as fast as its known curve says; of whom nothing is known, the least size is
-    worth 1, and up to the `held` devices each is hoped to be worth its part.
+    A job whose steps were never measured is as fast as its known curve says; of a job without one, the least size is
+    worth 1, and up to the `held` devices each is assumed to be worth its part.
     """
     best = _best(view, [(-(-size // width), size) for size in sizes])
     if best is not None:
@@ -216,7 +216,7 @@ def _best(view: JobView, pairs: Sequence[tuple[int, int]]) -> BestBatches | None
 def _place(now: Round, counts: Mapping[WorkloadId, int], standing: _Standing) -> dict[WorkloadId, PoolAllocation]:
     """Devices for the counts, out of those that no service takes, each job with its best batch there.
 
-    Who keeps its number keeps its devices, unless it has to make room for one that would be scattered otherwise.
+    A job that keeps its number keeps its devices, unless it has to make room for one that would be scattered otherwise.
     """
     snapshot = now.snapshot
     free = frozenset(now.devices)

@@ -1,9 +1,9 @@
 """Shortest job first: of those that wait, the one with the least time of work left starts next.
 
 The classic rule for short mean completion times (Conway, Maxwell and Miller, Theory of Scheduling, 1967). The time
-left is the remaining steps at the profiled speed on the workers the owner asked for. Differences: who does not fit is
-passed over, so that devices do not idle for a wide job; a job whose length or speed is not known comes after those
-that are known, in order of arrival. `preemptive` makes it shortest remaining time first: a running job gives way.
+left is the remaining steps at the profiled speed on the workers the owner asked for. Differences: a job that does not
+fit is passed over, so that devices do not idle for a wide job; a job whose length or speed is not known comes after
+those that are known, in order of arrival. `preemptive` makes it shortest remaining time first: a running job gives way.
 """
 
 from __future__ import annotations

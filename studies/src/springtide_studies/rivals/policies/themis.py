@@ -67,7 +67,7 @@ class Themis(msgspec.Struct, frozen=True, kw_only=True):
         serve_demand(shares)
         rho = {view.job.job_id: self.unfairness(gangs, view) for view in gangs.views}
         bidders = [view for view in gangs.views if not shares.of(view.job.job_id) and gangs.size(view)]
-        # Between equals who holds devices keeps them: a lease that is renewed costs nothing.
+        # Between equals the job that holds devices keeps them: a lease that is renewed costs nothing.
         bidders.sort(key=lambda view: (-rho[view.job.job_id], not gangs.holds(view), view.submitted_at_s))
         num_offered = math.ceil(len(bidders) * (1.0 - self.fairness_fraction) - 1e-9)
         gangs.fill(self._by_bid(gangs, bidders[:num_offered]))

@@ -133,7 +133,7 @@ class Tiresias(msgspec.Struct, frozen=True, kw_only=True):
             if count and queue < len(self.thresholds_s):
                 moments.append(gangs.now_s + (self.thresholds_s[queue] - service_s) / count + _AFTER_S)
         if self.promotion_factor:
-            # Who was stopped just now stands still from now on.
+            # A job that was stopped just now stands still from now on.
             for view in waiting:
                 if view.started_at_s is not None:
                     since.setdefault(view.job.job_id, gangs.now_s)

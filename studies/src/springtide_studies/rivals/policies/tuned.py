@@ -70,8 +70,8 @@ class TiresiasTuned(msgspec.Struct, frozen=True, kw_only=True):
 class OptimusOracle(msgspec.Struct, frozen=True, kw_only=True):
     """Services first, by load; then each job a worker, by arrival, and one more at a time to the job it helps most.
 
-    What helps is the seconds that the steps left would take less; speeds are those that the job came with. Who keeps
-    its number keeps its devices.
+    What helps is the seconds that the steps left would take less; speeds are those that the job came with. A
+    job that keeps its number keeps its devices.
     """
 
     summary: ClassVar[str] = "Optimus as Pollux's published artifact plays it, every minute, told all speeds."
@@ -135,7 +135,7 @@ def _told_steps_per_s(view: JobView) -> tuple[float, ...]:
 def _spread_out(
     now: Round, counts: Mapping[WorkloadId, int], order: Iterable[WorkloadId]
 ) -> dict[WorkloadId, PoolAllocation]:
-    """Who holds its count stays; the others, in `order`, fill the emptiest node first, then the next (the artifact)."""
+    """A job that holds its count stays; the others, in `order`, fill the emptiest node first (the artifact)."""
     given: dict[WorkloadId, Devices] = {}
     for who, devices in now.held.items():
         if devices and len(devices) == counts.get(who, 0):

@@ -22,7 +22,7 @@ _CROSSOVER = 0.9
 _RESET = 0.1
 _THIN_ROW = 0.1
 _THIN_ENTRY = 0.1
-# Added to a speedup so that its power mean is finite for who holds nothing (the artifact's).
+# Added to a speedup so that its power mean is finite for a job that holds nothing (the artifact's).
 _LEAST_SPEEDUP = 1e-3
 # A generation looks this often in a row for children that are not there yet before it gives up. The library tries
 # 100 times, which on one job of few workers takes minutes and finds the same.
@@ -174,7 +174,7 @@ def _unseen(states: Counts, known: dict[bytes, None]) -> tuple[Counts, dict[byte
 
 
 def _tournament(values: Floats, crowding: Floats, count: int, rng: np.random.Generator) -> NDArray[np.intp]:
-    """`count` winners of duels: who dominates, else who is less crowded, else the lot."""
+    """`count` winners of duels: the dominating one, else the less crowded, else drawn by lot."""
     size = len(values)
     rounds = -(-2 * count // size)
     order = rng.permuted(np.tile(np.arange(size), (rounds, 1)), axis=1).ravel()[: 2 * count]
@@ -264,7 +264,7 @@ def _cut(rows: Counts, most: NDArray[np.int64], max_nodes: int, rng: np.random.G
 
 
 def _survive(values: Floats, count: int, rng: np.random.Generator) -> tuple[NDArray[np.intp], NDArray[np.intp], Floats]:
-    """Who stays of all [P, 2]: front by front, of the last one the least crowded. With their fronts and distances."""
+    """Survivors of all [P, 2]: front by front, of the last one the least crowded. With their fronts and distances."""
     ranks = _ranks(values)
     crowding = _crowding(values, ranks)
     lots = rng.random(len(values))

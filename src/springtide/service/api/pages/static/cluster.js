@@ -1,4 +1,4 @@
-// The cluster that a platform stands on: who leads, how it is reached, and the pods of all replicas, the held-up ones first.
+// The cluster that a platform runs on: its leader, how that is reached, and all replicas' pods, waiting ones first.
 
 import { KeyedList, byId, element, setAttributes, setText } from "./dom.js";
 import { duration, plural } from "./format.js";

@@ -23,7 +23,7 @@ export class Connection {
     this.lastHeardMs = 0;
     this.probing = false;
     setInterval(() => this.checkSilence(), 2000);
-    // Browsers allow six connections to one server: a page that nobody looks at gives its stream up.
+    // Browsers allow six connections to one server: a hidden page gives its stream up.
     document.addEventListener("visibilitychange", () => {
       if (!document.hidden) this.open();
       else if (this.source !== null) {

@@ -13,17 +13,17 @@ const HEIGHT = 56;
 const STATES = {
   EMERGENCY: "its work takes far longer than usual: it has its limit at once, others their requests",
   RECOVERY: "what others gave up for it is given back step by step",
-  CONTENTION: "its work begins to take longer: nobody is granted more for now",
+  CONTENTION: "its work begins to take longer: no sharer is granted more for now",
   NONE: "nothing is the matter",
 };
 
 const sum = (tenants, of) => tenants.reduce((total, tenant) => total + of(tenant), 0);
 const width = (fraction) => `${(Math.max(0, Math.min(1, fraction)) * 100).toFixed(2)}%`;
 
-// A device is shared where somebody holds a part of it, be it the only one.
+// A device is shared where a replica holds a part of it, be it the only one.
 export const isShared = (device) => (device.holders ?? []).length > 0;
 
-// Who is on which device: those that are held to their shares, and those that have just been placed.
+// Which replicas are on which device: those that are held to their shares, and those that have just been placed.
 export function sharersOf(devices, sharing) {
   const names = new Map();
   const rows = new Map();
@@ -83,7 +83,7 @@ function fillSharer(row, tenant, history, context) {
   setText(head.children[3], `${number(tenant.request, 2)} to ${number(tenant.limit, 2)}${now}`);
   fillBar(bar, tenant);
   fillChart(chart, tenant, history);
-  // What a sharer of a GPU does there; on a CPU device nobody counts it.
+  // What a sharer of a GPU does there; on a CPU device it is not counted.
   const onGpu = [];
   if (tenant.num_launches > 0 || tenant.memory_used_mb > 0) {
     const limit = tenant.memory_mb > 0 ? ` of ${tenant.memory_mb}` : "";
@@ -187,7 +187,7 @@ export class SharingSection {
     setText(byId("sharing-window"), `the last ${duration(Math.round(seenS(this.history)))}`);
   }
 
-  // Who is granted how much changes every few milliseconds and is no step of the journal: it is asked for.
+  // The grants change every few milliseconds and are in no step of the journal: the page polls for them.
   async refresh() {
     if (this.isBusy || performance.now() - this.askedMs < EVERY_MS * 0.9) return;
     this.isBusy = true;

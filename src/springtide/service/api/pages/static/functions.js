@@ -1,4 +1,4 @@
-// Jobs on functions: who fills which place of the pipeline, where a step's time goes, and what it costs so far.
+// Jobs on functions: the function at each place of the pipeline, where a step's time goes, and what it costs so far.
 
 import { KeyedList, byId, element, setAttributes, setText, svgElement } from "./dom.js";
 import { UNKNOWN, duration, number, percent, plural } from "./format.js";

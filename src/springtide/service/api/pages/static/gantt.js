@@ -213,7 +213,7 @@ export class Gantt {
       const start = isLeft ? x - width : x;
       const lane = taken.findIndex((spans) => spans.every(([from, to]) => start > to + 6 || start + width < from - 6));
       if (lane >= 0) taken[lane].push([start, start + width]);
-      // The line reaches up to its own label and through nobody else's.
+      // The line reaches up to its own label and crosses no other.
       if (lane >= 0) setAttributes(line, { y1: LABEL_LANES[lane] - 9 });
       setAttributes(text, { class: "deadline-label", x: x + (isLeft ? -3 : 3), y: LABEL_LANES[Math.max(0, lane)], "text-anchor": isLeft ? "end" : "start" });
       setText(text, lane >= 0 ? label : "");
@@ -241,7 +241,7 @@ export class Gantt {
   }
 }
 
-// Those who share a device lie in lanes of its row: as many as were there at once in a stretch without a gap.
+// Workloads that share a device lie in lanes of its row: as many as were there at once in a stretch without a gap.
 export function lanesOf(intervals, nowS) {
   const lanes = new Map();
   const ofDevice = new Map();
@@ -286,7 +286,7 @@ export function placePlanned(planned, intervals, rowOf, nowS) {
     ownRows.set(interval.workload_id, [...(ownRows.get(interval.workload_id) ?? []), rowOf.get(interval.device_id)]);
   }
   const placed = [];
-  // Whoever holds rows now goes on there before others are shown on them.
+  // A workload that holds rows now stays on them before others are shown there.
   const order = [...planned].sort((one, other) => one.start_s - other.start_s || ownRows.has(other.workload_id) - ownRows.has(one.workload_id));
   for (const stretch of order) {
     const own = ownRows.get(stretch.workload_id) ?? [];

@@ -198,7 +198,7 @@ function showState(state, detail) {
   }
 }
 
-// Until somebody chooses, a platform that is young shows its short past large.
+// Until the user chooses a window, a young platform shows its short past large.
 function suggestWindow() {
   if (view.isChosen || view.status === null) return;
   const choice = view.status.now_s < 110 ? "120" : "600";

@@ -208,7 +208,7 @@ function describeHandover(handover) {
 }
 
 function timesOf(handover, nowS) {
-  // What was drained ahead of need takes its time; how fast a reclaim is counts from when somebody had to go.
+  // What was drained ahead of need takes its time; how fast a reclaim is counts from the order to leave.
   const began = handover.reclaim_at_s ?? handover.demanded_at_s;
   if (handover.state === "draining") return `for ${duration(Math.max(0, nowS - began))}`;
   if (handover.state !== "done") return handover.state;
@@ -237,7 +237,7 @@ function fillHandoverRow(row, handover, nowS, offsetS) {
   setText(whom, describeHandover(handover) || (isReclaim && handover.state === "done" ? "nobody was there" : ""));
   setText(took, timesOf(handover, nowS));
   const ahead = handover.reclaim_at_s === null ? 0 : handover.reclaim_at_s - handover.demanded_at_s;
-  setAttributes(took, { title: ahead > 0 ? `it drained ${duration(ahead)} before anybody had to go` : null });
+  setAttributes(took, { title: ahead > 0 ? `it drained ${duration(ahead)} before any job had to leave` : null });
 }
 
 // --- the section ------------------------------------------------------------------------------------------------------
