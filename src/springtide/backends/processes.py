@@ -195,7 +195,7 @@ def describe_exit(exit_code: int | None, log_path: Path) -> str:
     if exit_code is None:
         text = "the worker process ended"
     elif exit_code in (-signal.SIGKILL, 128 + signal.SIGKILL):
-        text = "the worker was killed by SIGKILL; unless somebody did that, the kernel killed it for memory"
+        text = "the worker was killed by SIGKILL; unless a person did that, the kernel killed it for memory"
     elif exit_code < 0:
         name = str(-exit_code)
         with contextlib.suppress(ValueError):

@@ -26,7 +26,7 @@ def socket_directory(state_dir: Path) -> Path:
     """Return the private directory (0700, ours) for this state directory's sockets, made if need be.
 
     It lies in the state directory, or in the user's runtime or temporary directory if that path is too long.
-    Raises BackendError if somebody else holds the place.
+    Raises BackendError if the directory belongs to another user.
     """
     directory = state_dir / "run"
     if len(os.fsencode(directory / _LONGEST_NAME)) >= MAX_SOCKET_PATH_BYTES:
@@ -40,7 +40,7 @@ def socket_directory(state_dir: Path) -> Path:
             directory.mkdir(mode=0o700, parents=True)
         found = directory.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-            raise BackendError(f"{directory} belongs to somebody else; remove it, or use another state directory")
+            raise BackendError(f"{directory} belongs to another user; remove it, or use another state directory")
         directory.chmod(0o700)
     except OSError as error:
         raise BackendError(f"cannot make the socket directory {directory}: {error.strerror}") from error
@@ -93,7 +93,7 @@ def peer_process(connection: socket.socket) -> tuple[int, int]:
 
 
 def free_tcp_port() -> int:
-    """Return a port of the loopback interface that nobody listens on at this moment."""
+    """Return a port of the loopback interface that is free at this moment."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -125,5 +125,5 @@ def prepare_tcp(connection: socket.socket) -> str:
     try:
         return str(connection.getpeername()[0])
     except OSError:
-        # It is gone already; whoever reads from it finds that out.
+        # It is gone already; the next read from it finds that out.
         return ""

@@ -39,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _read(path: Path, kind: type[T]) -> T:
-    # A hook that only knocks at a worker's door has no time for imports that others need.
+    # The preStop hook only connects to a worker's listener: it must not wait for imports that other commands need.
     import msgspec
 
     return msgspec.json.decode(path.read_bytes(), type=kind)

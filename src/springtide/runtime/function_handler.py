@@ -161,7 +161,7 @@ def _profile(order: ProfileOrder, store: Store, context: HandlerInvocation) -> P
     from springtide.runtime.profiling.task_profiler import profile_task
 
     link = DuplexLink.from_environment(os.environ)
-    # Without a cap nobody says what the link carries; then it is the profiler's own figure.
+    # Without a cap the link's rate is not known; then it is the profiler's own figure.
     bytes_per_s = min(link.up_bytes_per_s, link.down_bytes_per_s) if link is not None else BYTES_PER_S
     bytes_per_s = bytes_per_s if math.isfinite(bytes_per_s) else BYTES_PER_S
 

@@ -51,7 +51,7 @@ def run_pod() -> int:
         sys.stderr.write(f"springtide: {error}\n")
         leave_word(os.environ, str(error))
         return EXIT_UNFIT
-    # Nobody may be asked to end before there is somebody to pass it on, and to whom.
+    # Signals are blocked until both the worker and the handler that passes them on to it are there.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     reading, writing = os.pipe()
     keeper_pid = os.getpid()
@@ -71,7 +71,10 @@ def run_pod() -> int:
 
 
 def say_steps(spec: WorkerSpec) -> None:
-    """Say what the store lacks of the step log, for whoever follows the container's output: its disk goes with it."""
+    """Print the steps that the store's log lacks, for the service that follows the container's output.
+
+    The container's disk is removed with it.
+    """
     if not spec.store_url:
         return
     for line in said_of(Path(spec.work_dir) / SPOOL_NAME):
@@ -262,7 +265,7 @@ class _Keeper:
             while view:
                 view = view[os.write(1, view) :]
         except OSError:
-            # Nobody reads the container's log any more: the worker's own file has it.
+            # The container's log is not read any more: the worker's own file has it.
             return
 
     def _reap(self) -> None:

@@ -220,7 +220,7 @@ def _be_first_for_the_kernel_to_end() -> None:
 
 
 def run_zygote(path: Path) -> int:
-    """Warm up, listen, fork; returns when nobody needs it any more."""
+    """Warm up, listen, fork; returns when it is not needed any more."""
     warm_up()
     Zygote(path).run()
     return 0

@@ -35,7 +35,7 @@ class WorkerListener:
             self._reactor.watch(self._listener.fileno(), selectors.EVENT_READ, self._accept)
 
     def shut(self) -> None:
-        """Let nobody in any more; who waits outside finds the next executor."""
+        """Accept no more connections; workers that try again find the next executor."""
         self._is_shut = True
         self._reactor.unwatch(self._listener.fileno())
 

@@ -179,7 +179,7 @@ class OrderTable(Generic[Handle]):
 
     @_do.register
     def _(self, action: DrainNode) -> None:
-        """Who may start where is decided before it is ordered, and who has to go is asked by name: nothing to do."""
+        """Nothing to do: placements are decided before the order, and each replica to stop has its own order."""
 
     @_do.register
     def _(self, action: LabelNode) -> None:
@@ -218,7 +218,7 @@ class OrderTable(Generic[Handle]):
             table.note_exit(replica)
             return
         if replica.phase is MemberPhase.SPAWNING:
-            # It never connected, so there is nothing to save and nobody to ask. Without a number yet, the news of
+            # It never connected, so there is nothing to save and no worker to ask. Without a number yet, the news of
             # its birth ends it; without such news, this does.
             table.kill(replica)
             if not replica.handle.exists and replica.kill_at_s is None:

@@ -155,9 +155,9 @@ class Reactor:
 class FramedConnection(Generic[M]):
     """A framed connection over a unix socket or TCP. Owns the socket; never blocks.
 
-    `peer_pid` and `peer_uid` are who is at the other end of a unix socket (0 over TCP), `peer_host` from where a TCP
-    connection comes. `on_message` gets each message; `on_close` is called once, with an empty reason when the other
-    end closed.
+    `peer_pid` and `peer_uid` are of the process at the other end of a unix socket (0 over TCP), `peer_host` is the host
+    that a TCP connection comes from. `on_message` gets each message; `on_close` is called once, with an empty reason
+    when the other end closed.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What workers say, turned into events: who they are, that they are ready, how a job's group moves and ends."""
+"""Turns workers' messages into events: a worker says hello, is ready, its job's group changes and ends."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Reports(Generic[Handle]):
             and table.driver.is_own(replica, hello, connection)
         )
         if replica is None or not known:
-            # Whoever it is has no place here any more; a true worker of the past must not linger as an orphan.
+            # The sender has no place here any more; an earlier real worker must not linger as an orphan.
             table.counts["refused_hellos"] += 1
             connection.send(wire.FenceOrder(reason="this worker is unknown here, or has been replaced"))
             if not connection.is_closed:

@@ -122,7 +122,7 @@ def main() -> int:
     """Serve until the container is ended."""
     handler = load_handler(os.environ.get("SPRINGTIDE_HANDLER", _DEFAULT_HANDLER))
     lifetime_s = float(os.environ.get("SPRINGTIDE_LIFETIME_S", "600"))
-    # All addresses: the service reaches into the container from outside of it, and nobody else can.
+    # All addresses: the service reaches the container from outside, and nothing else can.
     ContainerServer(("0.0.0.0", _PORT), handler, lifetime_s).serve_forever()
     return 0
 

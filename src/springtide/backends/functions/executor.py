@@ -135,7 +135,7 @@ class FunctionsExecutor:
     def acknowledge(self, events: Sequence[Event]) -> None:
         """Let coordinators know of goals that are durable now; one that begins later is told by its StartReplica.
 
-        What coordinators say they say again after a restart, from what is in the store: nobody waits for this.
+        What coordinators say they say again after a restart, from what is in the store: the caller does not wait.
         """
         for event in events:
             if isinstance(event, JobEdited) and event.goal is not None:
@@ -267,7 +267,7 @@ class FunctionsExecutor:
                 self.post(ReplicaStopped(workload_id=job_id, replica_id=replica_id))
 
     def _clear(self, job_id: WorkloadId, shell: CoordinatorShell | None, keeps_states: bool) -> None:
-        """Remove an ended job's objects once nobody writes any more."""
+        """Remove an ended job's objects once neither coordinator nor functions write any more."""
         if shell is not None:
             shell.wait_stopped(self.provider.service.lifetime_s)
             shell.close()

@@ -34,7 +34,7 @@ class InvocationEnd(msgspec.Struct, frozen=True, kw_only=True):
     "out_of_memory": the provider ended it at that limit. "killed": it was ended from outside, for no limit of its own.
     "throttled": nothing ran and nothing is charged; asking again after `retry_after_s` makes sense. "refused": nothing
     ran, and asking again the same way does not help or the provider is ill. "lost": it was accepted, or may have been,
-    and nobody knows what became of it: it may be running still.
+    and its outcome is unknown: it may be running still.
 
     `duration_s` is what is charged for (None in doubt: a lost one may have been charged up to its lifetime).
     """
@@ -174,7 +174,7 @@ def function_prefix(name: str, store_url: str) -> str:
     """How the functions of one platform are called, but for their size: `springtide-team-3fa9c1`.
 
     Platforms of one account are told apart by the place where their jobs' objects lie, which no two share; the name of
-    the platform (empty: none) is for people, and for the rules of who may do what with them.
+    the platform (empty: none) is for people, and for access rules that name them.
     """
     parts = urlsplit(store_url)
     endpoint = dict(parse_qsl(parts.query)).get("endpoint", "")

@@ -1,7 +1,7 @@
 """KubernetesExecutor: the Executor port on the pods of a cluster.
 
 Two threads do the work. The I/O thread owns the table of replicas and their connections, and decides; the API thread
-makes, binds, labels and deletes. Whoever calls `start` waits for neither.
+makes, binds, labels and deletes. A caller of `start` waits for neither.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ class KubernetesExecutor:
                 return
             self._waiting.append(action)
             if not self._is_recovering:
-                # Nobody recovered, so nothing should be running: whatever is found belongs to the past.
+                # `recover` was not called, so nothing should be running: pods found are left over and are ended.
                 self._begin_recovery(Standing())
 
         self._reactor.call(begin)
@@ -306,7 +306,7 @@ class KubernetesExecutor:
         try:
             self._recovery.recover(standing, checkpoints)
         except Exception as error:
-            # Half of what runs is not known now, and would be ended as nobody's: better nothing is done at all.
+            # Some running pods are unknown now and would be ended as left over: fail instead and change nothing.
             self._failure = f"the pods could not be taken over: {error}"
             raise
         self._is_accepting = True

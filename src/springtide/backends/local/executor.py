@@ -170,7 +170,7 @@ class LocalExecutor:
 
         def begin() -> None:
             if not self._is_accepting:
-                # Nobody recovered, so nothing should be running: whatever is found alive belongs to the past.
+                # `recover` was not called, so nothing should be running: workers found alive are left over.
                 self._recovery.recover(Standing())
                 self._accept_from_now()
             self._orders.do(action)
@@ -243,7 +243,7 @@ class LocalExecutor:
         self._reports.greet(connection)
 
     def _let_go(self) -> None:
-        # First of all nobody new: a worker reconnects at once, and must find the next executor, not this one.
+        # First accept no connections: a worker reconnects at once, and must find the next executor, not this one.
         self._is_accepting = True
         self._is_closing = True
         self._listener.shut()

@@ -108,7 +108,7 @@ class WorkerLauncher:
             self._table.kill(replica)
 
     def stray(self, replica_id: ReplicaId, pid: int) -> None:
-        """The zygote has forked a worker that nobody waits for any more, and that nobody else would ever end."""
+        """The zygote has forked a worker that is not wanted any more, and that nothing else would ever end."""
         replica = self._table.replicas.get(replica_id)
         if replica is not None and replica.handle.identity is not None and replica.handle.identity.pid == pid:
             return
@@ -155,7 +155,7 @@ class WorkerLauncher:
         self.pump()
 
     def knows_exit_codes(self, replica: Worker) -> bool:
-        """Whether somebody will still tell how this worker ended."""
+        """Whether the zygote will still report this worker's exit code."""
         is_born = replica.handle.identity is not None or replica.replica_id in self._pids
         return self.zygote is not None and self.zygote.is_connected and is_born
 
@@ -167,7 +167,7 @@ class WorkerLauncher:
             self._table.lose(replica, reason)
 
     def _raise_fence(self, action: StartReplica) -> None:
-        """A fresh start of a job: whoever still writes for an older generation must not any more."""
+        """A fresh start of a job: workers of older generations must not write any more."""
         table = self._table
         job = table.jobs.get(action.workload_id)
         known = job.generation if job is not None else 0

@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Who a worker is. `process` None: it was about to be started when this was written.
+    """A worker's identity. `process` None: it was about to be started when this was written.
 
     `share_slot` is where it tells what it does (None: it has its device to itself).
     """

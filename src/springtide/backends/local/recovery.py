@@ -98,7 +98,7 @@ class Recovery:
         foreigner.timers.append(table.reactor.after(FOREIGN_GRACE_S, lambda: table.kill(foreigner)))
 
     def _report_checkpoints(self, standing: Standing) -> None:
-        """Report each job's newest checkpoint: its writer may have ended while nobody was there to be told.
+        """Report each job's newest checkpoint: its writer may have ended while no control plane ran.
 
         A manifest is the last thing that comes into place, so a directory that has one is complete.
         """

@@ -32,7 +32,7 @@ class SilenceMonitor:
         self._tick()
 
     def forgive(self) -> None:
-        """The executor's own thread was late: nobody's silence counts from before now."""
+        """The executor's own thread was late: count every worker's silence from now."""
         self._table.counts["late_wakeups"] += 1
         now_s = time.monotonic()
         for replica in self._table.replicas.values():
@@ -51,7 +51,7 @@ class SilenceMonitor:
                 self._table.counts["cut_logs"] += 1
 
     def _look(self, replica: Worker, now_s: float) -> None:
-        # Who was asked to stop has a grace period of its own.
+        # A worker that was asked to stop has a grace period of its own.
         if replica.has_exited or replica.lost_reason is not None or replica.asked_to_stop:
             return
         if replica.phase is MemberPhase.SPAWNING:

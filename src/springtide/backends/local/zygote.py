@@ -30,8 +30,8 @@ class ZygoteClient:
 
     `on_spawned(replica_id, pid)`, `on_exited(replica_id, pid, exit_code)` and `on_failed(replica_id, reason)` tell
     what became of a request; `on_forgotten(replica_id)` says that a zygote died with it and it must be made anew;
-    `on_stray(replica_id, pid)` that there is a worker which nobody waits for. A zygote of the past that is not `is_fit`
-    is replaced by a new one; its workers live on.
+    `on_stray(replica_id, pid)` that there is a worker which is not wanted any more. A zygote of the past that is not
+    `is_fit` is replaced by a new one; its workers live on.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class ZygoteClient:
             self._on_forgotten(replica_id)
 
     def withdraw(self, replica_id: ReplicaId) -> None:
-        """Nobody waits for this worker any more."""
+        """Stop waiting for this worker; one that comes up all the same is reported as a stray."""
         self._waiting = [spec for spec in self._waiting if spec.replica_id != replica_id]
         timer = self._asked.pop(replica_id, None)
         if timer is not None:
@@ -156,7 +156,7 @@ class ZygoteClient:
         self._connection = connection
         if not is_ours:
             self._look_again()
-            connection.close("the zygote belongs to somebody else")
+            connection.close("the zygote belongs to another user")
         elif self._num_starts == 0 and not self._is_fit(connection.peer_pid):
             self.kill()
             # Until it is dead its socket goes on accepting.
@@ -178,7 +178,7 @@ class ZygoteClient:
             self.spawn(spec)
 
     def _start_or_wait(self) -> None:
-        """Nobody answers: start a zygote unless one is on its way, and look again a little later."""
+        """No zygote answers: start one unless one is on its way, and look again a little later."""
         self.reap()
         is_coming = self._child is not None and live_stat(self._child) is not None
         if is_coming and self._num_attempts * CONNECT_INTERVAL_S > START_TIMEOUT_S:

@@ -21,7 +21,7 @@ from springtide.storage.datasets.reference import DatasetReference
 from springtide.storage.stores.open import open_store
 
 # Shards of so many bytes together are mixed at a time: less than what one function keeps of them on its disk, so that
-# each is fetched once in an epoch, whoever needs it.
+# each is fetched once in an epoch.
 MIXED_BYTES = 256 << 20
 Array = npt.NDArray[Any]
 

@@ -106,12 +106,12 @@ class SampleSchedule:
         self._permutation = np.empty(0, dtype=np.int64)
 
     def batch(self, step: int) -> GlobalBatch:
-        """The samples of optimizer step `step`, from 0, where nobody but the phases changes the batch size."""
+        """The samples of optimizer step `step`, from 0, where only the phases change the batch size."""
         assert 0 <= step < self.total_steps, (step, self.total_steps)
         return self.batch_at(step, self.num_seen(step), self._segment(step).global_batch_size)
 
     def num_seen(self, step: int) -> int:
-        """How many samples lie behind the first `step` steps where nobody but the phases changes the batch size."""
+        """The number of samples in the first `step` steps, where only the phases change the batch size."""
         segment = self._segment(step)
         epoch, index = divmod(step - segment.first_step, segment.steps_per_epoch)
         return (segment.first_epoch + epoch) * self.num_samples + min(

@@ -68,7 +68,7 @@ def open_store(
 ) -> c10d.Store:
     """The members' meeting place: `file:///directory`, or `tcp://host:port`, where the first member hosts it.
 
-    Raises PeerLost where nobody hosts it in time, or as long as it `is_wanted`.
+    Raises PeerLost if no host answers within `timeout_s` seconds, or once `is_wanted` returns false.
     """
     if rendezvous.startswith("file://"):
         return MeetingPlace(Path(rendezvous.removeprefix("file://")) / f"g{generation}", timeout_s)
@@ -106,7 +106,7 @@ class Group:
         peers: frozenset[str] = frozenset(),
     ) -> None:
         """Connect all members. `listen_host` is where this one listens (empty: wherever the machine's name leads);
-        `peers` are the hosts of all, so that connections to anyone else are never taken for the group's."""
+        `peers` are the hosts of all, so that connections to other hosts are never taken for the group's."""
         self.rank = rank
         self.world_size = world_size
         self.store = store
@@ -141,7 +141,7 @@ class Group:
         self._meet(lambda: self.store.set(key, "1"))
 
     def has_note(self, key: str) -> bool:
-        """Whether somebody has left that note. Raises PeerLost where the meeting place is gone."""
+        """Whether a member has left that note. Raises PeerLost where the meeting place is gone."""
         return bool(self._meet(lambda: self.store.check([key])))
 
     def _meet(self, ask: Callable[[], Any]) -> Any:
@@ -161,7 +161,7 @@ class Group:
         )
 
     def all_gather(self, output: torch.Tensor, source: torch.Tensor, *, timeout_s: float | None = None) -> None:
-        """Concatenate everyone's `source`, equally long, into `output`."""
+        """Concatenate every rank's `source`, all of one length, into `output`."""
         if self.world_size == 1:
             output.copy_(source)
             return
@@ -181,7 +181,7 @@ class Group:
         self._run(start, timeout_s)
 
     def broadcast(self, tensor: torch.Tensor, source_rank: int, *, timeout_s: float | None = None) -> None:
-        """Give everyone the content of `source_rank`'s tensor."""
+        """Copy the content of `source_rank`'s tensor into every rank's."""
 
         def start(timeout: timedelta) -> Any:
             options = c10d.BroadcastOptions()

@@ -67,7 +67,7 @@ class MeetingPlace(c10d.Store):
     def add(self, key: str, amount: int) -> int:
         """Add to a number, which begins with 0; returns the sum."""
         with open(self._directory / (_PRIVATE + _LOCK), "wb") as lock:
-            # The lock goes with whoever holds it, however they end.
+            # The lock is released when the process that holds it ends, however it ends.
             fcntl.flock(lock, fcntl.LOCK_EX)
             known = self.get(key) if self.check([key]) else b"0"
             total = int(known) + amount

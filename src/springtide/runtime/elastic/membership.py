@@ -1,4 +1,4 @@
-"""Who is in the group: orders are taken on the control thread and looked up by training at step boundaries."""
+"""The members of the group: orders are taken on the control thread and looked up by training at step boundaries."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Formation:
         return open_store(self.order.rendezvous, self.generation, is_wanted=self.is_wanted)
 
     def give_up(self) -> None:
-        """Nobody wants this group any more: end its making, or every operation in it. From any thread."""
+        """This group is not wanted any more: end its forming, or every operation in it. From any thread."""
         self._is_wanted = False
         group = self.group
         if group is not None:
@@ -90,7 +90,7 @@ class Formation:
     def _form(self) -> None:
         try:
             if not self.order.forced:
-                # After a loss others wait; before a planned change nobody does.
+                # After a loss the other members wait; before a planned change they train on, so there is time.
                 self._prepare(self.rank, self.world_size)
             self._is_prepared.set()
             group = form_group(
@@ -200,7 +200,7 @@ class Membership:
     def await_turn(self, generation: int) -> int | None:
         """A departing member was refused as `generation`: wait a while for an order that counts it in.
 
-        Who was all that is left of its group is in the next one, even if it does not want to be. Returns that
+        The last member of its group is in the next one, even if it is to leave. Returns that
         generation, or None where others go on without this member.
         """
         if not self.is_departing or self.preempt_generation is not None:

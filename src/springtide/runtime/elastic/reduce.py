@@ -1,4 +1,4 @@
-"""The one order in which gradients are added: a binary tree over the virtual shards, whoever holds which of them.
+"""The one order in which gradients are added: a binary tree over the virtual shards, however the ranks hold them.
 
 A rank adds its own shards into maximal aligned subtrees; the owner of each chunk of the flat vector adds the subtrees
 of all ranks in tree order and hands the sums out. So the result is bit-identical for every number of workers.
@@ -146,7 +146,7 @@ class ReductionExchange(Protocol):
         ...
 
     def all_gather(self, output: torch.Tensor, source: torch.Tensor) -> None:
-        """Concatenate everyone's `source` into `output`."""
+        """Concatenate every rank's `source` into `output`."""
         ...
 
 

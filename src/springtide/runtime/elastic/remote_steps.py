@@ -1,7 +1,7 @@
 """The step log of a job whose workers share no file system: lines go up in the background, some seconds at a time.
 
 Until the store has them they are in memory and on the worker's own disk (step_spool.py): a store that is away for hours
-costs none of them, and neither does the worker's death, as far as anybody is left who can read that disk.
+costs none of them, and neither does the worker's death, as long as its disk can still be read.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from springtide.runtime.elastic.step_spool import SPOOL_NAME, StepSpool
 from springtide.storage.step_lines import Line, is_gap, lines_above, lost_steps
 from springtide.storage.workloads.store import WorkloadStore
 
-# A leader that dies leaves out what waits to be written: so many lines, and those of a write under way. Whoever takes
-# over a state takes over more lines than that, so that any one member that is left can make the log whole.
+# A leader that dies leaves out what waits to be written: so many lines, and those of a write under way. A member
+# that takes over a state gets more lines than that, so that any one member that is left can make the log whole.
 _MANY_LINES = 512
 _NUM_HANDED_OVER = 4 * _MANY_LINES
 _NUM_REMEMBERED = 16384
@@ -34,7 +34,7 @@ _LAST_INTERVAL_S = 15.0
 _GROWTH = 1.5
 # What came with a state goes to the disk in pieces of so many lines, one with each step: the group stands still then.
 _SPOOLED_AT_ONCE = 256
-# A store that did not answer so lately is not waited for once more by who has to leave.
+# A member that has to leave does not wait for a store that failed to answer within these last seconds.
 _AWAY_S = 20.0
 
 
@@ -92,7 +92,7 @@ class RemoteStepLog:
         with self._lock:
             self._after = None
             self._spool.note(leads=False, written_step=0)
-            # Who comes to lead has what the leader before it left out: that waits no longer than it has to.
+            # A new leader has the lines that the leader before it left out: write them soon.
             self._interval_s, self._written_at_s = _FIRST_INTERVAL_S, -math.inf
 
     def restart_at(self, step: int) -> None:
@@ -104,7 +104,7 @@ class RemoteStepLog:
             self._after = self._written_step = step
 
     def write(self, generation: int, *, is_leader: bool = True) -> None:
-        """Have the steps written when enough of them wait, or enough time has passed; at once where nobody leads.
+        """Have the steps written when enough of them wait, or enough time has passed; at once where there is no leader.
 
         Raises Fenced once an earlier write was refused, StorageError.
         """
@@ -159,7 +159,7 @@ class RemoteStepLog:
         if lines and is_gap(told := json.loads(lines[0][1])):
             first, last = lost_steps(told)
             lost = f"{last - first + 1} steps, {first} to {last}"
-            sys.stderr.write(f"springtide: the step log will lack {lost}: nobody knows of them any more\n")
+            sys.stderr.write(f"springtide: the step log will lack {lost}: no member has them any more\n")
         return lines
 
     def _run(self) -> None:

@@ -32,7 +32,7 @@ class Reporter:
     """Turns step boundaries into reports. Every member sends Switched, only rank 0 sends Progress."""
 
     def __init__(self, link: ControlLink, slot: SlotWriter | None = None) -> None:
-        """`slot` is where a worker tells when it computes (None: it holds the whole of its device, and nobody asks)."""
+        """`slot` is where a worker tells when it computes (None: it has its device to itself)."""
         self._link = link
         self._slot = slot
         self._formation: Formation | None = None

@@ -14,7 +14,7 @@ from springtide.storage.fence import Fence
 # A full disk must not cost lines: this many steps may pass before there is room for them again.
 _NUM_REMEMBERED = 4096
 _TAIL_BYTES = 1 << 14
-# Whoever takes over a state takes over these lines with it: a leader that dies leaves out one or two.
+# A member that takes over a state gets this many lines with it: a leader that dies leaves out one or two.
 _NUM_HANDED_OVER = 16
 
 

@@ -55,7 +55,7 @@ class StepSpool:
         return [line for line in kept if above < line[0] < below]
 
     def note(self, *, leads: bool, written_step: int) -> None:
-        """Say who has to see to the log, and how far the store has it: files of which it has all lines go."""
+        """Note whether this member writes the log, and up to which step the store has it; older files are removed."""
         if self._told == (leads, written_step):
             return
         if self._parts and self._parts[-1][1] <= written_step:
@@ -64,7 +64,7 @@ class StepSpool:
             self._drop_oldest()
         with contextlib.suppress(OSError):
             self._directory.mkdir(parents=True, exist_ok=True)
-            # Renamed, so that whoever reads it after a death reads the one or the other.
+            # Renamed, so that a reader after this process's death finds the old or the new note, whole.
             temporary = self._directory / f"{_STANDING}.tmp"
             temporary.write_text(json.dumps({"leads": leads, "written": written_step}))
             temporary.replace(self._directory / _STANDING)

@@ -77,7 +77,7 @@ class MeetingHost:
         known, key = self._keys, keys[0]
         with self._lock:
             if verb == "join":
-                # The port of a group that is long over may be this one's, and whoever looks for that one be late.
+                # An earlier group may have had this port, and a late member of that group may connect here.
                 return key == self._generation, b""
             if verb == "set":
                 known[key] = value

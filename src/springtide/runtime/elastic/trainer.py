@@ -91,7 +91,7 @@ class Trainer:
         measures_noise = self.course.measures_noise
         self.payload = StepVector(self.state, self.job.num_virtual_shards, measures_noise=measures_noise)
         self._accumulator = Accumulator(self.payload.pool, self.payload.num_summed)
-        # Fresh pages are paid for before anyone waits for this member: here, and while a group is being formed.
+        # Memory pages are touched before others wait for this member: here, and while a group is being formed.
         touch_gradients(self.payload.parameters)
         self.membership.prepare = self.payload.warm
         self._link.update(is_ready=True)
@@ -158,7 +158,7 @@ class Trainer:
             self._finish_step()
 
     def finish(self, publish: Callable[[], str]) -> int:
-        """The user's function returned: report it until it is acknowledged, serving those who are behind meanwhile.
+        """The user's function returned: report it until it is acknowledged, serving members that are behind meanwhile.
 
         `publish` writes the result where this member leads, which it may only do once another has died.
         """
@@ -179,7 +179,7 @@ class Trainer:
         return 0
 
     def abort_receiver(self) -> None:
-        """A forced order has come: whoever follows a source stops doing so. For the control thread."""
+        """A forced order has come: stop receiving a state, if this member does. For the control thread."""
         receiver = self._receiver
         if receiver is not None:
             receiver.abort()
@@ -277,7 +277,7 @@ class Trainer:
         self._sources.after_update(self.step)
         lease.release()
         if self._old_group is not None:
-            # The first common step proves that nobody is in the old group any more.
+            # The first common step proves that no member is in the old group any more.
             self._old_group.close()
             self._old_group = None
         self._num_steps_in_generation += 1
@@ -436,7 +436,7 @@ class Trainer:
         known = self.course.cursor if self._has_state else None
 
         def is_wanted() -> bool:
-            # Whoever missed the switch that others made cannot sync with them: the group has to form anew.
+            # A member that missed the others' switch cannot sync with them: the group has to form anew.
             missed = group.world_size > 1 and group.has_note("switched")
             return formation.is_wanted() and not missed and not self.membership.is_leaving
 

@@ -32,7 +32,7 @@ def synchronise(
 ) -> tuple[Cursor, bool]:
     """Give the state of those with the highest committed step to all behind, with the log's last lines.
 
-    Returns where the training stands then. `cursor` None says that this member has no state. Where nobody has any,
+    Returns where the training stands then. `cursor` None says that this member has no state. Where no member has any,
     rank 0 gets it from `restore`, and the second value returned is true. Raises CollectiveError.
     """
     claims = [0 if cursor is None else cursor.step + 1]

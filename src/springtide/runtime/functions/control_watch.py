@@ -1,4 +1,4 @@
-"""What a function does with the control record: who may go on, under which attempt, and until when."""
+"""What a function does with the control record: whether it may go on, under which attempt, and until when."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PATIENCE_S = 10.0
 
 
 class NewAttempt(Exception):
-    """Everyone leaves what they wait for and takes up the record's attempt."""
+    """All functions stop waiting and take up the record's attempt."""
 
 
 class AttemptSuperseded(Exception):
@@ -93,7 +93,7 @@ class ControlWatch:
             raise AttemptSuperseded
         if record.verb == "stop":
             raise Stopped
-        # Whoever follows another one has no claim to the place once the record names a third.
+        # A successor has no claim to the place once the record names a third function.
         follows = self._order.is_successor and self.named == self._order.follows
         if self.named < incarnation and not follows and not self.is_awaited:
             raise AttemptSuperseded

@@ -1,4 +1,4 @@
-"""What fills one place of a job on functions, whatever the model is written with: the protocol, and who builds it.
+"""What fills one place of a job on functions, whatever the model is written with: the protocol, and its builder.
 
 No framework is imported here: a job without torch never loads it.
 """
@@ -34,7 +34,7 @@ class PlaceWorker(Protocol):
     """The work of one place under one plan: it holds the training state of its part of the model, and its position.
 
     What interrupts a step leaves the state as it was before it, or as it is after it: `position` says which. `exchange`
-    is set by whoever runs it, for the plan in force, and None with one replica.
+    is set by the function that runs it, for the plan in force, and None with one replica.
     """
 
     position: Position
@@ -154,7 +154,7 @@ def build_place_worker(
 
 
 def needs_torch(task: Any) -> bool:
-    """Whether what the user declared is torch's: whoever brings a loss and an optimizer hands over a torch module."""
+    """Whether what the user declared is torch's: a task with a loss or an optimizer has a torch module."""
     return getattr(task, "loss", None) is not None or getattr(task, "optimizer", None) is not None
 
 

@@ -1,6 +1,6 @@
 """A stage's state as objects in the store: the frame, and after it the record that makes it count. No framework here.
 
-States are written by the replica whose turn it is and read by whoever begins from there.
+States are written by the replica whose turn it is and read by the functions that begin from there.
 """
 
 from __future__ import annotations

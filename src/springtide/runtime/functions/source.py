@@ -96,7 +96,7 @@ def _settings_kept() -> Iterator[None]:
 
 
 def _torch_settings() -> tuple[Any, ...] | None:
-    """What torch is set to; None where nobody has imported it: then nothing here does, either."""
+    """What torch is set to; None where torch is not imported: then nothing here imports it, either."""
     torch = sys.modules.get("torch")
     if torch is None:
         return None

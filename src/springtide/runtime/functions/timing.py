@@ -1,4 +1,4 @@
-"""What a function measures of its own steps: sums that do not depend on how often anybody reads its reports."""
+"""What a function measures of its own steps: sums that do not depend on how often its reports are read."""
 
 from __future__ import annotations
 

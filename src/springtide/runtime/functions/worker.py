@@ -43,7 +43,7 @@ Outcome = Literal["left", "finished", "stopped", "superseded"]
 class _Left(msgspec.Struct, frozen=True, kw_only=True):
     """Written by a function that leaves for its successor: the step it stopped after, and under which attempt.
 
-    Nobody need have read its last report by the time its successor is heard of, who tells its `losses` on.
+    Its last report may still be unread when the successor is first heard of, so the successor reports its `losses`.
     """
 
     step: int
@@ -240,7 +240,7 @@ class FunctionWorker:
         )
 
     def _flush(self) -> None:
-        """Wait for what the exchanges still have to remove; what cannot be removed stays for whoever ends the job."""
+        """Wait for what the exchanges still have to remove; what cannot be removed stays until the job's end."""
         if self._communicator is not None:
             try:
                 self._communicator.flush()
@@ -258,7 +258,7 @@ class FunctionWorker:
             except NewAttempt:
                 record = self._watch.record
                 sys.stderr.write(f"springtide: attempt {record.attempt} begins with step {record.restore_step + 1}\n")
-                # Everyone goes back to the state of the record's step.
+                # All functions go back to the state of the record's step.
                 self._begin(record.restore_step)
 
     def _step_or_stuck(self) -> Outcome | None:
@@ -288,7 +288,7 @@ class FunctionWorker:
             # The stream has ended with the step before.
             return None
         record = watch.record
-        # Who is told by the record alone would stop at another step than the others: the first stage tells everyone.
+        # Stages may read the record at different steps and stop apart: the first stage decides and tells the others.
         ends_here = record.last_step is not None and worker.position.step + 1 >= record.last_step
         prefix = self._keys.wire(record.generation, watch.attempt, worker.position.step)
         batch, gradient_bytes = worker.global_batch_size, worker.gradient_bytes
@@ -320,10 +320,10 @@ class FunctionWorker:
         return not worker.is_over and worker.samples_needed > record.num_available
 
     def _wait_for_samples(self) -> Outcome | None:
-        """Stand at the boundary until there are samples for a step, or until nobody is to go on.
+        """Stand at the boundary until there are samples for a step, or until the job is to stop.
 
         All places wait here for the same step: none can go on without the others, and none ends without them, because
-        the record that has a last step lets nobody use more samples.
+        the record that has a last step allows no more samples.
         """
         began_s = self._now_s()
         self._reporter.update("waiting")
@@ -339,7 +339,7 @@ class FunctionWorker:
         return None
 
     def _halt(self) -> Outcome:
-        """Everyone stands at this boundary: save what is due, then return, or wait for the plan that follows.
+        """All functions stand at this boundary: save what is due, then return, or wait for the plan that follows.
 
         Raises NewAttempt where that plan wants this function.
         """
@@ -364,7 +364,7 @@ class FunctionWorker:
         self._is_first_step = False
         self._num_samples += done.num_samples
         if self._place.stage == len(worker.plan.stages) - 1:
-            # Whoever had no samples in the step says so: otherwise it would be waited for.
+            # A replica without samples in the step says so: otherwise the coordinator would wait for its loss.
             self._reporter.add_loss(worker.position.step, done.loss or 0.0, done.num_samples)
         self._reporter.update(
             step=worker.position.step,
@@ -408,7 +408,7 @@ class FunctionWorker:
     def _end(self) -> None:
         """Save the state after the last step, if it is this replica's turn.
 
-        Raises NewAttempt where somebody died before it was saved everywhere: then the work is not over.
+        Raises NewAttempt where a function died before it was saved everywhere: then the work is not over.
         """
         if self._is_my_turn() and self._worker.position.step not in self._saved_steps:
             self._save()
@@ -420,7 +420,7 @@ class FunctionWorker:
         if step not in self._saved_steps and not self._worker.has_state(self._store, self._keys, step):
             self._reporter.update("leaving")
             self._save()
-        # The record may have changed meanwhile: whoever is not named any more leaves nothing.
+        # The record may have changed meanwhile: a function that it does not name any more writes nothing.
         self._watch_before_leaving()
         left = _Left(step=step, attempt=self._watch.attempt, losses=self._reporter.report.losses)
         self._store.put(self._keys.left(self._place, self._order.incarnation), msgspec.json.encode(left))

@@ -1,4 +1,4 @@
-"""The member's side of an errand: it ends with its parent, and what goes wrong becomes one sentence for the parent."""
+"""The child's side of a measurement: it ends with its parent, and an error becomes one sentence for the parent."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Processes of this runtime that run an errand and end: started by entry point, watched, and never left behind.
+"""Child processes of this runtime that do one measurement and end: started by entry point, watched, never left behind.
 
-The parent's side: one folder for an errand, in which members report progress, errors and results as small files.
+The parent's side: one folder for each measurement, in which its processes (members) report progress, errors and results
+as small files.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class ErrandError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ErrandFiles:
-    """The files through which one member reports, in the errand's folder."""
+    """The files through which one member reports, in the measurement's folder."""
 
     def __init__(self, directory: Path, name: str) -> None:
         self.progress = directory / f"{name}.progress"
@@ -64,7 +65,7 @@ def _replace(path: Path, data: bytes) -> None:
 
 
 class Errand:
-    """The members of one errand. Use it as a context manager: whatever happens, none of them outlives it."""
+    """The child processes of one measurement. Use it as a context manager: none of them outlives it."""
 
     def __init__(self, *, deadline_s: float, tell: Callable[[str], None]) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="springtide-errand-", ignore_cleanup_errors=True)

@@ -175,7 +175,7 @@ class ControlLink:
         try:
             self._wake_sender.send(b"\0")
         except OSError:
-            # The pipe is full, so the thread wakes anyway, or it is closed and nobody needs to.
+            # The pipe is full, so the thread wakes anyway, or it is closed and no thread needs to.
             pass
 
     def _run(self) -> None:

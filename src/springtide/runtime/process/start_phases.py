@@ -15,7 +15,7 @@ class StartPhases:
     """Measures the phases of one start, each from the end of the one before. Made where the worker's own code begins.
 
     `schedule` runs from the order (`ordered_at_s` on the machine's monotonic clock, 0: unknown) until the process
-    exists, `spawn` until this object does. Where nobody knows when the process came to be, `schedule` covers both.
+    exists, `spawn` until this object does. Where the start of the process is not known, `schedule` covers both.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class StartPhases:
 
 
 def process_born_s() -> float | None:
-    """When this process was started (for a forked one: forked), on the monotonic clock; None where nobody says.
+    """When this process was started (for a forked one: forked), on the monotonic clock; None where that is unknown.
 
     The kernel counts it in ticks of 10 ms.
     """

@@ -1,6 +1,6 @@
 """Measuring collectives: real all-reduces over worker counts, placements and sizes, by processes of this machine.
 
-The parent's side, without torch: which placements there are, who runs where, and the samples put together.
+The parent's side, without torch: which placements there are, where each process runs, and the samples put together.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def _measure(spec: SampleSpec, files: ErrandFiles) -> list[CollectiveTimes]:
                 entry = _time(exchange, group, num_bytes, device)
                 if member == 0:
                     measured.append(entry)
-        # Nobody goes ahead: the next group's measurement would meet what is left of this one on the links.
+        # No member goes ahead: the next group's measurement would share the links with the rest of this one.
         everyone.meet()
     return measured
 

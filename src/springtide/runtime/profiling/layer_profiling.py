@@ -37,7 +37,7 @@ _ONE_THREAD: Mapping[str, str] = MappingProxyType(
 
 
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What the process that measures is told. `directory` is the errand's folder."""
+    """What the process that measures is told. `directory` is the measurement's folder."""
 
     entrypoint: Entrypoint
     model_name: str

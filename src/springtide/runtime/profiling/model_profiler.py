@@ -182,7 +182,7 @@ def _time_pass(model: Model, batch: tuple[Any, Any], clock: Clock, seed: int) ->
     seed_everything(seed)
     began_s = clock()
     _, gradients = model.gradients(*batch)
-    # Some frameworks compute only when somebody looks.
+    # Some frameworks compute only when a value is read.
     for gradient in gradients.values():
         np.asarray(gradient)
     return clock() - began_s

@@ -90,7 +90,7 @@ def fit(ctx: Any) -> None:
     import torch
 
     width, num_layers = int(ctx.params["width"]), int(ctx.params["layers"])
-    # The data comes first: nobody waits for a joiner before it has called prepare.
+    # The data comes first: the group waits for a joiner only once it has called prepare.
     data = torch.randn(4096, width, generator=torch.Generator().manual_seed(0))
     model, _ = ctx.prepare(probe_model(width, num_layers), lambda parameters: torch.optim.SGD(parameters, lr=1e-4))
     for batch in ctx.batches(data):
@@ -147,7 +147,7 @@ class Driver:
         self._until(lambda: all(self._workers[name].is_ready for name in names), "ready workers")
 
     def form(self, *members: str, forced: bool = False) -> float:
-        """Change the group and return the pause that rank 0 reports, once everyone has switched."""
+        """Change the group and return the pause that rank 0 reports, in seconds, once each member has switched."""
         previous = self._generation if self.members else 0
         self._generation += 1
         if forced:

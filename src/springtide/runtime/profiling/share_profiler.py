@@ -21,7 +21,7 @@ MessageT = TypeVar("MessageT")
 
 
 class ShareSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Whom to run. `directory` and `name` are those of the errand's files; the two numbers are pipes of the process.
+    """What to run. `directory` and `name` are those of the process's files; the two numbers are pipes of the process.
 
     Of a service `call` is one request as it is sent to it, in JSON ("": one is made up from the types of predict).
     `job` is what a training function trains.

@@ -192,7 +192,7 @@ class _Measured:
         return is_step
 
     def save(self, name: str = "model") -> str:
-        """What a profile trains is nobody's model."""
+        """Save nothing: the model of a profile is not kept."""
         return f"{name}.safetensors"
 
 

@@ -34,7 +34,7 @@ Part = Literal["forward", "backward", "update"]
 
 
 class ProfileSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What one of the two workers is told. `directory` is the errand's folder, `name` the worker's in it.
+    """What one of the two workers is told. `directory` is the measurement's folder, `name` the worker's in it.
 
     `address` is where it is reached, on the network device `interface`.
     """

@@ -1,7 +1,6 @@
-"""How a replica is, over HTTP, in the words of the Open Inference Protocol: for probes that reach it over a network.
+"""A replica's health over HTTP, with the paths of the Open Inference Protocol: for probes over a network.
 
-It tells no secret and changes nothing, so whoever reaches it may ask; the platform itself goes by what the replica
-reports.
+It tells no secret and changes nothing, so it asks for no token; the platform itself goes by what the replica reports.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from springtide.runtime.serving.server import ReplicaServer
 from springtide.serving.inference_protocol import model_metadata
 
 _LOG = logging.getLogger("springtide.replica")
-# Nobody keeps a thread for longer, and so many at once: probes come once in a second or two.
+# Seconds that a request may keep its thread, and requests at once: probes come once in a second or two.
 _TIMEOUT_S = 5.0
 _MAX_AT_ONCE = 16
 

@@ -26,7 +26,7 @@ class HandshakeGuard(msgspec.Struct, frozen=True):
 
 
 class ReplicaListener(Protocol):
-    """A listening socket. `address` is what the gateway connects to; whoever does not know `token` is not let in."""
+    """A listening socket. `address` is what the gateway connects to; a client that does not know `token` is refused."""
 
     address: str
     token: str

@@ -22,7 +22,7 @@ from springtide.runtime.serving.listeners import HandshakeGuard
 from springtide.runtime.serving.replica import run_replica
 from springtide.serving.frames import HEALTH_PORT, SERVING_PORT
 
-# Other ports than the usual ones, for whoever shares an address with others.
+# Other ports than the usual ones, for replicas that share an address.
 SERVING_PORT_VARIABLE = "SPRINGTIDE_SERVING_PORT"
 HEALTH_PORT_VARIABLE = "SPRINGTIDE_HEALTH_PORT"
 

@@ -51,7 +51,7 @@ def load_served_class(entrypoint: Entrypoint) -> type:
 class ServedUserModel:
     """The user's object with its schema: turns calls into outcomes. Only one thread may call `answer`.
 
-    `slot` is where a replica tells when it predicts (None: it holds the whole of its device, and nobody asks).
+    `slot` is where a replica tells when it predicts (None: it has its device to itself).
     """
 
     def __init__(
@@ -315,7 +315,7 @@ class _Stopping:
             server.drain()
 
     def end(self) -> None:
-        """The process ends by itself: nobody needs to see to it any more."""
+        """The process ends by itself: stop the watchdog."""
         with self._lock:
             if self._watchdog is not None:
                 self._watchdog.cancel()

@@ -75,7 +75,7 @@ class ReplicaServer:
         self._num_outstanding = 0
         self._is_draining = False
         self._peers: set[_Peer] = set()
-        # Those who have not proved themselves yet, the longest connected first.
+        # Peers that have not authenticated yet, the longest connected first.
         self._strangers: dict[_Peer, None] = {}
         self._door = door
         self.schema = model.schema
@@ -97,7 +97,7 @@ class ReplicaServer:
             started_s = time.perf_counter()
             outcomes = self._model.answer(predict.calls)
             took_s = time.perf_counter() - started_s
-            # Before the answer goes out: whoever has it must not hear the batch counted as outstanding.
+            # Before the answer goes out: a client that has it must not see the batch counted as outstanding.
             with self._lock:
                 self._num_outstanding -= 1
             peer.send(Answered(batch_id=predict.batch_id, outcomes=outcomes, predict_s=took_s))
@@ -176,7 +176,7 @@ class ReplicaServer:
             peer.close()
 
     def _greeted(self, peer: _Peer, reader: FrameReader[Question]) -> bytes:
-        """Return the Welcome for who has proved to know the secret. Raises BackendError or OSError for all others."""
+        """Return the Welcome for a peer that has proved to know the secret. Raises BackendError, OSError for others."""
         challenge = new_nonce()
         peer.send_bytes(encode_frame(Challenge(nonce=challenge)))
         reader.max_frame_bytes = MAX_GREETING_BYTES

@@ -72,7 +72,7 @@ def left(run: Run, slot: PlaceSlot, invocation: FunctionInvocation) -> Iterator[
         slot.invocation = successor
     elif slot.abandoned_successor > invocation.incarnation and run.mode is Mode.RUNNING:
         # One that was given up may have seen that it left, and go on: only a new attempt shuts it out.
-        yield ReplaceFunction(slot, invocation, "it left, and who was to follow never began")
+        yield ReplaceFunction(slot, invocation, "it left, and its successor never began")
     elif run.is_stepping:
         assert run.record is not None
         yield run.pool.launch(slot, run.record, run.now_s, is_successor=True)

@@ -91,7 +91,7 @@ class Boxes:
         self._tell(f"+{instance.id} {instance.process.pid} {instance.share.group_dir or '-'}")
 
     def forget(self, instance: Instance) -> None:
-        """That instance has ended: what held it goes as soon as everybody in it has died."""
+        """That instance has ended: its limits are removed as soon as all its processes have died."""
         self._ending.append(instance)
         self.clear_up()
 

@@ -57,7 +57,7 @@ class Fate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fate_of(faults: EmulatorFaults, number: int) -> Fate:
-    """What befalls the `number`-th invocation: its own draws, so that it does not depend on who came in between."""
+    """What befalls the `number`-th invocation: its own draws, independent of the invocations in between."""
     draws = np.random.default_rng([faults.seed, number]).random(7)
     return Fate(
         is_throttled=bool(draws[0] < faults.throttled_fraction),

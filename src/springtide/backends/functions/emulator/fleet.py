@@ -1,4 +1,4 @@
-"""All functions and their instances: who gets an invocation, what ends it, and what is injected on the way."""
+"""All functions and their instances: which one gets an invocation, what ends it, and the faults injected."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Fleet:
         return answer
 
     def invoke_later(self, function: Function, payload: bytes, invocation_id: str) -> None:
-        """Run it once, without anybody who waits for the answer (and without Lambda's two retries)."""
+        """Run it once, without a caller that waits for the answer (and without Lambda's two retries)."""
 
         async def run() -> None:
             with contextlib.suppress(Throttled, Lost):
@@ -140,7 +140,7 @@ class Fleet:
                 instance.end(_IDLE)
 
     def end_all(self) -> None:
-        """Kill every function; those who wait for one are told so."""
+        """Kill every function; callers that wait for one get the reason."""
         for instance in list(self.instances.values()):
             instance.end("the emulator ends")
 
@@ -269,7 +269,7 @@ class Fleet:
         return None
 
     def fail_init(self, port: int, payload: bytes) -> None:
-        """The Runtime API heard that an instance's code cannot be imported: whoever waits for it gets that."""
+        """The Runtime API heard that an instance's code cannot be imported: its caller gets that error."""
         instance = self.instances.get(port)
         if instance is not None and instance.current is not None:
             instance.current.answer("Unhandled", payload)
@@ -283,7 +283,7 @@ class Fleet:
             self._clear(port, instance)
 
     def _clear_later(self, port: int, instance: Instance) -> None:
-        # Whoever waits for its exit reads its last words first.
+        # The task that waits for its exit reads the end of its output first.
         asyncio.get_running_loop().call_later(0.2, self._clear, port, instance)
 
     def _clear(self, port: int, instance: Instance) -> None:
@@ -298,7 +298,7 @@ class Fleet:
             await self.boxes.warm_up()
 
     async def _watch(self) -> None:
-        """Hold everybody to their share and their memory, and end what has been idle for too long."""
+        """Hold every function to its share and its memory, and end instances that have been idle for too long."""
         # Only stopping and letting go needs to be prompt.
         needs_ticks = self.boxes.cpu_method == "duty-cycle"
         tick_s = _TICK_S if needs_ticks else _TICK_S * _TICKS_A_MEASUREMENT
@@ -333,7 +333,7 @@ def _status_of(ending: str, function_error: str) -> str:
 
 
 def summary(fleet: Fleet, clock_s: Callable[[], float] = time.monotonic) -> bytes:
-    """What the admin's status says, as JSON: counts and who works on what."""
+    """What the admin's status says, as JSON: counts, and the invocation of each instance."""
     now_s = clock_s()
     instances = [
         {

@@ -149,7 +149,7 @@ class Instance:
         return invocation, {
             "Content-Type": "application/json",
             "Lambda-Runtime-Aws-Request-Id": invocation.id,
-            # Cut, not rounded: nobody may find more left than a function has.
+            # Cut, not rounded: the handler must not see more time than the function has.
             "Lambda-Runtime-Deadline-Ms": str(int((time.time() + left_s) * 1000)),
             "Lambda-Runtime-Invoked-Function-Arn": f"arn:aws:lambda:::function:{self.function.name}",
             "Lambda-Runtime-Trace-Id": _NO_TRACE,
@@ -188,11 +188,11 @@ class Instance:
         self.idle_since_s = time.monotonic()
 
     def end(self, why: str) -> None:
-        """Kill it; `why` is said to whoever waits for it."""
+        """Kill it; `why` is reported to the caller that waits for it."""
         if not self.ending:
             self.ending = why
         if self.process is not None and not self.process.exited.done():
-            # Found before the leader dies: its children are nobody's afterwards.
+            # Found before the leader dies: its children have another parent afterwards.
             members = self.share.pids(self.process.pid)
             self.process.kill()
             kill_all(members)

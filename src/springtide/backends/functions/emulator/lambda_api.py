@@ -1,6 +1,6 @@
 """The provider's side of the emulator: the part of the Lambda API that boto3 calls here, and its log.
 
-Only who knows the token gets in: it is the access key of the request's signature.
+Requests need the token: it is the access key of their signature.
 """
 
 from __future__ import annotations
@@ -304,7 +304,7 @@ def _environment_of(body: dict[str, Any]) -> dict[str, str]:
 
 
 def _unpack(data: bytes, directory: Path) -> None:
-    """Unpack into a directory that nobody else writes to. Nothing lands outside it. Raises ApiError."""
+    """Unpack into a directory that nothing else writes to. Nothing lands outside it. Raises ApiError."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             members = archive.infolist()

@@ -65,7 +65,7 @@ def ensure_emulator(state_dir: Path, config: EmulatorConfig) -> EmulatorAddress:
         return found
     state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     config_path = state_dir / "config.json"
-    # The role's credentials may be in it; somebody else may start one at the same time.
+    # The role's credentials may be in it; another process may start an emulator at the same time.
     temporary = state_dir / f"config.{secrets.token_hex(4)}.new"
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(msgspec.json.encode(config))
@@ -82,7 +82,7 @@ def ensure_emulator(state_dir: Path, config: EmulatorConfig) -> EmulatorAddress:
             return address
         if not has_ended and reap(pid) is not None:
             has_ended = True
-            # Somebody else may have been faster, and be about to write the record.
+            # Another process may have been faster, and be about to write the record.
             deadline_s = min(deadline_s, time.monotonic() + _SECOND_LIMIT_S)
         time.sleep(_POLL_S)
     if not has_ended:

@@ -192,7 +192,7 @@ class TemplateLauncher:
             self._begun.pop(answer.instance).set_result(process)
 
     def _on_hang_up(self) -> None:
-        """The template has died, and so have its children: tell everybody who waits."""
+        """The template has died, and so have its children: fail pending launches, and report each child as killed."""
         if self._channel is not None:
             asyncio.get_running_loop().remove_reader(self._channel)
             self._channel.close()

@@ -37,7 +37,7 @@ class CpuShare(Protocol):
         ...
 
     def remove(self) -> bool:
-        """Take it away; the function has ended. False: somebody in it is still dying, ask again."""
+        """Take it away; the function has ended. False: a process in it is still dying, ask again."""
         ...
 
 
@@ -48,13 +48,13 @@ class NoShare:
     group_dir = ""
 
     def set_vcpus(self, vcpus: float | None) -> None:
-        """Hold nobody to anything."""
+        """Enforce no limit."""
 
     def tick(self, elapsed_s: float) -> None:
         """Do nothing."""
 
     def pids(self, leader: int) -> list[int]:
-        """The leader and who descends from it."""
+        """The leader and its descendants."""
         return descendants(leader)
 
     def remove(self) -> bool:
@@ -83,14 +83,14 @@ class GroupShare:
         """The kernel does it."""
 
     def pids(self, leader: int) -> list[int]:
-        """Who is in the group; a process cannot leave it by becoming a daemon."""
+        """The processes in the group; a process cannot leave it by becoming a daemon."""
         try:
             return [int(line) for line in Path(self.procs_path).read_text().split()]
         except OSError:
             return []
 
     def remove(self) -> bool:
-        """Kill who is left in the group (a daemon of the function's, say), and remove it once it is empty."""
+        """Kill the processes left in the group (a daemon of the function's, say), and remove it once it is empty."""
         kill_all(self.pids(0))
         try:
             self._group.rmdir()
@@ -158,8 +158,8 @@ class StopAndGo:
 class CpuGroups:
     """A directory of control groups of the emulator's own, one group a function in it.
 
-    It is locked for as long as its owner lives: whoever clears away what others have left behind takes only what
-    nobody has locked, and between two functions this one is as empty as one that was left behind. Raises OSError.
+    It is locked for as long as its owner lives: a clean-up of groups left behind by other emulators takes only groups
+    that are not locked, and between two functions this one is as empty as one left behind. Raises OSError.
     """
 
     def __init__(self, parent: Path, *, is_unified: bool) -> None:
@@ -182,7 +182,7 @@ class CpuGroups:
         return GroupShare(self.parent / name, is_unified=self._is_unified)
 
     def remove(self) -> None:
-        """Remove the directory, if everybody has ended."""
+        """Remove the directory, if all processes in it have ended."""
         self._unlock()
         with contextlib.suppress(OSError):
             self.parent.rmdir()

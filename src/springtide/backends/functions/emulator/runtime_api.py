@@ -1,4 +1,4 @@
-"""The functions' side of the emulator: the Lambda Runtime API. Who asks is known by the port that was asked.
+"""The functions' side of the emulator: the Lambda Runtime API. Each instance has its own port.
 
 The API has no token; other users of the machine are kept out by the owner of their end of the connection.
 """
@@ -73,7 +73,7 @@ class RuntimeApi:
 
 
 def peer_uid(host: str, port: int, table: Path = Path("/proc/net/tcp")) -> int | None:
-    """The user who owns the IPv4 socket at that address of this machine, or None if there is none."""
+    """The id of the user that owns the IPv4 socket at that address of this machine, or None if there is none."""
     wanted = f"{int.from_bytes(bytes(map(int, host.split('.'))), sys.byteorder):08X}:{port:04X}"
     try:
         lines = table.read_text().splitlines()[1:]

@@ -1,4 +1,4 @@
-"""The emulator as one process: its sockets, its record for those who look for it, and its end."""
+"""The emulator as one process: its sockets, the record by which clients find it, and its end."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def _serve(config: EmulatorConfig, state_dir: Path, token: str, port: int)
             access_log=False,
             server_header=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
-            # Whoever still waits for a function when the emulator ends would wait for its lifetime.
+            # A request that still waits for a function when the emulator ends would wait for the function's lifetime.
             timeout_graceful_shutdown=1,
         ),
     )
@@ -150,7 +150,7 @@ def _listen(port: int) -> socket.socket:
 
 
 def _write_record(path: Path, port: int, token: str) -> None:
-    """For those who look for a running emulator; it holds the token, so nobody else may read it."""
+    """For clients that look for a running emulator; it holds the token, so only its owner may read it."""
     identity = identify(os.getpid())
     assert identity is not None
     address = EmulatorAddress(endpoint=f"http://127.0.0.1:{port}", token=token, process=identity)

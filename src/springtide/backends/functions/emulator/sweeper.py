@@ -28,7 +28,7 @@ def follow(lines: Iterable[str]) -> dict[str, tuple[int, str]]:
 
 
 def end_group(process_group: int, cpu_group: str) -> None:
-    """Kill a process group and whoever is in the CPU group, and remove that."""
+    """Kill a process group and the processes in the CPU group, and remove that group."""
     if process_group > 1:
         try:
             os.killpg(process_group, signal.SIGKILL)
@@ -39,7 +39,7 @@ def end_group(process_group: int, cpu_group: str) -> None:
             with open(os.path.join(cpu_group, "cgroup.procs")) as file:
                 members = [int(line) for line in file]
             for member in members:
-                # 0 stands for somebody of another namespace, and for os.kill it means the sweeper's own group.
+                # 0 stands for a process of another namespace, and for os.kill it means the sweeper's own group.
                 if member > 1:
                     os.kill(member, signal.SIGKILL)
             os.rmdir(cpu_group)

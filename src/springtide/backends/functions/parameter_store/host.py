@@ -1,4 +1,4 @@
-"""The parameter store of a job: there while its functions synchronise, ended when they do not, anew when it died."""
+"""The parameter store of a job: runs while its functions synchronise, ends when they do not, restarts when it dies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ADOPTION_S = 120.0
 
 
 class ParameterHost(Protocol):
-    """Who has a job's parameter store running. Thread-safe; `acquire` and `renew` may take a minute."""
+    """Keeps jobs' parameter stores running. Thread-safe; `acquire` and `renew` may take a minute."""
 
     def acquire(self, job_id: str) -> str:
         """The address of the job's store, once it answers; the same one as long as it is held.
@@ -45,7 +45,7 @@ class ParameterHost(Protocol):
         ...
 
     def release(self, job_id: str, *, lingers: bool = True) -> None:
-        """Nobody synchronises any more. It lingers for the next ones, unless the job is over."""
+        """No function synchronises any more. The store lingers for the next ones, unless the job is over."""
         ...
 
     def used_s(self, job_id: str) -> float:
@@ -58,7 +58,7 @@ class ParameterHost(Protocol):
 
 
 class ParameterStoreHost(msgspec.Struct, frozen=True, kw_only=True):
-    """One server: its address for functions, what names it to who started it, and since when it is up (Unix time)."""
+    """One server: its address for functions, its id for the kind that started it, and its start in Unix time."""
 
     url: str
     identity: str
@@ -93,7 +93,7 @@ class _Note(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Entry:
-    """A job's server as it is now; whoever starts or ends it holds the lock."""
+    """A job's server as it is now; the thread that starts or ends it holds the lock."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -131,7 +131,7 @@ class FixedHost:
         return self._ping(self.url, PING_LIMIT_S)
 
     def renew(self, job_id: str) -> str:
-        """Its address: whoever runs it must bring it back. Raises StorageError while it does not answer."""
+        """Its address: its operator must bring it back. Raises StorageError while it does not answer."""
         if not self._ping(self.url, PING_LIMIT_S):
             raise StorageError("the parameter store does not answer: start it again, or name another one")
         return self.acquire(job_id)
@@ -157,8 +157,8 @@ class FixedHost:
 class HostedParameters:
     """Servers of one kind, one for each job: a password, a memory limit and a death of its own, and a plain bill.
 
-    One that is released lives for `linger_s` more, so that those who come back soon find it. What runs is noted in
-    `folder`: a platform that is restarted takes it over, and ends what nobody asks for. `now_s` is Unix time.
+    One that is released lives for `linger_s` more, so that jobs that come back soon find it. What runs is noted in
+    `folder`: a platform that is restarted takes it over, and ends what no job asks for. `now_s` is Unix time.
     """
 
     def __init__(
@@ -234,7 +234,7 @@ class HostedParameters:
         return entry.used_before_s + (max(0.0, self._now_s() - server.began_at_s) if server is not None else 0.0)
 
     def close(self, *, ends: bool) -> None:
-        """End all servers, or those that nobody holds."""
+        """End all servers, or those that no job holds."""
         with self._lock:
             entries = list(self._entries.items())
         for job_id, entry in entries:
@@ -297,7 +297,7 @@ class HostedParameters:
     # --- the rest --------------------------------------------------------------------------------------------------
 
     def _expire(self, job_id: str) -> None:
-        """Called by a timer: nobody has come back."""
+        """Called by a timer: the job has not acquired it again."""
         entry = self._entry(job_id)
         with entry.lock:
             if not entry.is_held and entry.server is not None and threading.current_thread() is entry.timer:

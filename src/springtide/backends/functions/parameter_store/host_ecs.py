@@ -103,7 +103,7 @@ class EcsTasks:
         try:
             task = self._task(server.identity)
         except SpringtideError:
-            # Nobody knows: what cannot be asked for is not held to be dead.
+            # Unknown: a task that cannot be looked up does not count as dead.
             return True
         if task is None or task["lastStatus"] != "RUNNING":
             return False
@@ -171,7 +171,7 @@ class EcsTasks:
             "stop_task",
             cluster=self._settings.cluster,
             task=task_arn,
-            reason="nobody synchronises any more",
+            reason="no function synchronises any more",
         )
 
     def _connected(self) -> Any:
@@ -200,7 +200,7 @@ class EcsTasks:
             return dict(getattr(self._client, method)(**arguments))
         except self._errors.no_credentials as error:
             raise InvalidRequest(
-                f"{what}: AWS knows nobody here; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run "
+                f"{what}: no AWS credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run "
                 "`aws configure`"
             ) from error
         except self._errors.client as error:

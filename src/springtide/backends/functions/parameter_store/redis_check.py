@@ -14,7 +14,7 @@ _MB = 1 << 20
 
 
 def examine_redis(url: str) -> list[AccountFinding]:
-    """Ask it who it is: whether it lets us in, is new enough, takes writes, and throws nothing away."""
+    """Check a Redis: whether it lets us in, is new enough, takes writes, and evicts nothing."""
     parts = urlsplit(url)
     where = f"the Redis at {parts.hostname}:{parts.port or 6379}"
     try:

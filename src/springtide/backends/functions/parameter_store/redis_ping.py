@@ -1,4 +1,4 @@
-"""What is told a Redis and asked of it without a client library: who may do what, and whether it answers."""
+"""Commands to a Redis without a client library: its access rules, and whether it answers."""
 
 from __future__ import annotations
 

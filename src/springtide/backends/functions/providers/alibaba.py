@@ -52,7 +52,7 @@ _BILLED = re.compile(r"Billed Duration: (\d+) ms")
 
 
 class AlibabaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where functions are made, of what, and as whom.
+    """The region, code and role of functions.
 
     `image_uri` is a container image in the Container Registry of the region (`springtide package --platform alibaba`
     writes its recipe). `role_arn` is the RAM role that functions take on to reach the object store. Without keys the
@@ -139,7 +139,7 @@ class AlibabaProvider:
         return [AccountFinding(verdict="ok", text=told)]
 
     def close(self) -> None:
-        """Tell nobody anything any more; functions run on."""
+        """Report no more outcomes; functions run on."""
         self._invocations.close()
 
     def _control(self) -> Any:
@@ -335,7 +335,7 @@ class _Sdk(msgspec.Struct, frozen=True):
         secret = settings.access_key_secret or os.environ.get("ALIBABA_CLOUD_ACCESS_KEY_SECRET", "")
         if not key or not secret:
             raise InvalidRequest(
-                "functions on Alibaba Cloud: nobody is known here; set ALIBABA_CLOUD_ACCESS_KEY_ID and "
+                "functions on Alibaba Cloud: no credentials were found; set ALIBABA_CLOUD_ACCESS_KEY_ID and "
                 "ALIBABA_CLOUD_ACCESS_KEY_SECRET"
             )
         scheme, _, host = settings.endpoint.rpartition("://")

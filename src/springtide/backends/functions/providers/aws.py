@@ -57,7 +57,7 @@ _KILLED = re.compile(r"signal: killed|signal: 9")
 
 
 class LambdaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where functions are made, of what, and as whom.
+    """The region, code and role of functions.
 
     `image_uri` is the container image (`springtide package` writes its recipe) or `zip_path` a zip file with the code;
     `role_arn` is the role that the functions run as: it must allow them to read and write the object store. Without
@@ -235,7 +235,7 @@ class LambdaProvider:
                 **wanted,
             )
         except self._errors.client as error:
-            # Somebody else, or a try whose answer was lost, made it in between.
+            # Another process, or a try whose answer was lost, made it in between.
             if code_of(error) != "ResourceConflictException":
                 raise
 

@@ -13,7 +13,7 @@ from springtide.backends.functions.provider import AccountFinding, one_line
 from springtide.backends.functions.providers.aws_errors import SdkErrors, code_of
 
 _Ask = Callable[[Any, str, str], Any]
-# What is asked of a function that is none: who may do it is told that there is no such function, who may not is not.
+# Asked about a function that does not exist: the answer is "no such function" with the right, a refusal without it.
 _ASKED: tuple[tuple[str, _Ask], ...] = (
     ("lambda:GetFunction", lambda client, name, image: client.get_function(FunctionName=name)),
     (
@@ -59,7 +59,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def examine_account(account: Account) -> list[AccountFinding]:
-    """Everything that can be asked as whoever the keys are of. What they may not ask is left out, or told."""
+    """Check all that can be asked with the rights of the keys. What they may not ask is left out, or reported."""
     errors, where = account.errors, f"aws {account.region}"
     try:
         caller = str(account.client_of("sts").get_caller_identity()["Arn"])

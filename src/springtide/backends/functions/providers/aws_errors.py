@@ -22,7 +22,7 @@ class Deployment(Protocol):
 
     @property
     def role_arn(self) -> str:
-        """As whom."""
+        """The role of the functions."""
         ...
 
     @property
@@ -78,7 +78,7 @@ class Explained:
         errors = self._errors
         if isinstance(error, errors.no_credentials):
             raise InvalidRequest(
-                f"{self._what}: AWS knows nobody here; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+                f"{self._what}: no AWS credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
                 "run `aws configure`"
             ) from error
         if isinstance(error, errors.client):

@@ -441,10 +441,10 @@ class KubeApi:
             yield rest
 
     async def _prove(self, headers: dict[str, str]) -> None:
-        """Say in the headers of the next call who makes it."""
+        """Put the credentials into the headers of the next call."""
         self.num_calls += 1
         if self._certificate is not None and self._certificate.refresh():
-            # Connections prove who they are when they are made. Watches of before go on until they end by themselves.
+            # A connection authenticates when it is made. Earlier watches go on until they end by themselves.
             await self.wire.renew()
         if self._auth is not None:
             headers["Authorization"] = await self._auth.said()

@@ -1,4 +1,4 @@
-"""How calls prove who makes them, with secrets that change while the platform runs.
+"""How calls authenticate, with secrets that change while the platform runs.
 
 A token in a file (a pod's service account) is replaced by the kubelet, one of a command (a cloud's) expires, a client
 certificate is renewed. Each is read again when it is due, and once when the server says 401.
@@ -27,7 +27,7 @@ _EXPIRY_MARGIN_S = 10.0
 
 
 class Authorization(Protocol):
-    """What calls say of who makes them."""
+    """The source of the Authorization header of calls."""
 
     async def said(self, refused: str = "") -> str:
         """The header of that name; with `refused`, what to say instead of that. Raises BackendError: nothing is known.

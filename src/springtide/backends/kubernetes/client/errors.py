@@ -47,7 +47,7 @@ class Unreachable(KubeApiError):
 
 
 class NotAuthenticated(KubeApiError):
-    """401: the server does not know who asks."""
+    """401: the server does not accept the caller's credentials."""
 
 
 class KubeForbidden(KubeApiError):

@@ -1,4 +1,4 @@
-"""Who leads: one control plane holds a Lease and renews it; the others wait.
+"""Leader election: one control plane holds a Lease and renews it; the others wait.
 
 A lease elects, it does not exclude: the journal's term does that. What is promised here is the half that a holder can
 keep by itself: it stops sending anything (`may_act`) before another process may think the lease free, also where it
@@ -52,8 +52,8 @@ class Leadership:
     """One control plane's part in the election. `run` on the API thread; the rest from any thread.
 
     `on_acquired` is called once when it leads, `on_lost` once, with a sentence, when another process does; both on the
-    API thread, and must not wait. After that it never leads again: a process that lost starts anew. `holder` is who
-    leads as far as is known, `num_changes` how often that has changed since the Lease was made. `predecessor` is the
+    API thread, and must not wait. After that it never leads again: a process that lost starts anew. `holder` is the
+    leader as far as is known, `num_changes` how often that has changed since the Lease was made. `predecessor` is the
     identity of a process that is known to have ended: what it held is free at once.
     """
 
@@ -82,7 +82,7 @@ class Leadership:
         self._on_lost = on_lost
         self._clock = clock
         self._labels = labels or {}
-        # Those who wait must not all look at the same moment: without a seed each draws by its own name.
+        # Waiting processes must not all look at the same moment: without a seed each draws by its own name.
         self._rng = np.random.default_rng(zlib.crc32(self.identity.encode()) if seed is None else seed)
         self._lock = threading.Lock()
         self._role: Role = "waiting"
@@ -195,7 +195,7 @@ class Leadership:
             holder = (lease.get("spec") or {}).get("holderIdentity") or ""
             if holder != self.identity:
                 self.holder = holder
-                self._lose(f"another control plane has taken over: {holder or 'nobody yet'}")
+                self._lose(f"another control plane has taken over: {holder or 'none yet'}")
                 return False
             sent_s = self._clock()
             await api.replace(LEASE, self._record(lease))

@@ -54,7 +54,7 @@ class ApiThread:
         self._connect = connect
         self._concurrency = concurrency
         self._may_write = may_write
-        # Who lost one server together must not come back together: without a seed each process draws its own pauses.
+        # Processes that lost one server together must not come back together: without a seed each draws its own pauses.
         self._seed = zlib.crc32(f"{socket.gethostname()}/{os.getpid()}".encode()) if seed is None else seed
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None

@@ -28,7 +28,7 @@ CONNECT_TIMEOUT_S = 5.0
 IDLE_S = 30.0
 # How often, and with what pause in seconds, connections that do not end are cut when all is over.
 END_TURNS, END_TURN_S = 50, 0.01
-# A connection whose other end vanished without a word is found out in half a minute.
+# A connection whose other end vanished without closing it is detected within half a minute.
 SOCKET_OPTIONS = [
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
@@ -130,7 +130,7 @@ class Wire:
             response.close()
 
     async def renew(self) -> None:
-        """Make calls over new connections from now on: who asks proves it anew. What is open is read to its end."""
+        """Make calls over new connections, which authenticate anew, from now on. What is open is read to its end."""
         if self._retired is not None:
             await self._retired.close()
         self._retired, self._session = self._session, None

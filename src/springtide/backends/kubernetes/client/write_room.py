@@ -36,7 +36,7 @@ class WriteRoom:
         self._served_part = 1.0
 
     async def enter(self) -> None:
-        """Wait for room, behind those who came before."""
+        """Wait for room, first come, first served."""
         if self._num_inside < int(self.allowed) and not self._waiting:
             self._num_inside += 1
             return

@@ -2,8 +2,8 @@
 
 A write is an effect: a coroutine that makes something true, whatever is there before (so that it may be run twice). A
 conflict runs it again at once, because it reads what is there now; a server that is away or has too much to do is asked
-later, for ever, as long as the write still stands; a refusal (403, 404, 422) is final and goes to `failed`. Who may not
-act at the moment sends nothing, and looks again soon.
+later, for ever, as long as the write still stands; a refusal (403, 404, 422) is final and goes to `failed`. A process
+that may not act at the moment sends nothing, and looks again soon.
 """
 
 from __future__ import annotations

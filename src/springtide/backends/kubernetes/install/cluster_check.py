@@ -32,7 +32,7 @@ _APPLY = "springtide k8s render --settings FILE | kubectl apply -f -"
 STORE_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 _MAX_TOLD = 8
 _PARALLEL = 8
-# What the platform has no business with. Whoever may do one of these has been given more than the manifests give.
+# Rights that the platform does not need. An account with one of them has more than the manifests give.
 _TOO_MUCH = (
     rbac.Right(verb="create", group="", resource="pods", namespace="kube-system"),
     rbac.Right(verb="list", group="", resource="secrets"),
@@ -57,9 +57,9 @@ FunctionsCheck = Callable[[SettingsFile, Mapping[str, str]], list[ClusterFinding
 async def check_cluster(
     api: KubeApi, given: SettingsFile, functions: FunctionsCheck | None = None
 ) -> list[ClusterFinding]:
-    """Look at everything that the platform rests on in a cluster, as whoever `api` is.
+    """Check everything that the platform needs of a cluster, with the rights of the user of `api`.
 
-    `functions` looks at the function service, where the settings name one. What that person may not read is a warning.
+    `functions` looks at the function service, where the settings name one. What that user may not read is a warning.
     Raises ApiError if the server breaks off in another way.
     """
     settings = complete(given)
@@ -93,7 +93,7 @@ async def check_cluster(
         try:
             findings += await check(api, settings)
         except KubeForbidden as error:
-            findings.append(_warn(name, f"you may not look: {error}", "ask as somebody who administers the cluster"))
+            findings.append(_warn(name, f"you may not look: {error}", "ask as an administrator of the cluster"))
         except Unreachable as error:
             return [*findings, _fail("server", str(error), "try again")]
     return findings
@@ -195,7 +195,7 @@ async def _check_rights(api: KubeApi, settings: SettingsFile) -> list[ClusterFin
     if not missing:
         findings.append(_ok("rights", f"service account {account}: all {len(needed)} that are needed"))
     for right, answer in zip(_TOO_MUCH, answers[len(needed) :], strict=True):
-        # Who reconciles every namespace may make pods in every one, that of the cluster itself included.
+        # An account that reconciles all namespaces may make pods in each of them, kube-system included.
         if answer and not (right.resource == "pods" and not settings.namespaces):
             told = f"service account {account} may {right.words}, which it does not need"
             mend = "see who bound what to it: kubectl get clusterrolebindings,rolebindings -A -o wide | grep "
@@ -394,7 +394,7 @@ async def _check_share_daemon(api: KubeApi, settings: SettingsFile) -> list[Clus
     status = daemon.get("status", {})
     ready, wanted = status.get("numberReady", 0), status.get("desiredNumberScheduled", 0)
     if ready < wanted or not wanted:
-        told = f"ready on {ready} of {wanted} nodes: where it is not, nobody holds sharers to their shares"
+        told = f"ready on {ready} of {wanted} nodes: where it is not, sharers are not held to their shares"
         return [_fail("share daemon", told, f"kubectl --namespace {namespace} get pods --output wide")]
     return [_ok("share daemon", f"ready on {ready} nodes")]
 

@@ -57,7 +57,7 @@ def keeps_state(settings: SettingsFile) -> bool:
     return not settings.journal_url.startswith("postgres")
 
 
-# --- who it is, and what it may do -----------------------------------------------------------------------------------
+# --- service account and roles ---------------------------------------------------------------------------------------
 
 
 def _namespaces(settings: SettingsFile) -> list[Manifest]:
@@ -98,7 +98,7 @@ def _access(settings: SettingsFile) -> list[Manifest]:
 
 
 def _aggregation(kind: str) -> dict[str, str]:
-    """The labels by which Kubernetes adds a role to the ones that everybody knows."""
+    """The labels by which Kubernetes adds a role to its standard roles view, edit and admin."""
     into = ("view", "edit", "admin") if kind == "view" else ("edit", "admin")
     return {f"rbac.authorization.k8s.io/aggregate-to-{name}": "true" for name in into}
 
@@ -219,8 +219,8 @@ def _container(settings: SettingsFile) -> Manifest:
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        # To fold a long journal takes its time: only who has answered once can be found dead. Who stands by is ready,
-        # too: it is as good as the one that decides, and a rollout that waits for it would never end.
+        # Folding a long journal takes time: liveness counts only once the process has answered. A standby process is
+        # ready, too: otherwise a rollout that waits for it would never end.
         "startupProbe": {**_probe("/healthz"), "periodSeconds": 2, "failureThreshold": 150},
         "readinessProbe": {**_probe("/readyz"), "periodSeconds": 5, "failureThreshold": 2},
         "livenessProbe": {**_probe("/healthz"), "periodSeconds": 10, "failureThreshold": 6},
@@ -248,7 +248,7 @@ def _probe(path: str) -> Manifest:
     return {"httpGet": {"path": path, "port": "http"}, "timeoutSeconds": 5}
 
 
-# --- who may reach it, and who watches it ----------------------------------------------------------------------------
+# --- network policies and monitoring ---------------------------------------------------------------------------------
 
 
 def _disruption_budget(settings: SettingsFile, kubernetes: tuple[int, int]) -> Manifest:
@@ -280,7 +280,7 @@ def _control_plane_policy(settings: SettingsFile) -> Manifest:
             "podSelector": {"matchLabels": labels_of(settings, "control-plane")},
             "policyTypes": ["Ingress"],
             "ingress": [
-                # REST API and gateway: whoever comes needs the token.
+                # REST API and gateway: every client needs the token.
                 {"ports": [{"port": settings.port, "protocol": "TCP"}]},
                 {"from": [workers], "ports": [{"port": settings.control_port, "protocol": "TCP"}]},
             ],

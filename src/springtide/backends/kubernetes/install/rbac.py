@@ -79,7 +79,7 @@ WORKLOAD_RULES: tuple[Rule, ...] = (
     Rule(
         group="",
         resources=("secrets",),
-        # Neither get nor list: it writes the keys of its workloads and reads nobody's Secrets.
+        # Neither get nor list: it writes the keys of its workloads and reads no Secrets.
         verbs=("create", "patch", "delete"),
         reason="each workload has a Secret with its key and the object store's credentials",
     ),
@@ -113,14 +113,14 @@ SHARE_DAEMON_RULES: tuple[Rule, ...] = (
 )
 # What people may do with the platform's objects, added to what they may do in a namespace anyway.
 VIEW_RULES: tuple[Rule, ...] = (
-    Rule(group=GROUP, resources=OBJECTS, verbs=_WATCHING, reason="who may view a namespace sees its workloads"),
+    Rule(group=GROUP, resources=OBJECTS, verbs=_WATCHING, reason="users that may view a namespace see its workloads"),
 )
 EDIT_RULES: tuple[Rule, ...] = (
     Rule(
         group=GROUP,
         resources=OBJECTS,
         verbs=(*_WATCHING, "create", "update", "patch", "delete", "deletecollection"),
-        reason="who may edit a namespace trains and deploys there",
+        reason="users that may edit a namespace train and deploy there",
     ),
     Rule(
         group=GROUP,
@@ -147,7 +147,7 @@ def platform_rules(settings: KubernetesSettings) -> tuple[Rule, ...]:
         Rule(
             group="coordination.k8s.io",
             resources=("leases",),
-            # A name cannot limit who creates: the object has none yet when the server asks.
+            # A resource name cannot limit `create`: the object has no name yet when the server checks.
             verbs=("create",),
             reason="of several control planes one decides",
         ),

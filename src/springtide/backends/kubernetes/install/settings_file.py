@@ -50,8 +50,8 @@ class InstallSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     decides, the others stand by. `storage_size` and `storage_class` are the volume of a journal in SQLite (class empty:
     the cluster's default). `service_type` is the Service's. `monitoring` adds a ServiceMonitor (its kind must be
     installed), `network_policy` NetworkPolicies, `namespace_object` the platform's Namespace with the labels of
-    PodSecurity (render only; Helm has --create-namespace), `user_roles` lets whoever may view or edit a namespace view
-    or edit the platform's objects there. `share_daemon` adds the daemon that holds parts of GPUs on every node,
+    PodSecurity (render only; Helm has --create-namespace), `user_roles` lets users that may view or edit a namespace
+    view or edit the platform's objects there. `share_daemon` adds the daemon that holds parts of GPUs on every node,
     `share_image` is its image.
     """
 
@@ -233,7 +233,7 @@ def _bad_numbers(settings: SettingsFile) -> list[str]:
         if not 1024 <= number <= 65535:
             found.append(f"{what} must be from 1024 to 65535 (the control plane is not root), got {number}")
     if settings.port == settings.control_port:
-        found.append(f"port and control_port are both {settings.port}; they are two doors")
+        found.append(f"port and control_port are both {settings.port}; they need two different ports")
     for what in ("grace_s", "worker_lease_s", "worker_lost_after_s", "node_lost_after_s", "lease_s"):
         seconds = getattr(settings, what)
         if not 1.0 <= seconds <= 3600.0:

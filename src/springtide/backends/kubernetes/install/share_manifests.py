@@ -52,7 +52,7 @@ def _daemon_set(settings: SettingsFile, name: str, namespace: str) -> Manifest:
         "serviceAccountName": name,
         "automountServiceAccountToken": True,
         "enableServiceLinks": False,
-        # Who speaks to it proves itself by its process id, which has to be one of the node's.
+        # The daemon identifies its clients by process id, which has to be one of the node's namespace.
         "hostPID": True,
         "nodeSelector": settings.node_selector or {names.NODE_LABEL: "true"},
         "tolerations": [{"key": settings.device_resource, "operator": "Exists"}],

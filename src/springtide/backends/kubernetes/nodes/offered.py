@@ -1,8 +1,8 @@
 """Nodes of the cluster as nodes of the platform: which are offered, with which devices, and how they hang together.
 
 `node_of` reads one Node object; `NodeLedger` compares what it would offer now with what was told before. A node that is
-cordoned, silent or gone is offered with the devices that living workers hold and nothing else, and is lost when nobody
-holds any: a silent kubelet is not a dead machine.
+cordoned, silent or gone is offered with the devices that living workers hold and nothing else, and is lost when no
+worker holds any: a silent kubelet is not a dead machine.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NICS_ANNOTATION = f"{GROUP}/nics"
 MEMORY_LABEL = "nvidia.com/gpu.memory"
 # Above the switches that a node names hangs one that all nodes share.
 COMMON_SWITCH = "cluster"
-# Where nobody annotated: labels that clouds and discovery put on nodes, the nearest switch first.
+# For nodes without the annotation: labels that clouds and discovery put on nodes, the nearest switch first.
 _SWITCH_LABELS = (
     ("network.topology.nvidia.com/leaf", "network.topology.nvidia.com/spine", "network.topology.nvidia.com/core"),
     (
@@ -178,7 +178,7 @@ class NodeLedger:
         self._complained: set[str] = set()
 
     def assume(self, nodes: Iterable[Node]) -> None:
-        """These were told already, by whoever read `look` before, or by a journal."""
+        """Take these nodes as reported already: by an earlier ledger's `look`, or in the journal."""
         self._told = {node.node_id: node for node in nodes}
 
     def offered(self, objects: Iterable[Object], held: Held, now_s: float) -> tuple[Node, ...]:
@@ -188,7 +188,7 @@ class NodeLedger:
     def want_label(self, node_id: NodeId, pool: Pool) -> None:
         """From now on the node is labelled for that pool, whatever its object says meanwhile.
 
-        Whoever decided that knows it: it is not told again.
+        The caller knows already: `look` does not report this change.
         """
         self._labels[node_id] = pool
         told = self._told.get(node_id)
@@ -218,7 +218,7 @@ class NodeLedger:
             self._silent_since_s.pop(node_id, None)
         for node_id, told in self._told.items():
             if node_id not in offered and node_id not in seen and (still := held(node_id)):
-                # Its object is gone, but somebody works there still.
+                # Its object is gone, but workers still run there.
                 offered[node_id] = self._only_held(told, still)
         return offered
 
@@ -273,7 +273,7 @@ class NodeLedger:
         return facts
 
     def _offer(self, node_id: NodeId, facts: NodeFacts, held_on: Held, now_s: float) -> Node | None:
-        """What of a node is offered. Who holds what is only asked where it matters: there may be many pods."""
+        """What of a node is offered. `held_on` is called only where it matters: it goes through many pods."""
         node, told = facts.node, self._told.get(node_id)
         if node is None:
             self._silent_since_s.pop(node_id, None)
@@ -294,7 +294,7 @@ class NodeLedger:
         counted = {device.device_id for device in node.devices}
         if told is not None and counted.issuperset(device.device_id for device in told.devices):
             return node
-        # Fewer devices than before, or nobody knows of before: somebody may hold one that is not counted any more.
+        # Fewer devices than before, or not known how many before: a worker may hold one that is not counted any more.
         beyond = [device_id for device_id in held_on(node_id) if device_id not in counted]
         if not beyond:
             return node
@@ -315,7 +315,7 @@ class NodeLedger:
         if wanted is None or wanted == node.pool or not self._settings.pools:
             return node
         if node.owner == "shared":
-            # It was made nobody's meanwhile: then nobody labels it.
+            # Its owner has become "shared" meanwhile: such a node gets no pool label.
             del self._labels[node_id]
             return node
         return msgspec.structs.replace(node, pool=wanted, home=node.owner)
@@ -367,7 +367,7 @@ def _cordon(obj: Object, settings: KubernetesSettings) -> str:
         return "it is being removed from the cluster"
     if spec.get("unschedulable"):
         return "it is cordoned"
-    # Nodes with devices are often kept for those who ask for devices: our pods do.
+    # Nodes with devices are often tainted for pods that request devices, as our pods do.
     ours = {"key": settings.device_resource, "operator": "Exists"}
     tolerations = [*settings.pod.overlay.get("tolerations", ()), ours]
     for taint in spec.get("taints") or ():

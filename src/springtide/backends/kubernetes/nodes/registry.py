@@ -1,6 +1,6 @@
 """The platform's nodes on a cluster: watches Node objects, tells what joined and what is lost, writes labels of pools.
 
-Everything is compared again whenever a Node changes, whenever somebody says that what is held has, and every second.
+Everything is compared again whenever a Node changes, whenever a caller says that held devices did, and every second.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class NodeBook:
         self._thread.soon(self._look_in_a_moment)
 
     def label(self, action: LabelNode) -> None:
-        """Label a node from now on; written until it is so, and again whenever somebody else changes it."""
+        """Label a node from now on; written until it is so, and again whenever another client changes it."""
         with self._lock:
             self._want(action.node_id, action.pool)
         self._thread.soon(self._label_what_is_due)

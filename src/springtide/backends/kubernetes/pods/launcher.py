@@ -83,7 +83,7 @@ class PodLauncher:
         self.pump()
 
     def pump(self) -> None:
-        """Make the pods of those in the queue for whom the way is free, once all that was handed over is taken in."""
+        """Make the pods of the queued replicas that may start now, once all orders handed over have been read."""
         if not self._is_pump_due:
             self._is_pump_due = True
             self._table.reactor.after(0.0, self._pump)
@@ -115,7 +115,7 @@ class PodLauncher:
         return Key("", "") if replica.action is None else self._key_of(replica.action)
 
     def state_of(self, action: StartReplica) -> PodState:
-        """What is known of a replica's pod before anybody has looked."""
+        """What is known of a replica's pod before its object is read."""
         found = self._machines.find(action.device_id)
         return PodState(
             replica_id=action.replica_id,
@@ -225,7 +225,7 @@ class PodLauncher:
             self._table.lose(replica, f"the API server refuses its pod: {error}")
 
     def _raise_fence(self, action: StartReplica) -> None:
-        """A fresh start of a job: whoever still writes for an older generation must not any more."""
+        """A fresh start of a job: workers of older generations must not write any more."""
         table = self._table
         job = table.jobs.get(action.workload_id)
         known = job.generation if job is not None else 0

@@ -24,11 +24,11 @@ _log = logging.getLogger(__name__)
 
 MAX_LOG_BYTES = 64 << 20
 KEPT_LOG_BYTES = 1 << 20
-# So many streams at once; who comes later is read when one of them has ended, as far as the kubelet still has it.
+# So many streams at once; a later pod is read when one of them has ended, as far as the kubelet still has its log.
 MAX_FOLLOWED = 256
 _CHECK_BYTES = 256 << 10
 # Beside a replica's output: what its pod said at the end of its job's step log, and, once nothing more will come, a
-# file that says so to whoever sees to it that both are in the store (service/log_hand_in.py).
+# file that says so to the service that puts both into the store (service/log_hand_in.py).
 STEPS_SUFFIX = ".steps"
 ENDED_SUFFIX = ".ended"
 _MAX_STEPS_BYTES = 4 << 20

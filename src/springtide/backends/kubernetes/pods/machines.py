@@ -32,17 +32,17 @@ class PodMachines:
         self._held: tuple[float, dict[NodeId, list[DeviceId]]] = (float("-inf"), {})
 
     def join(self, table: ReplicaTable[PodHandle], pods: PodTable, book: NodeBook, api_thread: ApiThread) -> None:
-        """Say whose pods they are. Before `start` nobody has been adopted yet."""
+        """Connect this object to the tables of replicas, pods and nodes. No replica has been adopted before `start`."""
         self._table, self._pods, self._book, self._api = table, pods, book, api_thread
 
     def start(self) -> None:
-        """Everyone who lives has been adopted; look after machines from now on."""
+        """All living replicas have been adopted; look after machines from now on."""
         self._is_started = True
         self._held = (float("-inf"), {})
         self._check()
 
     def held(self, node_id: NodeId) -> frozenset[DeviceId]:
-        """The devices of a node whose workers still talk; while nobody has been adopted, those with a pod."""
+        """The devices of a node whose workers still talk; before replicas are adopted, those with a pod."""
         now_s = time.monotonic()
         at_s, held = self._held
         if now_s - at_s > _HELD_AGE_S:
@@ -52,8 +52,8 @@ class PodMachines:
         return frozenset(held.get(node_id, ()))
 
     def lose(self, node_id: NodeId) -> None:
-        """Nobody there is counted on any more. Their pods are ended as soon as their kubelet can be told so."""
-        assert self._table is not None, "nobody is told of nodes before there are pods"
+        """Count on no replica there any more. Their pods are ended as soon as their kubelet can be told so."""
+        assert self._table is not None, "no node can be lost before there are pods"
         for replica in list(self._table.replicas.values()):
             if replica.handle.pod is None or replica.handle.pod.node_id != node_id:
                 continue

@@ -1,4 +1,4 @@
-"""What a Pod object says, in the words that decisions and people need. Pure."""
+"""What a Pod object says, as the executor's states and as reasons for people. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from springtide.backends.kubernetes import settings as names
 from springtide.backends.kubernetes.pods.spec import CONTAINER_NAME
 
-# Reasons for which a container waits that no patience mends: somebody has to change something.
+# Reasons for which a container waits that time does not mend: a person has to change something.
 STUCK_REASONS = frozenset(
     {
         "ErrImagePull",
@@ -101,7 +101,7 @@ def _container(status: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _waiting(pod: Mapping[str, Any], node: str, state: Mapping[str, Any]) -> tuple[str, bool]:
-    """Why the container does not run yet, and whether somebody has to mend that."""
+    """Why the container does not run yet, and whether a person has to mend that."""
     if not node:
         return "waiting for binding", False
     waiting = state.get("waiting") or {}
@@ -147,7 +147,7 @@ def _memory_limit(pod: Mapping[str, Any]) -> str:
     for container in (pod.get("spec") or {}).get("containers", ()):
         if container.get("name") == CONTAINER_NAME:
             limit = str(((container.get("resources") or {}).get("limits") or {}).get("memory", ""))
-            # A bare number is bytes, which nobody reads.
+            # A bare number is in bytes, which is hard to read.
             return f"{int(limit) / (1 << 20):.0f}Mi" if limit.isdigit() else limit
     return ""
 

@@ -36,7 +36,7 @@ class PodRecovery:
     def recover(self, standing: Standing, checkpoints: Mapping[WorkloadId, Checkpoint]) -> None:
         """Take over from the control plane before. Its cut-off effects are begun anew.
 
-        `checkpoints` are the newest ones that the object store has: who wrote them may have ended with nobody to tell.
+        `checkpoints` are the newest ones that the object store has: their writers may have ended before reporting them.
         """
         self._report_checkpoints(standing, checkpoints)
         restartable = {action.replica_id for action in standing.actions if isinstance(action, StartReplica)}
@@ -64,7 +64,7 @@ class PodRecovery:
             # Nothing was ever heard of it, so that it may not have been made: then it is now, under the same name.
             return None
         replica = self._driver.make_replica(action)
-        # Who was never heard of may still wait for its image; it is no silent worker.
+        # A worker that was never heard of may still wait for its image; it does not count as silent.
         replica.phase = MemberPhase.SPAWNING if is_restartable else MemberPhase.ADOPTING
         replica.heard_at_s = time.monotonic()
         if obj is None:

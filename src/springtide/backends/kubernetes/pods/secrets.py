@@ -16,7 +16,7 @@ from springtide.backends.kubernetes.client.kinds import SECRET, Key, Object, key
 from springtide.backends.kubernetes.client.thread import ApiThread
 from springtide.core.workload import WorkloadId
 
-# A Secret that was written this lately is there; later somebody may have taken it away.
+# A Secret that was written within these seconds is taken to exist; later another client may have deleted it.
 SECRET_AGE_S = 60.0
 # Beyond so many workloads those that have not started a pod for long are forgotten: that costs one more write.
 _MOST_REMEMBERED = 4096
@@ -85,7 +85,7 @@ class PodSecrets:
         try:
             await api.patch(SECRET, key.name, changes, key.namespace, how="json")
         except NoSuchObject:
-            # It was taken away; somebody may be quicker in making it anew.
+            # It was deleted; another client may create it again first.
             try:
                 await api.create(SECRET, secret)
             except AlreadyExists as error:

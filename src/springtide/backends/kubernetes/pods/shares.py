@@ -70,7 +70,7 @@ def is_enforced(settings: KubernetesSettings) -> bool:
 
 
 def share_parts(share: Share | None, device: Device, settings: KubernetesSettings) -> ShareParts:
-    """Return what the pod of a replica with this share of this device gets; nothing for who holds the whole.
+    """Return what the pod of a replica with this share of this device gets; nothing if it holds the whole device.
 
     Programs on a shared GPU get the library before CUDA's driver. The directory has to be there: a pod on a node
     without a daemon waits for it (the kubelet says FailedMount), instead of running as if the device were its own.
@@ -118,7 +118,7 @@ def share_of(pod: Mapping[str, Any]) -> Share | None:
 def pod_sharing(
     holders: Iterable[tuple[WorkloadId, ReplicaId, DeviceId, Share]], settings: KubernetesSettings
 ) -> SharingStatus:
-    """Return who shares which device of the cluster and what holds them, as far as the control plane knows."""
+    """Return the replicas that share each device and how they are held, as far as the control plane knows."""
     is_cpu = settings.device_kind == "cpu"
     mechanism, enforced = ("pod-limits", _ON_CPU) if is_cpu else ("none", _NOT_HELD)
     if is_enforced(settings):

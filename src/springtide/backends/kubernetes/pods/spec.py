@@ -35,7 +35,7 @@ POD_IP_VARIABLE = "POD_IP"
 # Where rank 0 of a training group hosts the rendezvous: a port of its own for each of so many generations in a row.
 RENDEZVOUS_PORT = 29400
 NUM_RENDEZVOUS_PORTS = 128
-# What a pod gets beyond the grace of its workload, to say its last words and to be found ended.
+# Seconds that a pod gets beyond the grace of its workload, to write its termination message and to be seen as ended.
 GRACE_MARGIN_S = 5.0
 # The credentials of the object store, as far as the workload's Secret has them.
 STORE_VARIABLES = (
@@ -202,7 +202,7 @@ def make_secret(
     key: str,
     credentials: Mapping[str, str],
 ) -> dict[str, Any]:
-    """What the pods of a workload share and nobody else may read: its key, and the object store's credentials.
+    """The Secret that only the pods of a workload may read: its key, and the object store's credentials.
 
     `credentials` are those at hand by their variables' names, the control plane's and, where the settings name a Secret
     of workers' keys, those: then the control plane's go to no pod, also where the other Secret lacks a value.
@@ -288,7 +288,7 @@ def _container(
             {"name": "springtide-tmp", "mountPath": "/tmp"},
             {"name": "springtide-shm", "mountPath": "/dev/shm"},
         ],
-        # The kubelet waits for it before it sends TERM: whoever deletes the pod, its worker saves and leaves first.
+        # The kubelet waits for it before it sends TERM: however the pod is deleted, its worker saves and leaves first.
         "lifecycle": {"preStop": {"exec": {"command": [*command, "prestop"]}}},
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
@@ -306,7 +306,7 @@ def _serving() -> dict[str, Any]:
     return {
         "ports": [{"name": "replica", "containerPort": SERVING_PORT}, {"name": "health", "containerPort": HEALTH_PORT}],
         "readinessProbe": {**probe("/v2/health/ready"), "periodSeconds": 2, "timeoutSeconds": 2, "failureThreshold": 2},
-        # A model may take minutes to load: only who has been alive once can be found dead.
+        # A model may take minutes to load: liveness counts only once the replica has answered.
         "startupProbe": {**probe("/v2/health/live"), "periodSeconds": 2, "timeoutSeconds": 2, "failureThreshold": 300},
         "livenessProbe": {**probe("/v2/health/live"), "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6},
     }
@@ -403,7 +403,7 @@ def _cpu_of(workload: TrainingJob | InferenceService, settings: KubernetesSettin
 
 
 def _num_threads(cpu: str) -> int:
-    """As many as there are whole processors, and one where nobody says."""
+    """As many as there are whole processors, and one where no limit is set."""
     try:
         number = float(cpu[:-1]) / 1000.0 if cpu.endswith("m") else float(cpu or 1.0)
     except ValueError:

@@ -95,7 +95,7 @@ class PodState:
     is_inquired: bool = False
     exit_code: int | None = None
     end: str = ""
-    absent: str = "its pod is gone: somebody deleted it"
+    absent: str = "its pod is gone: it was deleted"
 
     def move(self, state: PodLifecycle, reason: str = "") -> None:
         """Enter another state, or give the present one another reason. `since_s` follows the phase."""

@@ -16,7 +16,7 @@ _OVER_PHASES = ("Succeeded", "Failed")
 
 
 class Tenants(NamedTuple):
-    """Who holds what, by replica, and why others that say so do not."""
+    """The GPU tenants of a node, one entry per replica, and the problems of pods that could not be read as tenants."""
 
     entries: tuple[GpuTenantEntry, ...]
     problems: tuple[str, ...]
@@ -27,7 +27,7 @@ def tenants_of(
 ) -> Tenants:
     """Read the pods of a node. A pod that was asked to go holds its share until its containers have ended.
 
-    Who held a share `before` and says nothing now that can be read is held to that one.
+    A pod that held a share `before` and whose annotation can no longer be read keeps that share.
     """
     held = {entry.pod_uid: entry.share for entry in before}
     by_number = {gpu.number: gpu for gpu in gpus}

@@ -1,4 +1,4 @@
-"""Who is silent, who does not come up, and whose silence means nothing."""
+"""Finds replicas that are silent or do not come up, and replicas whose silence does not count."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from springtide.backends.kubernetes.pods.driver import PodHandle, PodReplica
 TICK_S = 0.5
 # Starts may take minutes.
 STARTS_EVERY_S = 2.0
-# How long a container may wait for what only somebody can mend (an image, a Secret), and any other one to run.
+# How long a container may wait for what only a person can mend (an image, a Secret), and any other one to run.
 STUCK_AFTER_S = 300.0
 STARTING_AFTER_S = 600.0
 # How long a worker whose container runs may take to introduce itself.
 CONNECT_AFTER_S = 180.0
-# Workers look for a new control plane in growing intervals; who was found after a restart gets the time for that.
+# Workers look for a new control plane in growing intervals; workers found after a restart get the time for that.
 ADOPT_WINDOW_S = 15.0
 
 
@@ -36,7 +36,7 @@ class PodWatch:
         self._tick()
 
     def forgive(self) -> None:
-        """This thread itself was late: nobody's silence counts from before now."""
+        """This thread itself was late: count every replica's silence from now."""
         self._table.counts["late_wakeups"] += 1
         now_s = time.monotonic()
         for replica in self._table.replicas.values():
@@ -91,7 +91,7 @@ class PodWatch:
             # It has said goodbye; only the news of its pod's end is late. Its device is free when that comes.
             self._table.note_exit(replica)
         elif not replica.asked_to_stop:
-            # Who was asked to stop has a grace period of its own.
+            # A replica that was asked to stop has a grace period of its own.
             what = "did not come back after a restart" if is_adopting else "went silent"
             self._table.lose(replica, f"the worker {what}: nothing was heard of it for {silent_s:.1f} s")
 

@@ -85,7 +85,7 @@ class ShareAgent:
         self._has_told = False
         self._problems: tuple[str, ...] = ()
         self._unseen: frozenset[str] = frozenset()
-        # Whoever an agent before this one had held is held as before, should their pods not say it any more.
+        # Tenants of the previous agent keep their shares, even if their pods' annotations can no longer be read.
         table = read_whole(self._private / TABLE_NAME, GpuTable)
         self._entries: tuple[GpuTenantEntry, ...] = table.tenants if table is not None else ()
 
@@ -127,11 +127,11 @@ class ShareAgent:
         if not self._cache.is_synced:
             return self._cache.problem or "the pods of this node are not known yet"
         if not self._has_told:
-            return "the share daemon was not told who holds what yet"
+            return "the share daemon has not been sent the table of tenants yet"
         if self._unseen:
             return (
-                f"no process of {len(self._unseen)} pods that run and share a GPU can be seen from here, so nobody "
-                "knows whose is whose: the agent's pod needs hostPID: true"
+                f"no process of {len(self._unseen)} pods that run and share a GPU can be seen from here, so no "
+                "process can be matched to its pod: the agent's pod needs hostPID: true"
             )
         return self._cache.problem or "; ".join(self._problems)
 
@@ -192,7 +192,7 @@ class ShareAgent:
             await asyncio.sleep(_BACKOFF_S[0])
 
     def _look(self) -> None:
-        """Read who holds what now, and say once what is wrong about it."""
+        """Read the tenants from the pods, and log each new problem once."""
         found = tenants_of(self._cache.objects(), self._node_name, self._gpus, self._entries)
         for problem in found.problems:
             if problem not in self._problems:

@@ -86,7 +86,7 @@ class Keeper(Generic[T]):
             self._try_connect()
 
     def send(self, table: T) -> None:
-        assert self._connection is not None, "nobody listens"
+        assert self._connection is not None, "no daemon is connected"
         try:
             self._connection.send(table)
         except BackendError as error:
@@ -106,7 +106,7 @@ class Keeper(Generic[T]):
             return self.failure
         # A status that an earlier daemon has left behind says nothing about now.
         if found is None or found.pid != self.pid:
-            return f"the {self.name} is being started, nobody is held yet"
+            return f"the {self.name} is being started, no sharer is held yet"
         age_s = time.monotonic() - found.written_at_s
         return "" if 0.0 <= age_s <= _FRESH_S else f"the {self.name} has said nothing for {age_s:.1f} s"
 
@@ -140,7 +140,7 @@ class Keeper(Generic[T]):
             self._workers.reactor, stream, self._table, lambda connection, message: None, self._on_close
         )
         if connection.peer_uid != os.getuid():
-            connection.close(f"the {self.name} belongs to somebody else")
+            connection.close(f"the {self.name} belongs to another user")
             return
         self._connection = connection
         self.pid = connection.peer_pid

@@ -27,7 +27,9 @@ _log = logging.getLogger(__name__)
 
 
 class ShareSlots:
-    """Who shares what on this machine. Runs on the I/O thread, but for `sharing`, which any thread may call.
+    """The shared devices of this machine and their sharers.
+
+    Runs on the I/O thread, but for `sharing`, which any thread may call.
 
     What holds them (`cpu`, `gpu`) is started at the first share and lives on after this platform, as the sharers do.
     `gpus` are the machine's GPUs, in the order of its devices.
@@ -171,7 +173,7 @@ class ShareSlots:
             return SharingStatus()
         return told[0] if len(told) == 1 else _both(told[0], told[1])
 
-    # --- those who hold them -----------------------------------------------------------------------------------------
+    # --- the share daemons -------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Disconnect from the daemons, which go on holding the sharers."""

@@ -50,8 +50,8 @@ class GroupEnforcer:
         # A microsecond more than exact: no part that is rounded down may be more than the whole.
         if self._write_quota(path, cpus + _ROUNDING_CPUS, CALM_PERIOD_S):
             with contextlib.suppress(BackendError):
-                # What the device left unused in a period it may use in the next (kernels since 5.14): who comes after
-                # a sharer that used its part early need not wait. On average it stays the same.
+                # What the device left unused in a period it may use in the next (kernels since 5.14): a
+                # sharer after one that used its part early need not wait. On average it stays the same.
                 self._allow_burst(path, self._quotas[path][1])
         self._weigh(self._root, self.favour * max(1.0, float(len(self._devices)) * cpus))
         self._weigh(self._device_path(device), cpus)

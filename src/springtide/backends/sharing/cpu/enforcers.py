@@ -89,7 +89,7 @@ class NoEnforcer:
     """Where neither control groups nor signals may be used: shares are a plan and nothing more."""
 
     mechanism = "none"
-    enforced = "shares are planned but not enforced: this machine lets nobody hold processes back"
+    enforced = "shares are planned but not enforced: this machine has no way to hold processes back"
 
     def admit(self, tenant: str, device: str, pid: int) -> None:
         """Nothing to do."""

@@ -83,7 +83,7 @@ class Sharer:
 
 @dataclass
 class _Device:
-    """A device and who shares it. `is_quiet`: no SLO sharer had work when it was last looked at in full."""
+    """A device and its sharers. `is_quiet`: no SLO sharer had work when it was last looked at in full."""
 
     sharers: list[Sharer]
     at_s: float
@@ -190,7 +190,7 @@ class CpuTicks:
         try:
             self._enforcer.set_device(entry.device_id, self._device_cpus)
             self._enforcer.admit(sharer.name, entry.device_id, entry.process.pid)
-            # Grants keep every request; weights say who runs first within a tick, above all who has just woken.
+            # Grants keep every request; weights say which runs first within a tick, above all one just woken.
             favour = _SLO_FAVOUR if entry.is_slo else 1.0
             self._enforcer.set_weight(sharer.name, max(0.01, favour * entry.share.request * self._device_cpus))
             self.errors.pop(entry.replica_id, None)

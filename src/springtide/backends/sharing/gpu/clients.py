@@ -28,14 +28,14 @@ _SILENCE_S = 1.0
 _ANSWERS_AT_ONCE = 16
 _UNKNOWN_S = 10.0
 _MAX_UNKNOWN = 4096
-# A descriptor of who connected, from Linux 6.5 on (asm-generic/socket.h).
+# A pidfd of the process that connected, from Linux 6.5 on (asm-generic/socket.h).
 _SO_PEERPIDFD = 77
 
 
 class Clients:
     """Listens at `path` and answers with what `find` says. The loop calls the others.
 
-    `find` gets the number and the user of who asks, the device's UUID, and what tells whether that process still lives.
+    `find` gets process id and user id of the client, the device's UUID, and a way to ask whether it still lives.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Clients:
         temporary.unlink(missing_ok=True)
         self._listener.setblocking(False)
         self._listener.bind(str(temporary))
-        # Each question is checked by who asks; root serves every process that reaches the directory.
+        # Each question is checked by its process and user; root serves every process that reaches the directory.
         temporary.chmod(0o666 if os.getuid() == 0 else 0o600)
         self._listener.listen(_BACKLOG)
         temporary.rename(path)
@@ -83,7 +83,7 @@ class Clients:
         return held is not None
 
     def expire(self, now_s: float) -> None:
-        """Turn those away who have said nothing for too long."""
+        """Close connections that have sent nothing for too long."""
         for stream, since_s in list(self._silent.values()):
             if now_s - since_s > _SILENCE_S:
                 self._refuse(stream)

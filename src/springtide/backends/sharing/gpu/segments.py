@@ -127,7 +127,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True, slots=True)
 class ProcessUsage:
-    """What a slot says of a process of a tenant; all of it but who it is can be changed by the tenant."""
+    """What a slot says of a process of a tenant; all of it but its identity can be changed by the tenant."""
 
     num_waiting: int = 0
     memory_bytes: int = 0
@@ -170,7 +170,7 @@ def segment_directory(directory: Path) -> Path:
 
 
 def private_directory(place: Path) -> Path:
-    """Return the directory, made (0700) if need be. Raises BackendError if it is somebody else's."""
+    """Return the directory, made (0700) if need be. Raises BackendError if it is another user's."""
     try:
         with contextlib.suppress(FileExistsError):
             place.mkdir(mode=0o700)

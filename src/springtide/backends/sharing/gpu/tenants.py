@@ -54,7 +54,8 @@ class Member:
 class GpuTenant:
     """One replica on one device.
 
-    `gone_launches` are those of its processes that are dead; `num_full` counts who got no slot since one was last free.
+    `gone_launches` are those of its processes that are dead; `num_full` counts processes that got no slot since one was
+    last free.
     """
 
     entry: GpuTenantEntry
@@ -103,7 +104,7 @@ class TenantReply:
 
 
 class GpuTenants:
-    """Who holds what of which device. `deaths` tick up as readable pidfds: `new_pidfds` are to be watched.
+    """The tenants of all devices. `deaths` tick up as readable pidfds: `new_pidfds` are to be watched.
 
     `place` is where their shared memory lies.
     """

@@ -41,7 +41,7 @@ _FULL = f"it has more than {NUM_PROCESSES} processes on the GPU: those beyond ar
 
 @dataclass
 class _Device:
-    """A device and who shares it. `is_quiet`: no tenant had work when it was last looked at in full.
+    """A device and its tenants. `is_quiet`: no tenant had work when it was last looked at in full.
 
     `was_away`: no tenant was held for some time before that, because this daemon stood still or was not there.
     """
@@ -172,7 +172,7 @@ class GpuTicks:
         return grants
 
     def _put_in_force(self, tenant: GpuTenant, elapsed_s: float, stock_s: float, *, is_free: bool) -> None:
-        """Give tokens for the time since the last look, and let those look again who wait for them."""
+        """Give tokens for the time since the last look, and wake the processes that wait for them."""
         segments, rate = _open_segments(tenant), tenant.grant.rate
         used_ns, before_ns = tenant.usage.used_ns, segments.granted_ns
         if is_free:

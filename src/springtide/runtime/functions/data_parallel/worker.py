@@ -141,8 +141,8 @@ class ReplicaWorker:
         losses: list[tuple[float, int]] = []
         vector: Vector | None = None
         read_s = computed_s = 0.0
-        # Whoever has no samples adds nothing, but has to know what the others exchange. Two, because one alone has no
-        # variance, which a model may want.
+        # A replica without samples adds nothing, but has to know what the others exchange. Two, because one alone has
+        # no variance, which a model may want.
         for low, high in bounds or [(0, min(2, len(batch.ids)))]:
             if self._layout is not None and not bounds:
                 break
@@ -178,7 +178,7 @@ class ReplicaWorker:
             num_samples=num_samples,
             loss=math.fsum(loss * count for loss, count in losses) / num_samples if losses else None,
             is_last=bool(vector[-1] > 0),
-            # Nobody tells forward from backward here: both are told as one.
+            # Forward and backward are not measured apart here: both are reported as one.
             lanes=LaneTimes(
                 step_s=ended_s - began_s,
                 backward_s=computed_s,

@@ -65,7 +65,7 @@ class StepExecutor:
 
 
 class _Run:
-    """One step under way: what is done, who takes what next, and the first error."""
+    """One step under way: what is done, what each thread takes next, and the first error."""
 
     def __init__(
         self,

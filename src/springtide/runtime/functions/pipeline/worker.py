@@ -164,7 +164,7 @@ class PipelineWorker:
         )
         self._batch, self._prefix = batch, prefix
         self._micro_batches = [_MicroBatch(low, high, (high - low) / len(batch.ids)) for low, high in bounds]
-        # Whoever has no samples has nobody to tell: the decision is another replica's.
+        # A replica without samples sends no messages: another replica passes the decision on.
         self._ends = ends_here and bool(bounds)
         self._read, self._is_updated = [], False
         tasks = step_tasks(self.place, len(self.plan.stages), self.plan.num_replicas, len(bounds))
