@@ -102,7 +102,7 @@ compiler:
 	  (apt-get update -qq && apt-get install -y -qq gcc libc6-dev >/dev/null) || \
 	  echo "there is no C compiler and it cannot be installed: the tests of native/ will be skipped"
 
-# One that fails keeps none of the others from being run: whoever reads the output sees all that is to be mended. A test
+# One that fails keeps none of the others from being run: a reader of the output sees all that is to be mended. A test
 # that fails is run once more, and both outcomes are printed: real processes on a shared machine can miss a moment. What
 # fails twice has failed, and so has a lane with more than a handful of these.
 ci full: RERUNS := --reruns 1 --reruns-delay 2 --max-suite-reruns 5 --rerun-show-tracebacks

@@ -162,7 +162,7 @@ def environment_of(arm: str, share: Share, daemon: RunningDaemon | None) -> dict
         return {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(round(100 * part))}
     if arm == HAMI:
         return {"LD_PRELOAD": os.environ["HAMI_CORE_LIBRARY"], "CUDA_DEVICE_SM_LIMIT": str(round(100 * share.limit))}
-    # Whoever runs alone is to see the device as it is.
+    # A program that runs alone is to see the device as it is.
     return {"CUDA_MPS_PIPE_DIRECTORY": "/nonexistent"}
 
 
@@ -248,7 +248,7 @@ def run_arm(plan: Plan, arm: str, pair: tuple[str, bool, str], moments: list[flo
                     "training": BenchTenant(training.process.pid, training.uuid, shares[1]),
                 }
             )
-            time.sleep(1.5)  # whoever asked before it had a share asks again within a second
+            time.sleep(1.5)  # a process that asked before it had a share asks again within a second
         trial = play(plan, service, training, moments)
         status = None if daemon is None else daemon.status()
         for held in () if status is None else status.sharing.tenants:

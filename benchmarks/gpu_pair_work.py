@@ -164,7 +164,7 @@ def answer(tenant: Tenant, order: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Be one tenant until nobody orders anything any more."""
+    """Be one tenant until the orders on standard input end."""
     tenant = Tenant(json.loads(sys.stdin.readline()))
     uuid = ""
     if tenant.device.type == "cuda":

@@ -5,7 +5,7 @@ springtide data append clicks examples/online_learning.py:burst     a first burs
 springtide run examples/online_learning.py --on functions           learns it, then waits without a function
 springtide data append clicks examples/online_learning.py:burst     from another terminal: functions start again
 springtide data close clicks                                        that was all: the job ends
-python examples/online_learning.py                                  or a producer of six bursts, who closes the stream
+python examples/online_learning.py                                  or a producer of six bursts, which closes the stream
 
 The model is plain NumPy: whatever says what its gradients are can be trained on functions.
 """
@@ -25,7 +25,7 @@ BURST = 2000
 
 
 class ClickModel:
-    """Logistic regression with Adagrad: the chance that somebody clicks, from what is known of them."""
+    """Logistic regression with Adagrad: the chance that a visitor clicks, from what is known of them."""
 
     def __init__(self) -> None:
         self.weights = np.zeros(NUM_FEATURES)

@@ -1,4 +1,4 @@
-r"""Serve what examples/digits.py learned: images in, digits out; no replica runs while nobody asks.
+r"""Serve what examples/digits.py learned: images in, digits out; no replica runs while no request comes.
 
 springtide run examples/digits.py && springtide deploy examples/serve_digits.py
 

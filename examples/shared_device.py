@@ -4,8 +4,8 @@ springtide up --slots 2
 springtide deploy examples/shared_device.py:Scorer && springtide run examples/shared_device.py:fit --detach
 springtide devices --watch
 
-The service holds 0.3 of the device and may use up to 0.6 of it, the job 0.4 to 0.9. Who asks for requests sees their
-latency hold; between them the job is granted what nobody uses. `python examples/shared_device.py` does both here,
+The service holds 0.3 of the device and may use up to 0.6 of it, the job 0.4 to 0.9. A client that sends requests sees their
+latency hold; between them the job is granted what is unused. `python examples/shared_device.py` does both here,
 without a platform.
 """
 
@@ -56,7 +56,7 @@ class Scorer:
 
 
 def main() -> None:
-    """Both without a platform: one after the other, in this process, and nobody is held to a share."""
+    """Both without a platform: one after the other, in this process, and neither is held to a share."""
     result = fit.local(epochs=5)
     print(f"trained to a loss of {result.loss:.4f}")
     print(f"a score: {Scorer.local().predict([[0.5] * NUM_FEATURES])[0]:.4f}")

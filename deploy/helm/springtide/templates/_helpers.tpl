@@ -56,7 +56,7 @@ subjects:
 {{- end -}}
 
 {{- /* An operator's overlay: {"value": base with over laid on top}, lists by what their members are called, as
-       backends/kubernetes/overlay.py does it. Takes base, over, field. */ -}}
+       backends/kubernetes/client/overlay.py does it. Takes base, over, field. */ -}}
 {{- define "springtide.merge" -}}
 {{- $result := .over -}}
 {{- if and (kindIs "map" .base) (kindIs "map" .over) -}}
