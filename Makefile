@@ -7,10 +7,10 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(RERUNS)
 STAMP := $(VENV)/.installed
 COMPUTING := tests/control tests/simulator tests/simulation tests/solvers tests/perf tests/scheduling tests/native \
 	studies/tests
-# What only computes says the same again; and asking about reruns costs each of its thousands of tests some milliseconds.
+# No reruns where tests only compute: their outcome does not change, and the plugin costs each test some milliseconds.
 SURE := $(addprefix tests/,conformance core golden perf replay scheduling serving simulation simulator solvers testing \
 	workloads) studies/tests
-# What measures, holds a running service to its objective, or needs most of the memory, has the machine to itself.
+# Tests that measure, check a running service's objective or need most of the memory have the machine to themselves.
 ALONE := $(addprefix tests/end_to_end/test_,tide_live.py sharing_live.py sharing_bench_live.py gpu_sharing_live.py \
 	goodput_live.py quote_live.py functions.py)
 # A fixed part of the sweeps over seeds, crash points and kills, for CI. `make full` plays all of them.
@@ -102,7 +102,7 @@ compiler:
 	  (apt-get update -qq && apt-get install -y -qq gcc libc6-dev >/dev/null) || \
 	  echo "there is no C compiler and it cannot be installed: the tests of native/ will be skipped"
 
-# One that fails keeps none of the others from being run: a reader of the output sees all that is to be mended. A test
+# A lane that fails does not stop the others, so that one run shows every failure. A test
 # that fails is run once more, and both outcomes are printed: real processes on a shared machine can miss a moment. What
 # fails twice has failed, and so has a lane with more than a handful of these.
 ci full: RERUNS := --reruns 1 --reruns-delay 2 --max-suite-reruns 5 --rerun-show-tracebacks

@@ -76,7 +76,7 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """What the platform made of a goal: `ratio` is ours over the best of the grid that meets it."""
+    """How the platform met a goal: `ratio` is its result over the best one of the grid that meets the goal."""
 
     goal: str
     seed: int
@@ -162,18 +162,18 @@ def write_profile(path: Path) -> Path:
 
 
 class Clock:
-    """Seconds since it was made."""
+    """A clock that starts at 0 when it is created."""
 
     def __init__(self) -> None:
         self._began_s = time.monotonic()
 
     def now_s(self) -> float:
-        """The present."""
+        """Seconds since creation."""
         return time.monotonic() - self._began_s
 
 
 class Fixed:
-    """Jobs with one configuration from beginning to end, without a platform: what it would say, as it would be said."""
+    """Runs jobs with one fixed configuration without a platform, and reports them as the platform would."""
 
     def __init__(self, folder: Path) -> None:
         self.clock = Clock()
@@ -188,13 +188,13 @@ class Fixed:
         self.executor = FunctionsExecutor(folder, self.clock, provider=self.provider, store_url=store_url)
 
     def close(self) -> None:
-        """End everything."""
+        """Stop the executor, the provider and the emulator."""
         self.executor.close(stop_workers=True)
         self.provider.close()
         stop_emulator(self._emulator)
 
     def run(self, plan: FunctionPlan) -> Ran:
-        """The whole job as this plan, by what one epoch of it takes and costs."""
+        """The whole job under this plan, extrapolated from the time and cost of one epoch."""
         memory_mb, workers = plan.stages[0].memory_mb, plan.num_replicas
         job = TrainingJob(
             job_id=WorkloadId(f"fixed-{workers}-{memory_mb}"),
@@ -211,7 +211,7 @@ class Fixed:
         while self.clock.now_s() - began_s < RUN_LIMIT_S:
             for event in self.executor.wait(self.clock.now_s() + 0.1):
                 if getattr(event, "replica_id", replica) != replica:
-                    # What is left to say of the job before.
+                    # Late events of the job before this one.
                     continue
                 if isinstance(event, events.ReplicaReady):
                     size = job.global_batch_size
@@ -248,7 +248,7 @@ class Fixed:
 
 
 def size_of(service: FunctionService, memory_mb: int) -> MemorySize:
-    """A size of the grid with what the emulator gives it."""
+    """A memory size of the grid, with the resources that the emulator gives it."""
     return emulator_service(memory_mb=(memory_mb,), max_vcpus=service.sizes[-1].vcpus).sizes[0]
 
 
@@ -267,7 +267,7 @@ def grid(fixed: Fixed, say: Callable[[str], None]) -> list[Ran]:
 
 
 def search(folder: Path, goal: str, limit: float, best: Ran, ran: Sequence[Ran], seed: int) -> Found:
-    """One run of the platform's own, with the goal alone."""
+    """One run in which the platform chooses the configuration from the goal alone."""
     wish = {"deadline": limit} if goal == "cheapest" else {"budget": limit, "fastest": True}
     with platform(folder, seed) as client:
         job = run(client, goal, seed=seed, workers=(1, max(GRID_WORKERS)), **wish)

@@ -24,7 +24,7 @@ MEMORY_MB = float(os.environ.get("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", "0"))
 
 
 def sample_s(memory_mb: float) -> float:
-    """What a sample takes in a function of so much memory; as profiled for 0."""
+    """Seconds a sample takes in a function of this memory; for 0, the profiled time."""
     if memory_mb <= 0:
         return SAMPLE_S * PROFILED_FRACTION
     return SAMPLE_S / min(1.0, memory_mb / 1769) ** 0.8
@@ -37,7 +37,7 @@ class Waiting:
         self.weights = np.zeros(NUM_FEATURES, dtype=np.float32)
 
     def gradients(self, x: Any, y: Any) -> tuple[float, Mapping[str, Any]]:
-        """The mean loss, after as long as the samples take."""
+        """The mean loss, returned after the time that the samples take."""
         time.sleep(sample_s(MEMORY_MB) * len(x))
         value = float(np.asarray(x, dtype=np.float64).mean())
         gradient = np.full(NUM_FEATURES, value, dtype=np.float32)
@@ -52,12 +52,12 @@ class Waiting:
         return {"weights": self.weights}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take over weights."""
+        """Replace the weights."""
         self.weights = np.array(state["weights"])
 
 
 def samples() -> tuple[Any, Any]:
-    """Seeded numbers."""
+    """Inputs and targets from a fixed seed."""
     return np.random.default_rng(3).normal(size=(NUM_SAMPLES, 4)), np.zeros(NUM_SAMPLES, dtype=np.int64)
 
 

@@ -39,7 +39,7 @@ GRANTED, USED = offsets_of(GRANT_FIELDS)["granted_ns"] // 8, offsets_of(USAGE_FI
 
 
 def entries(leaders: list[int], num_devices: int, num_tenants: int) -> tuple[GpuTenantEntry, ...]:
-    """So many tenants on each device, the first of them a service."""
+    """This many tenants on each device, the first of them a service."""
     found = []
     for number, pid in enumerate(leaders):
         device, place = divmod(number, num_tenants)
@@ -61,7 +61,7 @@ def entries(leaders: list[int], num_devices: int, num_tenants: int) -> tuple[Gpu
 
 
 def busy(place: Path, seconds: float) -> int:
-    """Launch whatever may be launched, for every tenant, and return how many launches that were."""
+    """For every tenant, launch as much as its tokens allow; returns the number of launches."""
     tenants = []
     for path in place.glob("*.grant"):
         grant, usage = os.open(path, os.O_RDONLY), os.open(path.with_suffix(".usage"), os.O_RDWR)

@@ -54,7 +54,7 @@ CAP_MB = 4096
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is done."""
+    """How many runs of what length one measurement has."""
 
     device: str
     seed: int
@@ -69,7 +69,7 @@ class Plan:
 
     @property
     def is_rehearsal(self) -> bool:
-        """Whether there is no device, so that nothing measured means anything."""
+        """Whether there is no device: the numbers are then no measurement."""
         return not self.device.startswith("cuda")
 
 
@@ -87,7 +87,7 @@ class Process:
         self.process.stdin.flush()
 
     def hear(self) -> dict[str, Any]:
-        """The answer to the oldest order that was not heard yet."""
+        """The answer to the oldest order that has not been read yet."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
@@ -153,7 +153,7 @@ def arms_here(plan: Plan) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def environment_of(arm: str, share: Share, daemon: RunningDaemon | None) -> dict[str, str]:
-    """What a tenant's process of this arm has in its environment beside ours."""
+    """The environment variables that a tenant's process of this arm has beside ours."""
     if arm in (MONITOR, OURS):
         assert daemon is not None
         return {**preload(os.environ, find_library()), **daemon.environment(is_there=True)}
@@ -170,7 +170,7 @@ def environment_of(arm: str, share: Share, daemon: RunningDaemon | None) -> dict
 def tenant(
     plan: Plan, kind: str, model: str, environment: Mapping[str, str], *, is_graph: bool = False
 ) -> Iterator[Process]:
-    """A tenant that is warm and waits for orders."""
+    """Start a tenant, warm it up, and return it ready for orders."""
     batch = plan.serving_batch if kind == "serve" else plan.training_batch
     order = {"kind": kind, "model": model, "batch": batch, "device": plan.device, "is_graph": is_graph}
     started = Process(
@@ -208,7 +208,7 @@ def daemon_of(arm: str) -> Iterator[RunningDaemon | None]:
 
 
 def play(plan: Plan, service: Process | None, training: Process | None, moments: list[float]) -> Trial:
-    """Both at once, or one of them; what comes in the first seconds only warms up."""
+    """Run both tenants at once, or one of them; the first seconds are warm-up and not counted."""
     trial = Trial()
     starts_at_s = time.monotonic() + 1.0
     if service is not None:
@@ -342,7 +342,7 @@ def measure_overhead(plan: Plan, tell: Callable[[str], None]) -> dict[str, Any]:
 
 
 def measure_cap(plan: Plan) -> dict[str, Any]:
-    """How much a process gets that may have CAP_MB, in pieces of 64 MB, and what it is told there is."""
+    """How much memory a process capped at CAP_MB can allocate in pieces of 64 MB, and how much it is told there is."""
     share = Share(request=1.0, limit=1.0, memory_mb=CAP_MB)
     with daemon_of(OURS) as daemon, contextlib.ExitStack() as stack:
         held = stack.enter_context(tenant(plan, "serve", "tiny", environment_of(OURS, share, daemon)))
@@ -385,7 +385,7 @@ def small_plan(device: str, seed: int) -> Plan:
 
 
 def main() -> int:
-    """Measure, print, and end with 0; also where there is nothing to measure on."""
+    """Measure and print. Exit code 0, also where there is no device to measure on."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="everything once, in minutes")
     parser.add_argument("--device", default="cuda:0")

@@ -19,7 +19,7 @@ WARMING = 20
 
 
 class Bottleneck(nn.Module):
-    """Three convolutions and a way around them, as ResNet-152 is made of."""
+    """The bottleneck block of ResNet-152: three convolutions and a residual around them."""
 
     def __init__(self, width: int, inner: int, out: int, stride: int) -> None:
         super().__init__()
@@ -31,12 +31,12 @@ class Bottleneck(nn.Module):
         self.around = nn.Identity() if width == out else nn.Conv2d(width, out, 1, stride, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Both ways, added."""
+        """The convolutions' output plus the residual."""
         return torch.relu(self.inside(x) + self.around(x))
 
 
 def resnet(blocks: tuple[int, ...]) -> nn.Module:
-    """So many blocks in each of four stages."""
+    """A ResNet with these numbers of blocks in its four stages."""
     layers: list[nn.Module] = [
         nn.Conv2d(3, 64, 7, 2, 3, bias=False),
         nn.BatchNorm2d(64),
@@ -96,12 +96,12 @@ class Tenant:
             self.step = self._captured()
 
     def wait(self) -> None:
-        """Until the device has done everything."""
+        """Wait until the device has finished all work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def run_for(self, seconds: float) -> dict[str, Any]:
-        """Step after step, each waited for; what a closed loop does in this time."""
+        """Steps in a closed loop, each one waited for; returns how many were done in this time."""
         began_s, steps = time.monotonic(), 0
         while time.monotonic() - began_s < seconds:
             self.step()
@@ -153,7 +153,7 @@ class Tenant:
 
 
 def answer(tenant: Tenant, order: dict[str, Any]) -> dict[str, Any]:
-    """Do what is ordered."""
+    """Carry out one order and return its answer. Raises ValueError for an unknown one."""
     if order["do"] == "run":
         return tenant.run_for(order["seconds"])
     if order["do"] == "serve":

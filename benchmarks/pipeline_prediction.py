@@ -101,12 +101,12 @@ class Bench:
         )
 
     def close(self) -> None:
-        """Leave nothing behind: shared memory is not the folder's."""
+        """Delete the store's objects: shared memory does not go with the folder."""
         self.store.delete(self.store.keys("jobs"))
         self.store.close()
 
     def prepare(self, prefix: str) -> Keys:
-        """Put the job and its code under a prefix of its own."""
+        """Upload the job and its code under a prefix of its own."""
         keys = Keys(prefix)
         self.store.put(keys.job, msgspec.json.encode(self.job))
         self.store.put(keys.bundle, pack(SOURCE.name, SOURCE.read_text()))
@@ -254,7 +254,7 @@ def measure(cases: Sequence[str], folder: Path, store_url: str) -> list[Case]:
 
 
 def line_of(case: Case) -> str:
-    """One row for people."""
+    """One row of the printed table."""
     return (
         f"| {case.case} | {case.predicted_s:.2f} | {case.scaled_s:.2f} | {case.measured_s:.2f} | "
         f"{case.fastest_s:.2f} to {case.slowest_s:.2f} | {case.num_steps} | {case.error_fraction:.1%} | "
@@ -267,7 +267,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--cases", default=",".join(CASES))
-    parser.add_argument("--store", choices=("file", "shm"), default="file", help="polled, or waking who waits")
+    parser.add_argument("--store", choices=("file", "shm"), default="file", help="polled, or waking a waiting reader")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="springtide-prediction-", ignore_cleanup_errors=True) as folder:
         store_url = f"shm://{Path(folder).name}" if options.store == "shm" else f"file://{folder}/store"

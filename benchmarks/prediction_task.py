@@ -23,7 +23,7 @@ class Layer(nn.Module):
 
 
 def build() -> nn.Sequential:
-    """The model."""
+    """Eight equal blocks."""
     return nn.Sequential(*(Layer() for _ in range(NUM_LAYERS)))
 
 

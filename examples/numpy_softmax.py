@@ -42,11 +42,11 @@ class Softmax:
         self.biases = self.biases - self.rate * gradients["biases"]
 
     def state(self) -> dict[str, Array]:
-        """All that has to be known to go on."""
+        """Everything that is needed to go on from here."""
         return {"weights": self.weights, "biases": self.biases, "optimizer/velocity": self.velocity}
 
     def load(self, state: Mapping[str, Array]) -> None:
-        """Go on from there."""
+        """Go on from a saved state."""
         self.weights, self.biases = state["weights"], state["biases"]
         self.velocity = state["optimizer/velocity"]
 

@@ -4,9 +4,9 @@ springtide up --slots 2
 springtide deploy examples/shared_device.py:Scorer && springtide run examples/shared_device.py:fit --detach
 springtide devices --watch
 
-The service holds 0.3 of the device and may use up to 0.6 of it, the job 0.4 to 0.9. A client that sends requests sees their
-latency hold; between them the job is granted what is unused. `python examples/shared_device.py` does both here,
-without a platform.
+The service holds 0.3 of the device and may use up to 0.6 of it, the job 0.4 to 0.9. A client that sends requests
+sees their latency hold; between them the job is granted what is unused. `python examples/shared_device.py` does both
+here, without a platform.
 """
 
 from __future__ import annotations
