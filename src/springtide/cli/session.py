@@ -112,7 +112,7 @@ def complain(sentence: str) -> None:
 
 
 def refuse(sentence: str) -> NoReturn:
-    """Raise what ends the command with exit code 2 and the sentence, which carries the mend."""
+    """Raise the error that ends the command with exit code 2 and the sentence, which says what to do."""
     raise InvalidRequest(sentence)
 
 

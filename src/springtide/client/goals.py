@@ -121,7 +121,7 @@ class TrainOptions:
             raise InvalidRequest(f"workers may be at most {MAX_VIRTUAL_SHARDS}, got {self.values['workers']!r}")
 
     def _check_batch(self) -> None:
-        """Raise InvalidRequest for what says nothing without bounds for the batch."""
+        """Raise InvalidRequest for options that have no meaning without bounds for the batch."""
         low, high = batch_range(self.values["global_batch"])
         if low == high:
             for keyword, is_given in (

@@ -105,7 +105,7 @@ def _profile_of(source: SourceFile, kind: type[ProfileT], what: str) -> ProfileT
 
 
 def _memory(profile: ShareProfile, sharing: SharingStatus) -> str | None:
-    """What was seen of a process's memory says nothing of a GPU's, where a limit is held."""
+    """The memory limit as an option; None on a GPU, whose memory was not measured."""
     if _is_on_gpu(sharing):
         return None
     return f"{profile.share.memory_mb}MB" if profile.share.memory_mb else None

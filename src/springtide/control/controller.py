@@ -32,7 +32,7 @@ from springtide.core.tide import Tide
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.decisions.cache import DecisionCache
 
-# A plan reaches its fixed point in a few rounds (release, start, form); more means that reconcile chases its tail.
+# A plan reaches its fixed point in a few rounds (release, start, form); more: reconcile does not converge.
 MAX_ROUNDS = 16
 
 
@@ -163,7 +163,7 @@ class Controller:
                     cause="recovery",
                 )
                 replicas.append(start)
-                # Only what has never been heard of may not have been started at all.
+                # Only a replica without any event so far may not have been started at all.
                 if replica.state is ReplicaState.STARTING:
                     actions.append(start)
             actions += _unfinished(record)
@@ -200,8 +200,7 @@ class Controller:
             self._on_policy_error(error)
             return keep_plan(snapshot)
         except Exception as error:
-            # Whatever is wrong with a policy must not take the platform down with it. Nor must what it remembers: a
-            # memory that it cannot read is not kept.
+            # A broken policy must not stop the platform, nor must its memory: one that it cannot read is dropped.
             if self._on_policy_error is None:
                 raise
             self._on_policy_error(PolicyError(f"the policy raised {type(error).__name__}: {error}"))

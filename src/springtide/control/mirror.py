@@ -42,7 +42,7 @@ class Mirror:
                 self._jobs = None
             return
         if job_id not in self._views and self._views:
-            # One that had left the line comes back to its old place.
+            # A job that had left the order comes back to its old place.
             self._needs_order = self._needs_order or state.place_of(job_id) < state.place_of(
                 next(reversed(self._views))
             )

@@ -28,7 +28,7 @@ def sure_curve(view: JobView) -> SpeedCurve:
 
 
 def best_fraction(job: TrainingJob) -> float:
-    """The part of the time at its request that a job takes at its limit, which it has while its neighbours rest."""
+    """A job's time at its limit over its time at its request; it has its limit while its neighbours are idle."""
     share = share_of(job)
     return 1.0 if share is None else share.request / share.limit
 

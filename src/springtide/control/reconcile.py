@@ -24,7 +24,7 @@ from springtide.core.resources import DeviceId
 from springtide.core.shares import Share
 from springtide.core.workload import JobState, ReplicaId, WorkloadId
 
-# An ended job's workers get this long to notice before they are killed: nothing of theirs is needed any more.
+# An ended job's workers get so many seconds before they are killed: nothing of theirs is needed any more.
 END_GRACE_S = 2.0
 
 
@@ -277,7 +277,7 @@ def _stop(record: JobRecord, replica: ReplicaRecord, grace_s: float, reason: str
 
 
 def _batch(record: JobRecord, allocation: PoolAllocation) -> int:
-    """What the job's steps are to be made of."""
+    """The batch size that the job's steps are to have."""
     if record.job.is_on_functions:
         # It follows the job's own schedule.
         return record.batch_size

@@ -161,7 +161,7 @@ def _(event: events.JobEdited, state: PlatformState, now_s: float) -> None:
 def _(event: events.ScaleRequested, state: PlatformState, now_s: float) -> None:
     job, service = state.jobs.get(event.workload_id), state.services.get(event.workload_id)
     if job is not None and not job.job.elastic and job.replicas:
-        # Its processes cannot change their number; the API refuses this with the mend.
+        # Its processes cannot change their number; the API refuses this and says what to do.
         state.num_stale_events += 1
     elif job is not None:
         most = min(event.maximum, job.job.num_virtual_shards) if job.job.elastic else event.maximum

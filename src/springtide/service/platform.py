@@ -198,7 +198,7 @@ class Platform:
         self._thread.start()
 
     def _post_nodes(self) -> None:
-        """Tell the loop what there is now that the journal does not know, and what is gone that it does."""
+        """Post nodes that the journal does not know as joined, and nodes that are gone as lost."""
         known = self._controller.state.nodes
         for node_id in known:
             if node_id not in self._nodes:
@@ -418,7 +418,7 @@ class _CrashPoints:
         )
 
     def wait(self, deadline_s: float | None) -> Sequence[Event]:
-        # While the platform drains, the loop must notice the end of its patience even if nothing happens.
+        # While the platform drains, the loop must wake at the end of its waiting time even without events.
         end_s = self._draining()
         moments = [moment for moment in (deadline_s, end_s) if moment is not None]
         return self._executor.wait(min(moments, default=None))

@@ -150,7 +150,7 @@ def _files_of(data: bytes, limits: BundleLimits) -> dict[str, bytes]:
         left_bytes = limits.max_bytes
         for name, entry in sorted(zip(names, entries, strict=True), key=lambda pair: pair[0]):
             with archive.open(entry) as file:
-                # The size that an entry declares may be a lie: never more is unpacked than the limit leaves.
+                # An entry may declare a wrong size: never more is unpacked than the limit leaves.
                 content = file.read(left_bytes + 1)
             left_bytes -= len(content)
             if left_bytes < 0:

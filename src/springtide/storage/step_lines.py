@@ -36,7 +36,7 @@ def lost_steps(record: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def lines_above(lines: Iterable[Line], step: int) -> list[Line]:
-    """Those of ascending lines that a log lacks which ends with `step`, after a line for what lies in between.
+    """The ascending lines above `step`, the last one in the log, after a line for the gap in between, if any.
 
     A line that already says that steps were lost stays one, as far as the log lacks them.
     """

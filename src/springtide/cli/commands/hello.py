@@ -81,7 +81,7 @@ def hello(session: Session) -> None:
 
 @contextmanager
 def _platform(session: Session) -> Iterator[Client]:
-    """The running platform, or a platform of its own in a temporary folder that is gone afterwards."""
+    """The running platform, or a new one in a temporary folder that is removed afterwards."""
     if running_platform(session.state_dir) is not None:
         session.given_state_dir = session.state_dir
         free = [device for device in session.client.status().devices if device.workload_id is None]
@@ -116,7 +116,7 @@ def _train(session: Session, client: Client) -> tuple[JobStatus, int]:
         large = _wait_job(client, handle.id, "to be resized", lambda job: job.num_resizes > small.num_resizes)
         ended = _wait_job(client, handle.id, "to end", lambda job: JobState(job.state).is_terminal)
     except BackendError:
-        # Nothing of the proof stays behind on a platform that the user had before.
+        # The check leaves nothing behind on a platform that was already running.
         if not JobState(handle.status().state).is_terminal:
             handle.cancel()
         raise

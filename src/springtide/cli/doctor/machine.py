@@ -1,4 +1,4 @@
-"""`springtide doctor`: looks at everything that training and serving here rest on, one line each, with the mend."""
+"""`springtide doctor`: checks everything that training and serving here need, one line each, with the remedy."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def check_gpu_shares(gpus: Sequence[Gpu]) -> Iterator[Check]:
 
 
 def _try(library: Path) -> str:
-    """What went wrong, or nothing."""
+    """Run a trial in a child process with the library preloaded; its error as text, empty if it worked."""
     try:
         tried = subprocess.run(
             [sys.executable, "-S", "-c", _TRIAL],

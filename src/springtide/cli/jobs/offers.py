@@ -23,7 +23,7 @@ def times(finish_s: Range) -> str:
 
 
 def dollars(cost_usd: Range) -> str:
-    """The dear end of the range: what to be ready for. Less than a cent is told as that."""
+    """The upper end (p90) of the range; amounts below a cent as "< $0.01"."""
     if cost_usd.p90 is None:
         return UNKNOWN
     return "< $0.01" if 0 < cost_usd.p90 < 0.01 else f"${cost_usd.p90:.2f}"

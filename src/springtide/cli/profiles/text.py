@@ -61,7 +61,7 @@ def drawing(profile: FunctionProfile, intervals: Sequence[tuple[float, float]], 
 
 
 def _fill(row: list[str], mark: str, begin_s: float, end_s: float, total_s: float) -> None:
-    """What happens at all is at least one character wide."""
+    """Draw a part of the timeline, at least one character wide."""
     if end_s <= begin_s or total_s <= 0:
         return
     first = min(len(row) - 1, round(begin_s / total_s * len(row)))

@@ -97,7 +97,7 @@ def incidents_text(run: FunctionRunStatus) -> str:
     ]
     if run.num_redone_steps:
         told.append(f"{count(run.num_redone_steps, 'step')} redone")
-    # A coordinator that took over knows its own; the bill knows all.
+    # A coordinator that took over knows only its own functions; the bill counts all.
     invoked = max(run.num_invocations, run.usage.num_invocations)
     return ", ".join([count(invoked, "invocation"), *told])
 

@@ -434,7 +434,7 @@ def pods_table(pods: Sequence[PodStatus]) -> str:
 
 
 def silence(cluster: ClusterStatus) -> str:
-    """For how long nothing was heard of the API server, as a sentence; empty where that is usual."""
+    """How long the API server has sent nothing, as a sentence; empty where that is usual."""
     if cluster.watch_age_s <= _SILENT_S:
         return ""
     return f"nothing has been heard of the API server for {format_duration(cluster.watch_age_s)}"

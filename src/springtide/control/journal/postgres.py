@@ -26,7 +26,7 @@ CONNECT_TIMEOUT_S = 5
 # A statement that takes longer is given up and tried again by the loop: decisions wait, but not for ever.
 STATEMENT_TIMEOUT_S = 10
 PAGE_STEPS = 500
-# Two control planes that make the tables at the same instant would trip over each other.
+# Two control planes that create the tables at the same instant would conflict.
 _SCHEMA_LOCK = 0x5350_5254
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS springtide_meta (key text PRIMARY KEY, value text NOT NULL)",
@@ -204,7 +204,7 @@ class PostgresJournal:
                 autocommit=True,
                 connect_timeout=CONNECT_TIMEOUT_S,
                 application_name="springtide",
-                # A database that vanished without a word is noticed before long.
+                # Keepalives find a database that vanished without closing the connection.
                 keepalives_idle=5,
                 keepalives_interval=2,
                 keepalives_count=3,
@@ -256,7 +256,7 @@ class PostgresJournal:
         return int(row[0])
 
     def _why_not(self, connection: Connection, wanted: dict[str, Any]) -> int:
-        """Nothing was inserted: the step is there already (its number is returned), or it cannot be. Raises."""
+        """After an insert of no row: return the number of the step that is there already, or raise the reason."""
         self._check_term(connection)
         row = connection.execute("SELECT term, step FROM springtide_steps WHERE seq = %s", (wanted["seq"],)).fetchone()
         if row is not None and row[0] == wanted["term"] and bytes(row[1]) == wanted["step"]:

@@ -187,7 +187,7 @@ class _Play:
         )
 
     def _take(self, plan: Plan) -> None:
-        """Make the plan true, at once."""
+        """Apply the plan at once."""
         self._memory = plan.memory
         for job_id, refusal in plan.rejected.items():
             if self._views.pop(job_id, None) is not None:
@@ -201,7 +201,7 @@ class _Play:
             if wanted.device_ids != before.device_ids or _functions(wanted) != _functions(before):
                 self._give(job_id, wanted)
             elif wanted.share != before.share:
-                # In its place, without a pause.
+                # A change of share takes effect in place, without a pause.
                 self._held[job_id] = wanted
             finish_s = plan.admitted.get(job_id)
             if finish_s is not None and view.promise.admitted_at_s is None:

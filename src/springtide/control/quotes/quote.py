@@ -127,7 +127,7 @@ class _Asker:
         finish_s, cost_range = schedule[-1].end_s - self._now_s, self._spread.around(cost, count)
         if best == 1.0:
             return self._spread.around(finish_s, count), cost_range
-        # At its request it is planned; while its neighbours rest it runs at its limit, but waits no less.
+        # The plan is for its request; while its neighbours are idle it runs at its limit, but waits no less.
         waits_s = max(0.0, next((run.start_s for run in schedule if run.num_devices), self._now_s) - self._now_s)
         slow, fast = self._spread.around(finish_s, count), self._spread.around((finish_s - waits_s) * best, count)
         assert fast.p10 is not None

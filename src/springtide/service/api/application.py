@@ -93,7 +93,7 @@ def build_api(
 
 
 def _add_house_routes(app: FastAPI, registry: CollectorRegistry, function_paths: Callable[[], dict[str, Any]]) -> None:
-    """Health, figures and the description: what a platform has whatever it runs."""
+    """Add the routes of health, metrics and the OpenAPI description, which every platform has."""
 
     @app.get(
         "/healthz",

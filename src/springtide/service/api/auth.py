@@ -140,7 +140,7 @@ class AccessControl:
         scheme, _, given = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and self._fits(given.strip()):
             return True
-        # A given but wrong header is never mended by a cookie.
+        # A wrong Authorization header is refused even if a valid cookie comes with it.
         if "authorization" in headers:
             return False
         return self._fits(cookie_parser(headers.get("cookie", "")).get(COOKIE, ""))

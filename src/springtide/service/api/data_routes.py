@@ -139,7 +139,7 @@ class DataDesk:
         if change.verb != "close":
             if not change.shards or not change.arrays:
                 raise InvalidRequest("a change of a dataset needs its arrays and at least one shard")
-            # What cannot be is said before the shards are looked for, which takes longer.
+            # Invalid requests are refused before the shards are looked for, which takes longer.
             if part(standing) is not None:
                 _check_shards(log, change)
         return status_of(log.commit(part, standing), now_s)
@@ -156,7 +156,7 @@ class DataDesk:
         remove_dataset(self.store, name)
 
     def _known(self, name: str) -> DatasetLog:
-        """For what only looks: a name that cannot be is one that is not there. Raises NotFound, StorageError."""
+        """For read requests: an invalid name is answered as an unknown one. Raises NotFound, StorageError."""
         try:
             validate_name(name)
         except InvalidRequest:
@@ -214,7 +214,7 @@ def data_routes(desk: DataDesk) -> APIRouter:
 
 
 def _add_shard_routes(router: APIRouter, desk: DataDesk) -> None:
-    """Where shards are sent to, before a change counts them."""
+    """Add the routes that upload shards; a shard belongs to no dataset until a change names it."""
     known = openapi.answers(_schema(Artifact), "The shard is there.", 404, 413, 422, 503)
 
     @router.get("/{name}/shards/{sha256}", summary="Whether a shard was sent before", responses=known)
@@ -254,7 +254,7 @@ def _add_shard_routes(router: APIRouter, desk: DataDesk) -> None:
 
 
 def _check_shards(log: DatasetLog, change: DatasetChange) -> None:
-    """Nothing may count that is not there. Raises InvalidRequest."""
+    """Check that every shard of a change is stored. Raises InvalidRequest."""
     for number, shard in enumerate(change.shards, 1):
         if shard.num_samples < 1:
             raise InvalidRequest(f"shard {number} of {len(change.shards)} has no samples; leave it out")
@@ -273,7 +273,7 @@ async def _read_json(request: Request) -> bytes:
 
 def _decoded(body: bytes) -> DatasetChange:
     try:
-        # Whether it is JSON at all is another question than whether it is a change.
+        # First whether it is JSON at all, then whether it is a change.
         msgspec.json.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise Malformed(f"the body is not valid JSON: {error}") from None
@@ -288,7 +288,7 @@ def _encoded(value: Any) -> Response:
 
 
 def _schema(kind: type) -> dict[str, Any]:
-    """The shape of one answer, with all of it in one place."""
+    """The JSON schema of one answer, with its definitions inline."""
     _, found = msgspec.json.schema_components((kind,), ref_template="{name}")
     shape: dict[str, Any] = found[kind.__name__]
     for described in shape["properties"].values():

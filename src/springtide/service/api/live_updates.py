@@ -74,7 +74,7 @@ class LiveStreams:
             platform = self._platform
             offset_s, price = platform.wall_clock_offset_s, platform.usd_per_device_hour
             drains = platform.snapshot().drains
-            # A search thinks for some milliseconds where something was measured: in the stream's own thread.
+            # After a measurement a search report takes some milliseconds of computation: in the stream's own thread.
             tell = partial(
                 platform_status,
                 view,

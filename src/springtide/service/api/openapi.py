@@ -122,7 +122,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
 
 
 def _replace_validation_answers(described: dict[str, Any]) -> None:
-    """FastAPI's own 422 names a shape that is never answered; every refusal here is a Problem."""
+    """Replace FastAPI's 422 schema, which is never answered: every refusal here is a Problem."""
     for operations in described["paths"].values():
         for operation in operations.values():
             problem = operation.get("responses", {}).get("422")

@@ -122,7 +122,7 @@ def _emulator(given: FunctionSettings, secret: Mapping[str, str]) -> list[Accoun
 
 
 def _addresses(given: FunctionSettings) -> Iterator[AccountFinding]:
-    """Whether functions of a cloud can find what the cluster finds."""
+    """Whether functions of a cloud can reach the addresses that the cluster uses."""
     if given.is_emulated:
         return
     endpoint = dict(parse_qsl(urlsplit(given.store).query)).get("endpoint", "")
@@ -142,7 +142,7 @@ def _is_inside(host: str) -> bool:
 
 
 def _store(given: FunctionSettings, secret: Mapping[str, str]) -> list[AccountFinding]:
-    """Whether the object store lets us in and keeps its promise to writers, on which every job on functions rests."""
+    """Whether the object store accepts the keys and supports the conditional writes that jobs on functions need."""
     shown = shown_address(given.store).partition("?")[0]
     if given.store.startswith("s3:") and not all(secret.get(name) for name in STORE_KEYS):
         told = f"{shown} is not tried: the Secret has no keys for it, and an identity of the pod's cannot be borrowed"

@@ -81,7 +81,7 @@ def check_settings(settings: FunctionSettings) -> None:
 
 
 def _check_cloud(settings: FunctionSettings) -> None:
-    """What only the emulator has is refused, what a cloud cannot do without is asked for."""
+    """Refuse settings that only the emulator has; require those that a cloud needs. Raises InvalidRequest."""
     name = settings.provider
     for flag, is_given in (
         ("--functions-lifetime", settings.lifetime_s is not None),
@@ -144,7 +144,7 @@ def _check_address(address: str, schemes: tuple[str, ...], flag: str, example: s
 
 
 def _without_password(address: str) -> str:
-    """The address as it may be shown: what stands between the colon and the @ stays out."""
+    """The address without its password (the part between the colon and the @), as it may be shown."""
     parts = urlsplit(address)
     if parts.password is None:
         return address[:200]

@@ -104,7 +104,7 @@ def _node(settings: FunctionSettings, service: FunctionService) -> Node:
 
 
 def _offered_by(settings: FunctionSettings) -> FunctionService:
-    """What there is to plan with: of an emulator elsewhere, what it says of itself. Raises BackendError."""
+    """The service's resources for planning; an emulator elsewhere is asked for its own. Raises BackendError."""
     if not (settings.is_emulated and settings.endpoint):
         return service_of(settings, num_cores=_num_cores())
     from springtide.backends.functions.emulator.launch import emulator_service

@@ -298,8 +298,8 @@ class _ControlPlane:
                 LOG.info(
                     "springtide %s is up on port %d with %d nodes", springtide.__version__, port, self._num_nodes()
                 )
-                # What is here now mostly stays: the collector of garbage, which stops every thread while it looks, need
-                # not look at all of it again each time that pods have come.
+                # Most objects alive now stay alive: frozen, they are not scanned again by each garbage collection,
+                # which stops every thread.
                 gc.collect()
                 gc.freeze()
                 server.run(sockets=[self._listener.dup()])
@@ -350,7 +350,7 @@ class _ControlPlane:
     # --- the pod of this control plane -------------------------------------------------------------------------------
 
     async def _mark(self, api: KubeApi) -> None:
-        """Have the Service lead to this pod and to no other."""
+        """Label this pod, and no other, so that the Service selects it."""
         own = os.environ.get("POD_NAME", "")
         if not own:
             return
@@ -402,7 +402,7 @@ class _ControlPlane:
 
 
 def _hold(state_dir: Path) -> int:
-    """Have the directory for this process alone, for as long as it lives. Raises BackendError."""
+    """Lock the directory for this process, for as long as it lives. Raises BackendError."""
     descriptor = os.open(state_dir / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

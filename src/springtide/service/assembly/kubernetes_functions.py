@@ -33,7 +33,7 @@ REDIS_PASSWORD = "REDIS_PASSWORD"
 
 
 def function_settings(settings: KubernetesSettings, environment: Mapping[str, str]) -> FunctionSettings | None:
-    """The settings of the function service in the words of every platform; None where there is none."""
+    """The settings of the function service, as every platform has them; None where there is none."""
     given = settings.functions
     if not given.provider:
         return None

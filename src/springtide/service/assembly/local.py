@@ -148,7 +148,7 @@ class _Hands:
         self._functions: FunctionsExecutor | None = None
 
     def make_executor(self, clock: PlatformClock) -> EventExecutor:
-        """What the platform's loop drives. By now the state directory is this platform's alone."""
+        """The executor for the platform's loop. Called while this platform holds the lock of the state directory."""
         self._local = LocalExecutor(self._state_dir, clock, nodes=self._machines, crash_point=self._crash_point)
         if self._settings is None:
             self._local.open()

@@ -237,7 +237,7 @@ class Gateway:
     async def _ask(
         self, queue: ServiceQueue, scope: Scope, receive: Receive, prepare: Callable[[ServiceSchema], Call]
     ) -> tuple[GatewayReply, _Headers]:
-        """Return a good answer and its headers. Raises what the caller is to be told."""
+        """Return a successful answer and its headers. Raises the error that is to be answered."""
         answer = await queue.ask(prepare, self._timeout_s(scope), lambda: _until_gone(receive))
         headers = (_springtide_header(answer, queue.service.share),)
         if answer.outcome.status != "ok":
@@ -388,7 +388,7 @@ class _Endpoint:
 def _error(
     scope: Scope, status: int, message: str, headers: _Headers = (), told: dict[str, Any] | None = None
 ) -> _Reply:
-    """Return an error in the shape of the path: v2 wants a sentence, the rest is as the control API answers."""
+    """Return an error in the path's format: v2 wants a sentence, the rest is as the control API answers."""
     # A sentence may quote the caller's text, which may hold lone surrogates.
     sentence = message.encode("utf-8", "replace").decode()
     if scope["path"].startswith("/v2"):

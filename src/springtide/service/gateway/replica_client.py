@@ -31,7 +31,7 @@ from springtide.serving.schema import ServiceSchema
 _FIRST_BACKOFF_S = 0.02
 _LAST_BACKOFF_S = 1.0
 _CONNECT_TIMEOUT_S = 5.0
-# A machine that is gone says nothing. Its kernel answers these even while a model keeps its process from running.
+# TCP keepalives find a dead machine; a live kernel answers them even while a model keeps its process busy.
 _KEEPALIVE_IDLE_S = 2
 _KEEPALIVE_INTERVAL_S = 1
 _KEEPALIVE_PROBES = 3
@@ -200,7 +200,7 @@ class _Wire(asyncio.Protocol):
             for reply in self._reader.feed(data):
                 self._client.take(reply)
         except BackendError as error:
-            # A peer that speaks nonsense is no replica: drop it, and begin with a clean stream.
+            # A peer that breaks the protocol is no replica: drop the connection and begin with a new stream.
             assert self._transport is not None
             self._client.problem = str(error)
             self._transport.abort()

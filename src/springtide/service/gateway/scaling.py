@@ -9,7 +9,7 @@ from springtide.core.workload import InferenceService
 from springtide.serving.co_scaler import CoScalerState, ScalerLook, co_scale, rules_of
 
 _PERIOD_S = 1.0
-# So many seconds after its begin, a gateway still learns which replicas run from before.
+# For so many seconds after its start, a gateway still learns which replicas run from before.
 _NUM_SETTLING = 10
 # A value is the mean over as long as one replica takes for so many requests: single ones tell nothing of a slow model.
 _MIN_REQUESTS = 5

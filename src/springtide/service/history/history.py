@@ -152,7 +152,7 @@ class HistoryIndex:
 
     @singledispatchmethod
     def _tell(self, news: object) -> None:
-        """What is not told (progress, load, nodes) changes nothing."""
+        """Note an event or action. Those without a registered method (progress, load, nodes) change nothing."""
 
     @_tell.register
     def _(self, event: events.JobSubmitted) -> None:
@@ -358,7 +358,7 @@ class HistoryIndex:
         self._mark(action.job_id, kind, f"{action.state.value}: {action.reason}")
 
     def _tell_batch(self, workload_id: str, track: _Track) -> None:
-        """A step is made of more or fewer samples from now on, where it is."""
+        """Note that the batch size of a job changes."""
         before, size, job = track.batch_size, track.next_batch_size or track.batch_size, track.job
         if job is None or job.batch is None or size == before:
             return

@@ -33,7 +33,7 @@ MAX_SIZES = 5_000
 # A drain that was called off this soon and moved no workload is counted, and not remembered.
 LEAST_DRAIN_S = 1.0
 RECLAIM_BOUNDS_S = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 120.0, 300.0)
-# How far a label lies towards services: a way up is a reclaim, a way down a loan.
+# Rank of labels towards services: a change to a higher one is a reclaim, to a lower one a loan.
 _TOWARDS_SERVICES: Mapping[Pool, int] = MappingProxyType({"training": 0, "shared": 1, "inference": 2})
 _EFFECT_TEXTS: Mapping[Effect, str] = MappingProxyType(
     {

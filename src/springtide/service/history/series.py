@@ -67,7 +67,7 @@ class SeriesIndex:
             del points[1:-1:2]
 
     def _close(self, event: JobFinished, now_s: float) -> None:
-        """The last report of progress may have been passed over; that the job has finished says it all."""
+        """End a job's series: the last report of progress may have been skipped, but a finished job is complete."""
         points = self._points[event.job_id]
         if points and points[-1].progress_fraction != 1.0:
             last = points[-1]

@@ -106,7 +106,7 @@ class LogHandIn:
         self._trouble = ""
 
     def _hand_in(self, replica: Replica, since_s: float) -> bool:
-        """Whether nothing is to be done for a replica any more. Raises StorageError."""
+        """Upload a replica's output; whether nothing is left to do for it. Raises StorageError."""
         (workload_id, replica_id), source_store = replica, self._platform.source_store
         path = self._folder(workload_id) / f"{replica_id}.log"
         marker, steps = path.with_suffix(ENDED_SUFFIX), path.with_suffix(STEPS_SUFFIX)

@@ -198,7 +198,7 @@ class Ways:
         return least**2 * option.step_s * option.step_usd <= chosen.step_s * chosen.step_usd
 
     def verdict(self, option: FunctionOption) -> str:
-        """Whether a way fits deadline and budget, in words."""
+        """Whether a way fits deadline and budget, as text."""
         if self.num_steps is None:
             return "its length is not known"
         wrong = []
@@ -300,7 +300,7 @@ def _evidence(answer: InquiryResult, ways: Ways) -> Iterable[str]:
 
 
 def _batches(job: TrainingJob) -> str:
-    """64, or 64..256 where the batch changes with the epoch."""
+    """The batch sizes as text: "64", or "64..256" where the batch changes with the epoch."""
     epochs = range(job.num_epochs)
     sizes = (
         {batch_at(job.batch_schedule, epoch, job.global_batch_size) for epoch in epochs}

@@ -64,7 +64,7 @@ class ResourceAdmission:
         now = datetime.fromtimestamp(time.time(), UTC)
         created = datetime.fromisoformat(metadata["creationTimestamp"])
         if metadata.get("generation", 1) > 1:
-            # It was mended or let go since it was made: its time begins when it can.
+            # It was corrected or resumed since it was created: its time begins now.
             created = now
         devices = num_devices_of(self._platform.view())
         name = validate_name(workload_name(obj), "the object's name")

@@ -46,7 +46,7 @@ from springtide.service.reconciler.submission import ResourceSubmission
 from springtide.service.submission.submission import SubmissionService
 
 LOG = logging.getLogger("springtide.objects")
-# Everything is looked at this often, whatever was heard of it.
+# Every object is compared this often, with or without events of it.
 RESYNC_S = 30.0
 # News of a moment are taken together; without any it looks around this often.
 GATHER_S = 0.1
@@ -55,7 +55,7 @@ LOOK_S = 1.0
 MAX_ADMISSIONS = 16
 # And how many in one round.
 MOST_AT_ONCE = 128
-# Nothing of its own tells an object when the address that it wants is free, or when the platform is well again.
+# No event of its own object tells when a wanted address becomes free, or when the platform works again.
 _ASKED_AGAIN = frozenset({Reason.NAME_TAKEN, Reason.PLATFORM_UNAVAILABLE})
 
 Place = tuple[str, Key]
@@ -127,7 +127,7 @@ class ResourceReconciler:
         self._orphans.close()
         self._hand_in.stop(timeout_s)
 
-    # --- what it hears, on other threads ----------------------------------------------------------------------------
+    # --- events, on other threads -----------------------------------------------------------------------------------
 
     def _on_object(self, kind: str, key: Key) -> None:
         with self._changed:
@@ -154,7 +154,7 @@ class ResourceReconciler:
                     return
             time.sleep(GATHER_S)
             if not self.objects.is_synced:
-                # What is missing from half a list is not gone.
+                # An object missing from an incomplete list may still exist.
                 continue
             is_due = time.monotonic() - resynced_s >= RESYNC_S
             if is_due:
@@ -167,7 +167,7 @@ class ResourceReconciler:
                 LOG.exception("a round over the objects failed")
 
     def round(self, *, is_due: bool) -> None:
-        """Look at what was heard of, and with `is_due` at everything."""
+        """Compare the objects with new events, and with `is_due` all of them."""
         with self._changed:
             dirty, self._dirty = self._dirty, {}
             loud, self._loud = self._loud, set()
@@ -198,7 +198,7 @@ class ResourceReconciler:
         self._events.tell(self._platform.view())
 
     def _guarded(self, look: Callable[..., None], place: Place, *more: Any) -> None:
-        """One object's trouble is not the others'."""
+        """Compare one object; an error is logged, so that it does not stop the others."""
         try:
             look(place, *more)
         except SpringtideError as error:

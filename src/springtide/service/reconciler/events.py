@@ -163,7 +163,7 @@ def loud_news(step: Step) -> set[WorkloadId]:
 
 
 def _told_of(step: Step, view: ViewLike) -> list[WorkloadId]:
-    """Whose stories may have a line of this step."""
+    """The workloads whose stories may get a line from this step."""
     if any(isinstance(event, events.NodeLost) for event in step.events):
         # The workloads on the node are affected, and the event does not name them.
         return [*view.jobs, *view.services]

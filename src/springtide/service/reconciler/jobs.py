@@ -167,7 +167,7 @@ class JobReconciler:
         if self._still(obj, *wished) is None:
             return
         if "retries" in wished:
-            # Whatever becomes of the goal.
+            # Regardless of the outcome for the goal.
             accepted = _taken_over(accepted, parts, {"retries"})
             retries = int(obj["spec"].get("retries", DEFAULT_RETRIES))
             self._submissions.edit_job(record.workload_id, max_restarts=retries, accepted=accepted)

@@ -148,5 +148,5 @@ class OrphanCollector:
 
 
 def _has_ended(record: JobRecord) -> bool:
-    """Until the last worker has left nothing of a job has ended."""
+    """Whether the job has ended and its last worker has left."""
     return record.lifecycle.state.is_terminal and record.lifecycle.ended_at_s is not None and not record.replicas

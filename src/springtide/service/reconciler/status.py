@@ -26,14 +26,14 @@ from springtide.service.ports import PlatformLike
 from springtide.service.reconciler.expiry import expires_s
 from springtide.service.status.status import job_status, service_status
 
-# How often a status changes for nothing but progress: no more than once in so long, and less where there are many.
+# Seconds between status updates for progress alone; longer where there are many objects.
 PROGRESS_EVERY_S = 5.0
 MOST_PROGRESS_PER_S = 20.0
 # So long after it was written a status is seen as it was written, or it is not there.
 BELIEVED_S = 20.0
 # No more than this part of the time goes into looking at every pod.
 _LOOK_PART = 0.05
-# What of a status is told at once when it changes.
+# The fields of a status that are written at once when they change.
 _AT_ONCE = ("state", "workers", "replicas", "readyReplicas", "deadline", "artifact", "revision", "observedGeneration")
 
 
@@ -167,7 +167,7 @@ class StatusTeller:
 
 
 def _at_once(status: Object) -> Any:
-    """What of a status is told without delay."""
+    """The part of a status whose changes are written without delay."""
     conditions = [(each["type"], each["status"], each["reason"]) for each in status.get("conditions", ())]
     plan = status.get("plan", {})
     return [*(status.get(name) for name in _AT_ONCE), conditions, plan.get("devices"), plan.get("generation")]

@@ -13,7 +13,7 @@ from springtide.core.status.pods import ClusterStatus, PodStatus
 from springtide.core.workload import WorkloadId
 
 MAX_PODS_TOLD = 8
-# A platform that has heard nothing for so long, though its watches say something about once a minute, is cut off.
+# A platform that has heard nothing for so long is cut off: its watches report about once a minute.
 SILENT_AFTER_S = 150.0
 _NOT_YET = ("waiting", "creating", "binding", "starting")
 

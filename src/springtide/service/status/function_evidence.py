@@ -12,7 +12,7 @@ from springtide.core.workload import JobState
 from springtide.scheduling.functions.plan_text import money, words
 
 MAX_PLACES_NAMED = 3
-# A step that takes so much longer than predicted is worth a word.
+# From this ratio of measured to predicted step time on, the evidence explains it.
 _NOTABLE_RATIO = 1.25
 
 

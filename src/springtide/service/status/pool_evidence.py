@@ -115,7 +115,7 @@ def _for_training(report: PoolsReport) -> str:
 
 
 def _need(report: PoolsReport) -> str:
-    """Why so much is kept: what services need now, and what they may need in the time that is forecast."""
+    """Why devices are kept for services: what they need now, and what they are forecast to need."""
     tide = report.tide
     if tide.level is None:
         return ""
@@ -157,7 +157,7 @@ def _under_way(handovers: Sequence[Handover], now_s: float, graces_s: Mapping[st
 
 
 def _origins(record: ServiceRecord, report: PoolsReport) -> str:
-    """On whose nodes the replicas are."""
+    """The owners of the nodes on which the replicas are, as text."""
     by_id = {node.node_id: node for node in report.nodes}
     counts: dict[str, int] = {}
     for replica in record.replicas:

@@ -28,7 +28,7 @@ MOST_COLUMNS = 16
 MOST_ROWS = 12
 # What was worked out is kept for so many jobs, because several readers ask four times a second.
 _MAX_KEPT = 64
-# Beyond this it is worked out anew although nothing was measured: the rest of the work gets less.
+# After so many seconds it is computed anew even without a measurement: less work is left by then.
 _STALE_S = 5.0
 _ALIVE = ("starting", "warm", "training", "leaving", "waiting", "parked", "stuck")
 
@@ -79,7 +79,7 @@ def _is_stale(kept: _Kept, record: JobRecord, now_s: float) -> bool:
 def search_status(
     record: JobRecord, service: FunctionService | None, now_s: float, *, with_map: bool = False
 ) -> SearchStatus:
-    """A job's search as its record and the policy's own words have it.
+    """A job's search, from its record and the policy's reasons.
 
     Without the `service` (the platform is not connected to it any more) only what was measured is known.
     """
@@ -224,7 +224,7 @@ def _worth(measured: FunctionMeasurement, goal: Goal) -> tuple[float, float]:
 
 
 def _model_error(tried: Sequence[TriedConfiguration]) -> float | None:
-    """By how much the model alone was off, the mean over what was measured."""
+    """The mean error of the model alone over the measurements."""
     errors = [abs(one.model_step_s / one.step_s - 1.0) for one in tried if one.model_step_s and one.step_s > 0]
     return sum(errors) / len(errors) if errors else None
 

@@ -116,7 +116,7 @@ def _changes(record: JobRecord) -> dict[str, Any]:
 
 
 def _place(record: JobRecord, live: FunctionRunStatus | None, enforced: str) -> dict[str, Any]:
-    """What only a job on functions has, and only one on shares."""
+    """The fields of a job that only jobs on functions, or only jobs on shares, have."""
     job = record.job
     return {
         "share": job.share,
@@ -203,7 +203,7 @@ def service_status(
 
     `enforced` is what holds it to its share of a device, `first_answer_s` the last part of its last start from nothing.
     """
-    # The last part of a start says nothing without the others.
+    # The last phase of a start is not shown without the others.
     answered = {} if first_answer_s is None or not record.start_phases_s else {"first_answer": first_answer_s}
     states = [replica.state.value for replica in record.replicas]
     return ServiceStatus(

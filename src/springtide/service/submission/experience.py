@@ -69,7 +69,7 @@ def experience_of(view: ViewLike, request: JobIn, holds: Callable[[str, str], bo
     rates = {
         count: (measured.get(count) or curve.samples_per_s(count)) / batch / slow[count] for count in range(1, most + 1)
     }
-    # The plan is made with the slow end, so the fast end lies the whole width below it.
+    # The plan uses the slow end, so the fast end is the whole width below it.
     fast = {count: 1.0 / (factor * factor) for count, factor in slow.items()}
     return Experience(
         total_steps=total_steps,
@@ -91,7 +91,7 @@ def phases_of(options: JobOptionsIn) -> tuple[BatchPhase, ...]:
 
 
 def _earlier_runs(view: ViewLike, request: JobIn, holds: Callable[[str, str], bool]) -> list[JobRecord]:
-    """The newest first."""
+    """Earlier runs of the same code, the newest first."""
     found: list[JobRecord] = []
     num_compared = 0
     for record in reversed(list(view.jobs.values())):

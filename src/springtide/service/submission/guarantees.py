@@ -46,12 +46,12 @@ def check_guarantee(view: ViewLike, service_id: WorkloadId, minimum: int, share:
 
 
 def _weight(share: Share | None) -> float:
-    """What a replica takes of a device for sure."""
+    """The fraction of a device that a replica is guaranteed."""
     return 1.0 if share is None else share.request
 
 
 def _fits(minimums: Iterable[tuple[int, Share | None]], num_devices: int) -> bool:
-    """Whether nothing rules out that all of it is there at once: every part on another device of its own kind."""
+    """Whether all parts could be held at once: every part on another device of its own kind."""
     wanted = list(minimums)
     num_left = num_devices - sum(count for count, share in wanted if share is None)
     shared = [(count, share.request) for count, share in wanted if share is not None]

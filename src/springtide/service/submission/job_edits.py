@@ -59,7 +59,7 @@ def _refuse_spent(record: JobRecord, budget_usd: float, spent_usd: float) -> Non
 
 
 def _enough(usd: float) -> str:
-    """A sum of money that is no less, as it is typed."""
+    """The amount as a user would type it: in cents; below a cent rounded up to a few digits."""
     return above(usd) if usd < 0.01 else f"{usd:.2f}"
 
 
@@ -91,7 +91,7 @@ def _checked_on_functions(platform: PlatformLike, record: JobRecord, goal: Goal)
 
 
 def _in_words(alternative: str, now_unix_s: float) -> str:
-    """An alternative that is a flag of the command line, in words that fit an object as well; empty for any other."""
+    """An alternative that is a command-line flag, as text that fits an object as well; empty for any other."""
     flag, _, value = alternative.partition(" ")
     if flag == "--deadline":
         return f"a deadline at {_moment(now_unix_s + parse_duration_s(value, flag))}"

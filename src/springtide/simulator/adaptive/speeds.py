@@ -15,7 +15,7 @@ from springtide.simulator.fluid.runs import FluidRun
 
 # Running jobs say every minute how far they are, as often as the published simulator looks.
 _REPORT_EVERY_S = 60.0
-# What is heard of at a whole minute, but comes true after its decisions, is heard of so much later.
+# Added to the moment of news that fall on a whole minute but belong after that minute's decisions.
 _AFTER_S = 1e-3
 _ROUND_S = 60.0
 
@@ -74,7 +74,7 @@ class GoodputSpeeds:
         return run.since_s + round(exact_s - run.since_s) if self._whole_seconds else exact_s
 
     def seen_s(self, run: FluidRun) -> float:
-        """When the platform hears of that: after a minute's decisions, if rounding alone puts it before them."""
+        """When the platform learns of that: after a minute's decisions, if rounding alone puts it before them."""
         if not self._whole_seconds or run.boundary_s % _ROUND_S or exact_boundary_s(run) < run.boundary_s:
             return run.boundary_s
         return run.boundary_s + _AFTER_S

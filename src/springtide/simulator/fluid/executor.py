@@ -308,7 +308,7 @@ class FluidExecutor:
         self._note_timeline()
 
     def _reach(self, what: tuple[FluidRun, int]) -> None:
-        """It has come to where its pace changes, or to its end."""
+        """A job has come to a boundary of its pace, or to its end."""
         run, token = what
         if token != run.token:
             return

@@ -119,7 +119,7 @@ def _cluster_figures(runs: Sequence[FluidRun], timeline: UtilisationTimeline, se
     makespan_s = max((run.ended_s for run in runs if run.state is JobState.SUCCEEDED and run.ended_s), default=0.0)
     capacity_s = makespan_s * setting.num_devices
     held_s = sum(run.device_s for run in runs)
-    # Steps done, in seconds of one device each: the integral over time of the sum of T(n) / T(1).
+    # Work done in device-seconds of one device: the integral over time of the sum of T(n) / T(1).
     useful_s = sum(run.done_steps / run.single_steps_per_s for run in runs if run.single_steps_per_s)
     return {
         "makespan_s": makespan_s,

@@ -27,13 +27,13 @@ from springtide.simulator.fluid.pool_invariants import PoolBooks
 from springtide.simulator.fluid.rules import DEADLINE_TOLERANCE_S
 from springtide.simulator.shared_devices import overfull
 
-# So many turns in which nothing happens but what the policy itself wants, on average this close to each other, spin.
+# So many turns without outside events, on average at most this many seconds apart, count as spinning.
 MAX_TURNS_OF_ITS_OWN = 10_000
 SPIN_S = 0.01
 
 
 class InvariantViolation(SpringtideError):
-    """A run has reached a state that must never be. `name` is the invariant."""
+    """A run has broken an invariant, whose name is `name`."""
 
     def __init__(self, name: str, detail: str) -> None:
         super().__init__(f"[{name}] {detail}")

@@ -32,7 +32,7 @@ from springtide.storage.datasets.manifest import (
 from springtide.storage.key_names import checked_key
 from springtide.storage.workloads.artifacts import Artifacts
 
-# Each lost race means that another writer won one: so many in a row are a defect, not a crowd.
+# Each lost race means that another writer won one: so many in a row mean a defect.
 MAX_RACES = 1000
 # Every so many looks it is asked whether the stream is still there at all.
 LOOKS_PER_CHECK = 16

@@ -1,4 +1,4 @@
-"""A look at a store before a job is trusted to it: is it there, may we write, does it keep its promise to writers?"""
+"""Checks a store before a job uses it: is it reachable and writable, and are its conditional writes atomic?"""
 
 from __future__ import annotations
 

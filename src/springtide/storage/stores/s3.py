@@ -18,7 +18,7 @@ from springtide.storage.stores.request_count import RequestCount
 
 Answer = TypeVar("Answer")
 
-# A missed GET costs as much as one that hits, and 12 ms of a function of 2 GB: first pauses shorter than that are dear.
+# A missed GET costs as much as one that hits, and 12 ms of a function of 2 GB: shorter first pauses are expensive.
 S3_INTERVALS = Intervals(first_s=0.025, cap_s=1.0)
 # Between attempts at a server that asks for less, or does not answer.
 RETRY_INTERVALS = Intervals(first_s=0.1, cap_s=5.0, growth=2.0, jitter_fraction=1.0)

@@ -37,7 +37,7 @@ def checked_digest(sha256: str) -> str:
 
 
 class ArtifactDamaged(StorageError):
-    """What lies under an artifact's digest does not have it."""
+    """The bytes stored under an artifact's digest do not match it."""
 
 
 class Artifacts:
@@ -67,7 +67,7 @@ class Artifacts:
                 raise ValueError(f"it has {len(data)} bytes")
             found = msgspec.json.decode(data, type=Artifact)
         except (msgspec.MsgspecError, ValueError):
-            # A mark that says nothing is none: the bytes are put again.
+            # An unreadable mark counts as none: the bytes are put again.
             return None
         return found if found.sha256 == sha256 else None
 

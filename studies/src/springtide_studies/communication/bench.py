@@ -36,7 +36,7 @@ BANDS = (
     (">= 32 MB", 1 << 25, 1 << 62),
 )
 _OURS, _FLOOR = GraphModel.name, "no noise"
-# The same network whose nodes hear nothing of each other: what the graph is worth.
+# The same network without messages between nodes, as an ablation of the graph.
 _BLIND = "no messages"
 _PAPER_ERROR = 0.36
 # Measured samples are few: every placement is held out once, in one of so many rounds.

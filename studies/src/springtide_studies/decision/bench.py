@@ -1,4 +1,4 @@
-"""`springtide bench decision`: how long a policy thinks at one event, as the cluster and its jobs grow."""
+"""`springtide bench decision`: how long a policy takes to decide at one event, as the cluster and its jobs grow."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class DecisionTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Timed:
-    """Adds up how long the policy thinks."""
+    """Adds up the time that the policy takes to decide."""
 
     def __init__(self, policy: Policy, timer: Callable[[], float]) -> None:
         self._decisions = DecisionCache(policy)
@@ -197,7 +197,7 @@ class _Platform:
         self.num_events += num_arrived + num_ended
         if self.now_s >= _NUM_BATCHES and self.num_live < crowd.num_jobs and crowd.due_s is None:
             crowd.due_s = self.now_s + _PAUSE_S
-        # A report of progress is no news.
+        # Turns that only take in progress reports are not counted.
         is_news = bool(step.actions) or any(not isinstance(event, ProgressReported) for event in events)
         return decide_s, turn_s, is_news
 
@@ -228,7 +228,7 @@ def measure(
         num_live = platform.num_live
         decide_s, turn_s, is_change = platform.turn()
         if platform.now_s > at_s:
-            # The instant is over: all its turns together are what its news cost.
+            # The instant is over: the times of all its turns add up to one sample.
             if is_news:
                 spent.append((decided_s * 1000.0, turned_s * 1000.0, num_live))
             elif turned_s:

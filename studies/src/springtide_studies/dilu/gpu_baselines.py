@@ -136,7 +136,7 @@ class FastGsArm(Mps):
             observation = seen[tenant.tenant_id].observation
             behind_s = self._behind_s[tenant.tenant_id]
             behind_s += (tenant.share.request - observation.used_fraction) * tick_s
-            # A tenant that had nothing to do saves nothing up.
+            # A tenant without work accumulates no claim.
             is_wanting = observation.iteration_s > 0.0 or observation.num_queued > 0
             self._behind_s[tenant.tenant_id] = behind_s if is_wanting else min(0.0, behind_s)
             if is_wanting:

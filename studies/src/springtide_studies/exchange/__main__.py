@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> int:
         options.add_argument("--small", action="store_true", help="fewer stores, up to four workers")
         options.add_argument("--seed", type=int, default=0, help="where the values come from")
     chosen = parser.parse_args(arguments)
-    # Members inherit this: several threads each on two cores would be what is timed.
+    # Members inherit this: otherwise the bench would time several threads per member on two cores.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     run_probe = probe.run_probe if chosen.probe == "sync" else smlt.run_probe
     return run_probe(as_json=chosen.json, small=chosen.small, seed=chosen.seed)

@@ -19,7 +19,7 @@ from springtide.core.ports import Store, StoreRequests
 from springtide.storage.stores.linked import DuplexLink, LinkedStore
 from springtide.storage.stores.open import open_store
 
-# The longest of all takes a tenth of this: a member that waits longer waits for a rank that is gone.
+# The longest exchange takes a tenth of this: a member that waits longer waits for a dead rank.
 LIMIT_S = 120.0
 
 

@@ -90,7 +90,7 @@ class SimExecutor:
             case EndJob():
                 self._ended.add(action.job_id)
             case DrainNode():
-                # The executor, which starts replicas, knows what drains; to the machines it is nothing but a mark.
+                # The control plane starts nothing on draining nodes; on the machines a drain is only a mark.
                 self.machine.say("{} is marked as on its way to {}", action.node_id, action.pool)
             case LabelNode():
                 self.machine.label_node(action.node_id, action.pool)
@@ -99,7 +99,7 @@ class SimExecutor:
         """Let virtual time pass until something is reported, or to the deadline."""
         agenda, clock = self.machine.agenda, self.machine.clock
         if self.late_by_s:
-            # The machine slept, or its control plane got no processor: it wakes up late and finds a full inbox.
+            # The machine slept, or its control plane got no CPU time: it wakes up late and finds many events.
             late_by_s, self.late_by_s = self.late_by_s, 0.0
             agenda.run_until(clock.now_s() + late_by_s)
         while not self._inbox and not self.is_over:
@@ -143,7 +143,7 @@ class SimExecutor:
         loss = self._lost_nodes.get(node_id)
 
         def note_known() -> None:
-            # It may have been lost once more since this return was reported.
+            # The node may have been lost again since its return was reported.
             if self._lost_nodes.get(node_id) is loss:
                 self._lost_nodes.pop(node_id, None)
 

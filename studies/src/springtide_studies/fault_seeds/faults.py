@@ -27,7 +27,7 @@ CRASH_POINTS = (
     "recover.before",
     "recover.after",
 )
-# A crash that waits for its point this long in vain comes no more.
+# A crash whose point is not reached within this time is dropped.
 _CRASH_WINDOW_S = 15.0
 
 
@@ -239,7 +239,7 @@ class FaultScript:
                 process.is_partitioned = False
                 if process.is_fenced:
                     machine.haunt(process)
-            # A control plane that came up meanwhile may never have heard of this node.
+            # A control plane that started meanwhile may not know this node.
             machine.agenda.after(1.0, lambda: self.post_node(NodeJoined(node=machine.known_nodes[node_id])))
 
         if duration_s > machine.delays.node_lost_after_s:

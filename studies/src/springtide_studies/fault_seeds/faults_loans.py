@@ -10,7 +10,7 @@ import numpy as np
 from springtide.core.actions import Action, DrainNode, LabelNode, PreemptJob
 from springtide_studies.fault_seeds.faults import CRASH_POINTS, FaultPlan, FaultScript
 
-# A node changes hands within seconds: what is aimed at it comes within these.
+# A node changes pools within seconds: faults aimed at it come within these.
 _PASSAGE_S = 4.0
 # So many times the control plane may pass a point between a drain and the first serving replica.
 _PASSES = 9
@@ -126,7 +126,7 @@ def _crash_workers_in_passage(faults: FaultScript, rng: np.random.Generator) -> 
 
 
 def _fail_journal_in_passage(faults: FaultScript, rng: np.random.Generator) -> None:
-    """The journal's disk refuses writes while a node changes hands; nodes may come and go meanwhile."""
+    """The journal's disk refuses writes while a node changes pools; nodes may come and go meanwhile."""
     duration_s, loses = float(rng.uniform(0.5, 12.0)), rng.random() < 0.5
     down_s = float(rng.uniform(0.5, 8.0))
 

@@ -53,7 +53,7 @@ class Process:
 
     @property
     def is_working(self) -> bool:
-        """Whether it takes part in anything: alive, not stopped in its tracks, not given up."""
+        """Whether it takes part in anything: alive, not suspended, not given up."""
         return self.is_alive and not self.is_stalled and not self.is_fenced
 
 
@@ -281,7 +281,7 @@ class Machine:
         self.die(process, why)
 
     def stall(self, process: Process, duration_s: float, *, is_unkillable: bool = False) -> None:
-        """Stop a process in its tracks for a while."""
+        """Suspend a process for a while."""
         if not process.is_working:
             return
         self.say("{} stalls for {:.1f} s", process.replica_id, duration_s)
@@ -315,7 +315,7 @@ class Machine:
         self.agenda.after(self.delays.exit_s, lambda: self.die(process, "it belongs to the past"))
 
     def say(self, sentence: str, *values: object) -> None:
-        """Tell the story, where there is a listener."""
+        """Log a sentence, if there is a listener."""
         if self.tell is not None:
             self.tell(sentence.format(*values))
 

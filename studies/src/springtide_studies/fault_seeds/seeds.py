@@ -41,7 +41,7 @@ from springtide_studies.fault_seeds.workload import (
 # Everything small must have ended this long after the last fault, or never will.
 PATIENCE_S = 1500.0
 LOAD_INTERVAL_S = 5.0
-# A small run takes some hundred turns; one that takes this many spins.
+# A small run takes some hundred turns; one that takes this many is stuck in a loop.
 MAX_TURNS = 20_000
 # Of a compressed day, so that a bin is longer than the time between two looks at the load.
 BINS_PER_DAY = 5

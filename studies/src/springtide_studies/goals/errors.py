@@ -66,7 +66,7 @@ def errors_of(
         if place is None:
             return None
         usual = truth.step(case.model, plan, case.global_batch_size, case.model.parameter_bytes)
-        # Both predict a step without the saving of states, which is reckoned apart.
+        # Both predict a step without the saving of states, which is counted separately.
         usd = step_usd_of(service, truth, plan, usual, usual.step_s)
         return (
             abs(float(surface.step_s[place]) / usual.step_s - 1.0),

@@ -104,7 +104,7 @@ def run_sharing_bench(*, seed: int, is_small: bool, tell: Callable[[str], None])
 
 
 def _in_turn(arms: Sequence[TrialArm], repetition: int) -> Sequence[TrialArm]:
-    """Another arm begins each time, so that none always runs in another's wake."""
+    """Rotate the arms, so that none always runs right after the same other one."""
     first = repetition % len(arms)
     return (*arms[first:], *arms[:first])
 

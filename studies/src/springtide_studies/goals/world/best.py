@@ -67,7 +67,7 @@ def expected_run(
         asked_usd = usual.num_puts * prices.usd_per_put + usual.num_gets * prices.usd_per_get
         requests_usd += num_steps * asked_usd
         deaths = num_steps * whole_s * truth.deaths_per_s(n)
-        # Half of what lies between two saved states, and half of the step in which it dies.
+        # Half of the steps between two saved states, and half of the step in which it dies.
         lost_s = whole_s * (usual.save_every - 1) / 2.0 + whole_s / 2.0
         each_s = lost_s + DETECTION_S + truth.start_s(1) + state_s
         redo_s += deaths * each_s

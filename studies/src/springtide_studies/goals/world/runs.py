@@ -128,7 +128,7 @@ class Shown:
 
 
 class WorldMoment(msgspec.Struct, frozen=True, kw_only=True):
-    """A point of a run's story: from then on it ran as `plan` (None: as nothing), having done `step` steps."""
+    """A point in a run's history: from then on it ran as `plan` (None: as nothing), having done `step` steps."""
 
     at_s: float
     step: int

@@ -119,7 +119,7 @@ class Chronus(msgspec.Struct, frozen=True, kw_only=True):
         return gangs.remaining_s(view) + start_s
 
     def _slack_s(self, gangs: Gangs, view: JobView) -> float:
-        """How long the job could still wait without missing its deadline; minus infinity if that is not its worry."""
+        """Seconds that the job could still wait and meet its deadline; -inf without a deadline or a known length."""
         deadline_s = view.job.goal.deadline_s
         if deadline_s is None:
             return -math.inf

@@ -137,7 +137,7 @@ class _Planner:
                 self._promise_again(index)
 
     def _promise_again(self, index: int) -> None:
-        """A broken promise is to be broken briefly: the job claims the earliest end that breaks no other promise.
+        """Keep the delay of a broken promise short: the job claims the earliest end that breaks no other promise.
 
         Newcomers have to leave it that, but it stands in the way of no admission: it fits. Where progressive
         filling does not find what there is, it has no claim and takes what is left.

@@ -86,7 +86,7 @@ def decide_elastically(policy: ElasticParameters, snapshot: Snapshot, derived: D
 
 
 def _verdict_of(live: LiveJobs, outcome: ElasticOutcome, ledgers: Mapping[str, Any]) -> ElasticVerdict:
-    """From rows to names."""
+    """The outcome by job id instead of by row."""
     rows = live.rows
     return ElasticVerdict(
         counts={row.job_id: count for row, count in zip(rows, outcome.counts, strict=True) if count},

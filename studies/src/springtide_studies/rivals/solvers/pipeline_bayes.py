@@ -22,7 +22,7 @@ from springtide.solvers.search.gaussian_process import Fit, distances, expected_
 NUM_ROUNDS = 100
 _NUM_FIRST = 20
 _NUM_CANDIDATES = 1000
-# A plan that does not fit is told to be this much dearer than the worst that did, in powers of e.
+# A plan that does not fit counts as this much more expensive than the worst that fits, in powers of e.
 _PENALTY = 1.0
 _NOISE = 1e-6
 

@@ -69,7 +69,7 @@ def search(
     population: int = 100,
     generations: int = 100,
 ) -> Found:
-    """Search from the matrices `initial` [P, J, N] (P at least 1), which are mended first.
+    """Search from the matrices `initial` [P, J, N] (P at least 1), which are repaired first.
 
     Ends early only where no child is new, as the library does: from then on no generation would change anything.
     """
@@ -143,7 +143,7 @@ def _children(
     count: int,
     seen: dict[bytes, None],
 ) -> tuple[Counts, dict[bytes, None]]:
-    """Up to `count` mended matrices that the population does not have, and the keys of all that it then has."""
+    """Up to `count` repaired matrices that the population does not have, and the keys of all that it then has."""
     found: list[Counts] = []
     num_found = num_fruitless = 0
     known = dict.fromkeys(_keys(states))

@@ -137,7 +137,7 @@ def _exhaustive(seen: _Seen, generator: np.random.Generator) -> Iterator[int]:
 
 
 def _model_alone(seen: _Seen, generator: np.random.Generator) -> Iterator[int]:
-    """Nothing is looked at."""
+    """No candidate is profiled: the model alone chooses."""
     return iter(())
 
 
@@ -171,7 +171,7 @@ def _bayes(seen: _Seen, generator: np.random.Generator) -> Iterator[int]:
 
 
 def _springtide(seen: _Seen, generator: np.random.Generator) -> Iterator[int]:
-    """Ours: the process is over the ratio to the model, and what cannot keep the limits is not worth a look."""
+    """Ours: the process is over the ratio to the model; candidates that cannot keep the limits are skipped."""
     problem = seen.problem
     open_ = problem.fits.copy()
     while open_.any():

@@ -1,4 +1,4 @@
-// The live link to the platform: one event stream, its own reconnects, and the truth about whether it is up.
+// The live link to the platform: one event stream, its reconnects, and whether it is up.
 
 const SILENCE_MS = 15000;
 const RETRY_MS = [500, 1000, 2000, 5000];
@@ -80,7 +80,7 @@ export class Connection {
     setTimeout(() => this.open(), wait);
   }
 
-  // A stream can die without a word (a laptop that slept); a quiet one is asked whether it still lives.
+  // A stream can die without an error (a laptop that slept); a silent one is probed.
   async checkSilence() {
     if (this.source === null || this.lastHeardMs === 0 || this.probing) return;
     if (performance.now() - this.lastHeardMs < SILENCE_MS) return;

@@ -51,7 +51,7 @@ export class Gantt {
     this.note = layer("notes").appendChild(svgElement("text", { class: "note" }));
   }
 
-  // Services are hatched, so that a bar's kind does not hang on its colour.
+  // Services are hatched, so that a bar's kind does not depend on its colour.
   defineHatch() {
     const defs = svgElement("defs");
     const pattern = svgElement("pattern", {
@@ -229,7 +229,7 @@ export class Gantt {
       if (shape === null || mark.at_s < range.from || mark.at_s > range.to) continue;
       for (const row of rowsOf(mark, shape, intervals, rowOf, nowS)) placed.push({ mark, shape, row, key: `${index}|${row}` });
     }
-    // What is rarer and worse lies on top.
+    // Rarer and worse marks are drawn on top.
     const order = ["resize", "end", "loan", "reclaim", "crash"];
     placed.sort((one, other) => order.indexOf(one.shape) - order.indexOf(other.shape));
     this.marks.update(placed, (place) => place.key, (group, { mark, shape, row }) => {

@@ -11,7 +11,7 @@ const TOP = 12;
 const BOTTOM = 22;
 const REFRESH_MS = 1000;
 const NUM_LINES = 10;
-// Beyond so many servers each is told in a word; the rest stands in its tooltip.
+// Beyond so many servers each is shown in brief; the rest is in its tooltip.
 const MAX_WIDE_NODES = 24;
 const STEPS_S = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400];
 
