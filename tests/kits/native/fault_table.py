@@ -20,7 +20,7 @@ _RESOLVE = "tests/native/test_native_resolve.py::"
 _LAW = "tests/native/test_native_law.py::"
 _DAEMON = "tests/native/test_gpu_daemon.py::"
 _SOAK = "tests/native/test_gpu_daemon_soak.py::"
-_TURNS = "tests/backends/sharing/gpu/test_turn.py::"
+_TURNS = "tests/backends/sharing/gpu/test_ticks.py::"
 _CONTROL = "tests/serving/test_share_control.py::"
 
 

@@ -5,7 +5,7 @@ _DAEMON = "src/springtide/backends/sharing/gpu"
 _TENANTS, _CLIENTS, _TICKS = (f"{_DAEMON}/{name}.py" for name in ("tenants", "clients", "ticks"))
 _ON_CONTROL = "tests/serving/test_share_control.py::"
 _ON_DAEMON = "tests/native/test_gpu_daemon.py::"
-_ON_TURNS = "tests/backends/sharing/gpu/test_turn.py::"
+_ON_TICKS = "tests/backends/sharing/gpu/test_ticks.py::"
 
 BROKEN = (
     (
@@ -41,7 +41,7 @@ BROKEN = (
         _TICKS,
         "by_uuid.setdefault(tenant.uuid, [])",
         "by_uuid.setdefault(bytes(16), [])",
-        _ON_TURNS + "test_one_devices_trouble_is_no_other_ones",
+        _ON_TICKS + "test_one_devices_trouble_is_no_other_ones",
     ),
     (
         "one idle service lifts the training",
@@ -91,7 +91,7 @@ BROKEN = (
         _TENANTS,
         "                if tenant is not None and is_held(tenant.entry):\n",
         "                if tenant is not None:\n",
-        _ON_TURNS + "test_a_leader_whose_number_is_another_ones_now_leads_nobody",
+        _ON_TICKS + "test_a_leader_whose_number_is_another_ones_now_leads_nobody",
     ),
     (
         "sessions are not looked at",
@@ -112,14 +112,14 @@ BROKEN = (
         _TICKS,
         "            if was_away or device.was_away:\n",
         "            if False:\n",
-        _ON_TURNS + "test_a_late_turn_counts_whole_and_a_daemon_that_stood_still_forgives",
+        _ON_TICKS + "test_a_late_turn_counts_whole_and_a_daemon_that_stood_still_forgives",
     ),
     (
         "who sleeps is saved up for",
         _TICKS,
         "min(granted_ns + int(rate * elapsed_s * 1e9), used_ns + stock_ns)",
         "granted_ns + int(rate * elapsed_s * 1e9)",
-        _ON_TURNS + "test_tokens_grow_by_the_rate_and_stop_at_the_stock",
+        _ON_TICKS + "test_tokens_grow_by_the_rate_and_stop_at_the_stock",
     ),
     (
         "a mapping of a file that its tenant can cut off",
