@@ -191,7 +191,7 @@ class PodLog:
 
 
 class _Keeper:
-    """Stands beside the worker until that has ended. One thread, no waiting but for what may happen."""
+    """Watches the worker until it has ended. One thread, which waits for events only."""
 
     def __init__(self, spec: WorkerSpec, pid: int, output: int, listener: socket.socket) -> None:
         self.log = PodLog(Path(spec.log_path))
@@ -208,7 +208,7 @@ class _Keeper:
             self._selector.register(source, selectors.EVENT_READ)
 
     def run(self) -> int:
-        """Hand on, pass on and reap until the worker is gone; its exit code."""
+        """Copy output, forward signals and reap children until the worker is gone; returns its exit code."""
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, lambda *_: self._ask_to_end())

@@ -99,7 +99,7 @@ def _run_trainer(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoint) ->
         trainer, TrainerArtifacts(trainer), Path(spec.work_dir), device, job.params, spec.store_url
     )
     try:
-        # The model must come out the same on every worker, so that even a first group of strangers agrees.
+        # Every worker must build the same model, so that even a first group, which has no state to copy, agrees.
         seed_everything(job.seed)
         function = as_function(load_object(entrypoint, f"springtide_user_{os.getpid()}"))
         link.phases.ended("import")
@@ -174,7 +174,7 @@ def _run_script_worker(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoi
 
 
 def main(spec: WorkerSpec) -> int:
-    """The outermost edge of a worker process: nothing leaves it but an exit code."""
+    """Run a worker process; every error becomes an exit code."""
     try:
         return run_worker(spec)
     except Exception:

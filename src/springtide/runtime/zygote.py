@@ -196,7 +196,7 @@ def _redirect_output(log_path: str) -> None:
 
 
 class _LogFile(io.FileIO):
-    """A line that a full disk has no room for is lost; the training that printed it is not."""
+    """A log file that drops a line for which the disk has no room, so that a full disk ends no training."""
 
     def write(self, data: Buffer, /) -> int:
         try:
@@ -214,7 +214,7 @@ def _log_stream(descriptor: int) -> TextIO:
 
 
 def _be_first_for_the_kernel_to_end() -> None:
-    """Where memory runs out, the kernel takes a worker: its job can go on, the control plane is needed by all."""
+    """Let the kernel kill workers first when memory runs out: their jobs can go on, but all need the control plane."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")
 

@@ -31,7 +31,7 @@ MIB = 1 << 20
 MAX_IMAGE_BYTES = 10 * 1024 * MIB
 MAX_ZIP_BYTES = 250 * MIB
 MARKER = ".springtide-package"
-# What the command line, the service and their pages need is left at home.
+# Dependencies that only the command line, the service and its pages have are not packaged.
 _NOT_IN_FUNCTIONS = ("service/pages", "cli/samples")
 _TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 _INSTALL = "pip install 'springtide[runtime,functions]'"

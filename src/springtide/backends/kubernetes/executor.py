@@ -382,7 +382,7 @@ class KubernetesExecutor:
                 return False
             return True
 
-        # Whatever else it is refused for will be said of the pod itself.
+        # A refusal for any other reason is reported for the pod itself.
         self._api.write(
             ("probe", replica.workload_id),
             would_do,

@@ -160,7 +160,7 @@ class WorkerLauncher:
         return self.zygote is not None and self.zygote.is_connected and is_born
 
     def _abandon(self, replica: Worker, reason: str) -> None:
-        """There is no process, and there will be none."""
+        """Report a worker's end: it has no process and will get none."""
         if replica.asked_to_stop:
             self._table.note_exit(replica)
         else:

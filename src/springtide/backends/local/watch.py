@@ -13,7 +13,7 @@ from springtide.core.wire.workers import LOST_AFTER_S
 TICK_S = 0.25
 SUSPECT_AFTER_S = 1.0
 ADOPT_WINDOW_S = 3.0
-# A worker that works but gets no processor to speak with is not dead; one that has said nothing for this long is.
+# A worker that gets too little CPU time to send heartbeats is not dead; one that has sent nothing for this long is.
 STARVED_FACTOR = 5.0
 START_TIMEOUT_S = 180.0
 MAX_LOG_BYTES = 64 << 20

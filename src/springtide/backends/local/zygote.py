@@ -18,7 +18,7 @@ from springtide.core.workload import ReplicaId
 _log = logging.getLogger(__name__)
 
 CONNECT_INTERVAL_S = 0.05
-# A zygote imports torch first: seconds on an idle machine, a minute on a drowning one.
+# Seconds. A zygote imports torch first: that takes seconds on an idle machine, a minute on an overloaded one.
 START_TIMEOUT_S = 120.0
 ANSWER_TIMEOUT_S = 20.0
 MAX_STARTS_IN_A_ROW = 3
@@ -238,7 +238,7 @@ class ZygoteClient:
         self.ensure()
 
     def _give_up(self) -> None:
-        """A zygote that does not answer is worth nothing; its death lets everything asked of it be asked anew."""
+        """Kill a zygote that does not answer: its requests are then made again to the next one."""
         self.kill()
         if self._connection is not None:
             self._connection.close("it did not answer in time")

@@ -273,7 +273,7 @@ def reopen_slots(reader: SlotReader | None, path: str, otherwise: str) -> SlotRe
 
 
 def be_on_time() -> None:
-    """Come before all ordinary programs, as far as the rights go: a late tick holds no sharer back.
+    """Raise this process's priority as far as its rights allow: a late tick holds no sharer back.
 
     For a process that works well under a tenth of the time; the kernel stops even those that come first at 95 %.
     Nothing of a daemon is in cycles, and a collection at the wrong moment would be a late tick, so collections become

@@ -160,7 +160,7 @@ class CatchupSource:
         self._rank = rank
         self._is_wanted = formation.is_wanted
         self._queue: queue.SimpleQueue[_Message | None] = queue.SimpleQueue()
-        # One message on its way besides the one in the making: training waits for the joiner, never runs away.
+        # One message under way besides the one being made: training waits for the joiner instead of queueing more.
         self._slots = threading.Semaphore(1)
         self._buckets = _buckets(state, payload)
         self._num_sent = 0
@@ -343,7 +343,7 @@ class CatchupReceiver:
         self._payload = payload
         self._step_log = step_log
         self._link: socket.socket | None = None
-        # The token keeps strangers out.
+        # A connection without the token is refused.
         self._token = secrets.token_bytes(_TOKEN_BYTES)
         self._listener, address = listen_for_stream(formation.listen_host)
         self._listener.settimeout(_POLL_S)

@@ -1,4 +1,4 @@
-"""A group of workers that exchange tensors: one process group per generation, every operation with a deadline.
+"""Groups of workers that exchange tensors: one process group per generation, every operation with a deadline.
 
 The one way to get out of a hung gloo operation is to shut down the group's connected sockets from another thread;
 its own abort() aborts nothing. Listening sockets must be left alone, or gloo ends the process.

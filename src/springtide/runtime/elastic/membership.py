@@ -57,7 +57,7 @@ class Formation:
 
     @property
     def is_done(self) -> bool:
-        """Whether the making has ended, one way or the other."""
+        """Whether the forming has ended, with a group or an error."""
         return self._done.is_set()
 
     @property

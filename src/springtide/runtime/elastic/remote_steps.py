@@ -74,7 +74,7 @@ class RemoteStepLog:
             if self._asked_generation and records:
                 # A leader knows what waits, also where the store has been away for long.
                 num_lines = max(num_lines, records[-1].step - self._written_step)
-            # This lies within a pause of the whole group.
+            # The whole group is paused meanwhile.
             return [_plain(record) for record in records[-num_lines:]]
 
     def take_over(self, records: Sequence[Mapping[str, Any]]) -> None:
@@ -125,7 +125,7 @@ class RemoteStepLog:
                 self._thread.start()
 
     def leave(self, generation: int, *, is_leader: bool) -> None:
-        """What a leader was to write is written, or stays on its disk for the container's keeper."""
+        """Write a leader's unwritten lines; what fails stays on its disk for the container's first process."""
         if is_leader and time.monotonic() - self._failed_at_s >= _AWAY_S:
             with contextlib.suppress(OSError, StorageError):
                 self.flush(generation)

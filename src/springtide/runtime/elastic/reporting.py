@@ -67,7 +67,7 @@ class Reporter:
         return time.monotonic()
 
     def step_given_up(self) -> None:
-        """The step cannot be completed: whatever it took says nothing."""
+        """The step cannot be completed: its time is not counted."""
         if self._slot is not None:
             self._slot.abandon()
 

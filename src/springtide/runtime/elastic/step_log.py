@@ -60,7 +60,7 @@ class StepMemory(Protocol):
         """
 
     def leave(self, generation: int, *, is_leader: bool) -> None:
-        """Called before this member leaves: what it was to write is written, unless the store fails."""
+        """Called before this member leaves: writes its unwritten lines, unless the store fails."""
 
     def flush(self, generation: int) -> None:
         """Return when the log holds every step that the leader has asked to write. Raises as `write` does."""

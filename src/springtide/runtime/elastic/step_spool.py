@@ -105,7 +105,7 @@ class StepSpool:
 
 
 def said_of(directory: Path, max_lines: int = MAX_LINES_SAID) -> list[str]:
-    """What is to be said of lines that the store lacks after a worker's end; nothing where others see to the log."""
+    """What is to be said of lines that the store lacks after a worker's end; empty if another member writes the log."""
     try:
         standing = json.loads((directory / _STANDING).read_text())
         leads, written_step = bool(standing["leads"]), int(standing["written"])

@@ -1,4 +1,4 @@
-"""What travels in one step's reduction: gradients, the loss, what buffers changed by, and the members' control flags.
+"""The vector that one step reduces: gradients, the loss, what buffers changed by, and the members' control flags.
 
 The numbers in the optimizer's groups travel too, from rank 0: user code sets a learning rate in its loop, and a rank
 whose shards of a small batch are all empty does not run the loop. Where gradient noise is measured, so do the square

@@ -171,7 +171,7 @@ class TcpMeeting(c10d.Store):
                 _send(self._link, (verb, keys, value))
                 return _ANSWER.decode(_receive(self._link))
             except (OSError, ValueError) as error:
-                # What comes later could be the answer to this.
+                # A late answer to this request would be taken for the next one's.
                 self._link.close()
                 raise RuntimeError(f"{self._place} does not answer: {error}") from error
 

@@ -258,7 +258,7 @@ class Trainer:
         return exchange(group, parts, own, payload.num_elements, payload.num_summed, payload.pool)
 
     def _commit(self, vector: torch.Tensor) -> None:
-        """Update the model with the reduced vector; from here on the step is history."""
+        """Update the model with the reduced vector; from here on the step counts as committed."""
         assert self._batch is not None
         has_gradient = self.payload.has_gradient(vector)
         loss = self.payload.loss(vector)
@@ -374,7 +374,7 @@ class Trainer:
         self._enter_next()
 
     def _break_up(self) -> None:
-        """Out of whatever is under way with others, back to the last committed step."""
+        """Leave all operations with other members, and go back to the last committed step."""
         for group in (self._group, self._old_group):
             if group is not None:
                 group.close()

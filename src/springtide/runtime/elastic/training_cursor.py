@@ -174,14 +174,14 @@ class TrainingCursor:
         return self._known_schedule.batch_at(cursor.step, self.num_seen, cursor.global_batch_size)
 
     def commit(self, batch: GlobalBatch, squares: tuple[float, float] | None, told_square: float) -> None:
-        """The step on `batch` is history. `told_square` is what rank 0 said of the step before, see `last_square`."""
+        """Record the committed step on `batch`. `told_square` is rank 0's `last_square` for the step before."""
         cursor = self.cursor
         noise = cursor.noise
         if cursor.squares is not None:
             scale = cursor.squares.num_samples / self._job.global_batch_size
             noise = noise.update(cursor.squares.sample(told_square), scale * _stride(cursor.step - 1))
         measured = None
-        # What is no number could not travel in a checkpoint's JSON either.
+        # NaN and infinity cannot be stored in a checkpoint's JSON either.
         if squares is not None and self.measures_step and all(math.isfinite(square) for square in squares):
             num_shards = batch.num_filled(self._job.num_virtual_shards)
             measured = Squares(

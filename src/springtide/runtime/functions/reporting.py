@@ -72,7 +72,7 @@ class FunctionReporter:
             self._write()
 
     def add_loss(self, step: int, loss: float, num_samples: int) -> None:
-        """The mean loss over this place's samples of a step. What is no number becomes the largest one.
+        """The mean loss over this place's samples of a step. NaN and infinity become the largest number.
 
         A step that is redone comes out the same, so what was told of it stands.
         """
@@ -83,7 +83,7 @@ class FunctionReporter:
         self.update(losses=tuple(self._losses[at] for at in sorted(self._losses)))
 
     def take_losses(self, losses: Iterable[tuple[int, float, int]]) -> None:
-        """What the one before has told at this place is told on, as if it were this one's own."""
+        """Report the predecessor's losses at this place as this function's own."""
         self._losses = {**{told[0]: told for told in losses}, **self._losses}
         self.update(losses=tuple(self._losses[at] for at in sorted(self._losses)))
 

@@ -1,4 +1,4 @@
-"""Values of a training step on functions: where a training stands, and what a committed step brought."""
+"""Values of a training step on functions: the training's position, and the result of a committed step."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class StepTimer:
         self._is_first = True
 
     def begin(self) -> None:
-        """An attempt begins: what comes is not like what was."""
+        """An attempt begins: sums start at zero, since its steps may take another time."""
         self.totals = StepTotals()
         self._is_first = True
 

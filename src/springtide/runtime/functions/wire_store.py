@@ -11,7 +11,7 @@ from springtide.core.ports import Store, StoreRequests
 
 
 class WireTrouble(StorageError):
-    """What travels between functions does not; a new attempt may have another way."""
+    """Messages between functions do not get through; a new attempt may succeed."""
 
 
 class WireStore:

@@ -19,7 +19,7 @@ _LOOK_S = 0.5
 
 
 class LostPeer(Exception):
-    """Another member is gone: that one knows why."""
+    """Another member is gone: the cause is in that member's error."""
 
 
 def run_member(files: ErrandFiles, work: Callable[[], None], *, source_path: str = "") -> NoReturn:
@@ -44,7 +44,7 @@ def run_member(files: ErrandFiles, work: Callable[[], None], *, source_path: str
 
 
 def _end_with_parent() -> None:
-    """A parent that was killed outright cannot end its members: they look whether it is still theirs."""
+    """Exit once the parent is gone: a parent that was killed by SIGKILL cannot end its children."""
     parent = os.environ.get("SPRINGTIDE_ERRAND_PARENT")
 
     def look() -> None:

@@ -65,7 +65,7 @@ def connect(address: str, timeout_s: float) -> socket.socket:
         host, _, port = address.removeprefix("tcp://").rpartition(":")
         link = socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # Heartbeats that a vanished machine never confirms would look well for a quarter of an hour.
+        # Without it, heartbeats to a machine that has vanished would seem to be sent for a quarter of an hour.
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNCONFIRMED_MS)
         return link
     raise BackendError(f"the address {address!r} is neither unix:///path nor tcp://host:port")
@@ -232,7 +232,7 @@ class ControlLink:
                         self.send(Heartbeat(step=self._standing.step))
                 self._flush(connection)
         except (OSError, BackendError):
-            # The control plane is gone or speaks nonsense: a new connection begins with a clean stream.
+            # The control plane is gone or sent an invalid frame: a new connection begins with a clean stream.
             return
         finally:
             with self._condition:

@@ -1,4 +1,4 @@
-"""How a worker process ends: its exit codes, and ways out that no hanging thread and no destructor can hold up."""
+"""How a worker process ends: its exit codes, and exits that no hanging thread and no destructor can delay."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class WorkerExit(BaseException):
 
 
 def exit_now(code: int) -> NoReturn:
-    """End the process with what was printed; no destructor and no thread has a say in it."""
+    """Flush what was printed and end the process at once, without destructors and without waiting for threads."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()

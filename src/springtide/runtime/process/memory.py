@@ -1,4 +1,4 @@
-"""Memory that is paid for once: fresh pages cost a large model more time than all of its arithmetic."""
+"""Keeping memory pages: page faults on fresh memory can cost a large model more time than its arithmetic."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def fetch_source(spec: WorkerSpec) -> WorkerSpec:
 
 
 def open_prestop(spec: WorkerSpec) -> socket.socket:
-    """Where a preStop hook knocks (prestop.py). Raises OSError."""
+    """Open the socket that a preStop hook connects to (prestop.py). Raises OSError."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     directory = os.open(spec.work_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -102,7 +102,7 @@ def open_prestop(spec: WorkerSpec) -> socket.socket:
 
 
 def leave_word(environment: Mapping[str, str], sentence: str) -> None:
-    """Say last words where the cluster looks for them; where there is no such place, nowhere."""
+    """Write the termination message that the cluster shows; does nothing where its file does not exist."""
     path = Path(environment.get(TERMINATION_VARIABLE, "") or _TERMINATION_LOG)
     try:
         # The cluster makes the file; elsewhere there is none, and none is made.

@@ -30,7 +30,7 @@ def open_slot(spec: WorkerSpec) -> SlotWriter | None:
 
 @contextmanager
 def iteration(slot: SlotWriter, num_samples: int) -> Iterator[None]:
-    """What runs inside is one iteration over so many samples; one that raises tells nothing of how long they take."""
+    """The block is one iteration over so many samples; the time of one that raises is not reported."""
     slot.begin(num_samples)
     try:
         yield

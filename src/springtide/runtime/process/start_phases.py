@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-# A process that claims to be older than this has a clock of its own.
+# Seconds. A larger age means that the process's clock is not ours, so it is not believed.
 _MAX_AGE_S = 1e6
 
 

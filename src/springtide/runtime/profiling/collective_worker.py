@@ -67,7 +67,7 @@ def _time(exchange: MeasuredExchange, group: list[int], num_bytes: int, device: 
         exchange.all_reduce(tensor)
         return watch.seconds(began, watch.now())
 
-    # The slowest member's word counts, on all of them alike.
+    # All members take the time of the slowest one.
     (first_s,) = exchange.most([once()])
     repeats_s = exchange.most([once() for _ in range(num_repeats(first_s))])
     return CollectiveTimes(

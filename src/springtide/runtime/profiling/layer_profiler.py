@@ -185,7 +185,7 @@ def _time_round(
 def _call(layer: Layer, inputs: Any) -> Any:
     starts_in_place = any(getattr(module, "inplace", False) for module in layer.module.modules())
     try:
-        # What came from outside may not be written over where its gradient is wanted.
+        # Autograd refuses in-place changes of an input that requires a gradient: pass a copy.
         outputs = layer.module(_copied(inputs) if starts_in_place else inputs)
     except InvalidRequest:
         raise

@@ -634,7 +634,7 @@ class Coordinator:
         self._orders.append(self._saved.look(run))
 
     def _conclude(self, step: int) -> None:
-        """No function runs any more, and the newest state is that of `step`: what was to follow does."""
+        """No function runs any more, and the newest saved state is that of `step`: carry out `after`."""
         run = self.run
         after, run.after = run.after, After.NOTHING
         if run.record is not None or run.pool.num_invocations:

@@ -125,7 +125,7 @@ def failed(run: Run, slot: PlaceSlot, invocation: FunctionInvocation, code: Erro
 
 
 def _died(run: Run, slot: PlaceSlot, invocation: FunctionInvocation, cause: EndCause, error: str) -> Iterator[Effect]:
-    """It is gone without having been asked. The job goes on from the newest state, unless that leads nowhere."""
+    """It ended without being asked to. The job goes on from the newest state, unless its functions keep failing."""
     if invocation is slot.successor:
         slot.successor = None
         slot.num_deaths += 1

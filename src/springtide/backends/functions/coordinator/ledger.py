@@ -98,7 +98,7 @@ class Ledger:
         self._marks = [*self._marks[-7:], (step, spent_usd)]
 
     def forget_steps(self) -> None:
-        """What comes is not like what was: another plan, or a start in between."""
+        """Forget what steps cost: another plan follows, or functions started in between."""
         self._marks = []
 
     def step_usd(self, plan: FunctionPlan, step_s: float, predicted_usd: float) -> float:

@@ -1,4 +1,4 @@
-"""What a coordinator is told and what it orders: values both ways, so that all of it can be played in tests."""
+"""The inputs and orders of a coordinator, all of them plain values, so that tests can replay them."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class FunctionFailed:
 
 @dataclass(frozen=True)
 class ConcludeIfStopped:
-    """If all functions have stopped that were told to: what was to follow does."""
+    """If all functions that were told to stop have stopped: carry out what follows the stop."""
 
 
 Verdict = (

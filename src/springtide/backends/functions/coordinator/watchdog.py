@@ -29,7 +29,7 @@ MAX_THROTTLED_S = 180.0
 
 
 class Watchdog:
-    """The limits of patience with functions and their provider, and what has been seen of them so far.
+    """The time limits for functions and their provider, and what has been seen of them so far.
 
     A *probe* is a new attempt that every function has to join: those that do not join it in time are gone.
     """
@@ -147,7 +147,7 @@ class Watchdog:
         if run.mode is not Mode.RUNNING or any(one.began_at_s is None and not one.is_adopted for one in invocations):
             return
         if run.is_starved:
-            # Samples are what is missing.
+            # All functions wait for samples.
             return
         since_s = max([run.progress_at_s, *(one.warm_at_s or 0.0 for one in invocations)])
         limit_s = run.pace.silence_limit_s()
@@ -166,7 +166,7 @@ class Watchdog:
 
 
 def _missing(run: Run, slot: PlaceSlot, invocation: FunctionInvocation, cause: EndCause) -> Verdict:
-    """A function is gone, and only its absence says so."""
+    """A function is gone without a report of its end."""
     if run.mode is Mode.CLOSING:
         return StopNow(run.after)
     return ReplaceFunction(slot, invocation, end_sentence(invocation, cause))

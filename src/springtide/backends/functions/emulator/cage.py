@@ -1,4 +1,4 @@
-"""The last steps of a new function process before its own code: its session, its limits, its group, its death.
+"""The last steps of a new function process before its own code: session, limits, group, and its end with its parent.
 
 Only the standard library, and little of it: a process runs this before anything else (`python -S cage.py ...`).
 """

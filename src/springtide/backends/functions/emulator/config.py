@@ -46,7 +46,7 @@ class EmulatorFaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class Fate(msgspec.Struct, frozen=True, kw_only=True):
-    """What befalls one invocation. `kill_after_s` counts from the moment at which the function gets it."""
+    """The faults injected into one invocation. `kill_after_s` counts from the moment at which the function gets it."""
 
     is_throttled: bool = False
     is_lost: bool = False
@@ -57,7 +57,7 @@ class Fate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fate_of(faults: EmulatorFaults, number: int) -> Fate:
-    """What befalls the `number`-th invocation: its own draws, independent of the invocations in between."""
+    """The faults of the `number`-th invocation: its own draws, independent of the invocations in between."""
     draws = np.random.default_rng([faults.seed, number]).random(7)
     return Fate(
         is_throttled=bool(draws[0] < faults.throttled_fraction),

@@ -63,7 +63,7 @@ class EmulatedInvocation:
         self.begun_at_s: float | None = None
 
     def answer(self, function_error: str, payload: bytes) -> None:
-        """What the function said, or what is said of it; the first one counts."""
+        """Set the invocation's answer, the function's or the emulator's; only the first one counts."""
         if not self.answered.done():
             self.answered.set_result((function_error, payload))
 

@@ -29,7 +29,7 @@ class CpuShare(Protocol):
         ...
 
     def tick(self, elapsed_s: float) -> None:
-        """Let go on, or stop, what has had less or more than its share."""
+        """Stop processes that used more than their share, continue those that used less."""
         ...
 
     def pids(self, leader: int) -> list[int]:
@@ -125,7 +125,7 @@ class StopAndGo:
             self._signal(signal.SIGCONT)
 
     def tick(self, elapsed_s: float) -> None:
-        """Earn, pay, and stop or go on."""
+        """Update the balance of CPU time, and stop or continue the processes by it."""
         if not self._leader:
             return
         used_s = {pid: cpu_seconds(pid) for pid in descendants(self._leader)}
@@ -133,7 +133,7 @@ class StopAndGo:
         self._used_s = used_s
         if self._vcpus is None:
             return
-        # What a sleeper did not use it does not keep: at most one tick's worth.
+        # Unused CPU time is not saved up: the balance is at most one tick's worth.
         self._balance_s = min(self._balance_s + self._vcpus * elapsed_s - spent_s, self._vcpus * elapsed_s)
         if self._balance_s < 0 and not self._is_stopped:
             self._signal(signal.SIGSTOP)

@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _quicken(torch: Any) -> None:
-    """A step of the usual optimizers, which import half of torch at the first one; with one thread only.
+    """Take a step with the usual optimizers: the first one imports much of torch. With one thread only.
 
     A pool of threads would not live on in the children.
     """

@@ -155,7 +155,7 @@ class FixedHost:
 
 
 class HostedParameters:
-    """Servers of one kind, one for each job: a password, a memory limit and a death of its own, and a plain bill.
+    """Servers of one kind, one for each job: each with its own password, memory limit, lifetime and bill.
 
     One that is released lives for `linger_s` more, so that jobs that come back soon find it. What runs is noted in
     `folder`: a platform that is restarted takes it over, and ends what no job asks for. `now_s` is Unix time.

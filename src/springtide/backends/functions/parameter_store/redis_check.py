@@ -50,7 +50,7 @@ def _refused(where: str, error: str, *, has_password: bool) -> AccountFinding:
 
 
 def _faults(where: str, facts: dict[str, str]) -> list[AccountFinding]:
-    """What would keep a job from its end."""
+    """What would keep a job from finishing."""
     found = []
     version = facts.get("redis_version", "")
     numbers = re.match(r"(\d+)\.(\d+)", version)
@@ -70,7 +70,7 @@ def _faults(where: str, facts: dict[str, str]) -> list[AccountFinding]:
         )
     policy = facts.get("maxmemory_policy", "noeviction")
     if policy != "noeviction" and facts.get("maxmemory", "0") != "0":
-        # What is thrown away before it was read is waited for in vain.
+        # A function would wait in vain for a value that was evicted before it was read.
         told = f"{where} throws values away when it is full (maxmemory-policy {policy}), whether they were read or not"
         found.append(
             AccountFinding(verdict="fail", text=told, mend="set maxmemory-policy noeviction (CONFIG SET, or its file)")

@@ -123,7 +123,7 @@ class AlibabaProvider:
                         raise
 
     def examine(self) -> list[AccountFinding]:
-        """What stands between these settings and a first function, asked without making anything."""
+        """Check what would keep a first function from running with these settings, without making anything."""
         where = f"alibaba {self._settings.region}"
         try:
             with self._explained(f"{where} cannot be used"):

@@ -157,7 +157,7 @@ class LambdaProvider:
                         raise
 
     def examine(self) -> list[AccountFinding]:
-        """What stands between these settings and a first function, asked without making anything."""
+        """Check what would keep a first function from running with these settings, without making anything."""
         clients: dict[str, Any] = {}
 
         def client_of(kind: str) -> Any:

@@ -94,7 +94,7 @@ def _unreachable(where: str, error: BaseException) -> AccountFinding:
 
 
 def _rights(account: Account, caller: str) -> list[AccountFinding]:
-    """Whether the platform may do what it will do, as far as that can be asked."""
+    """Check the rights to the calls that the platform makes, as far as they can be tested."""
     client, missing = account.client_of("lambda"), []
     # There is no function of that size.
     name = f"{account.prefix}-0"
@@ -117,7 +117,7 @@ def _rights(account: Account, caller: str) -> list[AccountFinding]:
 
 
 def _role(account: Account, caller: str) -> list[AccountFinding]:
-    """Whether functions can be the role that they are to be."""
+    """Check that functions can assume their role."""
     arn, name = account.role_arn, account.role_arn.rpartition("/")[2]
     if arn.split(":")[4] != caller.split(":")[4]:
         told = f"the role {arn} is of another account than the keys ({caller.split(':')[4]})"
@@ -137,7 +137,7 @@ def _role(account: Account, caller: str) -> list[AccountFinding]:
 
 
 def _image(account: Account, caller: str) -> list[AccountFinding]:
-    """Whether what functions are made of is where Lambda looks for it."""
+    """Check that the functions' image is where Lambda looks for it."""
     found = _IMAGE.fullmatch(account.image_uri)
     if found is None:
         told = f"{account.image_uri} is no image of ECR, and Lambda takes no other"
@@ -167,7 +167,7 @@ def _image(account: Account, caller: str) -> list[AccountFinding]:
 
 
 def _limits(account: Account, caller: str) -> list[AccountFinding]:
-    """Whether so many functions may run at a time as jobs are planned with."""
+    """Check that as many functions may run at a time as jobs are planned with."""
     try:
         limit = int(account.client_of("lambda").get_account_settings()["AccountLimit"]["ConcurrentExecutions"])
     except account.errors.client:

@@ -17,7 +17,7 @@ class Deployment(Protocol):
 
     @property
     def region(self) -> str:
-        """Where."""
+        """The region's name."""
         ...
 
     @property
@@ -27,12 +27,12 @@ class Deployment(Protocol):
 
     @property
     def image_uri(self) -> str:
-        """Of what."""
+        """The functions' container image."""
         ...
 
     @property
     def endpoint_url(self) -> str:
-        """Through which address, if not AWS."""
+        """The address of the API; empty for AWS."""
         ...
 
 

@@ -138,7 +138,7 @@ def fetch_status(store: Store, job_id: WorkloadId, work_dir: Path) -> None:
 
 
 def _is_copied(name: str) -> bool:
-    """Whether a name is that of a copy: what else lies there is let lie."""
+    """Whether a name is that of a copy; other files are left alone."""
     if name in (STATUS_FILE, LOSSES_FILE):
         return True
     parts = PurePosixPath(name).parts

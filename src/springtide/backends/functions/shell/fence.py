@@ -21,9 +21,9 @@ from springtide.storage.stores.checked import CheckedStore
 
 RecordT = TypeVar("RecordT", ControlRecord, Notes)
 T = TypeVar("T")
-# A job has one coordinator, or two for a moment: one that loses so often meets a store that keeps no promise.
+# A job has one coordinator, or two for a moment: after so many lost races the store must be broken.
 MAX_RACES = 20
-# What holds before there is an attempt: no place is filled.
+# The record before the first attempt: no place is filled.
 _NO_PLAN = FunctionPlan(stages=(FunctionStage(first_layer=0, end_layer=1, memory_mb=1),))
 _NOBODY = ControlRecord(generation=0, attempt=0, restore_step=0, plan=_NO_PLAN, incarnations={}, verb="stop")
 
@@ -41,7 +41,7 @@ class RecordFence:
         self._versions: dict[str, str] = {}
 
     def claim(self) -> tuple[ControlRecord | None, Notes]:
-        """Make both one's own; what they said before, None where there was no record.
+        """Claim both records for this term; returns what they held before, None where there was no record.
 
         One is written then that tells every function to stop, so that no other coordinator writes the first.
         """
@@ -63,7 +63,7 @@ class RecordFence:
         self._replace(self._keys.notes, Notes, msgspec.structs.replace(notes, term=self._term), lambda known: False)
 
     def check(self) -> None:
-        """Ask whether the job is still one's own."""
+        """Check that the job still belongs to this coordinator."""
         found = self._store.get_version(self._keys.control)
         if found is None:
             raise _gone(self._keys.control)
@@ -117,7 +117,7 @@ class RecordFence:
 
 
 def _gone(key: str) -> StorageError:
-    """What was claimed does not go by itself: the job has ended elsewhere, and must not begin anew from here."""
+    """The error for a claimed record that is missing: the job has ended elsewhere and must not begin anew from here."""
     return StorageError(f"{key} is gone from the store")
 
 

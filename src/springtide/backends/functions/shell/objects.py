@@ -28,7 +28,7 @@ from springtide.storage.workloads.store import WorkloadStore
 
 MODEL_PREFIX = "model/"
 MODEL_FILE = "model.safetensors"
-# Stages of one state: more than the layers of a model there are not.
+# The most stages that one state can have: each has at least one layer.
 _MAX_STAGES = 1024
 
 

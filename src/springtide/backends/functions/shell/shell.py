@@ -392,7 +392,7 @@ class CoordinatorShell:
         return self._patiently(lambda: fence.write_notes(notes), "the notes")
 
     def _patiently(self, write: Callable[[], None], what: str) -> bool:
-        """Do something to the store, again while it does not do its work; whether it was done."""
+        """Make a store call, and again while the store fails; returns whether it was done."""
         give_up_s = time.monotonic() + STORE_PATIENCE_S
         while True:
             try:

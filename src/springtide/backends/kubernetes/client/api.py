@@ -450,7 +450,7 @@ class KubeApi:
             headers["Authorization"] = await self._auth.said()
 
     async def _prove_anew(self, headers: dict[str, str]) -> bool:
-        """The server refused what was said; whether there is anything else to say."""
+        """The server refused the credentials; returns whether there are others to try."""
         if self._auth is None:
             return False
         refused = headers["Authorization"]
@@ -459,7 +459,7 @@ class KubeApi:
 
 
 def _decoded(decode: Callable[[bytes], T], data: bytes) -> T:
-    """What an answer says. Raises ServerFault: it is no answer of an API server, or half of one."""
+    """Decode the body of an answer. Raises ServerFault where it is not an API server's, or cut short."""
     try:
         return decode(data)
     except msgspec.MsgspecError as error:

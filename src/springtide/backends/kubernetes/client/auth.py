@@ -38,7 +38,7 @@ class Authorization(Protocol):
 
 
 class Fixed:
-    """What stays as it is."""
+    """A secret that does not change."""
 
     def __init__(self, header: str) -> None:
         self._header = header
@@ -142,7 +142,7 @@ class ClientCertificate:
         try:
             self._context.load_cert_chain(*self._paths)
         except (OSError, ssl.SSLError):
-            # Half of a pair is there yet: the old one still stands, and the next look finds both.
+            # Only one file of the pair has been replaced so far: keep the old pair until the next look.
             return False
         self._seen = stamps
         return True

@@ -51,7 +51,7 @@ class ObjectChange(NamedTuple):
 
 
 class _PastError(Exception):
-    """The server answered with what it held before."""
+    """The server answered with an older state than was seen before."""
 
 
 def trim_metadata(obj: Object) -> Object:
@@ -180,7 +180,7 @@ class Cache:
         self._tell(ObjectChange(self.kind, key, before, None))
 
     def held(self, namespace: str) -> dict[Key, Object]:
-        """What is here of one namespace, or of all (empty)."""
+        """The cached objects of one namespace, or of all (empty)."""
         with self._lock:
             return {key: obj for key, obj in self._objects.items() if not namespace or key.namespace == namespace}
 
@@ -314,7 +314,7 @@ class _Reflector:
             self._cache.drop(key)
 
     def _has_lasted(self) -> bool:
-        """Whether the server has been in the past for so long that it is the present."""
+        """Whether the server has answered with older versions for so long that they count as current."""
         now_s = time.monotonic()
         if self._past_since_s is None:
             self._past_since_s = now_s
@@ -379,7 +379,7 @@ class _Reflector:
             pause_s = max(self._cache.compare_every_s, (time.monotonic() - began_s) / _COMPARE_PART)
 
     async def _compare(self) -> None:
-        """Find out what no notification told of, and mend it."""
+        """List all objects, and correct what notifications missed."""
         # All in one answer, which the server has in its memory; objects of it would hold this thread up for a second
         # and more where there are thousands.
         listing = await self._api.heads(
@@ -408,7 +408,7 @@ class _Reflector:
 
 
 def _is_of_the_past(error: Exception) -> bool:
-    """Whether the server said that it has not got as far as was asked for."""
+    """Whether the server answered that it has not reached the version that was asked for."""
     is_behind = isinstance(error, KubeApiError) and "Too large resource version" in error.message
     return is_behind or isinstance(error, _PastError)
 

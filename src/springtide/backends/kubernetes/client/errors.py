@@ -8,7 +8,7 @@ from springtide.core.errors import BackendError
 
 
 class KubeApiError(BackendError):
-    """A call did not do what it was asked.
+    """A call failed.
 
     `status` is HTTP's (0: no answer came), `reason` the server's word for it, `retry_after_s` when it wants to be asked
     again (0: it did not say). `fields` are the paths in an object that were found wanting.
@@ -120,7 +120,7 @@ def error_of(status: int, body: bytes, retry_after: str = "") -> KubeApiError:
     try:
         told = msgspec.json.decode(body, type=_Status)
     except msgspec.MsgspecError:
-        # A proxy in between answers in its own words.
+        # A proxy in between answers in a format of its own.
         told = _Status(message=body[:300].decode(errors="replace").strip())
     status = status or told.code
     details = told.details or _Details()

@@ -169,7 +169,7 @@ class Leadership:
         if seen != self._seen:
             self._seen, self._seen_at_s = seen, now_s
             return False
-        # A holder that says something shorter than we would still had its own word for it.
+        # Whichever is longer: our own lease time, or the duration that the holder wrote.
         return now_s - self._seen_at_s > max(self.lease_s, float(spec.get("leaseDurationSeconds") or 0))
 
     def _lead(self, sent_s: float) -> None:

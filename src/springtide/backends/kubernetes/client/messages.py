@@ -1,4 +1,4 @@
-"""What is said to an API server and what it answers: messages and their decoders."""
+"""Messages to and from an API server, and their decoders."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ encode = msgspec.json.Encoder().encode
 
 
 def selectors(labels: str, fields: str) -> dict[str, str]:
-    """The parameters that choose objects; none where nothing is chosen by."""
+    """The query parameters that select objects; empty without selectors."""
     chosen = {"labelSelector": labels, "fieldSelector": fields}
     return {name: value for name, value in chosen.items() if value}
 

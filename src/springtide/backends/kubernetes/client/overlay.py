@@ -1,4 +1,4 @@
-"""What an operator lays over a pod's spec: mappings merge, lists merge by what their members are called."""
+"""An operator's overlay on a pod's spec: mappings merge, lists merge by their members' names."""
 
 from __future__ import annotations
 

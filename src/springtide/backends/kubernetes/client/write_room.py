@@ -46,7 +46,7 @@ class WriteRoom:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                # The turn came and is not taken.
+                # Its turn came as it was cancelled: give the place up again.
                 self.leave()
             raise
 

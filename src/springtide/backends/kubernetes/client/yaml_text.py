@@ -53,7 +53,7 @@ def read_yaml(text: str, place: str) -> list[Any]:
 
 
 def _reader() -> Any:
-    """The class that reads: plain values, and few words and numbers that are none of them by surprise."""
+    """Return the loader class: plain values, and fewer texts that turn into booleans or numbers."""
     import yaml
 
     class Reader(yaml.SafeLoader):  # type: ignore[misc]
@@ -94,7 +94,7 @@ def write_yaml(documents: Iterable[Any], *, sorts_keys: bool = False) -> str:
     import yaml
 
     class Writer(yaml.SafeDumper):  # type: ignore[misc]
-        """Blocks for texts of several lines, no anchors: what is meant twice is written twice."""
+        """Blocks for texts of several lines, no anchors: repeated values are written out each time."""
 
         def ignore_aliases(self, data: Any) -> bool:
             return True

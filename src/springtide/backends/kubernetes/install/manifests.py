@@ -306,7 +306,7 @@ def _worker_policy(settings: SettingsFile, namespace: str) -> Manifest:
             "podSelector": its_like,
             "policyTypes": ["Ingress", "Egress"],
             "ingress": [{"from": [{"podSelector": its_like}, control_plane]}],
-            # What user code talks to is not known here; the keys of the machine it runs on are not its to have.
+            # User code may connect anywhere but to the metadata address, which hands out the machine's keys.
             "egress": [{"to": everywhere}],
         },
     }

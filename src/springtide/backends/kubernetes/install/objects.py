@@ -40,7 +40,7 @@ def metadata_of(settings: SettingsFile, name: str, namespace: str = "", componen
 
 
 def settings_digest(settings: SettingsFile) -> str:
-    """What changes whenever the settings do, so that the control plane starts anew with them.
+    """A digest of the settings for the pod template: the control plane restarts when they change.
 
     The text that is hashed is what Go writes for the same values, so that Helm's `toJson | sha256sum` is equal.
     """

@@ -97,7 +97,7 @@ def _container(settings: SettingsFile) -> Manifest:
             "runAsUser": 0,
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
-            # Turns of milliseconds are kept by a thread that may go before others.
+            # Ticks of milliseconds need a thread with a higher priority.
             "capabilities": {"drop": ["ALL"], "add": ["SYS_NICE"]},
             "seccompProfile": {"type": "RuntimeDefault"},
         },

@@ -181,7 +181,7 @@ class NodeBook:
                 self.cache.put(obj)
 
         def given_up(_: object) -> None:
-            # Refused for good, for now: the next comparison that finds it due asks again.
+            # Refused: the next comparison that finds the label due tries again.
             self._thread.later(LOOK_EVERY_S * 10, lambda: self._labelling.discard(node_id))
 
         def stands() -> bool:

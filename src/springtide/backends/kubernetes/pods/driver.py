@@ -169,7 +169,7 @@ class PodDriver:
         return False
 
     def describe_end(self, replica: PodReplica) -> str:
-        """What took it away, or else what its pod says."""
+        """Why its pod was ended from outside, or else the end that its pod reports."""
         return replica.handle.taken or replica.handle.end or "the worker ended without a word"
 
     def was_taken(self, replica: PodReplica) -> bool:

@@ -23,7 +23,7 @@ from springtide.core.workload import WorkloadId
 
 
 class Machines(Protocol):
-    """What a launcher has to know of nodes."""
+    """The part of the node tables that a launcher needs."""
 
     def find(self, device_id: DeviceId) -> tuple[Node, Device] | None:
         """A device and its node, whether it is offered now or not."""
@@ -206,7 +206,7 @@ class PodLauncher:
         self.pump()
 
     def _on_refused(self, pod: PodState, error: BackendError) -> None:
-        """No pod came of it."""
+        """The pod was not made."""
         if not isinstance(error, QuotaExceeded):
             self._quota.withdrawn(pod.key.namespace)
         replica = self._table.replicas.get(pod.replica_id)

@@ -82,7 +82,7 @@ class PodLogs:
         except OSError as error:
             _log.warning("the output of %s cannot be kept: %s", pod.replica_id, error.strerror)
         finally:
-            # A control plane that ends lets go of pods that go on.
+            # When this control plane ends, pods that still run are not marked: the next one follows them.
             if pod.is_over:
                 with contextlib.suppress(OSError):
                     _note_end(self._path_of(pod))
@@ -161,7 +161,7 @@ class _Output:
             bound_log(self._path, self._max_bytes, min(KEPT_LOG_BYTES, self._max_bytes))
 
     def _write_steps(self, line: bytes) -> None:
-        """Keep what a pod says of its job's step log apart: it is for the store, and nothing that people read."""
+        """Write the step log's lines in a pod's output to a separate file: they are for the store, not for people."""
         self._steps_bytes += len(line) + 1
         if self._steps_bytes <= _MAX_STEPS_BYTES:
             with self._path.with_suffix(STEPS_SUFFIX).open("ab") as file:

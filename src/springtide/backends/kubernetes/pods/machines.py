@@ -94,7 +94,7 @@ class PodMachines:
             self._ask_about(node_id)
 
     def _ask_about(self, node_id: NodeId) -> None:
-        """Its absence may be an answer from the past: the API server itself is asked."""
+        """Ask the API server itself for the node: a listing without it may be an old one."""
         table, pods = self._table, self._pods
         assert table is not None
 

@@ -1,4 +1,4 @@
-"""What a namespace's quota refuses is no loss: pods wait for room, and elastic jobs do with fewer workers meanwhile."""
+"""A pod that a namespace's quota refuses is not lost: it waits; elastic jobs run with fewer workers meanwhile."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Probe = Callable[[PodReplica, Callable[[bool], None]], None]
 
 
 class Holders(Protocol):
-    """What quota has to know of the replicas."""
+    """The part of the replica table that quota handling needs."""
 
     def of_workload(self, workload_id: WorkloadId) -> list[PodReplica]:
         """The living replicas of a job or service."""

@@ -96,7 +96,7 @@ def _with_digest(text: str, limit: int) -> str:
 
 
 def worker_spec(action: StartReplica, settings: KubernetesSettings, device: Device) -> WorkerSpec:
-    """What the worker is told at birth, without its token: that it derives from the key of its workload."""
+    """The spec that the worker starts with, without its token: it derives that from the key of its workload."""
     workload = action.workload
     # A whole device of the GPU plugin is the only one that its pod sees; a share is one of all.
     return WorkerSpec(

@@ -211,7 +211,7 @@ class PodTable:
         self._write(pod, lambda api: api.patch(POD, pod.key.name, patch, pod.key.namespace))
 
     def _told(self, pod: PodState, found: Object | None) -> None:
-        """The API server itself has said what there is under a pod's name."""
+        """Take the API server's own answer about a pod's name."""
         pod.is_inquired = False
         if found is not None and self._is_of(found, pod.replica_id) and pod.uid in ("", uid_of(found)):
             self._see(pod, found)

@@ -36,7 +36,7 @@ class PodWatch:
         self._tick()
 
     def forgive(self) -> None:
-        """This thread itself was late: count every replica's silence from now."""
+        """This thread itself was late: count every replica's silence from now on."""
         self._table.counts["late_wakeups"] += 1
         now_s = time.monotonic()
         for replica in self._table.replicas.values():
@@ -88,7 +88,7 @@ class PodWatch:
             return
         has_gone = replica.has_left or replica.has_failed or (replica.has_finished and self._is_over(replica))
         if has_gone and replica.connection is None:
-            # It has said goodbye; only the news of its pod's end is late. Its device is free when that comes.
+            # It has reported its own end; the end of its pod is not known yet. Its device is free when that comes.
             self._table.note_exit(replica)
         elif not replica.asked_to_stop:
             # A replica that was asked to stop has a grace period of its own.

@@ -179,7 +179,7 @@ class Objects:
         except NoSuchObject:
             return
         except Invalid:
-            # A test that fails is refused in the same words as a status that cannot be.
+            # A failed `test` operation and an invalid status get the same error from the server.
             found = await api.find(kind, key.name, key.namespace)
             if found is not None and uid_of(found) == uid:
                 raise

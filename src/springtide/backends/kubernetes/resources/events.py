@@ -55,7 +55,7 @@ _REASONS = MappingProxyType(
 
 
 def reason_of(kind: str) -> str:
-    """The one word of an Event for the kind of a line in a story."""
+    """The `reason` of an Event for the kind of a line in a workload's story."""
     return _REASONS.get(kind) or "".join(part.capitalize() for part in re.split(r"[^A-Za-z0-9]+", kind)) or "Told"
 
 

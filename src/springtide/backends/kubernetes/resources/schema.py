@@ -24,7 +24,7 @@ LATENCY_PREFIX: Final = re.compile(r"^\s*p99\s*<=?\s*", re.IGNORECASE)
 
 
 def worded(mend: str, *patterns: str) -> str:
-    """A pattern whose first alternative matches nothing and says what would do. `mend` holds no special characters."""
+    """A pattern whose first alternative matches nothing and says what is valid. `mend` holds no special characters."""
     return f"{mend}$.|" + "|".join(f"^{pattern}$" for pattern in patterns)
 
 
@@ -45,7 +45,7 @@ def matching(description: str, mend: str, *patterns: str) -> Schema:
 
 
 def whole(description: str, minimum: int, maximum: int, default: int | None = None) -> Schema:
-    """A whole number within bounds."""
+    """An integer within bounds."""
     schema: Schema = {"type": "integer", "format": "int64", "description": description}
     schema |= {"minimum": minimum, "maximum": maximum}
     return schema | ({} if default is None else {"default": default})
@@ -63,7 +63,7 @@ def flag(description: str) -> Schema:
 
 
 def choice(description: str, *values: str, default: str | None = None) -> Schema:
-    """One of a few words."""
+    """A text that is one of a few fixed values."""
     schema: Schema = {"type": "string", "description": description, "enum": list(values)}
     return schema | ({} if default is None else {"default": default})
 

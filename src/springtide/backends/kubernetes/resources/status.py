@@ -1,4 +1,4 @@
-"""What the platform knows of a workload, as the status of its object. Pure: the same knowledge, the same status."""
+"""The status of a workload's object, from what the platform knows. Pure: equal inputs give an equal status."""
 
 from __future__ import annotations
 

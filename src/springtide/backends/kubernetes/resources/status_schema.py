@@ -1,4 +1,4 @@
-"""The status of a TrainingFunction and of an InferenceFunction: its schema, and the words of its conditions."""
+"""The status of TrainingFunctions and InferenceFunctions: its schema, and the types and reasons of its conditions."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ AGENT_PORT = 8792
 DAEMON = "springtide.backends.sharing.gpu.daemon"
 NODE_VARIABLE = "NODE_NAME"
 _BACKOFF_S = (0.1, 5.0)
-# However little happens, what the daemon knows is looked at this often, and it is told again if it is another's.
+# Even without changes the daemon's table is compared this often, and sent again where it differs.
 _LOOK_S = 1.0
 _STALE_S = 3.0
 # How often the processes of sharers are looked for; a container may be a moment without any.
@@ -145,14 +145,14 @@ class ShareAgent:
         target = self._public / LIBRARY_NAME
         if target.is_file() and target.read_bytes() == self._library.read_bytes():
             return
-        # In place of the old one and not into it: programs that run have that mapped.
+        # Replaced by a rename, not overwritten: running programs have the old file mapped.
         temporary = target.with_name(f".{LIBRARY_NAME}.{os.getpid()}")
         shutil.copyfile(self._library, temporary)
         temporary.chmod(0o755)
         os.replace(temporary, target)
 
     async def _find_gpus(self) -> None:
-        """Until the driver, which may come up after this pod, tells of any."""
+        """Wait until the driver, which may come up after this pod, lists a GPU."""
         while not (found := await asyncio.to_thread(self._discover)):
             await asyncio.sleep(_LOOK_S)
         self._gpus = found
@@ -200,7 +200,7 @@ class ShareAgent:
         self._entries, self._problems = found
 
     async def _seek(self) -> None:
-        """Find out whether sharers are visible at all: the daemon knows them by their processes."""
+        """Check that processes of sharing pods are visible: the daemon knows its tenants by their processes."""
         before: frozenset[str] = frozenset()
         while True:
             await asyncio.sleep(_SEEK_S)
@@ -211,17 +211,17 @@ class ShareAgent:
             }
             held = running & {entry.pod_uid.lower() for entry in self._entries}
             now = frozenset(held - await asyncio.to_thread(pods_seen)) if held else frozenset()
-            # Twice in a row: one that has just ended, or is just about to begin, is no sign.
+            # Only pods missing twice in a row count: one may have just ended, or be about to begin.
             self._unseen, before = now & before, now
 
     async def _tell(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         said: tuple[GpuTenantEntry, ...] | None = None
         gone = asyncio.create_task(reader.read())
         try:
-            # It never says anything: what ends the reading is its end.
+            # The daemon never sends anything: the read ends when the daemon does.
             while not gone.done():
                 self._changed.clear()
-                # Before every pod and every GPU has been seen, the daemon knows better from the agent before.
+                # Until all pods and GPUs have been read, the daemon goes on with the previous agent's table.
                 if self._cache.is_synced and self._gpus:
                     self._look()
                     if self._entries != said:

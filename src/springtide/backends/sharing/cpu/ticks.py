@@ -241,7 +241,7 @@ class CpuTicks:
                 ShareIteration(batch_size=ended.batch_size, duration_s=ended.duration_s) for ended in reading.finished
             )
         told = sharer.reading
-        # The clock is the writer's as well; a start in the future is a lie and counts as none.
+        # The worker writes the start time itself; one in the future is wrong and counts as none.
         iteration_s = max(0.0, now_s - told.started_s) if told.started_s else 0.0
         return Observation(
             used_fraction=used_s / (tick_s * self._device_cpus),
@@ -260,7 +260,7 @@ class CpuTicks:
             pids = [] if sharer.entry.replica_id in self.errors else self._enforcer.pids(sharer.name)
             for pid in pids or [sharer.entry.process.pid]:
                 if pid not in clocks:
-                    # What a process used before the first look, it used before it shared.
+                    # CPU time before the first look was used before sharing began, and does not count.
                     clocks[pid] = (process_clock_s(pid) or 0.0) if is_first else 0.0
         for pid, before_s in list(clocks.items()):
             clock_s = process_clock_s(pid)

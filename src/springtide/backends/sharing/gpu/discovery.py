@@ -59,7 +59,7 @@ def discover_gpus() -> tuple[Gpu, ...]:
 
 
 def _in_mb(memory: str) -> int:
-    """The driver counts in MiB; what has no memory of its own says so in words."""
+    """The driver counts in MiB; for a device without memory of its own it prints a text instead."""
     return int(memory) * _MIB // _MB if memory.isdecimal() else 0
 
 

@@ -323,7 +323,7 @@ class PipelineWorker:
         for tensor in tensors:
             tensor.requires_grad_(has_gradient(tensor))
         if self._clones_input:
-            # Nothing may be written over a leaf, but over a copy of it.
+            # Autograd refuses in-place changes of a leaf, but not of a copy of it.
             tensors = tuple(tensor.clone() for tensor in tensors)
         return tensors if micro_batch.is_tuple else tensors[0]
 
