@@ -158,7 +158,7 @@ def all_to_all_steps(rank: int, num_workers: int, num_elements: int, num_chunks:
     num_readers = num_workers - 1
     put = [steps.put(f"raw/{chunk}.{rank}", where, num_readers=num_readers) for chunk, where in enumerate(chunks)]
     for chunk, where in enumerate(chunks):
-        # Who is read first differs from rank to rank, as everywhere.
+        # The rank that is read first differs from rank to rank, as everywhere.
         got = [
             steps.get(f"raw/{chunk}.{writer}", where, writer, num_readers=num_readers, is_final=False)
             for writer in ((rank - distance) % num_workers for distance in range(1, num_workers))

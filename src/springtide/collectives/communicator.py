@@ -30,14 +30,14 @@ class SyncReport(msgspec.Struct, frozen=True, kw_only=True):
 class Communicator:
     """One rank's end of all-reduces among ranks that reach each other through a store only.
 
-    Ranks call `all_reduce` in the same order, each time with a prefix that nobody has used before (the generation, the
+    Ranks call `all_reduce` in the same order, each time with a prefix that was never used before (the generation, the
     attempt and the step belong into it). Whatever arrives first, addends are added in the order of ranks: the sum is
     the same bit for bit on every rank, in every run, for every collective and any number of chunks.
 
     Keys are removed without ever listing: what one rank reads it deletes once it has it; what several read is deleted
     by its writer when a later all-reduce has brought something from each of them, which they began only after they
-    had read it. What the last all-reduce leaves lies under its prefix, for whoever ends the job. `now_s` is a clock
-    in seconds that never goes back; threads that wait look up every `check_s`.
+    had read it. What the last all-reduce leaves lies under its prefix, for the process that ends the job to delete.
+    `now_s` is a clock in seconds that never goes back; threads that wait look up every `check_s`.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Communicator:
         """
         if values.ndim != 1 or not values.flags.c_contiguous or not values.flags.writeable or values.dtype.kind != "f":
             raise InvalidRequest("an all-reduce takes a one-dimensional, contiguous, writable array of floats")
-        # A delete that hangs holds nobody up; one that failed is the store's trouble, and is said.
+        # A delete that hangs delays no rank; the error of one that failed is the store's, and is raised.
         self._sweepers = [sweeper for sweeper in self._sweepers if not sweeper.is_done()]
         self._turn += 1
         began_s = self._now_s()
@@ -173,7 +173,7 @@ class Communicator:
 
 
 class _Sweeper:
-    """Deletes keys while others compute: nobody waits for it but `flush`."""
+    """Deletes keys while others compute: only `flush` waits for it."""
 
     def __init__(self, store: Store, keys: Sequence[str]) -> None:
         self._store = store

@@ -55,7 +55,7 @@ class CollectiveSchedule(msgspec.Struct, frozen=True, kw_only=True):
 
     Puts are begun in the order of the steps, and so are gets, each as soon as what it is `after` has ended and its
     lane has room; puts do not wait for gets but through `after`, nor gets for puts. Ranks from `num_workers` on are
-    servers: they add nothing of their own, and end with the sum like everyone.
+    servers: they add nothing of their own, and end with the sum like every rank.
     """
 
     name: str

@@ -136,7 +136,7 @@ Schedule = tuple[PlannedRun, ...]
 
 
 class Drain(msgspec.Struct, frozen=True, kw_only=True):
-    """A node on its way into another pool, since `since_s`; whoever is there has to go since `reclaim_since_s`."""
+    """A node on its way into another pool, since `since_s`; workloads there have to go since `reclaim_since_s`."""
 
     pool: Pool
     since_s: float
@@ -148,8 +148,8 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True):
 class Relabel(msgspec.Struct, frozen=True, kw_only=True):
     """A node is to be labelled for `pool` once it holds nothing that the pool does not admit.
 
-    Nothing of that kind starts there meanwhile. Who is there stays for as long as its allocation says so, and is
-    reclaimed otherwise. `cost_s` is what that costs training, in device-seconds.
+    Nothing of that kind starts there meanwhile. A workload that is there stays for as long as its allocation says so,
+    and is reclaimed otherwise. `cost_s` is what that costs training, in device-seconds.
     """
 
     pool: Pool
@@ -194,16 +194,16 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole state the policy wants, never a list of changes: who is not named holds nothing.
+    """The whole state the policy wants, never a list of changes: a workload that is not named holds nothing.
 
     `reasons` gives one dominant reason for each workload whose allocation differs from what it asked or held.
     `plan_reasons` says of jobs on functions why they run as the functions of their allocation: the part of their reason
     that does not name these.
     `admitted` names jobs whose deadline is promised from now on, with the finish that is planned for each (absolute
-    seconds). `future` is the allocation planned over the time to come, for those who look: it is not journaled.
+    seconds). `future` is the allocation planned over the time to come, for display: it is not journaled.
     `memory` comes back in the next Snapshot; it is journaled, so it must be made of plain values.
-    `capacity` is what its promises may count on over the time to come (empty: all there is, or nobody promises
-    anything), for those who look, too.
+    `capacity` is what its promises may count on over the time to come (empty: all there is, or the policy
+    promises nothing), for display too.
     `revisit_at_s` None means: only when something happens. `pools` names the nodes that are to change their label; a
     node that is not named keeps the one it has, and a drain of it is called off.
     """
@@ -221,7 +221,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Policy(Protocol):
-    """Decides who holds how much. Pure: no clock, no randomness, no state but its frozen parameters."""
+    """Decides which workload holds how much. Pure: no clock, no randomness, no state but its frozen parameters."""
 
     def decide(self, snapshot: Snapshot) -> Plan:
         """Return the whole wanted state for this snapshot."""

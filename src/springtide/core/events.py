@@ -1,7 +1,7 @@
 """What happened, in the past tense. Events are the only way in which the Controller learns anything.
 
 Every event that a worker causes carries its job's `generation` (the fencing token) or the id of the one replica
-it speaks for, so that a late or repeated message can be told from a fresh one.
+it speaks for, so that a late or repeated message can be distinguished from a fresh one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CancelRequested(_Event, frozen=True, kw_only=True):
 
 
 class PauseRequested(_Event, frozen=True, kw_only=True):
-    """Someone wants the job to checkpoint and hold no device until resumed: its owner, or its budget (`reason`)."""
+    """The job is to checkpoint and hold no device until resumed: its owner wants that, or its budget (`reason`)."""
 
     job_id: WorkloadId
     reason: str = ""
@@ -116,7 +116,7 @@ class ReplicaStopped(_Event, frozen=True, kw_only=True):
 class ReplicaLost(_Event, frozen=True, kw_only=True):
     """A replica is gone without being asked; its device is free. `reason` is a sentence for people.
 
-    `is_fault` is false where it did not fail: somebody took the machine under it away, or its container.
+    `is_fault` is false where it did not fail: its machine or its container was taken away.
     """
 
     workload_id: WorkloadId
@@ -127,12 +127,13 @@ class ReplicaLost(_Event, frozen=True, kw_only=True):
 
 
 class ProgressReported(_Event, frozen=True, kw_only=True):
-    """`step` of `total_steps` (0: nobody knows) optimizer steps are committed by the members of `generation`.
+    """`step` of `total_steps` (0: not known) optimizer steps are committed by the members of `generation`.
 
     `progress` of `total_progress` is done, in steps of the job's initial batch size; left out where the batch is fixed:
     then it is `step` of `total_steps`. `step_s` is what a step on `local_batch_size` samples a worker and pass takes,
-    its exchange included, `sync_s` the part of it in which nobody computes. `grad_sqr` and `grad_var` are the squared
-    norm of the true gradient and the variance of a gradient at the initial batch size, estimated while it trains.
+    its exchange included, `sync_s` the part of it in which no worker computes. `grad_sqr` and `grad_var` are the
+    squared norm of the true gradient and the variance of a gradient at the initial batch size, estimated while it
+    trains.
     """
 
     job_id: WorkloadId

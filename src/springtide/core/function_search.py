@@ -59,7 +59,7 @@ class FunctionMeasurement(msgspec.Struct, frozen=True, kw_only=True):
     usd: float = 0.0
 
     def is_of_same(self, other: FunctionMeasurement) -> bool:
-        """Whether both measure the same thing."""
+        """Whether both measure the same plan at the same batch size and number of gradient bytes."""
         return (self.plan, self.global_batch_size, self.gradient_bytes) == (
             other.plan,
             other.global_batch_size,

@@ -1,6 +1,6 @@
-"""The model that a user hands over, whatever it is written with: step in, gradients out, state in and out.
+"""The interface to a user's model, whatever framework it uses: a step in, gradients out, state in and out.
 
-Whoever can say these four things trains on functions: a NumPy class has the methods itself, `st.jax_model` makes them
+A model with these four operations trains on functions: a NumPy class has the methods itself, `st.jax_model` makes them
 from JAX functions, and a torch module gets them from the platform.
 """
 

@@ -33,7 +33,7 @@ class Clock(Protocol):
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """What should be running, as the journal tells it after a restart.
+    """What should be running, according to the journal after a restart.
 
     Executors adopt the replicas they find alive under these ids, fence every other one, and report as lost what is
     named here and gone. `labels` are those of all nodes, lost ones too. `actions` are the effects that may have been
@@ -62,7 +62,7 @@ class Executor(Protocol):
         ...
 
     def acknowledge(self, events: Sequence[Event]) -> None:
-        """The events are durable in the journal: their senders may be told, and need not repeat them."""
+        """The events are durable in the journal: their senders may be acknowledged, and need not repeat them."""
         ...
 
 
@@ -79,7 +79,7 @@ class Journal(Protocol):
 
 
 class Store(Protocol):
-    """Where bytes live under keys: an object store, or a parameter store that also wakes whoever waits.
+    """Where bytes live under keys: an object store, or a parameter store that also wakes waiting readers.
 
     Keys are slash-separated names of at most 512 characters (letters, digits, `.`, `_`, `-`). A put is atomic: a reader
     sees all of it or nothing. Every method raises StorageError where the store does not do what it was asked, with

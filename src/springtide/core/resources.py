@@ -18,9 +18,9 @@ Pool = Literal["shared", "training", "inference"]
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that a replica can hold, or a share of it: a GPU, a CPU slot, or a place for a job on functions.
+    """What one replica holds, whole or a share of it: a GPU, a CPU slot, or a place for a job on functions.
 
-    `memory_mb` is what its sharers divide among them (0: nobody counts it).
+    `memory_mb` is what its sharers divide among them (0: not counted).
     """
 
     device_id: DeviceId
@@ -35,7 +35,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
     `functions` is set where it is no machine but a function service: each of its devices is a place for one job, which
     runs as many functions as the service lets it. A node away from home is on loan. `isolates_devices` says that
-    whoever sits on one of its devices leaves those on the others alone, so that a part of it can be loaned (it is
+    a workload on one of its devices does not disturb those on the others, so that a part of it can be loaned (it is
     shared then); otherwise the whole node is the unit. `switches` are the network switches above it, from its own to
     the one that all nodes share; nodes without any hang on one switch.
     """
@@ -129,7 +129,7 @@ def make_node(
     isolates_devices: bool = False,
     memory_mb: int = 0,
 ) -> Node:
-    """Build a node whose devices are named `<name>/<index>`, each with `memory_mb` of memory (0: nobody counts it)."""
+    """Build a node whose devices are named `<name>/<index>`, each with `memory_mb` of memory (0: not counted)."""
     node_id = NodeId(name)
     devices = tuple(
         Device(device_id=DeviceId(f"{name}/{index}"), node_id=node_id, index=index, kind=kind, memory_mb=memory_mb)

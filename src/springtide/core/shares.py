@@ -11,7 +11,7 @@ from springtide.core.errors import InvalidRequest
 
 # Sums of shares are compared with this much tolerance: 0.1 + 0.2 + 0.7 fills a device.
 TOLERANCE = 1e-9
-# What the limits of those who share a device may add up to (Dilu, section 3.3: the oversubscription gamma).
+# What the limits of the workloads on a device may add up to (Dilu, section 3.3: the oversubscription gamma).
 MAX_LIMIT = 1.5
 
 

@@ -58,7 +58,7 @@ class Tide(msgspec.Struct, frozen=True, kw_only=True):
                 return self
             return msgspec.structs.replace(self, peak=max(self.peak, needed), level=needed)
         most = MAX_DAYS * self.bins_per_day
-        # While nobody said anything, the last level held.
+        # While nothing was reported, the last level held.
         over = (self.peak, *[self.level] * min(num_over - 1, most))
         peaks = (*self.peaks, *over)[-most:]
         return msgspec.structs.replace(

@@ -1,8 +1,8 @@
-"""What parts of a platform that share no file system prove themselves by: keys derived from one secret.
+"""Authentication between parts of a platform that share no file system: keys derived from one secret.
 
 A platform has one master key. Each workload has a key derived from it, which its own replicas know and no other's;
-each replica has a token derived from that. Whoever runs a workload's code is trusted with that workload alone. Nothing
-of it has to be remembered: after a restart the same keys come out.
+each replica has a token derived from that. A process that runs a workload's code is trusted with that workload alone.
+Nothing of it has to be stored: after a restart the same keys come out.
 """
 
 from __future__ import annotations

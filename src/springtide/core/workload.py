@@ -162,7 +162,7 @@ class InferenceService(msgspec.Struct, frozen=True, kw_only=True, tag_field="wor
     """An inference function with its objective and its bounds. A changed service is a new `revision`.
 
     `share` is what each replica holds of a device (None: the whole). `capacity_per_s` is how many requests a second
-    one replica answers within the objective at the limit of its share, as profiled (None: nobody knows); then the
+    one replica answers within the objective at the limit of its share, as profiled (None: not known); then the
     number of replicas follows the co-scaler (serving/co_scaler.py) instead of the number of requests at once.
     `container` is what its pods are made of, on Kubernetes.
     """

@@ -84,7 +84,7 @@ def split_batch(
 
     As few passes as `max_local_size` allows, then equal shares, rounded up. One worker takes at least two passes for a
     batch above the initial one (the smallest within the bounds, if not given): from one pass on one worker the noise
-    of the gradient cannot be told (as in the published adaptdl). Without bounds it is one pass.
+    of the gradient cannot be estimated (as in the published adaptdl). Without bounds it is one pass.
     """
     share = -(-global_batch_size // num_workers)
     if bounds is None:

@@ -25,7 +25,7 @@ _NOISE = 0.1
 
 
 class _Profile(msgspec.Struct, frozen=True, kw_only=True):
-    """What both kinds say of whom they are, and of where and how they were taken.
+    """What both kinds of profile have in common: their subject, and where and how they were taken.
 
     `mechanism` is what held the function to its shares (core/share_status.py), `device_cpus` how many cores a device
     had.
@@ -84,7 +84,7 @@ class ShareProfileFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
-    """Whom a profile is of, and where it was taken; `memory_mb` is the most that it held."""
+    """What a profile is of, and where it was taken; `memory_mb` is the most that it held."""
 
     name: str
     object_name: str

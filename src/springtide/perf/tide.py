@@ -34,7 +34,7 @@ _HORIZONS = (1, 2, 4, 8, 16, 32, 64, 96)
 _FITS_PER_DAY = 24
 # Time of day at which little was missed by is not taken for certain: its scale is at least this part of the whole.
 _LEAST_SCALE = 0.25
-# Beyond so many times the usual distance, a bin tells that something happened, not how today runs.
+# Beyond so many times the usual distance, a bin shows that something happened, not how today runs.
 _OUTLIER = 6.0
 
 
@@ -174,7 +174,7 @@ class Forecaster:
 
 
 class Forecasters:
-    """One forecaster for each quantile and season asked for. Whoever holds it keeps what they have fitted."""
+    """One forecaster for each quantile and season asked for. They keep what they have fitted."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[float, bool], Forecaster] = {}
@@ -196,7 +196,7 @@ def forecast(
     weekly: bool = True,
     reserve: float | None = None,
 ) -> TideForecast:
-    """A forecast by someone who asks once; see `Forecaster`."""
+    """A forecast for a caller that asks once; see `Forecaster`."""
     return Forecaster(quantile, weekly=weekly).forecast(tide, now_s, horizon_s, reserve)
 
 

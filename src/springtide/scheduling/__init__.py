@@ -1,1 +1,1 @@
-"""Who gets what: the registry of policies, what they are made of, and the parts that they share."""
+"""Scheduling decisions: the registry of policies, what they are made of, and the parts that they share."""

@@ -53,7 +53,7 @@ class OwnerQuota(msgspec.Struct, frozen=True, kw_only=True):
     def review(self, view: JobView, snapshot: Snapshot, ledger: Ledger) -> tuple[str | None, Ledger]:
         """Count what the owner has now and was given in the last 24 hours."""
         owner = view.job.owner
-        who = f"'{owner}'" if owner else "everybody without a name together"
+        who = f"'{owner}'" if owner else "all users without a name together"
         recent: dict[str, list[float]] = {
             name: kept
             for name, moments in ledger.items()
@@ -84,7 +84,7 @@ class Pricing(Protocol):
     """What a promise costs."""
 
     def price_usd(self, view: JobView, now_s: float) -> float | None:
-        """The price of running the job by its deadline, USD; None if nobody can tell."""
+        """The price of running the job by its deadline, USD; None if it cannot be told."""
         ...
 
 

@@ -92,7 +92,7 @@ def make_policy(name: str, **parameters: Any) -> Policy:
     """Build the policy of that name; what is not in `parameters` keeps its default.
 
     The name may carry parameters itself, as in `edf:caps=no` or `tiresias:thresholds_s=3250+7200:promotion_factor=8`:
-    numbers, words, yes or no, and `+` between the items of a list. `STRATEGY/TRAINING`, as in `two-way/fapes:unit=1`,
+    numbers, names, yes or no, and `+` between the items of a list. `STRATEGY/TRAINING`, as in `two-way/fapes:unit=1`,
     is a policy for training under a strategy of loans; `parameters` are those of the training policy. `PACKER/...`,
     as in `dilu/springtide`, is any policy beside a packer of shares.
     Raises InvalidRequest naming the known policies, or the parameters of this one.

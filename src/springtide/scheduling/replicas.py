@@ -1,4 +1,4 @@
-"""How many replicas a service wants: from its load, its objective and how long nobody has asked."""
+"""How many replicas a service wants: from its load, its objective and how long it has had no requests."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ WHY_TRIED = "idle devices, to measure its speed on them again: it may have been 
 
 
 def why_fewer(samples_per_s: Mapping[int, float], held: int, count: int) -> str:
-    """Why a job goes from `held` devices to `count` though nobody else asks for them; speeds by number of devices."""
+    """Why a job goes from `held` devices to `count` though no other job asks for them; speeds by number of devices."""
     more, fewer = samples_per_s.get(held, 0.0), samples_per_s.get(count, 0.0)
     if 0.0 < more <= fewer:
         return f"{held} devices were no faster than {count}: {more:.3g} against {fewer:.3g} samples a second"

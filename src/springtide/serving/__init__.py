@@ -1,1 +1,1 @@
-"""Request-level decisions, pure: which requests go together, to which replica, and which are refused at the door."""
+"""Request-level decisions, pure: which requests go together, to which replica, and which are refused on arrival."""

@@ -1,4 +1,4 @@
-"""Who is let into a service's queue: a bounded queue, and an early no to a request that cannot make its deadline."""
+"""Admission to a service's queue: a bounded queue, and an early no to a request that cannot make its deadline."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def estimated_answer_s(state: QueueState) -> float | None:
 def refusal(state: QueueState, timeout_s: float) -> Refused | None:
     """Return None if the request may join the queue, else why not. `timeout_s` is what it has left.
 
-    With nothing ahead it is always let in: only trying tells whether an estimate still holds.
+    With nothing ahead it is always let in: only trying shows whether an estimate still holds.
     """
     answer_s = estimated_answer_s(state)
     if state.num_queued >= state.max_queue:

@@ -18,9 +18,9 @@ class CoScalerRules(msgspec.Struct, frozen=True, kw_only=True):
     One load is looked at each second: `num_above` of the last `window` above the plan of all replicas ask for more,
     more than `num_below` since the last change below the plan of one replica less ask for one less. After `idle_s`
     without anything to do, the minimum is kept. Ours: `num_surge` seconds in a row above what all replicas can do at
-    their limits ask for more at once (0: a surge waits like any load). And who had to start a replica within
-    `regret_s` seconds of having stopped one keeps the next one longer: its one replica less must have been enough for
-    `first_hold_s`, then twice as long, up to `max_hold_s` (`regret_s` 0: never).
+    their limits ask for more at once (0: a surge waits like any load). And a service that had to start a
+    replica within `regret_s` seconds of having stopped one keeps the next one longer: its one replica less must have
+    been enough for `first_hold_s`, then twice as long, up to `max_hold_s` (`regret_s` 0: never).
 
     `is_stepwise` is the published prototype: one more at a time, and the window begins anew after each change.
     """
@@ -78,7 +78,7 @@ class ScalerAdvice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rules_of(service: InferenceService) -> CoScalerRules | None:
-    """Return the rules for a service within its bounds; None where nobody knows what a replica can do."""
+    """Return the rules for a service within its bounds; None where it is not known what a replica can do."""
     if service.capacity_per_s is None:
         return None
     return CoScalerRules(

@@ -1,7 +1,7 @@
 """The messages between the gateway and a serving replica, and their framing: four bytes of length, then msgpack.
 
-One connection carries many batches at a time; `batch_id` pairs an answer with its question. The replica speaks first:
-Welcome on a socket of its machine, which only its own user can reach; Challenge where anybody could connect, and
+One connection carries many batches at a time; `batch_id` pairs an answer with its question. The replica sends first:
+Welcome on a socket of its machine, which only its own user can reach; Challenge where any process could connect, and
 Welcome once the gateway has proved itself. What users send and get travels as JSON inside the frames, so that the
 gateway copies it and never has to understand it.
 
@@ -27,7 +27,7 @@ from springtide.serving.schema import ServiceSchema
 MAX_FRAME_BYTES = 16 << 20
 # A side that has not proved anything yet makes the other keep at most this.
 MAX_GREETING_BYTES = 1 << 10
-# Where a replica with an address of its own listens for gateways, and where it tells how it is.
+# Where a replica with an address of its own listens for gateways, and where it reports its health.
 SERVING_PORT = 8789
 HEALTH_PORT = 8790
 _LENGTH = struct.Struct(">I")
@@ -67,9 +67,9 @@ class Challenge(_Frame, frozen=True, kw_only=True):
 
 
 class Welcome(_Frame, frozen=True, kw_only=True):
-    """From the replica, before any answer: who it is and what it can be asked.
+    """From the replica, before any answer: its identity and what it can be asked.
 
-    `proof` says, over a network, that it knows the secret as well: an address may have become somebody else's.
+    `proof` says, over a network, that it knows the secret as well: an address may have passed to another process.
     """
 
     replica_id: ReplicaId
@@ -171,7 +171,7 @@ def replica_proof(token: str, replica_id: ReplicaId, challenge: bytes, nonce: by
 
 
 def is_proof(told: bytes, expected: bytes) -> bool:
-    """Whether they are equal, found out in a time that tells nothing."""
+    """Whether they are equal, compared in a time that reveals nothing."""
     return hmac.compare_digest(told, expected)
 
 

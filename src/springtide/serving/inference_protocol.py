@@ -181,7 +181,7 @@ def _datatype(flat: list[Any], declared: Parameter | None) -> str | None:
 
 
 def model_metadata(model: str, version: str, schema: ServiceSchema | None) -> dict[str, Any]:
-    """Return the answer of GET /v2/models/{m}; inputs and outputs are empty until a replica has told its schema."""
+    """Return the answer of GET /v2/models/{m}; inputs and outputs are empty until a replica has sent its schema."""
 
     def described(parameter: Parameter) -> dict[str, Any]:
         return {"name": parameter.name, "datatype": parameter.datatype, "shape": list(parameter.shape)}

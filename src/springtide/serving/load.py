@@ -61,9 +61,9 @@ class LoadWindow:
     ) -> LoadObserved:
         """Return the load as of now. `idle_s` is 0 while anything is queued, in flight or loading.
 
-        `in_flight` is told as those of this moment, or as the mean over the last seconds if with the queue that is more
-        (Little's law: the time that requests spent here, by the time in which they ended). `wanted` is the co-scaler's
-        advice, handed on as it is.
+        `in_flight` is reported as those of this moment, or as the mean over the last seconds if with the queue that is
+        more (Little's law: the time that requests spent here, by the time in which they ended). `wanted` is the
+        co-scaler's advice, handed on as it is.
         """
         while self._arrivals and self._arrivals[0][0] < now_s - _WINDOW_S:
             self._num_arrivals -= self._arrivals.popleft()[1]
@@ -95,12 +95,12 @@ class LoadWindow:
 def is_worth_telling(
     previous: LoadObserved | None, previous_at_s: float, current: LoadObserved, now_s: float, idle_limit_s: float
 ) -> bool:
-    """Say whether `current` differs enough from what was told at `previous_at_s` to be told again.
+    """Return whether `current` differs enough from what was reported at `previous_at_s` to be reported again.
 
-    Told are: the first one, another number of wanted replicas, a change between busy and quiet, a queue that appears
-    or goes, the crossing of the
-    service's idle limit, a change of rate or concurrency by a quarter, and anything every 10 s. Also told is that a
-    service believed idle was not: whoever was told "quiet" counts the seconds on from there.
+    Reported are: the first one, another number of wanted replicas, a change between busy and quiet, a queue that
+    appears or goes, the crossing of the service's idle limit, a change of rate or concurrency by a quarter, and
+    anything every 10 s. Also reported is that a service believed idle was not: a receiver of "quiet" counts the seconds
+    on from there.
     """
     if previous is None or now_s - previous_at_s >= _REPEAT_S:
         return True

@@ -1,4 +1,4 @@
-"""Who may use how much of a shared device in the next few milliseconds: one pure step of the vertical scaling.
+"""How much of a shared device each tenant may use in the next few milliseconds: one pure step of the vertical scaling.
 
 Dilu, section 3.4.1 and Algorithm 2, in units of device time, with its gaps closed; `docs/policies/share-control.md`
 says how it works and where it differs.
@@ -27,7 +27,7 @@ WINDOW_S = 1.0
 # A tenant that may wait is held below its request only as long as it has been granted more than that before, in the
 # same second, and by at most this time of its request: what any other second can lack.
 _MAX_CREDIT_S = 0.1
-# The ceiling of those who may wait falls by the stretch of the iteration in trouble and rises by this a tick.
+# The ceiling of tenants that may wait falls by the stretch of the iteration in trouble and rises by this a tick.
 _INCREASE = 1.3
 _MIN_CEILING = 0.05
 _MAX_STRETCH = 10.0
@@ -62,7 +62,7 @@ class ShareIteration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def reference_s(references: Mapping[int, float], batch_size: int) -> float:
-    """Return how long an iteration of this batch size takes when nobody is in its way; 0.0: nothing is known.
+    """Return how long an iteration of this batch size takes when no other tenant is in its way; 0.0: nothing is known.
 
     A size never seen is bounded by its neighbours: a batch takes at most as long as a larger one, and at most in
     proportion longer than a smaller one. So a larger batch is not taken for contention.
@@ -94,8 +94,8 @@ def learn(
     """Return the references with these iterations taken in.
 
     A shorter one is the reference at once. A longer one draws it up: by a fifth of the way if `is_unhindered` (the
-    tenant had its limit and nobody more than their due), so that whoever became slower for good is no emergency after
-    some iterations, else by a hundredth. At most 64 sizes are kept, those seen last.
+    tenant had its limit and none had more than its due), so that a tenant that became slower for good is no emergency
+    after some iterations, else by a hundredth. At most 64 sizes are kept, those seen last.
     """
     learnt = dict(references)
     follow = _FOLLOW_UNHINDERED if is_unhindered else _FOLLOW_HINDERED
@@ -115,7 +115,7 @@ def learn(
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody on a shared device. `is_slo`: its latency matters (inference); others may wait (training)."""
+    """A workload on a shared device. `is_slo`: its latency matters (inference); others may wait (training)."""
 
     tenant_id: str
     share: Share
@@ -170,7 +170,7 @@ class TenantControl(msgspec.Struct, frozen=True, kw_only=True):
 class DeviceControl(msgspec.Struct, frozen=True, kw_only=True):
     """What the control remembers of one device. A fresh one knows nothing.
 
-    `left_s` is what is left of the window, `ceiling` which part of their limits those who may wait can have while an
+    `left_s` is what is left of the window, `ceiling` which part of their limits tenants that may wait can have while an
     SLO tenant has work.
     """
 
@@ -249,7 +249,7 @@ def _look(tenant: Tenant, before: TenantControl | None, seen: Observation | None
     if seen is not None:
         row.is_finished = bool(seen.finished)
         is_used = seen.used_fraction > min(_NO_USE, _NO_USE_OF_GRANT * before.rate)
-        # Whoever was granted next to nothing cannot show by its use that it still has work.
+        # A tenant that was granted next to nothing cannot show by its use that it still has work.
         can_show = before.rate >= _WORTH_USING * request
         is_working = seen.iteration_s > 0.0 or row.is_finished or seen.num_queued > 0 or is_used
         is_working = is_working or (before.is_wanting and not can_show)
@@ -295,7 +295,7 @@ def _claim(row: _Row) -> float:
 
 
 def _ceiling(before: float, rows: Sequence[_Row]) -> float:
-    """Return which part of their limits those who may wait can have while an SLO tenant has work.
+    """Return which part of their limits tenants that may wait can have while an SLO tenant has work.
 
     It falls only for a tenant that has its limit and is slow all the same, or cannot use it while requests wait:
     others disturb it beyond their rates. The divisor is how long the iteration takes over how long it should, which is
@@ -309,7 +309,7 @@ def _ceiling(before: float, rows: Sequence[_Row]) -> float:
 
 
 def _divide(rows: Sequence[_Row], tick_s: float, ceiling: float) -> None:
-    """Give every tenant its rate: requests first, then SLO tenants by need, then those who may wait."""
+    """Give every tenant its rate: requests first, then SLO tenants by need, then tenants that may wait."""
     wanting = [row for row in rows if row.is_wanting]
     is_slo_wanting = any(row.is_slo for row in wanting)
     for row in rows:
@@ -330,8 +330,8 @@ def _divide(rows: Sequence[_Row], tick_s: float, ceiling: float) -> None:
     spare = _raise([(row, row.claim) for row in wanting if row.is_slo], spare)
     part = ceiling if is_slo_wanting else 1.0
     spare = _raise([(row, min(row.claim, part * row.limit)) for row in wanting if not row.is_slo], spare)
-    # What nobody claims is there for whoever turns out to want it, and an SLO tenant that leaves some of its grant may
-    # have its limit beside the others: when it comes to use it, they are cut in the next tick.
+    # What no tenant claims is there for one that turns out to want it, and an SLO tenant that leaves some of its grant
+    # may have its limit beside the others: when it comes to use it, they are cut in the next tick.
     _raise([(row, part * row.limit) for row in wanting if not row.is_slo], spare)
     for row in wanting:
         if row.is_slo and row.claim < row.limit:
@@ -354,7 +354,7 @@ def _raise(wanted: Sequence[tuple[_Row, float]], spare: float) -> float:
 
 
 def _is_all_done(rows: Sequence[_Row]) -> bool:
-    """Whether nobody who may wait has more than its request: no more can be done for an SLO tenant at its limit."""
+    """Whether no tenant that may wait has more than its request: no more can be done for an SLO tenant at its limit."""
     return all(row.is_slo or not row.is_wanting or row.rate <= row.request + _TINY for row in rows)
 
 

@@ -21,7 +21,7 @@ Placed = tuple[tuple[int, int], ...]
 
 # A job's work is planned in so many equal parts; what is rounded away is made up in the round in which it ends.
 NUM_PARTS = 96
-# Loads are told apart to this fraction of a server's capacity: it is divided by all that servers have (1..8, 16).
+# Loads are distinguished to this fraction of a server's capacity: it is divided by all that servers have (1..8, 16).
 _LOAD_STEPS = 1680
 # Bits of a sorting key: the number of the server, its distance from the job's home, then its load.
 _INDEX_BITS, _NEAR_BITS = 20, 5
@@ -156,7 +156,7 @@ class Board:
         """
         key = self._key + (near << _INDEX_BITS)
         if unit > 1:
-            # Who has no whole unit left is not asked: the few that are looked at must not be of these.
+            # A server without a whole unit left is skipped: the few that are looked at must not be of these.
             key |= np.where(self.free < unit, _NEVER, 0)
         most = min(most, key.shape[1])
         if most < key.shape[1]:
@@ -345,7 +345,7 @@ def _choose(board: Board, demand: RoundDemand, rates: Floats, costs: Floats) -> 
 
 
 def _setup_s(demand: RoundDemand) -> Floats:
-    """Seconds lost in the first round, by size: none for who goes on as it is."""
+    """Seconds lost in the first round, by size: none for a job that goes on as it is."""
     held = sum(count for _, count in demand.held)
     lost: Floats = np.where(demand.sizes == held, 0.0, demand.setup_s)
     return lost

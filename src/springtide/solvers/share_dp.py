@@ -1,4 +1,4 @@
-"""Shares of a capacity that minimise the sum of completion times: what a job's work is worth, and who gets how much."""
+"""Shares of a capacity that minimise the sum of completion times: the worth of a job's work, and all shares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one door to traces: finds out which format a file has, reads it, and has drawn what the format does not tell."""
+"""Reading of traces of any format: recognises the format, reads the file, and draws at random what it lacks."""
 
 from __future__ import annotations
 

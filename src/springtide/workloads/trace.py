@@ -19,7 +19,7 @@ MAX_DEVICES = 100_000
 
 
 class TraceJob(msgspec.Struct, frozen=True, kw_only=True):
-    """One training job as a trace tells it. Raises InvalidRequest where a value cannot be.
+    """One training job as recorded in a trace. Raises InvalidRequest where a value cannot be.
 
     `submit_s` and `deadline_s` are absolute moments of the trace's own clock. `num_steps` counts optimizer steps at
     `global_batch_size` samples each. Empty `model`, `num_steps` 0 and `global_batch_size` 0 say that the trace does

@@ -116,7 +116,7 @@ class Toggle(OptionKind):
 
 @dataclass(frozen=True, slots=True)
 class Choice(OptionKind):
-    """One of a few words."""
+    """One of a few fixed values."""
 
     values: tuple[str, ...]
 

@@ -17,7 +17,7 @@ Face = Literal["python", "cli", "rest", "object"]
 class FlagText:
     """How a command's flag is written, like "--deadline TIME" or "--soft/--hard", and what its help says.
 
-    `kind` is that of the option unless it is named. `choices` are words that only the command line knows.
+    `kind` is that of the option unless it is named. `choices` are values that only the command line knows.
     """
 
     text: str

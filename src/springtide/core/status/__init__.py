@@ -1,1 +1,1 @@
-"""What users are told, as data."""
+"""What users see of the platform, as data."""

@@ -1,4 +1,4 @@
-"""What users are told of a job on functions: who fills which place, where the time goes, what it costs so far."""
+"""Status of a job on functions as users see it: which function fills which place, where time goes, the cost so far."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from springtide.core.wire.functions import LaneTimes
 
 
 class PlaceStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One place of the pipeline and the function that fills it now (`phase` "lost": nobody, a successor is called).
+    """One place of the pipeline and the function that fills it now (`phase` "lost": none, a successor is called).
 
     `lifetime_left_s` is what is left of its invocation. `num_replaced` counts the functions that died here,
     `num_handovers` those that left in time for a successor.

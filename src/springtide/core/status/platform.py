@@ -1,4 +1,4 @@
-"""What users are told: the shapes that the REST API answers with and the client decodes. Scripts depend on them.
+"""What users see: the shapes that the REST API answers with and the client decodes. Scripts depend on them.
 
 Times named `_at_s` are on the platform's clock; `PlatformStatus.now_s` is that clock's present, and
 `wall_clock_offset_s` turns it into Unix time.
@@ -149,7 +149,7 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceHolder(msgspec.Struct, frozen=True, kw_only=True):
-    """One of those who share a device, and what it holds of it."""
+    """One of the replicas that share a device, and what it holds of it."""
 
     workload_id: str
     workload_name: str
@@ -158,7 +158,7 @@ class DeviceHolder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One device and who holds it; where it is shared, `holders` are all of them and the first one stands before."""
+    """One device and its holder; where it is shared, `holders` are all and the other fields describe the first."""
 
     device_id: str
     node_id: str
@@ -201,7 +201,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to `why`: the one dominant reason, what it rests on, and what could be done.
 
     `expected_start_at_s` is when a job that waits is planned to start, `expected_finish_at_s` when an unfinished one is
-    planned to end; None where nobody knows.
+    planned to end; None where that is not known.
     """
 
     workload_id: str
@@ -279,7 +279,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
-    """Who held what when, from the journal; `planned` is what a policy that plans ahead has in mind.
+    """Which workload held what when, from the journal; `planned` is what a policy that plans ahead has in mind.
 
     `loans` says when which node was labelled for another pool than the one that owns it.
     """

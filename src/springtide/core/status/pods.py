@@ -1,4 +1,4 @@
-"""What people are told about the pods that replicas run in."""
+"""Status of the pods that replicas run in, as users see it."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class PodStatus(msgspec.Struct, frozen=True, kw_only=True):
 class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     """How the platform stands with its Kubernetes cluster.
 
-    `leader` is who decides now, `term` how often that has changed; `watch_age_s` how long ago the API server was last
-    heard of, `pending_writes` how many calls wait. `problem` is what keeps the platform from it, empty where nothing
-    does.
+    `leader` is the process that decides now, `term` how often that has changed; `watch_age_s` how long ago the API
+    server was last heard of, `pending_writes` how many calls wait. `problem` is what keeps the platform from it, empty
+    where nothing does.
     """
 
     server: str = ""

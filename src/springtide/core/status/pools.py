@@ -1,4 +1,4 @@
-"""What users are told of pools: who is labelled for what, what was loaned and reclaimed, and how the tide runs.
+"""Status of pools as users see it: each node's label, what was loaned and reclaimed, and the demand over time.
 
 As in core.status, times named `_at_s` are on the platform's clock.
 """
@@ -11,7 +11,7 @@ import msgspec
 
 from springtide.core.resources import Pool
 
-# What a reclaim met on its server: jobs that were stopped, only jobs that went on elsewhere, or nobody.
+# What a reclaim met on its server: jobs that were stopped, only jobs that went on elsewhere, or none.
 ReclaimKind = Literal["interrupting", "shrinking", "idle"]
 # What a reclaim did to a job: stopped it, took workers away, moved them, or ended some by force after the grace.
 Effect = Literal["stopped", "shrunk", "moved", "forced"]
@@ -19,7 +19,7 @@ HandoverState = Literal["draining", "done", "called off", "lost"]
 
 
 class DrainStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A node on its way into `pool`. Since `reclaim_at_s` whoever is there has to go (None: they may stay).
+    """A node on its way into `pool`. Since `reclaim_at_s` workloads there have to go (None: they may stay).
 
     `cost_s` is what the reclaim costs training, in device-seconds, as the policy reckons.
     """
@@ -71,7 +71,7 @@ class AffectedJob(msgspec.Struct, frozen=True, kw_only=True):
 class Handover(msgspec.Struct, frozen=True, kw_only=True):
     """A node's way from one pool to another: a loan towards training, a reclaim towards services.
 
-    Wanted at `demanded_at_s`; from `reclaim_at_s` on whoever was there had to go; labelled at `labelled_at_s`; the
+    Wanted at `demanded_at_s`; from `reclaim_at_s` on the workloads there had to go; labelled at `labelled_at_s`; the
     first replica of a service was ready there at `serving_at_s`. None: not yet, or never. `is_return` says that the
     node goes back to the pool that owns it. `cost_s` is in device-seconds, as the policy reckoned.
     """
@@ -124,7 +124,7 @@ class TideStatus(msgspec.Struct, frozen=True, kw_only=True):
     """How many devices services needed, and are forecast to need.
 
     `peaks[i]` is the most that was needed in the bin of `bin_s` that begins at `from_at_s + i * bin_s`; `level` is what
-    they need now (None: nobody has said yet). `forecast` begins with the present bin, its bins are `forecast_bin_s`
+    they need now (None: not reported yet). `forecast` begins with the present bin, its bins are `forecast_bin_s`
     long, and it is empty while less than a day is known. `sizes` are the pool's size over the same time.
     """
 

@@ -1,4 +1,4 @@
-"""What users are told of the search for a job's functions: what was tried, what is expected, what searching has cost.
+"""Status of the search for a job's functions: what was tried, what is expected, what searching has cost.
 
 Terms are those of core.function_search: a configuration is a number of workers and the memory of each.
 """

@@ -1,4 +1,4 @@
-"""What people are told about devices that several workloads share: who is granted how much, and what enforces it."""
+"""Status of shared devices as users see it: which workload is granted how much, and what enforces it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class TenantStatus(msgspec.Struct, frozen=True, kw_only=True):
     `granted` is what it may use at this moment, `used` what it has used over the last second. `throttled_s` is how
     long it was held back since it started. `reason` is a sentence.
 
-    On a GPU, since it started: `num_launches` of kernels and graphs, `num_open` of them let through because nobody
-    could say how much it may use, and `num_denied` allocations refused because of its memory limit; `memory_used_mb` is
+    On a GPU, since it started: `num_launches` of kernels and graphs, `num_open` of them let through because its
+    limit was not known, and `num_denied` allocations refused because of its memory limit; `memory_used_mb` is
     what it has allocated now.
     """
 

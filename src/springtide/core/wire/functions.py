@@ -1,12 +1,13 @@
-"""What a job's coordinator and its functions tell each other. They have no connection: all of it is objects in a store.
+"""The messages between a job's coordinator and its functions. They have no connection: all of it is objects in a store.
 
 Everything of a job lies under one prefix. What belongs to one attempt at a step carries the job's generation and the
 attempt in its key, so that a late writer of an older attempt is never read. Functions are addressed by (stage,
-replica); `incarnation` counts who has filled that place, and only the one that the control record names may go on.
+replica); `incarnation` counts the functions that have filled that place, and only the one that the control record names
+may go on.
 
     control                         ControlRecord, overwritten by the coordinator alone
-    notes                           its notes for whoever follows it, where that may be on another machine (JSON)
-    job, bundle                     TrainingJob (JSON), which code artifact is the user's code (JSON)
+    notes                           its notes for the coordinator that follows it, where that may be on another machine
+    (JSON) job, bundle                     TrainingJob (JSON), which code artifact is the user's code (JSON)
     reports/S.R.I                   FunctionReport, overwritten by that function alone
     state/STEP/S                    what stage S is after STEP committed steps (safetensors), by one of its replicas
     state/STEP/S.meta               StageState (JSON), written after the tensors: it makes them count
@@ -77,26 +78,27 @@ Order = FunctionOrder | ProfileOrder
 
 
 class Upcoming(msgspec.Struct, frozen=True, kw_only=True):
-    """The plan that is to follow the present one: those who are to join for it, by "S.R", may warm up and wait."""
+    """The plan that is to follow the present one: those that are to join for it, by "S.R", may warm up and wait."""
 
     plan: FunctionPlan
     joiners: dict[str, int] = {}
 
 
 class ControlRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What holds for everyone. A new attempt means: leave what you wait for, take the state of `restore_step`, redo.
+    """What holds for every function. A new attempt means: leave what you wait for, take the state of `restore_step`,
+    redo.
 
-    `incarnations` (by "S.R") are those that may write; `last_step`, where it is set, is the step after which everyone
-    saves its state and returns. States are saved after every `save_every` steps, by the replica whose turn it is.
-    `verb` "stop" means: return at once, write nothing more.
+    `incarnations` (by "S.R") are those that may write; `last_step`, where it is set, is the step after which each
+    function saves its state and returns. States are saved after every `save_every` steps, by the replica whose turn it
+    is. `verb` "stop" means: return at once, write nothing more.
 
-    With `upcoming` whoever comes to `last_step` does not return but waits there for the next attempt: its record has
-    the new plan, and says who goes on. Functions of generations before `stays_from` may not (None: of none before).
-    `num_available` is how much of the job's stream may be used; with `is_stream_closed` that is all there will ever be.
-    It grows within an attempt until `last_step` is set: whoever then lacks samples for a step ends where it stands.
-    `parameter_url` is the store through which replicas exchange in this attempt (empty: the one of their orders).
-    `term` numbers the control planes where several may lead one after the other (0: there is only one): a record of a
-    later term is not replaced by one of an earlier. Functions do not look at it.
+    With `upcoming` a function that comes to `last_step` does not return but waits there for the next attempt: its
+    record has the new plan, and says which functions go on. Functions of generations before `stays_from` may not (None:
+    of none before). `num_available` is how much of the job's stream may be used; with `is_stream_closed` that is all
+    there will ever be. It grows within an attempt until `last_step` is set: a function that then lacks samples for a
+    step ends where it stands. `parameter_url` is the store through which replicas exchange in this attempt (empty: the
+    one of their orders). `term` numbers the control planes where several may lead one after the other (0: there is only
+    one): a record of a later term is not replaced by one of an earlier. Functions do not look at it.
     """
 
     generation: int

@@ -76,7 +76,7 @@ def make_slots(path: Path, num_slots: int = NUM_SLOTS) -> None:
 
 
 def clear_slot(path: Path, slot: int) -> None:
-    """Empty one slot before it is given to somebody else. Raises BackendError."""
+    """Empty one slot before it is given to another worker. Raises BackendError."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -170,8 +170,8 @@ class SlotWriter:
 class SlotReader:
     """The daemon's side: reads whole slots, and survives whatever is in them, a file cut short included.
 
-    It reads by system call and not through a mapping, since a mapping of a file that somebody truncates ends the
-    process that looks at it.
+    It reads by system call and not through a mapping, since reading a mapping of a truncated file kills the
+    reading process (SIGBUS).
     """
 
     def __init__(self, path: Path) -> None:
@@ -208,11 +208,11 @@ class SlotReader:
         return seen is None or seen[0][: _HEAD.size] != head
 
     def forget(self, slot: int) -> None:
-        """Somebody else has the slot from now on."""
+        """Another worker has the slot from now on."""
         self._seen.pop(slot, None)
 
     def is_of(self, path: Path) -> bool:
-        """Whether this is the file that is at `path` now; somebody may have made another."""
+        """Whether this is the file that is at `path` now; it may have been replaced."""
         try:
             return os.path.samestat(os.fstat(self._descriptor), path.stat())
         except OSError:
@@ -232,7 +232,7 @@ class SlotReader:
         _, begun, ended, started_s, batch_size, num_queued, _, _ = _HEAD.unpack_from(data)
         begun, ended = min(begun, _MAX_COUNT), min(ended, _MAX_COUNT)
         is_running = math.isfinite(started_s) and 0.0 < started_s < MAX_ITERATION_S * 1e6
-        # A first look tells of nothing that was there before; counts that go backwards are another worker's.
+        # A first look reports nothing that was there before; counts that go backwards are another worker's.
         num_fresh = 0 if before is None or ended < before.num_ended else min(NUM_KEPT, ended - before.num_ended)
         reading = SlotReading(
             num_begun=begun,
@@ -241,7 +241,7 @@ class SlotReader:
             batch_size=min(batch_size, MAX_BATCH_SIZE) if is_running else 0,
             num_queued=min(num_queued, MAX_QUEUED),
         )
-        # What has been told is not told again when the same bytes are read once more.
+        # What has been reported is not reported again when the same bytes are read once more.
         self._seen[slot] = (data, reading)
         if not num_fresh:
             return reading

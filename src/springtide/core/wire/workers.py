@@ -30,7 +30,8 @@ HEARTBEAT_S = 0.5
 LOST_AFTER_S = 2.0
 _LENGTH = struct.Struct(">I")
 M = TypeVar("M")
-# What a worker says ends in the journal, whose JSON knows neither NaN nor infinity: both are refused at the door.
+# What a worker says ends in the journal, whose JSON knows neither NaN nor infinity: both are refused when a message
+# arrives.
 Finite = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
 Duration = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
 Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e300)]
@@ -198,9 +199,9 @@ class Acknowledge(_Order, frozen=True, kw_only=True):
 class FormGroup(_Order, frozen=True, kw_only=True):
     """Form `generation` from `members` (in rank order) and switch to it at the next common step boundary.
 
-    Sent to the members of the old group and of the new one; who is not in `members` leaves at the switch.
+    Sent to the members of the old group and of the new one; a worker that is not in `members` leaves at the switch.
     `previous` is the generation that trains now (0: none). `forced`: a member of it is lost, leave any collective
-    at once. Whoever has committed the highest step gives its state to those behind. `rendezvous` is where the
+    at once. The member with the highest committed step gives its state to those behind. `rendezvous` is where the
     members meet: `file:///path` or `tcp://host:port`; the generation is the prefix. From the switch on a step is made
     of `global_batch_size` samples (0: as before).
     """

@@ -84,7 +84,7 @@ class PolluxForm:
 
 
 def kind_of(subgraph: Subgraph) -> str:
-    """The kinds of server that a group spans, in words."""
+    """The kinds of server that a group spans, as text."""
     return "+".join(links.name for links in subgraph.links)
 
 

@@ -119,7 +119,7 @@ def compile_subgraph(subgraph: Subgraph, vocabulary: Vocabulary, num_layers: int
 def _pooling(
     subgraph: Subgraph, classes: Ints, chosen: Ints, class_gpus: int, class_cpus: int
 ) -> tuple[Sparse, Sparse, Ints, Floats]:
-    """Who is pooled into whom: GPUs into their CPU, CPUs into their switch, switches into the cluster."""
+    """Which node is pooled into which: GPUs into their CPU, CPUs into their switch, switches into the cluster."""
     edges = subgraph.edges
     num_gpus, num_cpus = edges.num_gpus, edges.num_cpus
     cpu_class = classes[num_gpus : num_gpus + num_cpus] - class_gpus
@@ -167,7 +167,7 @@ def _type_column(links: Links, vocabulary: Vocabulary) -> int:
 
 
 def _globals(subgraph: Subgraph) -> Floats:
-    """What the network is told of the whole besides the graph: counts on a logarithmic scale, the narrowest place, and
+    """Features of the whole besides the graph: counts on a logarithmic scale, the narrowest place, and
     how many of the servers NVLink joins within and reach their network card from a device next to it.
 
     The narrowest place in nanoseconds a byte, as a logarithm, comes first: the model's answer starts from it.
@@ -203,7 +203,7 @@ def _steps(subgraph: Subgraph) -> Floats:
 def _merge(
     features: Floats, source: Ints, target: Ints, kind: Ints, weight: Floats, num_rounds: int
 ) -> tuple[Ints, Ints]:
-    """Classes of nodes that no such number of rounds of message passing tells apart, and a representative of each.
+    """Classes of nodes that no such number of rounds of message passing distinguishes, and a representative of each.
 
     Colour refinement (Weisfeiler and Leman) with 64-bit hashes. Classes are numbered in the order of representatives.
     """

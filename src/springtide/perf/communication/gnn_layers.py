@@ -294,7 +294,7 @@ def _largest(matrix: Sparse, values: Floats) -> Floats:
 
 
 def _largest_back(matrix: Sparse, values: Floats, slope: Floats) -> Floats:
-    """The gradient of `_largest`: whoever is the largest gets it; equals share it."""
+    """The gradient of `_largest`: the largest gets it; equals share it."""
     back = np.zeros_like(values)
     starts, _ = matrix.starts()
     if not len(starts):

@@ -18,7 +18,7 @@ DTYPES = ("float32", "float16", "bfloat16", "int8")
 
 
 class CommunicationSample(msgspec.Struct, frozen=True, kw_only=True):
-    """One measured collective: who took part, how much each contributed, and how long it took (median of some)."""
+    """One measured collective: the devices, how much each contributed, and how long it took (median of some)."""
 
     device_ids: tuple[DeviceId, ...]
     num_bytes: int

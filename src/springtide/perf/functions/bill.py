@@ -160,7 +160,8 @@ def usage_of_steps(
     saves = 2 * num_stages / habits.save_every
     lives = step_s / max(habits.lifetime_s - habits.start_s, 1e-9)
     warming_gb_s = lives * gb_s_of(plan.memory_mb, habits.start_s)
-    # A hand-over: the successor's first look at control and job, the state there and back, who has left.
+    # A hand-over: the successor's first look at control and job, the state there and back, a look at which functions
+    # have left.
     handed = functions * lives
     return Usage(
         function_gb_s=num_steps * (gb_s_of(plan.memory_mb, step_s) + warming_gb_s),

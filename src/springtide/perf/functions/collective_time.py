@@ -122,7 +122,7 @@ def seconds_of(
     if name == "smlt":
         m = num_pieces(name, n, chunks, shards)
         per_worker = -(-m // n)
-        # Those who merge one shard more than others, or one where others have none, are alone on the store at last.
+        # Workers that merge one shard more than others, or one where others have none, are alone on the store at last.
         alone = least(bytes_per_s, total_bytes_per_s / (m - (per_worker - 1) * n))
         left_s = n * piece_bytes * (1.0 / shared - 1.0 / alone)
         merge_s = phase_s(per_worker * n, shared) - left_s
@@ -138,7 +138,7 @@ def seconds_of(
     if name == "all-to-all":
         return 2.0 * request_s + more_s((n - 1) * chunks - 1, shared)
     parts = chunks if name == "duplex" else 1
-    # Either the download link never pauses after its first piece, or the last sum is what everyone waits for.
+    # Either the download link never pauses after its first piece, or the last sum is what all workers wait for.
     return most(
         2.0 * request_s + more_s(2 * (n - 1) * parts - 1, shared),
         4.0 * request_s + more_s((n - 1) * parts - 1, shared) + more_s(n - 2, shared),

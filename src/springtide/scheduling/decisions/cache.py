@@ -26,8 +26,8 @@ class CacheablePolicy(Protocol):
 class DecisionCache:
     """A policy with what it has derived so far.
 
-    Whoever asks a policy again and again holds one: the Controller, each forecast, each quote. They are not shared, so
-    that no question of what would be touches the decisions of what is.
+    Each repeated caller of a policy holds one: the Controller, each forecast, each quote. They are not shared, so
+    that a hypothetical question never touches the real decisions.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -66,7 +66,7 @@ Row = TypeVar("Row", bound=JobRow)
 
 
 class RowTable(Generic[Row]):
-    """One row for each job of the last snapshot, made anew only for those whose view is another object.
+    """One row for each job of the last snapshot, made anew only for jobs whose view is another object.
 
     `rows` are in the snapshot's order, `fresh` those that the last reading made, `gone` those it dropped. `make` gets
     the view and the row that the job had.

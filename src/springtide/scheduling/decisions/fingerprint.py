@@ -189,5 +189,5 @@ def _hash(data: bytes) -> bytes:
 
 
 def nodes_fingerprint(cluster: Topology, projections: tuple[Projection, ...] = NODES) -> str:
-    """The fingerprint of the nodes, for those who have no other."""
+    """The fingerprint of the nodes, for callers that have no other."""
     return Fingerprints(Reads(nodes=projections)).nodes(cluster)

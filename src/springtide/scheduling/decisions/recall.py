@@ -24,7 +24,7 @@ State = Mapping[str, Any]
 Decide = Callable[[AllocationLedger, State], tuple[float | None, dict[str, Any]]]
 
 
-# What is material to these policies: who is there within which bounds, the nodes, and what the services want.
+# What matters to these policies: which jobs exist with which bounds, the nodes, and what the services want.
 MATERIAL = Reads(jobs=(BOUNDS, LENGTH), services=SERVICES, nodes=NODES)
 
 
@@ -41,9 +41,9 @@ def recall_fingerprints(rule: str) -> Fingerprints:
 def decide_once(rule: str, snapshot: Snapshot, decide: Decide, fingerprints: Fingerprints | None = None) -> Plan:
     """Return the plan that still stands, or ask `decide` for a new one.
 
-    `rule` names the policy with its parameters: nobody takes up the memory of another. `decide` fills the ledger
-    from what it remembers and returns its next moment (None: only when something changes) and what to remember, in
-    plain values. `fingerprints` are those that the caller keeps (`recall_fingerprints` of the same rule).
+    `rule` names the policy with its parameters: a policy does not take up the memory of another. `decide` fills the
+    ledger from what it remembers and returns its next moment (None: only when something changes) and what to remember,
+    in plain values. `fingerprints` are those that the caller keeps (`recall_fingerprints` of the same rule).
     """
     fingerprint = (fingerprints or recall_fingerprints(rule)).of(snapshot)
     rule = f"{_FORMAT} {rule}"

@@ -1,7 +1,8 @@
-"""What policies share that decide in rounds: they are asked at each boundary, and in between what they decided stands.
+"""What is common to policies that decide in rounds: they are asked at each boundary, and in between what they decided
+stands.
 
 Between two boundaries jobs that end drop out, jobs that arrive wait, devices that die are missing, and services take
-what is idle; nobody else moves.
+what is idle; no other workload moves.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from springtide.scheduling.replicas import next_idle_at_s, wanted_replicas
 
 # Counts the shapes of what is remembered: a journal of an older shape is not taken up, like that of another policy.
 _FORMAT = 1
-# A boundary is met by who comes so little early: a clock that was set to it is rounded.
+# A call so many seconds before a boundary counts as at it: a clock that was set to it is rounded.
 _EARLY_S = 1e-6
 
 Devices = tuple[DeviceId, ...]
@@ -30,9 +31,9 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     """What is known at a boundary: the `number` of the round that begins now, and what there is to share out.
 
     `devices` are those that no service takes, in the cluster's order. `held` is what each job was given in the round
-    that ends, in rank order, as far as it is alive and no service takes it: who gets exactly this again is not moved.
-    `state` is what was remembered the last time, None at first. `is_boundary` is False where the policy asked to decide
-    between two boundaries.
+    that ends, in rank order, as far as it is alive and no service takes it: a job that gets exactly this again is not
+    moved. `state` is what was remembered the last time, None at first. `is_boundary` is False where the policy asked to
+    decide between two boundaries.
     """
 
     snapshot: Snapshot
@@ -46,8 +47,8 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
 class RoundDecision(msgspec.Struct, frozen=True, kw_only=True):
     """What stands until the next boundary: the jobs' devices in rank order, with their batches.
 
-    Devices are of the round's only, none of them twice, within every job's bounds. `reasons` may leave out whom a
-    plain sentence serves. `state` is what to remember, in plain values.
+    Devices are of the round's only, none of them twice, within every job's bounds. `reasons` may leave out jobs
+    for which the default sentence is enough. `state` is what to remember, in plain values.
     """
 
     allocations: Mapping[WorkloadId, PoolAllocation] = EMPTY
@@ -71,12 +72,13 @@ def decide_in_rounds(
 ) -> Plan:
     """Return the plan that stands; at a multiple of `round_s` on the platform's clock ask `decide` for a new one.
 
-    `rule` names the policy with its parameters: nobody takes up the memory of another. Where there is no memory
-    everybody keeps what it holds until the first boundary. Memory is {"rule", "round": the last one decided, "next_s":
-    the next boundary, None while there is no job to decide on, "wanted": devices by workload, services too, "batch",
-    "why", "state", "suspended": who gives up all it holds before it gets what it wants, see `stuck_moves`}. `foresee`
-    turns the state into what is planned for the time to come. `is_due` lets a policy decide between boundaries too: it
-    sees the snapshot and the state, and must be False for what its decision leads to.
+    `rule` names the policy with its parameters: a policy does not take up the memory of another. Where there is
+    no memory each workload keeps what it holds until the first boundary. Memory is {"rule", "round": the last one
+    decided, "next_s": the next boundary, None while there is no job to decide on, "wanted": devices by workload,
+    services too, "batch", "why", "state", "suspended": the jobs that give up all they hold before they get what
+    they want, see `stuck_moves`}. `foresee` turns the state into what is planned for the time to come. `is_due` lets a
+    policy decide between boundaries too: it sees the snapshot and the state, and must be False for what its decision
+    leads to.
     """
     rule = f"{_FORMAT} {rule}"
     memory = snapshot.memory
@@ -123,7 +125,7 @@ def _boundary_s(now_s: float, round_s: float) -> float:
 
 
 def _fresh(rule: str, snapshot: Snapshot) -> dict[str, Any]:
-    """What to remember where nothing is: everybody wants what it holds."""
+    """What to remember where nothing is: each workload wants what it holds."""
     return {
         "rule": rule,
         "round": None,
@@ -137,7 +139,7 @@ def _fresh(rule: str, snapshot: Snapshot) -> dict[str, Any]:
 
 
 class _Ledger:
-    """Who is to hold which devices: what was decided, changed only as far as the moment demands."""
+    """Which workload is to hold which devices: what was decided, changed only as far as the moment demands."""
 
     def __init__(self, snapshot: Snapshot, memory: Mapping[str, Any]) -> None:
         self.snapshot = snapshot
@@ -166,7 +168,7 @@ class _Ledger:
         job_id = view.job.job_id
         kept = devices[: most_workers(view)]
         is_cut_down = len(kept) < view.bounds.min_workers or (not view.job.elastic and len(kept) < len(devices))
-        # Who runs on fewer than its owner wants now goes on with them until the next round.
+        # A job that runs on fewer than its owner wants now goes on with them until the next round.
         if is_cut_down and not (view.job.elastic and kept and view.state is JobState.RUNNING):
             kept = ()
         if kept:
@@ -175,7 +177,7 @@ class _Ledger:
             self.wanted.pop(job_id, None)
 
     def begin_round(self) -> None:
-        """The services take what their load asks for, before anybody else."""
+        """The services take what their load asks for, before any job."""
         self._serve({who: wanted_replicas(view) for who, view in self.services.items()}, self.order)
 
     def go_on(self) -> None:
@@ -195,7 +197,7 @@ class _Ledger:
         return tuple(device for device in self.order if device not in taken)
 
     def _serve(self, wants: Mapping[WorkloadId, int], devices: Iterable[DeviceId]) -> None:
-        """Cut or extend the services' devices to what they want, out of `devices`; those nobody holds now first."""
+        """Cut or extend the services' devices to what they want, out of `devices`; those that are free now first."""
         for who, want in wants.items():
             self.wanted[who] = self.wanted.get(who, ())[:want]
         taken = {device for who in wants for device in self.wanted[who]}
@@ -206,7 +208,7 @@ class _Ledger:
             missing = want - len(self.wanted[who])
             self.wanted[who] += tuple(free[:missing])
             del free[:missing]
-            self.why[who] = "its load asks for it" if self.wanted[who] else "nobody asks for it"
+            self.why[who] = "its load asks for it" if self.wanted[who] else "it has no requests"
 
     def _take_one(self, service_id: WorkloadId) -> bool:
         """Let the job that holds most beyond its minimum, else the last that came, give a device to a service."""
@@ -279,7 +281,7 @@ class _Ledger:
         return memory if changed == memory else changed
 
     def allocations(self) -> dict[WorkloadId, PoolAllocation]:
-        """What everybody is to hold, the very objects that were shown where nothing changes."""
+        """What each workload is to hold, the very objects that were shown where nothing changes."""
         given: dict[WorkloadId, PoolAllocation] = {}
         for who, devices in self.wanted.items():
             if not devices or who in self.suspended:
@@ -295,7 +297,7 @@ class _Ledger:
         return given
 
     def reasons(self, round_s: float) -> dict[WorkloadId, str]:
-        """One for each of those whose allocation changes or changed in this round, and for those who wait."""
+        """One for each workload whose allocation changes or changed in this round, and for each that waits."""
         reasons: dict[WorkloadId, str] = {}
         for who in (*self.views, *self.services):
             if who in self.suspended:
@@ -313,11 +315,11 @@ class _Ledger:
 
 
 def stuck_moves(moves: Mapping[WorkloadId, tuple[Devices, Devices]]) -> list[WorkloadId]:
-    """Who has to let go first so that everybody gets from the devices that it holds to those that it wants.
+    """The jobs that have to let go first so that each gets from the devices that it holds to those that it wants.
 
     A job that keeps none of its devices holds them until it has all the new ones, since its state moves over within one
     group. Where such jobs wait for each other in a circle, none ever moves: the one that most wait for is named, of
-    these the smallest, until there is no circle left. Who is named is to be stopped and started again.
+    these the smallest, until there is no circle left. A job that is named is to be stopped and started again.
     """
     waiting = {who: (set(held), set(wanted)) for who, (held, wanted) in moves.items() if set(held).isdisjoint(wanted)}
     holder = {device: who for who, (held, _) in waiting.items() for device in held}

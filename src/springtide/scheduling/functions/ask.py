@@ -56,7 +56,7 @@ class Ask:
         return self._now_s + self.time_s(option)
 
     def cost_usd(self, option: FunctionOption) -> float:
-        """What it costs from its submission to its end, at the upper end; what was spent where nobody knows."""
+        """The most it costs from its submission to its end; what was spent so far where that is not known."""
         if self._left is None:
             return self._view.spent_usd
         slack = 1.0 + self._menu.error_fraction

@@ -28,7 +28,7 @@ from springtide.solvers.search.phase_choice import Aim, PhaseChoice, SwitchCosts
 
 # A soft deadline is a wish: it is planned for with less room.
 SOFT_CONFIDENCE = 0.5
-# A menu is for people and for the desk: more entries than this tell nothing more.
+# A menu is read by people and by the policy: more entries than this add nothing.
 _MAX_OPTIONS = 32
 # A trial that has shown nothing after so many times what it should take at most is looked at again.
 _PATIENCE = 3.0
@@ -440,7 +440,7 @@ class _Search:
         return aim.usd_weight * self._view.spent_usd + aim.second_weight * ran_s
 
     def _first_costs(self) -> SwitchCosts:
-        """From what runs now to each candidate. Who has the same memory stays; the others warm up meanwhile."""
+        """From what runs now to each candidate. Functions of the same memory stay; the others warm up meanwhile."""
         surface = self._grid.surface
         if self._running is None or self._plan is None:
             return SwitchCosts(seconds=surface.start_s.ravel(), usd=surface.start_usd.ravel())
@@ -449,7 +449,7 @@ class _Search:
         n, held = surface.workers.astype(np.float64), float(surface.workers[row])
         joining = np.maximum(0.0, n - held) / n
         usd[:, column] = usd[:, column] * joining
-        # Who stays keeps its state: only with joiners it goes through the store.
+        # Functions that stay keep their state: only with joiners it goes through the store.
         pause_s[:, column] = np.where(joining > 0.0, pause_s[:, column], self._view.changes.last_pause_s or 0.0)
         pause_s[row, column] = usd[row, column] = 0.0
         return SwitchCosts(seconds=pause_s.ravel(), usd=usd.ravel())

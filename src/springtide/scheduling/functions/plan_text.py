@@ -1,4 +1,4 @@
-"""Plans on functions and what they cost, in words for people."""
+"""Plans on functions and what they cost, as text for users."""
 
 from __future__ import annotations
 

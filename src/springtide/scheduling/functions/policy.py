@@ -1,4 +1,4 @@
-"""Jobs on function services: which of its ways each one runs, for its goal; everyone else is the inner policy's.
+"""Jobs on function services: which of its ways each one runs, for its goal; all other workloads are the inner policy's.
 
 A job comes with its menu (FuncPipe's Pareto front, planned at submission). What is left to decide is which entry meets
 the deadline or the budget for the least, and whether one that falls behind moves to a faster one. Where the job's
@@ -118,9 +118,9 @@ def _with_service(plan: Plan, snapshot: Snapshot, name: str, views: Sequence[Job
 
 
 class _Desk:
-    """Gives the places and functions of one service to its jobs: first who runs, then who was promised, then the rest.
+    """Gives the places and functions of one service to its jobs: first running jobs, then promised ones, then the rest.
 
-    Everyone is planned into what the others leave over time, so that no promise is broken by who came later.
+    Each job is planned into what the others leave over time, so that no promise is broken by a later job.
     """
 
     def __init__(self, snapshot: Snapshot, node: Node, service: FunctionService) -> None:
@@ -142,7 +142,7 @@ class _Desk:
     def serve(self, views: Sequence[JobView]) -> None:
         known = {view.job.job_id for view in views}
         for who, given in self._snapshot.allocations.items():
-            # Who is on the way out holds its place for a moment longer.
+            # A job that is ending holds its place for a moment longer.
             for device in given.device_ids:
                 if device in self._free:
                     self._free.remove(device)
@@ -244,7 +244,7 @@ class _Desk:
         options = [each for each in ask.options if each.plan.num_functions <= self._service.concurrency]
         starts_s = {each.plan: self._room.earliest_s(each.plan.num_functions, ask.time_s(each)) for each in options}
         if plan in starts_s:
-            # Nobody takes from it what it has.
+            # No other job takes from it what it has.
             starts_s[plan] = self._now_s
         chosen = ask.choose(options, starts_s)
         if chosen is None:
@@ -290,7 +290,7 @@ class _Desk:
             latest_s = ask.latest_start_s(options)
             if view.job.goal.waits and latest_s >= self._now_s:
                 self.reasons[job_id] = f"waiting in line: {ask.refusal.reason}"
-                # From then on nobody could make it, and it is refused.
+                # From then on its goal cannot be met, and it is refused.
                 self.revisit_at_s = min(self.revisit_at_s, latest_s + MOMENT_S)
             else:
                 self.rejected[job_id] = ask.refusal
@@ -337,7 +337,7 @@ class _Desk:
 def goal_offer(snapshot: Snapshot, job_id: WorkloadId, goal: Goal) -> tuple[float | None, Refusal | None]:
     """Whether a job on functions that is in the snapshot can be held to another goal, beside what others were promised.
 
-    When it would be through at the latest (None: nobody can say), or a refusal with what could be had.
+    When it would be through at the latest (None: not known), or a refusal with what could be had.
     """
     calm = settled(snapshot)
     asked = next(view for view in calm.jobs if view.job.job_id == job_id)
@@ -349,7 +349,7 @@ def goal_offer(snapshot: Snapshot, job_id: WorkloadId, goal: Goal) -> tuple[floa
     others = [
         view for view in calm.jobs if view.job.is_on_functions and view is not asked and _service_of(view) == name
     ]
-    # Who has neither begun nor a promise makes way.
+    # A job that has neither begun nor been promised anything makes way.
     others = [view for view in others if _has_claim(view) or view.job.job_id in calm.allocations]
     left = {who: given for who, given in calm.allocations.items() if who != job_id}
     desk = _Desk(replace(calm, jobs=tuple(others), allocations=left), found, _offered(found))

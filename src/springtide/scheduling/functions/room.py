@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-# A claim lasts at least so long, so that whoever ends now still stands in the way of whoever begins now.
+# A claim lasts at least so long, so that a job that ends now still stands in the way of one that begins now.
 MOMENT_S = 1e-3
 
 
 class ServiceRoom:
-    """One service's places and functions over time, planned by whoever holds or is promised them."""
+    """One service's places and functions over time, planned by the jobs that hold or are promised them."""
 
     def __init__(self, now_s: float, functions: int, places: int) -> None:
         self._now_s = now_s
@@ -22,11 +22,11 @@ class ServiceRoom:
         self._claims.append((start_s, max(end_s, start_s + MOMENT_S), functions))
 
     def release(self, functions: int) -> None:
-        """Take back the claim of someone who runs now as so many functions."""
+        """Take back the claim of a job that runs now as so many functions."""
         self._claims.remove(next(c for c in self._claims if c[0] == self._now_s and c[2] == functions))
 
     def free_now(self) -> int:
-        """How many functions nobody has claimed at this moment."""
+        """How many functions are unclaimed at this moment."""
         return self._functions - self._used(self._now_s)[0]
 
     def earliest_s(self, functions: int, duration_s: float) -> float:

@@ -1,4 +1,4 @@
-"""Jobs whose search is taken as over, with what it believes now: for whoever plays the time to come."""
+"""Jobs whose search is taken as over, with what it believes now: for callers that simulate the time to come."""
 
 from __future__ import annotations
 

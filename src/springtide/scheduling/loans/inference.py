@@ -116,7 +116,7 @@ def _slots(pools: PoolState, verdict: LabelVerdict) -> list[Slot]:
                 kind = LENT if node.owner == "inference" else TAKEN
                 cost, rank = verdict.job_costs.get(job[0], 1.0), job[1]
             elif is_moving and node.jobs and not (node.pool == "shared" and job is None):
-                # The label changes when the last job has left; those who may stay for now are not waited for.
+                # The label changes when the last job has left; jobs that may stay for now are not waited for.
                 if not is_reclaimed:
                     continue
                 kind = COMING
@@ -168,7 +168,8 @@ def _count(holdings: Sequence[Holding], slots: Sequence[Slot], verdict: LabelVer
     lent = unheld + sum(slot.kind == LENT for slot in slots)
     used = _raise(holdings, [holding.need.minimum for holding in holdings], 0, len(slots))
     if verdict.growth == "maximum":
-        # Up to the maximum only where nobody but services may be; by load also on what is idle on shared servers.
+        # Up to the maximum only on nodes that are open to services alone; by load also on what is idle on shared
+        # servers.
         used = _raise(holdings, [holding.need.maximum for holding in holdings], used, dedicated)
         _raise(holdings, [holding.need.wanted for holding in holdings], used, unheld)
     else:
@@ -215,7 +216,7 @@ def _shrink(holdings: Sequence[Holding], pools: PoolState, kind_of: Mapping[Devi
 
 
 def _start(holdings: Sequence[Holding], slots: Sequence[Slot], pools: PoolState) -> None:
-    """Choose devices for what is missing, minimums first; who has to leave a server starts elsewhere before it does."""
+    """Choose devices for missing replicas, minimums first; one that has to leave a server starts elsewhere first."""
     taken = {device_id for holding in holdings for device_id in holding.stays}
     dropped = {device_id for need in pools.needs for device_id in _live(pools, need)} - taken
     open_slots = [slot for slot in slots if slot.device_id not in taken]
@@ -251,7 +252,7 @@ def _start(holdings: Sequence[Holding], slots: Sequence[Slot], pools: PoolState)
 def _reasons(
     holdings: Sequence[Holding], pools: PoolState, growth: Growth, kind_of: Mapping[DeviceId, Slot]
 ) -> dict[WorkloadId, str]:
-    """One sentence for everyone who changes or holds less than it should."""
+    """One sentence for each service that changes or holds less than it should."""
     needy = [holding for holding in holdings if _before(holding) < min(holding.count, holding.need.minimum)]
     needy = needy or [holding for holding in holdings if _before(holding) < holding.count]
     reasons: dict[WorkloadId, str] = {}
@@ -300,7 +301,7 @@ def _load(need: Need) -> str:
 
 
 def told_replicas(count: int) -> str:
-    """A number of replicas in words."""
+    """A number of replicas with its noun."""
     return "1 replica" if count == 1 else f"{count} replicas"
 
 

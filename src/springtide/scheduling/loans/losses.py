@@ -13,7 +13,8 @@ from springtide.scheduling.placement.gangs import remaining_s
 from springtide.scheduling.placement.placing import held_counts
 from springtide.solvers.reclaim import Victim
 
-# A promise that would be broken costs more than all work there is: such a job is taken from only if nobody else is.
+# A promise that would be broken costs more than all work there is: such a job is taken from only if no other job is
+# left.
 BROKEN_PROMISE = 1e12
 # Being stopped counts for more than losing nothing, so that among jobs that lose nothing as few as possible stop.
 _LEAST_LOSS = 1.0
@@ -46,7 +47,7 @@ class Losses:
     def work_s(self, view: JobView) -> float:
         """Seconds of its work that a job loses by stopping: since its last checkpoint, unless it can take one.
 
-        Who follows the trainer commits a checkpoint within its grace; a script is cut off.
+        A job that is not a script commits a checkpoint within its grace; a script is cut off.
         """
         if view.job.entrypoint.kind != "script" and view.job.grace_s > 0:
             return 0.0
@@ -112,7 +113,7 @@ class Leaving:
     def _ends_in_s(self, job_id: WorkloadId) -> float:
         if job_id not in self._left:
             view = self.jobs.get(job_id)
-            # Who is not wanted any more is on its way out.
+            # A job that is not wanted any more is on its way out.
             self._left[job_id] = self.losses.left_s(view) if view is not None else 0.0
         return self._left[job_id]
 

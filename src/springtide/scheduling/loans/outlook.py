@@ -24,7 +24,7 @@ class Coming(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DemandOutlook(msgspec.Struct, frozen=True, kw_only=True):
-    """The needs of the time ahead, rising only: who is needed later is held until then. The first is now.
+    """The needs of the time ahead, rising only: a device that is needed later is held until then. The first is now.
 
     `is_known` is false where nothing is forecast: then only what is needed now counts.
     """

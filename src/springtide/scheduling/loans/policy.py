@@ -21,7 +21,7 @@ from springtide.scheduling.loans.inference import Served, serve, told_names, wan
 from springtide.scheduling.loans.pools import LabelVerdict, NodeView, PoolState, Strategy, pool_state
 from springtide.scheduling.replicas import next_idle_at_s
 
-# A training policy that hands a device of a cordoned node to somebody else is asked again without it, so many times.
+# A training policy that hands a device of a cordoned node to another job is asked again without it, so many times.
 MAX_QUESTIONS = 4
 Allocations = Mapping[WorkloadId, PoolAllocation]
 
@@ -48,7 +48,7 @@ class Loaning(msgspec.Struct, frozen=True, kw_only=True):
         """Return the plan for this snapshot."""
         derived = derived or self.make_derived()
         if not snapshot.jobs and not snapshot.services:
-            # Nobody is there to gain from a loan, and a platform that is going down changes no labels.
+            # No workload is there to gain from a loan, and a platform that is going down changes no labels.
             return Plan(memory=snapshot.memory)
         pools = pool_state(snapshot, derived.forecasters)
         verdict = self.strategy.choose(pools)
@@ -120,8 +120,8 @@ class TrainingView:
     def ask(self, policy: Policy, whole: Snapshot) -> tuple[Plan, dict[WorkloadId, PoolAllocation]]:
         """The policy's plan for what is left of `whole` to training, and what jobs are given by it.
 
-        A device that a job gives up on a cordoned node is nobody's. If the policy gives it to somebody, it is asked
-        again as if the device were gone already: that is what it will be asked then.
+        A device that a job gives up on a cordoned node belongs to no job. If the policy gives it to another job, it is
+        asked again as if the device were gone already: that is what it will be asked then.
         """
         gone: frozenset[DeviceId] = frozenset()
         for _ in range(MAX_QUESTIONS):
@@ -138,7 +138,7 @@ class TrainingView:
         return {at for who, mine in given.items() for at in mine.device_ids if self.cordoned.get(at) == who}
 
     def _strays(self, workload_id: WorkloadId, given: PoolAllocation) -> list[DeviceId]:
-        """The cordoned devices given to somebody who does not hold them."""
+        """The cordoned devices given to a job that does not hold them."""
         return [at for at in given.device_ids if self.cordoned.get(at, workload_id) != workload_id]
 
     def _shown(self, whole: Snapshot, gone: frozenset[DeviceId]) -> Snapshot:
@@ -193,7 +193,7 @@ class TrainingView:
                     continue
                 allocation = replace(allocation, device_ids=left)
             if allocation.num_devices < view.bounds.min_workers and self._loses(workload_id, shown):
-                # A reclaim leaves nobody with less than its minimum: it stops and waits.
+                # A reclaim leaves no job with less than its minimum: such a job stops and waits.
                 continue
             given[workload_id] = allocation
         return given
@@ -275,5 +275,5 @@ def _topology(key: _Nodes) -> Topology:
 
 
 def told_devices(count: int) -> str:
-    """A number of devices in words."""
+    """A number of devices with its noun."""
     return "1 device" if count == 1 else f"{count} devices"

@@ -1,6 +1,7 @@
 """The two pools as a strategy of loans sees them, what it answers, and the contract between both.
 
-A strategy says which nodes serve and which train; how many replicas there are and who trains is decided elsewhere.
+A strategy says which nodes serve and which train; how many replicas there are and which jobs train is decided
+elsewhere.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ Growth = Literal["load", "maximum"]
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
-    """A node: its label now, the pool that owns it, where it is on its way to, and how many devices who holds there.
+    """A node: its label now, the pool that owns it, where it is on its way to, and how many devices each workload holds
+    there.
 
     `jobs` and `replicas` count the devices of each job and each service on it, those being given back included.
     """
@@ -44,7 +46,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_reclaimed(self) -> bool:
-        """Whether jobs have been told to leave it."""
+        """Whether jobs have to leave it."""
         return self.drain is not None and self.drain.reclaim_since_s is not None
 
     @property
@@ -59,7 +61,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody holds a device on it."""
+        """Whether no workload holds a device on it."""
         return not self.jobs and not self.replicas
 
 
@@ -127,13 +129,13 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 class LabelVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """Which nodes are to change their label, and how.
 
-    `pools` names every node whose label is to be another than the one it has, also those already on their way: who is
-    left out keeps its label, and its drain is called off. Jobs have to leave those in `reclaimed` now; on the others
-    that are to serve they stay until they end, and nothing of theirs starts there. Replicas leave a node that is to
-    train by themselves. An `isolates_devices` node that becomes "shared" is loaned in part: services take the devices
-    that they need there, jobs the others. `job_costs` says what each job loses by giving up a device, where services
-    have to choose whom they take one from on a shared node; a job that is not named counts as 1. `revisit_at_s` is
-    when the answer may be another even if nothing happens until then.
+    `pools` names every node whose label is to be another than the one it has, also those already on their way: a node
+    that is left out keeps its label, and its drain is called off. Jobs have to leave those in `reclaimed` now; on the
+    others that are to serve they stay until they end, and nothing of theirs starts there. Replicas leave a node that is
+    to train by themselves. An `isolates_devices` node that becomes "shared" is loaned in part: services take the
+    devices that they need there, jobs the others. `job_costs` says what each job loses by giving up a device, where
+    services have to choose which job to take one from on a shared node; a job that is not named counts as 1.
+    `revisit_at_s` is when the answer may be another even if nothing happens until then.
     """
 
     pools: Mapping[NodeId, Relabel] = EMPTY
@@ -173,7 +175,7 @@ def pool_state(snapshot: Snapshot, forecasters: Forecasters | None = None) -> Po
                 continue
             is_replica = workload_id in service_ids
             if not is_replica and workload_id not in job_ids:
-                # Who ended, was paused or removed gives its devices back: what it was is seen from where it is.
+                # A workload that ended, was paused or removed gives its devices back; its place tells what kind it was.
                 is_replica = cluster.by_id[node_id].pool == "inference"
             mine = (replicas if is_replica else jobs).setdefault(node_id, {})
             mine[workload_id] = mine.get(workload_id, 0) + 1
@@ -217,7 +219,8 @@ def _wanted(view: ServiceView) -> int:
     demand = view.in_flight + view.queued
     service = view.service
     if demand == 0:
-        # One that starts speaks for a service that has no other; beside a ready one that nobody asks it does not.
+        # While no replica is ready, starting ones are wanted; beside a ready one without requests they are not.
+        #
         return 0 if view.num_ready and view.idle_s >= service.idle_s else wanted
     running = view.num_ready + view.num_starting
     slack = math.ceil(demand / (service.target_in_flight * SHRINK_BELOW_FRACTION))

@@ -78,7 +78,7 @@ def _settle(
     if short > 0:
         taken = {node.node_id for node in chosen}
         open_ = [node for node in reclaimable if node.pool == "training" and node.node_id not in taken]
-        # What is free is labelled at once: if that is enough, nobody has to leave elsewhere.
+        # What is free is labelled at once: if that is enough, no workload has to leave another node.
         chosen = _enough(sorted([*chosen, *pick(open_, short)], key=lambda node: node.num_training > 0), missing)
     chosen = _needed(chosen, missing)
     reason = f"taken back for {told_needy(pools)}"
@@ -90,7 +90,7 @@ def _settle(
 
 
 def _goes_on(pools: PoolState, num_devices: int) -> list[NodeView]:
-    """The nodes that were told to leave training and are still needed; those that are free soonest count first."""
+    """The nodes that are already leaving training and are still needed; those that are free soonest count first."""
     coming = [node for node in pools.heading("inference") if node.pool == "training"]
     return _enough(sorted(coming, key=lambda node: node.num_training), num_devices)
 
@@ -118,7 +118,7 @@ def _needed(nodes: Sequence[NodeView], num_devices: int) -> list[NodeView]:
 
 
 def _loans(pools: PoolState, num_coming: int = 0) -> dict[NodeId, Relabel]:
-    """Servers that services can do without at their maximum: who serves there moves to the others first.
+    """Servers that services can do without at their maximum: the replicas there move to other servers first.
 
     Those on their way go on; then the emptiest, those that training owns first, of the others the last, as services
     fill servers from the first on. `num_coming` devices serve from now on besides.
@@ -140,7 +140,7 @@ def _by_gain(nodes: Sequence[NodeView], num_devices: int) -> list[NodeView]:
 
 
 def told_needy(pools: PoolState) -> str:
-    """Whose minimum is missing, in words: the services in order of priority that do not hold it."""
+    """A sentence on whose minimum is missing: the services, in order of priority, that hold less than theirs."""
     short = [need for need in pools.needs if need.view.num_ready + need.view.num_starting < need.minimum]
     if not short:
         return "guaranteed minimums"

@@ -76,7 +76,7 @@ class TideStrategy:
         tide = pools.snapshot.tide
         forecast = None
         if pools.needs:
-            # Whoever is deployed later may need more than the maximum of those who are deployed now.
+            # A service deployed later may need more than the maximum of the services deployed now.
             forecast = self._forecaster(pools).forecast(tide, pools.now_s, tide.day_s * PROMISED_DAYS)
         largest = max((node.num_devices for node in pools.nodes), default=1)
         granularity = 1 if all(node.isolates_devices or node.owner == "shared" for node in pools.nodes) else largest
@@ -84,7 +84,7 @@ class TideStrategy:
         return capacity_of(pools, forecast, num_now, granularity, lead_s)
 
     def forecast(self, pools: PoolState) -> TideForecast | None:
-        """What is forecast for a day, at most the services' maxima; None where nobody serves."""
+        """What is forecast for a day, at most the services' maxima; None where there is no service."""
         if not pools.needs:
             return None
         tide = pools.snapshot.tide
@@ -95,14 +95,14 @@ class TideStrategy:
 
 
 def is_common(node: NodeView) -> bool:
-    """Whether jobs and services may sit side by side on the node for good: nobody loans it."""
+    """Whether jobs and services may sit side by side on the node for good: it is never loaned."""
     return node.owner == "shared" and node.heading == "shared"
 
 
 class _Choice:
-    """One verdict: what is needed at once, what will be needed, and what nobody needs.
+    """One verdict: what is needed at once, what will be needed, and what no service needs.
 
-    Asked again with what its verdict led to it chooses the same nodes: who is on its way is chosen before others.
+    Asked again with what its verdict led to it chooses the same nodes: a node on its way is chosen before others.
     """
 
     def __init__(self, strategy: TideStrategy, pools: PoolState, forecast: TideForecast | None) -> None:
@@ -117,10 +117,10 @@ class _Choice:
         self.patience_s = pools.snapshot.tide.day_s * PATIENCE_FRACTION
         self.span_s = self._span_s()
         self.outlook: DemandOutlook = outlook_of(pools, forecast if strategy.ahead else None, self.span_s)
-        # What was needed a moment ago may be needed again: who serves is not lent for that long.
+        # What was needed a moment ago may be needed again: a node that serves is not lent for that long.
         self.held = max(self.needed, needed_lately(pools), self.outlook.within(self.span_s))
-        # Who is to serve, and why; those of them whose jobs have to go, and what that costs; those that serve as far as
-        # services need it, whose other devices jobs may keep.
+        # The nodes that are to serve, and why; those of them whose jobs have to go, and what that costs; those that
+        # serve as far as services need it, whose other devices jobs may keep.
         self.serving: dict[NodeId, str] = {}
         self.reclaimed: dict[NodeId, float] = {}
         self.parted: dict[NodeId, str] = {}
@@ -163,7 +163,7 @@ class _Choice:
         self.serving[node.node_id] = (node.drain.reason if node.drain is not None else "") or reason
 
     def _keep(self) -> None:
-        """Who serves goes on, and who was told to leave goes on leaving, as long as that is needed."""
+        """Nodes that serve go on serving, and nodes being freed go on being freed, as long as that is needed."""
         for node in self.pools.nodes:
             if is_common(node):
                 self.supply += node.num_devices
@@ -182,7 +182,7 @@ class _Choice:
         """Have `needed` devices served at once: on idle nodes, on loaned parts, and then by taking them from jobs."""
         reason = f"services need {needed} devices"
         for node in self._open(is_minimum=is_minimum):
-            # On who is about to leave, replicas are at home still.
+            # Also on a node that is about to leave the inference pool and still has its replicas.
             if self.supply < needed and not node.jobs:
                 self._add(node, reason)
         for node in self.pools.nodes:
@@ -233,7 +233,8 @@ class _Choice:
             return 0.0
         pools = self.pools
         held = self.losses.held
-        # Who has been given devices waits until it trains, else its own start would change what it was given.
+        # A job that has been given devices is left alone until it trains, else its own start would change what it was
+        # given.
         waiting = [
             view
             for view in pools.snapshot.jobs
@@ -249,10 +250,11 @@ class _Choice:
         return max(self.change_s, min(stay, self.patience_s))
 
     def _prepare(self, step: Coming) -> None:
-        """Choose who will serve when a need comes.
+        """Choose the nodes that will serve when a need comes.
 
-        First who is being freed already, then whose jobs end in time, the last to end first; then who can shrink when
-        it comes to that, and who is idle now. What is expected right away is made ready, on idle servers before others.
+        First nodes that are being freed already, then nodes whose jobs end in time, the last to end first; then nodes
+        whose jobs can shrink when it comes to that, and idle nodes. What is expected right away is made ready, on idle
+        servers before others.
         """
         if self.supply >= step.num_devices:
             return
@@ -265,7 +267,8 @@ class _Choice:
             idle = next((node for node in open_ if not node.jobs), None)
             shrinking = next((node for node in open_ if self.strategy.ahead and self.leaving.can_shrink(node)), None)
             ending = self._ending(open_, step.in_s)
-            # Whether a server that serves is lent must not hang on who happens to run on another at this instant.
+            # Whether a server that serves is lent must not depend on which job happens to run on another at this
+            # instant.
             is_ready = idle is not None and idle.heading == "inference" and is_near
             node = freeing or (idle if is_ready else None) or (idle or shrinking if is_expected else None)
             node = node or ending or shrinking or idle
@@ -299,7 +302,7 @@ class _Choice:
         if not self._is_wanted():
             return
         wide = outlook_of(self.pools, self.forecast if self.strategy.ahead else None, self.patience_s)
-        # Nobody loses a replica for it, not even one that is only kept in case.
+        # No service loses a replica for it, not even one that is only kept in reserve.
         needed = max(self.pools.wanted, self.held, wide.within(self.patience_s))
         serving = [node for node in self.pools.nodes if node.node_id in self.serving and node.pool == "inference"]
         for node in sorted(serving, key=lambda node: (node.owner == "inference", node.num_serving)):
@@ -311,7 +314,7 @@ class _Choice:
                 self.supply -= node.num_devices
 
     def _part(self) -> None:
-        """Lend what nobody will need of nodes that services hold only a part of."""
+        """Lend what no service will need of nodes that services hold only a part of."""
         surplus = self.supply - max(self.pools.wanted, self.held)
         for node in sorted(self.pools.nodes, key=lambda node: node.num_serving):
             num_free = node.num_devices - node.num_serving
@@ -332,7 +335,7 @@ class _Choice:
                 if node.pool != "shared":
                     labels[node_id] = Relabel(pool="shared", reason=self.parted.get(node_id, loan))
             elif node_id in self.serving:
-                # Where every device is held nothing can start, so nothing has to be told yet.
+                # Where every device is held nothing can start, so no drain has to be announced yet.
                 is_quiet = node.num_training >= node.num_devices and node.heading != "inference"
                 is_told = node_id in self.reclaimed or not (is_quiet or node_id in self.later)
                 if node.pool != "inference" and is_told:
@@ -360,7 +363,7 @@ class _Choice:
         return costs
 
     def _revisit_at_s(self) -> float | None:
-        """The next bin may need something else; nobody waits for it where nobody trains."""
+        """When to decide again: at the end of a forecast bin, as the next may differ. Never without jobs."""
         forecast = self.forecast
         if forecast is None or not forecast.is_known or not self.strategy.ahead or not self.pools.snapshot.jobs:
             return None

@@ -43,7 +43,7 @@ class AllocationLedger:
         return self.of(workload_id)
 
     def plan(self, revisit_at_s: float | None = None) -> Plan:
-        """Place the counts and say why, for everyone whose number changes or who has to wait."""
+        """Place the counts and say why, for each workload whose number changes or that has to wait."""
         snapshot = self.snapshot
         idle_at_s = next_idle_at_s(snapshot.services, snapshot.now_s)
         moments = [moment for moment in (revisit_at_s, idle_at_s) if moment is not None]
@@ -99,7 +99,7 @@ class AllocationLedger:
 
     @cached_property
     def _holders(self) -> str:
-        """The first few that get something, told once for everyone who waits."""
+        """The first few that get something, written once for all jobs that wait."""
         holders: dict[str, int] = {}
         for view in self.snapshot.jobs:
             if self.of(view.job.job_id):
@@ -118,7 +118,7 @@ def _named_others(names: Sequence[str], name: str) -> str:
 
 
 def serve_minimum(shares: AllocationLedger) -> None:
-    """Give every service its guaranteed minimum, and its first replica if somebody is asking."""
+    """Give every service its guaranteed minimum, and its first replica if there are requests."""
     for view in shares.snapshot.services:
         first = 1 if wanted_replicas(view) else 0
         shares.raise_towards(view.service.service_id, max(view.min_replicas, first))

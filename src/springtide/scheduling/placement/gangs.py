@@ -37,13 +37,13 @@ class Gangs:
         return remaining_s(view, max(1, self.size(view)), self.now_s, self.held.get(view.job.job_id, 0))
 
     def keep(self, views: Iterable[JobView]) -> None:
-        """Who runs goes on at its fixed size; where that has become too much, with what it has."""
+        """A running job goes on at its fixed size; where that has become too much, with what it has."""
         for view in views:
             if not self.give(view) and self.held.get(view.job.job_id):
                 self.shares.raise_towards(view.job.job_id, self.held[view.job.job_id])
 
     def fill(self, views: Iterable[JobView], *, passes_over: bool = True) -> None:
-        """Give devices in this order; who does not fit is passed over, or blocks those behind it."""
+        """Give devices in this order; a job that does not fit is passed over, or blocks those behind it."""
         for view in views:
             if not self.shares.left:
                 return
@@ -69,13 +69,14 @@ class Gangs:
         return bool(self.held.get(view.job.job_id)) and view.state is not JobState.PREEMPTING
 
     def note_waiting(self, text: Callable[[JobView], str]) -> None:
-        """Tell those who hold nothing and wait why; `text` should vary with the job's standing, not with the clock."""
+        """Give a reason to jobs that hold nothing and wait; `text` should vary with its standing, not with the
+        clock."""
         for view in self.waiting():
             if not self.held.get(view.job.job_id):
                 self.shares.notes[view.job.job_id] = text(view)
 
     def note_stopped(self, text: str) -> None:
-        """Tell those who have to give up all they hold why, unless a service takes it: then its name is told."""
+        """Give a reason to jobs that lose all they hold; where a service takes it, the reason names the service."""
         services = (view.service.service_id for view in self.shares.snapshot.services)
         if any(self.shares.of(service_id) > self.held.get(service_id, 0) for service_id in services):
             return
@@ -120,5 +121,5 @@ def by_arrival(view: JobView) -> tuple[float, WorkloadId]:
 
 
 def told(count: int) -> str:
-    """A number of devices in words."""
+    """A number of devices with its noun."""
     return "1 device" if count == 1 else f"{count} devices"

@@ -33,12 +33,13 @@ def place(
 ) -> dict[WorkloadId, PoolAllocation]:
     """Give every workload its count of devices in rank order, those it holds first. The counts must fit.
 
-    Who keeps its size keeps its devices. Who shrinks keeps an aligned block, who grows takes the buddy of its own, and
-    who starts is placed best fit (ElasticFlow §4.3). A job that grows goes elsewhere only if it would lie on more nodes
-    than it needs and a compact place is idle. Jobs in `movable` may be moved, as few devices as possible, to make a
-    compact place for another; and to a compact place of their own once there is one. `wanted` is what was decided
-    before: it stands while it has the right count, is alive, and nobody who keeps its devices is in the way; so a plan
-    that is half carried out is not changed. Devices that nobody holds now come before those still to be given back.
+    A job that keeps its size keeps its devices. One that shrinks keeps an aligned block, one that grows takes the
+    buddy of its own, and one that starts is placed best fit (ElasticFlow §4.3). A job that grows goes elsewhere only if
+    it would lie on more nodes than it needs and a compact place is idle. Jobs in `movable` may be moved, as few devices
+    as possible, to make a compact place for another; and to a compact place of their own once there is one. `wanted` is
+    what was decided before: it stands while it has the right count, is alive, and no job that keeps its devices is in
+    the way; so a plan that is half carried out is not changed. Devices that no workload holds now come before those
+    still to be given back.
     """
     layout = layout_of(snapshot.cluster)
     chosen = _as_decided(counts, snapshot, layout, wanted)
@@ -65,7 +66,7 @@ def held_counts(snapshot: Snapshot) -> Mapping[WorkloadId, int]:
 def _as_decided(
     counts: Mapping[WorkloadId, int], snapshot: Snapshot, layout: Layout, wanted: Mapping[WorkloadId, Devices]
 ) -> dict[WorkloadId, Devices] | None:
-    """What was decided or is held, if that is all there is to say; None if somebody needs a place."""
+    """What was decided or is held, if that is all there is to say; None if a job needs a place."""
     allocations = snapshot.allocations
     chosen: dict[WorkloadId, Devices] = {}
     total = 0
@@ -87,9 +88,10 @@ def _as_decided(
 def _settle(
     counts: Mapping[WorkloadId, int], snapshot: Snapshot, layout: Layout, wanted: Mapping[WorkloadId, Devices]
 ) -> dict[WorkloadId, Devices]:
-    """The devices of all who need no new place: as decided before, unless somebody keeps them, or exactly as held.
+    """The devices of all jobs that need no new place: as decided before, unless another keeps them, or exactly as held.
 
-    Who holds no more than its count keeps all of it. Who holds more gives up first what was promised to others.
+    A job that holds no more than its count keeps all of it. One that holds more first gives up what others were
+    promised.
     """
     alive = layout.address_of.keys()
     held: dict[WorkloadId, Devices] = {
@@ -134,7 +136,7 @@ def _largest_hole(census: Census, released: int) -> int:
 
 
 class _Placing:
-    """One call of `place` in which somebody needs a place: bitmaps of addresses, claimed step by step."""
+    """One call of `place` in which a job needs a place: bitmaps of addresses, claimed step by step."""
 
     def __init__(
         self,
@@ -150,7 +152,7 @@ class _Placing:
         self.settled = _settle(self.counts, snapshot, layout, wanted)
         rigid = {view.job.job_id for view in snapshot.jobs if not view.job.elastic}
         self.services = {view.service.service_id for view in snapshot.services}
-        # Who is on its way to other devices arrives there before it may be moved again.
+        # A job on its way to other devices arrives there before it may be moved again.
         self.movable = frozenset(
             who
             for who in movable
@@ -165,7 +167,7 @@ class _Placing:
         return held is None or set(settled) != set(held.device_ids)
 
     def run(self) -> dict[WorkloadId, Devices]:
-        """Place everybody: who stays, who shrinks, who can grow where it is, then the others from large to small."""
+        """Place all jobs: those that stay, shrink, or can grow where they are, then the others from large to small."""
         claims = self.claims
         growing: list[WorkloadId] = []
         for who in [who for who in self.counts if who not in self.settled]:
@@ -206,7 +208,7 @@ class _Placing:
         kept = [device for device in held if device in address_of and claimed >> address_of[device] & 1]
         return (*kept, *self.layout.devices_of(claimed & ~self.claims.held(workload_id)))
 
-    # --- who shrinks ------------------------------------------------------------------------------------------------
+    # --- shrinking --------------------------------------------------------------------------------------------------
 
     def _shrink(self, workload_id: WorkloadId) -> None:
         """Keep the aligned block that leaves the largest hole; among equals the one with the lowest rank."""
@@ -249,10 +251,10 @@ class _Placing:
         best = ranked[0] if len(ranked) == 1 else max(ranked, key=hole)
         return block_at(best, level)
 
-    # --- who grows --------------------------------------------------------------------------------------------------
+    # --- growing ----------------------------------------------------------------------------------------------------
 
     def _take_buddies(self, growing: Sequence[WorkloadId]) -> None:
-        """Let everyone who still waits for more grow to the aligned block around its own, if the rest of it is idle."""
+        """Let each job that waits for more grow to the aligned block around its own, if the rest of it is idle."""
         for who in growing:
             held, count = self.claims.held(who), self.counts[who]
             if not held or count & (count - 1) or who in self.services or self.claims.of(who) != held:
@@ -285,7 +287,7 @@ class _Placing:
     def _elsewhere(self, workload_id: WorkloadId, wants_block: bool) -> int:
         """A compact place for all its devices; 0 if there is none. As much of its own as possible, free now if can be.
 
-        For who may move also a place that others give back, unless these wait for it in turn.
+        For a job that may move also a place that others give back, unless these wait for it in turn.
         """
         free = self.claims.free_now
         place = self._compact_among(free, workload_id, wants_block)
@@ -298,7 +300,7 @@ class _Placing:
 
     def _compact_among(self, idle: int, workload_id: WorkloadId, wants_block: bool) -> int:
         claims, count = self.claims, self.counts[workload_id]
-        # Of a job that shrinks, somebody may have been promised a part of what it holds.
+        # A part of what a shrinking job holds may have been promised to another.
         held = claims.held(workload_id) & (claims.idle | claims.of(workload_id))
         if count & (count - 1) == 0 and count <= self.layout.largest_block:
             level = level_for(count)
@@ -320,7 +322,7 @@ class _Placing:
             bits &= ~block_at(start, level)
         return starts
 
-    # --- who starts or comes together ---------------------------------------------------------------------------------
+    # --- starting and coming together ---------------------------------------------------------------------------------
 
     def _start(self, workload_id: WorkloadId) -> None:
         count = self.counts[workload_id]
@@ -331,9 +333,9 @@ class _Placing:
         self.claims.take(workload_id, self._prefer_free(lambda census: census.compact(count), 0))
 
     def _gather(self, shrunk: Sequence[WorkloadId]) -> None:
-        """Bring jobs together that lie scattered and may move: all for whom there is a compact place, else one.
+        """Bring jobs together that lie scattered and may move: all if there is a compact place for each, else one.
 
-        They come first, since those who grow or start then find what they leave.
+        They come first, since jobs that grow or start then find what they leave.
         """
         if not self.movable:
             return
@@ -362,7 +364,7 @@ class _Placing:
             self.claims.take(workload_id, self.claims.of(workload_id) | hole)
 
     def _prefer_free(self, find: Finder, own: int) -> int:
-        """The place among the devices that nobody holds now, unless one that others give back is more compact."""
+        """The place among the devices that no workload holds now, unless one that others give back is more compact."""
         soon = find(Census(self.layout, self.claims.idle))
         assert soon, "the counts do not fit into the cluster"
         if soon & self.claims.held_now == 0:

@@ -1,4 +1,4 @@
-"""Who is to hold which devices in a plan under construction; jobs move aside without waiting for each other."""
+"""Which job is to hold which devices in a plan under construction; jobs move aside without waiting for each other."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ MAX_CLEARINGS = 256
 
 
 class Claims:
-    """The devices that each workload is to hold, as bitmaps of addresses; what nobody claims is idle.
+    """The devices that each workload is to hold, as bitmaps of addresses; what no workload claims is idle.
 
-    `settled` names the devices of those who were placed before: they stay unless a job of `movable` has to make room.
+    `settled` names the devices of jobs that were placed before: they stay unless a job of `movable` has to make room.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class Claims:
 
     @property
     def free_now(self) -> int:
-        """What nobody claims and nobody holds."""
+        """What no workload claims and none holds."""
         return self.idle & ~self.held_now
 
     @property
     def changed(self) -> Mapping[WorkloadId, int]:
-        """The claims of all who are not as they were settled."""
+        """The claims that differ from what was settled."""
         return self._of
 
     def held(self, workload_id: WorkloadId) -> int:
@@ -90,7 +90,7 @@ class Claims:
             workload_id, before = self._undo.pop()
             self._set(workload_id, self.of(workload_id), before)
 
-    # --- who waits for whom -----------------------------------------------------------------------------------------
+    # --- waiting for others -----------------------------------------------------------------------------------------
 
     def _moves(self, workload_id: WorkloadId) -> bool:
         """Whether a workload gives up devices only once it has others."""
@@ -141,7 +141,7 @@ class Claims:
         return self._collect(workload_id, 0)
 
     def _enter(self, workload_id: WorkloadId, before: int, bits: int) -> None:
-        """Keep the books of who may be moved away from where."""
+        """Record which jobs may be moved away from where."""
         assert self._owner is not None
         for address in addresses(before & ~bits):
             self._owner[address] = None
@@ -163,7 +163,7 @@ class Claims:
         return False
 
     def _candidates(self, workload_id: WorkloadId, avoid: int) -> Iterator[tuple[int, list[WorkloadId]]]:
-        """Places that smaller jobs can clear, and who has to go: first where the fewest devices move.
+        """Places that smaller jobs can clear, and the jobs that have to go: first where the fewest devices move.
 
         Aligned blocks; as a second choice larger blocks within a node, or any nodes for what is larger than a node.
         """
@@ -218,7 +218,7 @@ class Claims:
         return sorted(evicted, key=lambda other: -self._counts[other])
 
     def _clear(self, workload_id: WorkloadId, block: int, evicted: Sequence[WorkloadId], avoid: int) -> bool:
-        """Send away who is in the way, take the place, and find another one for each of them."""
+        """Send away the jobs in the way, take the place, and find another one for each of them."""
         for other in evicted:
             self.take(other, 0)
         usable = (self.idle | self.of(workload_id)) & ~avoid & ~self.out_of_reach(workload_id)

@@ -1,4 +1,4 @@
-"""Deadlines first, then everyone a share, then idle devices to whoever gains most.
+"""Deadlines first, then a share for each job, then idle devices to the job that gains most.
 
 A first elastic policy: each deadline job gets the fewest workers that make its deadline at its measured speed, in
 order of deadlines; what is left goes one device at a time to the job whose throughput it raises most, relative to
@@ -28,7 +28,7 @@ from springtide.scheduling.speed_reasons import WHY_TRIED, why_fewer
 RULE = "elastic-1"
 # The waits between trials double so often.
 MAX_DOUBLINGS = 4
-# What a trial counts as beside gains that were measured: anybody's is more.
+# What a trial counts as beside measured gains: any measured gain is more.
 TRIED = math.ulp(0.0)
 
 
@@ -41,7 +41,7 @@ class Elastic(msgspec.Struct, frozen=True, kw_only=True):
     new size is still being measured, nor before the change has had `num_changes_to_settle` times as long as it cost:
     where a worker takes half a minute to start, devices stay for minutes. A job that gained nothing from one more, as
     far as it was measured, is tried again on an idle one `retry_s` after its last resize: it may have been measured at
-    a bad moment. When such a trial began is remembered: until its workers have joined nothing tells it apart.
+    a bad moment. When such a trial began is remembered: until its workers have joined nothing else identifies it.
     Deadlines are looked at again every `revisit_s`.
     """
 
@@ -89,7 +89,7 @@ class Elastic(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
     def _minimum_share(self, view: JobView, curve: ScalingCurve, num_held: int, now_s: float) -> int | None:
-        """The fewest workers that make the deadline; None if it cannot be made, so that a lost cause starves nobody."""
+        """The fewest workers that make the deadline; None if it cannot be made, so that it starves no other job."""
         job = view.job
         assert job.goal.deadline_s is not None
         if not job.elastic:
@@ -159,10 +159,10 @@ class Elastic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Trials:
-    """Who has been tried on more devices than brought it anything as far as was measured.
+    """The jobs that have been tried on more devices than brought them anything as far as was measured.
 
     For each such job: when its last trial began, how many there were, and with how many devices. Until its new workers
-    have joined nothing else tells a trial apart. A job is forgotten once more devices are worth having by its curve.
+    have joined nothing else identifies a trial. A job is forgotten once more devices are worth having by its curve.
     """
 
     def __init__(self, policy: Elastic, snapshot: Snapshot, curves: Mapping[WorkloadId, ScalingCurve]) -> None:
@@ -205,6 +205,6 @@ class _Trials:
         return self._policy.retry_s * float(2 ** min(number, MAX_DOUBLINGS))
 
     def encode(self) -> Any:
-        """As plain values for the journal; None where nobody was tried."""
+        """As plain values for the journal; None where no job was tried."""
         trials = {str(job_id): list(trial) for job_id, trial in self._by_id.items()}
         return {"rule": RULE, "trials": trials} if trials else None

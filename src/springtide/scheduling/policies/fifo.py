@@ -1,4 +1,4 @@
-"""First in, first out: jobs in order of arrival, each with all the workers it asked for, nobody overtakes.
+"""First in, first out: jobs in order of arrival, each with all the workers it asked for, none overtakes another.
 
 The baseline of every comparison. A running job is never resized; the head of the queue blocks those behind it.
 """

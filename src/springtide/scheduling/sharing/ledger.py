@@ -1,4 +1,4 @@
-"""What is taken of every device, by whom: exact sums within their bounds, all or nothing, and fast to look through."""
+"""What is taken of every device, by which workload: exact sums within bounds, all or nothing, and fast to scan."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from springtide.core.workload import WorkloadId
 from springtide.scheduling.sharing.demand import TOLERANCE_UNITS, UNITS, ShareDemand, demand_of
 from springtide.scheduling.sharing.outlook import STALE_FRACTION, FitOutlook, Remainders
 
-# The memory of a device on which nobody counts it.
+# The memory of a device on which it is not counted.
 UNCOUNTED_MB = 2**50
 
 KeyT = TypeVar("KeyT")
@@ -40,13 +40,13 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class ShareLedger:
-    """The devices of a cluster in their order, and what is taken of each; the columns are for whoever looks through.
+    """The devices of a cluster in their order, and what is taken of each; the columns are for scans over all devices.
 
     `free_request`, `free_limit` (units) and `free_memory_mb` are what is left on each device within the bounds, shape
-    (num_devices,); `is_open` says that somebody shares it, `is_usable` that a newcomer may be put there at all: on one
-    of the `allowed` devices (None: all), unless somebody holds the whole of it. `node_at` is each device's node by its
-    place in the topology, `grid` has the devices of each node in a row, padded with -1, and `num_idle` counts each
-    node's usable devices that nobody holds. `memory_kind` is each device's place in `memory_sizes_mb`.
+    (num_devices,); `is_open` says that a workload shares it, `is_usable` that a newcomer may be put there at all: on
+    one of the `allowed` devices (None: all), unless a workload holds the whole of it. `node_at` is each device's node
+    by its place in the topology, `grid` has the devices of each node in a row, padded with -1, and `num_idle` counts
+    each node's usable devices that no workload holds. `memory_kind` is each device's place in `memory_sizes_mb`.
     """
 
     def __init__(
@@ -80,7 +80,8 @@ class ShareLedger:
             self.is_usable[:] = False
             self.is_usable[[self.at[device_id] for device_id in allowed]] = True
         self.num_idle: Counts = np.bincount(self.node_at[self.is_usable], minlength=len(self.nodes)).astype(np.int64)
-        # Each workload's family and devices; who is on each device; the devices of each family, in order of arrival.
+        # Each workload's family and devices; the workloads on each device; the devices of each family, in order of
+        # arrival.
         self._held: dict[WorkloadId, tuple[str, tuple[tuple[int, ShareDemand], ...]]] = {}
         self._on: list[dict[WorkloadId, str]] = [{} for _ in range(num)]
         self._family_at: dict[str, dict[int, int]] = {}
@@ -91,7 +92,7 @@ class ShareLedger:
         self._outlook_at = 0
 
     def block(self, device_id: DeviceId) -> None:
-        """Somebody holds the whole of this device: nobody else is put there."""
+        """A workload holds the whole of this device: no other is put there."""
         at = self.at[device_id]
         if self.is_usable[at]:
             self.is_usable[at] = False
@@ -101,7 +102,7 @@ class ShareLedger:
     def hold(self, workload_id: WorkloadId, family: str, parts: Sequence[Part], *, is_given: bool = False) -> None:
         """Put a workload on its devices, all of them or none.
 
-        `is_given`: it is there already, so it stands even where the bounds say otherwise; nobody joins it there then.
+        `is_given`: it is there already, so it stands even where the bounds say otherwise; no other joins it there then.
         Raises InvalidRequest where it does not fit, names a device twice or one that is unknown, or is there already.
         """
         demands = tuple((self._index(part.device_id), demand_of(part.share)) for part in parts)
@@ -182,7 +183,7 @@ class ShareLedger:
         return self._outlook
 
     def load(self, device_id: DeviceId) -> Load:
-        """What is taken of a device by those who share it."""
+        """What is taken of a device by the workloads that share it."""
         at = self._index(device_id)
         return Load(
             num_holders=len(self._on[at]),
@@ -192,7 +193,7 @@ class ShareLedger:
         )
 
     def holders(self, device_id: DeviceId) -> Mapping[WorkloadId, str]:
-        """Who shares a device, and its family, in order of arrival."""
+        """The workloads that share a device, each with its family, in order of arrival."""
         return self._on[self._index(device_id)]
 
     def demands_on(self, at: int) -> list[ShareDemand]:
@@ -206,7 +207,7 @@ class ShareLedger:
 
     @property
     def num_open(self) -> int:
-        """How many devices somebody shares."""
+        """How many devices are shared, by one workload or more."""
         return int(np.count_nonzero(self.is_open))
 
     def _index(self, device_id: DeviceId) -> int:

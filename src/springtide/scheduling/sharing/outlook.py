@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 
 from springtide.scheduling.sharing.demand import ShareDemand
 
-# So many different values of requests, of limits and of memory are told apart; more are rounded up to the next of them.
+# So many different values of requests, of limits and of memory are distinguished; more are rounded up to the next of
+# them.
 MAX_LEVELS = 32
 # An outlook is made anew once so large a part of what it was made of may have changed.
 STALE_FRACTION = 0.125
 
 _WEIGHT_UNITS = 10**9
-# Sizes are told apart in so many steps: what is in the newcomer's own step or below is not larger than it.
+# Sizes are distinguished in so many steps: what is in the newcomer's own step or below is not larger than it.
 NUM_CLASSES = 8
 
 Counts = NDArray[np.int64]
@@ -24,7 +25,7 @@ Fractions = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 # What is left of some devices: requests and limits in units, memory in MB.
 Remainders = tuple[Counts, Counts, Counts]
-# Below every class of sizes: nobody is left out.
+# Below every class of sizes: no workload is left out.
 _ALL = -1
 
 
@@ -62,9 +63,9 @@ class FitOutlook:
         return table[self._reached(left)] - table[self._reached(_without(left, newcomer))]
 
     def spoils(self, newcomer: ShareDemand, left: Remainders) -> Flags:
-        """Whether anybody larger than the newcomer loses room on each of these remainders.
+        """Whether any workload larger than the newcomer loses room on each of these remainders.
 
-        Whoever is in the newcomer's own class of sizes or below finds room as easily as the newcomer does.
+        A workload in the newcomer's own class of sizes or below finds room as easily as the newcomer does.
         """
         size = max(each / max(1, most) for each, most in zip(newcomer, self._capacity, strict=True))
         table = self._table(int(size * NUM_CLASSES))

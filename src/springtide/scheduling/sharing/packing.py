@@ -14,11 +14,12 @@ from springtide.scheduling.sharing.demand import UNITS, ShareDemand, demand_of
 from springtide.scheduling.sharing.ledger import Counts, Flags, ShareLedger
 from springtide.scheduling.sharing.outlook import FitOutlook, Fractions, Remainders
 
-# Between equals the node with the fewest idle devices is taken, so that whole nodes stay free for whoever needs them.
+# Between equals the node with the fewest idle devices is taken, so that whole nodes stay free for workloads that need
+# them.
 _IDLE_TIE = 1e-9
 # Without foresight a new device is taken only where no shared one has room.
 _DEARER_THAN_SHARED = 1e6
-# By so much a shared device costs less than a new one where nobody larger than the newcomer loses room on it.
+# By so much a shared device costs less than a new one where no workload larger than the newcomer loses room on it.
 _JUST_LESS = 1e-3
 
 
@@ -27,7 +28,7 @@ class PlacementRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     `family` is what its instances have in common: the function that they are instances of. `is_large` says that it may
     be split over several devices where no single one has room. None of the devices in `avoid` is chosen, and without
-    `may_open` none that nobody shares yet.
+    `may_open` none that is not shared yet.
     """
 
     workload_id: WorkloadId
@@ -41,7 +42,7 @@ class PlacementRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Packer(Protocol):
-    """Chooses devices for one newcomer at a time; nobody who is there is moved."""
+    """Chooses devices for one newcomer at a time; no workload that is there is moved."""
 
     def booked(self, share: Share) -> Share:
         """What is entered in the ledger for a share that is asked for, and what its holder is held to."""
@@ -59,9 +60,10 @@ class DiluPacker(msgspec.Struct, frozen=True, kw_only=True):
     alone fills a device up with whatever comes first. With `foresight` a device costs first of all what it loses of
     its usefulness (Outlook), and what is left over, times `tie`, only decides between near equals. A new device costs
     `opening` less what it is still useful for; it is taken too where that is the least and the best shared one would
-    lose room for somebody larger than the newcomer. Where more than `reusable` is left of a new device's usefulness it
-    is opened on the node with the most idle ones, so that a group of workers can join it there; otherwise where whole
-    nodes are spared. Without foresight this is Algorithm 1 as printed: a new device only where no shared one has room.
+    lose room for a workload larger than the newcomer. Where more than `reusable` is left of a new device's usefulness
+    it is opened on the node with the most idle ones, so that a group of workers can join it there; otherwise where
+    whole nodes are spared. Without foresight this is Algorithm 1 as printed: a new device only where no shared one has
+    room.
     """
 
     summary: ClassVar[str] = "Shares packed on few devices within bounds (Dilu, 3.3)."

@@ -1,4 +1,4 @@
-"""Who holds which part of which device: sharers keep their places, then those who lack some are packed, in order."""
+"""Which workload holds which part of which device: sharers keep their places, then those that lack some are packed."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Claims = Mapping[DeviceId, WorkloadId]
 
 
 class SharePlan:
-    """The plan for everyone with a share, at one instant.
+    """The plan for all workloads with a share, at one instant.
 
     Services come first, up to their guaranteed minimum and their first replica, then jobs that run, then what services
-    want beyond that, then jobs that wait, each in order of arrival. A device that nobody holds is opened for them where
-    no packed one has room; for a guaranteed minimum or a first replica one is claimed from an elastic job of the inner
-    policy, or the last job to come with a share makes room. Jobs are entered with their requests alone: what they may
-    use beyond gives way to newcomers, and is what the devices they are on have left in the end.
+    want beyond that, then jobs that wait, each in order of arrival. A device that no workload holds is opened for them
+    where no packed one has room; for a guaranteed minimum or a first replica one is claimed from an elastic job of the
+    inner policy, or the last job to come with a share makes room. Jobs are entered with their requests alone: what they
+    may use beyond gives way to newcomers, and is what the devices they are on have left in the end.
     `taken` are the devices that are not the inner policy's.
     """
 
@@ -67,7 +67,7 @@ class SharePlan:
     # --- what there is ----------------------------------------------------------------------------------------------
 
     def _held_whole(self) -> dict[DeviceId, WorkloadId]:
-        """The devices that somebody holds the whole of, and who."""
+        """The devices that are held whole, and the holder of each."""
         return {
             device_id: who
             for who, held in self._snapshot.allocations.items()
@@ -92,7 +92,7 @@ class SharePlan:
         planned = [allocation.device_ids for allocation in self.allocations.values()]
         return frozenset().union(*held, *planned)
 
-    # --- who gets what ----------------------------------------------------------------------------------------------
+    # --- allocation ------------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
         wanted = {view.service.service_id: wanted_replicas(view) for view in self.services}
@@ -291,7 +291,7 @@ class SharePlan:
         return self._packer.choose(self._ledger, request) if found is None and may_open else found
 
     def _waits_before(self, view: JobView) -> Iterator[WorkloadId]:
-        """Those who came earlier and wait for whole devices."""
+        """The jobs that came earlier and wait for whole devices."""
         for other in self._snapshot.jobs:
             if other is view:
                 return

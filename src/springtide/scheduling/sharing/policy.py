@@ -1,7 +1,7 @@
 """Devices held in parts beside devices held whole: a packer for workloads with shares, any policy for all others.
 
-Dilu (ASPLOS'25), section 3.3. Whoever has a share is packed on as few devices as hold it; the other devices are shown
-to the inner policy as if they were all there is. See docs/policies/sharing.md.
+Dilu (ASPLOS'25), section 3.3. Workloads with a share are packed on as few devices as hold them; the other devices are
+shown to the inner policy as if they were all there is. See docs/policies/sharing.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CLAIMS = "claimed"
 
 
 class Sharing(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy for whole devices under a packer for parts of them. Where nobody has a share it is the inner policy."""
+    """A policy for whole devices under a packer for parts of them. Without any share it is the inner policy."""
 
     inner: Policy
     packer: Packer = msgspec.field(default_factory=DiluPacker)
@@ -58,9 +58,9 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _one_each(self, snapshot: Snapshot, memory: Any, decisions: DecisionCache) -> Plan:
-        """The plan where nodes have labels: everyone with a share is held to it, on a device of its own.
+        """The plan where nodes have labels: each workload with a share is held to it, on a device of its own.
 
-        Who may be where is for a strategy of loans to say, which plans whole devices.
+        Which workload may be where is decided by a strategy of loans, which plans whole devices.
         """
         plan = decisions.decide(replace(snapshot, allocations=_one_holder_each(snapshot), memory=memory))
         shares = {view.job.job_id: view.job.share for view in snapshot.jobs if not view.job.is_on_functions}
@@ -76,7 +76,7 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def has_shares(snapshot: Snapshot) -> bool:
-    """Whether anybody asks for a part of a device, or holds one."""
+    """Whether any workload asks for a part of a device, or holds one."""
     return (
         any(view.job.share is not None and not view.job.is_on_functions for view in snapshot.jobs)
         or any(view.service.share is not None for view in snapshot.services)
@@ -92,7 +92,7 @@ def _split(memory: Any) -> tuple[Any, Claims]:
 
 
 def _in_order(snapshot: Snapshot, allocations: Mapping[WorkloadId, Allocation]) -> dict[WorkloadId, Allocation]:
-    """The allocations in order of arrival, jobs first, as everyone tells them."""
+    """The allocations in order of arrival, jobs first, as in every plan."""
     order = [view.job.job_id for view in snapshot.jobs] + [view.service.service_id for view in snapshot.services]
     return {who: allocations[who] for who in order if who in allocations}
 
@@ -103,7 +103,7 @@ def _displaced(parts: SharePlan) -> dict[WorkloadId, str]:
 
 
 def _one_holder_each(snapshot: Snapshot) -> dict[WorkloadId, Allocation]:
-    """What is held, each device by one: a newcomer may be put beside one who is leaving, who is not shown then."""
+    """What is held, each device by one: a newcomer may be put beside one that is leaving, which is not shown then."""
     staying = {view.job.job_id for view in snapshot.jobs if view.state is not JobState.PREEMPTING}
     staying |= {view.service.service_id for view in snapshot.services}
     taken: set[DeviceId] = set()
@@ -117,7 +117,7 @@ def _one_holder_each(snapshot: Snapshot) -> dict[WorkloadId, Allocation]:
 
 
 def _shown(snapshot: Snapshot, parts: SharePlan, memory: Any) -> Snapshot:
-    """What the inner policy sees: nobody with a share, and no device that holds one or is to."""
+    """What the inner policy sees: no workload with a share, and no device that holds one or is to."""
     taken = parts.taken
     cluster = _without(snapshot.cluster, taken)
     alive = cluster.device_set

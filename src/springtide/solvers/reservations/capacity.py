@@ -59,7 +59,7 @@ def raised(one: Steps, other: Steps, now_s: float) -> Steps:
 def falls_of(steps: Steps, now_s: float, unit: int) -> tuple[float, ...]:
     """The moments after `now_s` at which there are fewer devices than just before, ascending.
 
-    A moment stands as often as units of `unit` devices go then: they may go one by one, and who is moved off one of
+    A moment stands as often as units of `unit` devices go then: they may go one by one, and a job moved off one of
     them may find itself on the next.
     """
     falls: list[float] = []

@@ -43,8 +43,8 @@ class Costs(NamedTuple):
     """What a change to n devices costs in seconds: `now(n)` at this moment, `later[n]` at any later one.
 
     `reserve[n]` is kept free behind the end of a job on n devices, so that it can be moved for another's sake. At each
-    of the moments `falls` (ascending) devices go away; whoever runs on through one may have to move then, and that is
-    paid for beforehand.
+    of the moments `falls` (ascending) devices go away; a job that runs on through one may have to move then, and that
+    is paid for beforehand.
     """
 
     now: Callable[[int], float]
@@ -61,7 +61,7 @@ class Costs(NamedTuple):
         return self._replace(falls=()) if self.falls else self
 
     def end_s(self, num_devices: int, start_s: float, done_s: float) -> float:
-        """When a run ends that begins at `start_s` and has done its work by `done_s` if nobody disturbs it: with its
+        """When a run ends that begins at `start_s` and has done its work by `done_s` if nothing disturbs it: with its
         reserve, and one change for every fall inside of it."""
         end_s = done_s + self.reserve[num_devices]
         falls = self.falls
@@ -180,7 +180,7 @@ def _largest(sizes: Sequence[int], room: int) -> int:
 
 def fit(profile: FreeProfile, task: FitTask, now_s: float, costs: Costs) -> Runs:
     """Fit the task by its deadline: now at the cheapest constant size, else with changing sizes, at most as large as
-    needed, else later. Without a reserve only what starts now: nobody knows where there will be a place later.
+    needed, else later. Without a reserve only what starts now: where there will be a place later is not known.
     Empty if it does not fit."""
     deadline_s, sizes = task.deadline_s, task.sizes
     if deadline_s == math.inf:

@@ -1,4 +1,4 @@
-"""The book of promises: a schedule for every job, all of them together within the capacity, and how jobs get in."""
+"""The reservation table: a schedule for every job, all of them together within the capacity, and how jobs get in."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ TOLERANCE_S = 1e-6
 
 
 class Entry:
-    """One job in the book.
+    """One job in the reservation table.
 
     `work` steps were left at `since_s`; `was` is the schedule from then on, as it is being carried out, and `runs`
-    the one under construction. `left`, `held` and `residual_s` say where the job stands at the book's moment (steps
+    the one under construction. `left`, `held` and `residual_s` say where the job stands at the table's moment (steps
     left, devices held until now, overhead still to pay for them). `is_promised`: its deadline must hold.
-    `is_late`: it cannot hold any more, the job ends as soon as possible and stands in nobody's way. `is_fixed`: it
-    goes on as it is, and nobody's wish plans it anew.
+    `is_late`: it cannot hold any more, the job ends as soon as possible and stands in no other job's way.
+    `is_fixed`: it goes on as it is and is never planned anew.
     """
 
     __slots__ = (
@@ -89,7 +89,7 @@ class Entry:
     def stand(self, now_s: float, num_held: int | None = None) -> None:
         """Work out where the job stands at `now_s` from the schedule that was carried out until then.
 
-        `num_held` devices are held: it tells whether a change that is planned for this very moment has been made.
+        `num_held` devices are held: that shows whether a change planned for this very moment has been made.
         """
         if not self.was:
             return
@@ -130,20 +130,20 @@ class ReservationTable:
         return largest(self.steps)
 
     def begin(self, now_s: float, costs: Costs, effort: int, held: Mapping[str, int] | None = None) -> None:
-        """Go to `now_s`: work out where every job stands there. `held` counts the devices of whoever holds some."""
+        """Go to `now_s`: work out where every job stands there. `held` counts the devices of jobs that hold some."""
         self.now_s, self.costs, self.effort = now_s, costs, effort
         self.profile.forget_before(now_s)
         for entry in self.entries.values():
             entry.stand(now_s, None if held is None else held.get(entry.key, 0))
 
     def commit(self) -> None:
-        """What is in the book is being carried out from now on."""
+        """What is in the table is being carried out from now on."""
         for entry in self.entries.values():
             if entry.runs is not entry.was:
                 entry.work, entry.since_s, entry.was = entry.left, self.now_s, entry.runs
 
     def load(self, entry: Entry) -> None:
-        """Put a job with its schedule into the book, unchecked."""
+        """Put a job with its schedule into the table, unchecked."""
         self.entries[entry.key] = entry
         _take(self.profile, entry.runs)
 
@@ -153,7 +153,7 @@ class ReservationTable:
         _take(self.profile, entry.runs, -1)
 
     def change_runs(self, entry: Entry, runs: Runs) -> None:
-        """Replace the schedule of a job in the book, unchecked."""
+        """Replace the schedule of a job in the table, unchecked."""
         _take(self.profile, entry.runs, -1)
         entry.runs = runs
         _take(self.profile, runs)
@@ -168,9 +168,10 @@ class ReservationTable:
         return entry.deadline_s - min(costs.later[n] + entry.left / rates[n] for n in entry.sizes)
 
     def admit(self, entry: Entry, *, repairs: bool = True, is_certain: bool = False) -> bool:
-        """Find room for a new job: beside all others, else by changing their schedules. Tells whether it is in.
+        """Find room for a new job: beside all others, else by changing their schedules. Returns whether it is in.
 
-        Nobody is asked to change for a job that could not make it even alone, unless it `is_certain` that it can.
+        No other job is replanned for one that could not make its deadline even alone, unless it `is_certain` that it
+        can.
         """
         runs = self._fit(self.profile, entry)
         if runs:
@@ -189,7 +190,7 @@ class ReservationTable:
 
     def set_capacity(self, capacity: int | Steps) -> bool:
         """Change the number of devices, for good or step by step. If the schedules do not fit any more some are made
-        anew, or all; tells whether every promise still holds. Otherwise nothing is changed."""
+        anew, or all; returns whether every promise still holds. Otherwise nothing is changed."""
         before = trimmed(self.steps, self.now_s)
         after = _steps_of(capacity, self.now_s)
         self._shift(before, after)
@@ -199,7 +200,7 @@ class ReservationTable:
         return False
 
     def force_capacity(self, capacity: int | Steps) -> None:
-        """Change the number of devices come what may: whoever cannot keep its deadline then is late."""
+        """Change the number of devices unconditionally: a job that cannot keep its deadline then is late."""
         if self.set_capacity(capacity):
             return
         everyone = sorted(self.entries.values(), key=self._urgency)
@@ -214,8 +215,8 @@ class ReservationTable:
     def lift_capacity(self, capacity: Steps, num_there: int) -> None:
         """Change the number of devices where the schedules do not fit into it, but devices for them are there.
 
-        The schedules go on counting on what they use, up to `num_there`; beyond that nobody counts on it. Who does not
-        fit into what is there either is late.
+        The schedules go on counting on what they use, up to `num_there`; beyond that none counts on it. A job that
+        does not fit into what is there either is late.
         """
         there = trimmed(raised(capacity, constant(num_there), self.now_s), self.now_s)
         if not self.has_room(there, self.now_s):
@@ -230,8 +231,8 @@ class ReservationTable:
             self.profile.take(from_s, until_s, there - to_be)
 
     def _give_way(self) -> bool:
-        """Plan anew until no device is missing any more: of those who run while some are, first who is late, then who
-        holds most beyond its need; in the end everyone. If that does not help nothing is changed."""
+        """Plan anew until no device is missing any more: of the jobs that run while some are, first late ones, then
+        those that hold most beyond their need; in the end all. If that does not help nothing is changed."""
         times, free = self.profile.times, self.profile.free
         short = [(times[i], times[i + 1] if i + 1 < len(times) else math.inf) for i, n in enumerate(free) if n < 0]
         able = [entry for entry in self.entries.values() if not entry.is_fixed]
@@ -263,7 +264,7 @@ class ReservationTable:
         return self._fit(self.profile, entry)
 
     def plan_anew(self, entry: Entry) -> bool:
-        """Find another schedule for a job in the book, as for a new one; tells whether there is one. If not, nothing
+        """Find another schedule for a job in the table, as for a new one; returns whether there is one. If not, nothing
         is changed."""
         before = entry.runs
         self.change_runs(entry, ())
@@ -290,11 +291,11 @@ class ReservationTable:
         return runs
 
     def _urgency(self, entry: Entry) -> tuple[bool, float, str]:
-        """Who is planned first: whose latest possible start is nearest."""
+        """The order of planning: jobs that are late come last, then the nearest latest possible start comes first."""
         return entry.is_late, entry.deadline_s - entry.fastest_s, entry.key
 
     def _repair(self, new: Entry) -> bool:
-        """Make room by planning others anew: first those who hold most beyond their need, then everyone."""
+        """Make room by planning others anew: first those that hold most beyond their need, then all."""
         deadline_s = new.deadline_s
         able = [entry for entry in self.entries.values() if entry is not new and not entry.is_fixed]
         givers = [entry for entry in able if entry.runs and entry.runs[0].start_s < deadline_s]
@@ -315,9 +316,10 @@ class ReservationTable:
         return max((run.num_devices for run in entry.runs), default=0) - need
 
     def _replan(self, group: Sequence[Entry]) -> bool:
-        """Plan all of `group` anew beside the others: the most urgent first; who does not fit then comes earlier.
+        """Plan all of `group` anew beside the others: the most urgent first; a job that does not fit then comes
+        earlier.
 
-        Adopted only if everyone fits who must. This is list scheduling with repair of the order ("squeaky wheel").
+        Adopted only if every job fits that has to. This is list scheduling with repair of the order ("squeaky wheel").
         """
         base = self.profile.copy()
         for entry in group:
@@ -351,7 +353,7 @@ class ReservationTable:
 
 
 def verify(book: ReservationTable, *, slack_s: float = TOLERANCE_S) -> list[str]:
-    """What is wrong with the book, in sentences; empty if all its promises hold.
+    """What is wrong with the table, in sentences; empty if all its promises hold.
 
     Worked out from the schedules alone: no device too many at any moment, every job's work done by its schedule, no
     gap in time, and every promise that is not given up ends by its deadline.

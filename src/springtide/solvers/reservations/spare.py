@@ -1,4 +1,4 @@
-"""Spare devices: who runs faster than its promise needs, by what is saved for the GPU-time that is added."""
+"""Spare devices: which jobs run faster than their promises need, by the time saved for the GPU-time added."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FILL_EFFORT = 20_000
 def make_way(book: ReservationTable, owed: int) -> None:
     """Let jobs that hold more than their deadlines ask for give some back, until `owed` devices are free now.
 
-    Whoever has most to spare first; nobody's promise is touched, and nobody else is planned anew for it.
+    The job with most to spare first; no promise is broken, and no other job is planned anew for it.
     """
     now_s = book.now_s
     for entry in sorted(book.entries.values(), key=lambda entry: (-book.surplus(entry), entry.key)):
@@ -32,10 +32,10 @@ def make_way(book: ReservationTable, owed: int) -> None:
 
 
 def use_spare(book: ReservationTable, kept_free: int = 0, owed: int = 0) -> None:
-    """Give devices that nobody's schedule uses now to jobs that end earlier for it.
+    """Give devices that no schedule uses now to jobs that end earlier for it.
 
-    `owed` of them are left to those outside of the book, who could not run at all without; `kept_free` besides are
-    left to nobody. First everyone who would shrink although nobody needs the devices keeps what it holds. Then the
+    `owed` of them are left to jobs outside the table, which could not run at all without; `kept_free` besides are
+    left unused. First each job that would shrink although no other needs the devices keeps what it holds. Then the
     marginal return decides, one size at a time: seconds saved for GPU-seconds added (ElasticFlow, Algorithm 2, in the
     direction in which the paper states it). Planned work is pulled forward, never pushed back, so every promise stays
     kept.

@@ -156,9 +156,9 @@ def _best(state: SearchState) -> tuple[PhaseChoice, float]:
 def _rescues(state: SearchState, best: PhaseChoice, confidence: float, stays: PhaseChoice) -> bool:
     """Whether the goal is in danger where it is, and less so at `best`.
 
-    Where nothing keeps the limits for certain, whoever is expected to keep them stays: each change costs of the little
-    that is left, and the next one would look no better. Where nothing is expected to keep them, only what is clearly
-    nearer to them is worth a change.
+    Where nothing keeps the limits for certain, a plan that is expected to keep them stays: each change costs of the
+    little that is left, and the next one would look no better. Where nothing is expected to keep them, only what is
+    clearly nearer to them is worth a change.
     """
     if stays.is_within:
         return False

@@ -18,7 +18,7 @@ REQUEST_FRACTION, LIMIT_FRACTION = 0.8, 1.0
 # A throughput this near to its target has reached it, and a share is known once its bracket is no wider.
 TOLERANCE = 0.02
 # Two trials that contradict each other (less of a device was faster by more than the tolerance) are measured again so
-# often; what contradicts itself even then is told.
+# often; what contradicts itself even then is reported.
 MAX_REPEATS = 4
 
 # Samples (or steps) a second on such a share of a device.
@@ -65,7 +65,7 @@ def search_shares(
 
     At most 1 + 2 x ceil(log2(1 / tolerance)) trials, and MAX_REPEATS more where measurements contradict each other.
     Every share in the answer was measured itself. Throughput is taken to grow with the share; where trials say
-    otherwise, they are repeated and averaged, and what is left of it is told, never hidden. Raises InvalidRequest.
+    otherwise, they are repeated and averaged, and what is left of it is reported, never hidden. Raises InvalidRequest.
     """
     if not 0.0 < tolerance < request_fraction <= limit_fraction <= 1.0:
         raise InvalidRequest(

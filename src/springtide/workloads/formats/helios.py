@@ -1,4 +1,4 @@
-"""Reader of SenseTime's Helios traces (SC'21), `cluster_log.csv`: who asked for how many GPUs, when, how long."""
+"""Reader of SenseTime's Helios traces (SC'21), `cluster_log.csv`: users, numbers of GPUs, submission, duration."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Application:
     `placements` has each measured ring in its canonical form (see `canonical`); `scalability` has rows (nodes,
     workers, local batch size, step seconds, exchange seconds) of more nodes. `runs` are by global batch size,
     ascending: the first is the initial batch size of Pollux, the last the largest that it takes. `fixed_batch_size`
-    is set where the authors let nobody choose.
+    is set where the authors fix the batch size.
     """
 
     name: str

@@ -97,7 +97,7 @@ def finish_times(
     """When every task of one step ends, in seconds from its begin, if each lane of each place works on one at a time.
 
     A download begins when its message has been sent, an exchange when all replicas of the stage have come to it.
-    Raises ValueError where the graphs wait for each other in a circle or for a message that nobody sends.
+    Raises ValueError where the graphs wait for each other in a circle or for a message that is never sent.
     """
     done: dict[Place, list[float | None]] = {place: [None] * len(tasks) for place, tasks in graphs.items()}
     sent: dict[Message, float] = {}

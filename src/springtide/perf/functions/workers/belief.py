@@ -67,7 +67,7 @@ def net_step(measured: FunctionMeasurement, save_s: float) -> NetStep:
 
     What is neither computing nor exchanging is saving, which `worker_overheads` knows, up to half of the steps with a
     save and one save more by chance; what is left beyond that (updates, reading samples) counts as computing. Where
-    the parts were not told all of it is called computing.
+    the parts were not reported, all of it counts as computing.
     """
     step_s, parts_s = measured.step_s, measured.compute_s + measured.sync_s
     if measured.compute_s <= 0 or parts_s <= 0:
@@ -101,7 +101,7 @@ class PlanModel(msgspec.Struct, frozen=True, kw_only=True):
 def plan_model(
     service: FunctionService, search: FunctionSearch, plan: FunctionPlan, global_batch_size: int, gradient_bytes: int
 ) -> PlanModel | None:
-    """The prediction for one plan as it is, whatever its collective; None for a size that nobody knows."""
+    """The prediction for one plan as it is, whatever its collective; None for a size that is not known."""
     size = size_of(service, search, plan.stages[0].memory_mb)
     if size is None or len(plan.stages) != 1:
         return None
@@ -318,7 +318,7 @@ class Belief:
             if plan.num_replicas > 1 and known.sync_s > 0:
                 sync.add(point, parts.sync_s / known.sync_s, noise, is_own)
         else:
-            # Which part is off cannot be told apart: both are, as far as anyone knows.
+            # Which part is off cannot be determined: both are taken to be.
             ratio = parts.step_s / known.step_s
             compute.add(point, ratio, math.hypot(noise, 0.1), is_own)
             if plan.num_replicas > 1:

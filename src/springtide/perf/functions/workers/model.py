@@ -15,9 +15,10 @@ from springtide.perf.functions.services import (
     lambda_vcpus,
 )
 
-# SMLT's grain of memory (section 3.2), which is also the smallest function that providers have.
+# SMLT's granularity of memory (section 3.2), which is also the smallest function that providers have.
 STEP_MB = 128
-# More workers than this are not looked for unless someone asks: shares of a batch get too small to be worth a request.
+# More workers than this are not looked for unless the caller asks: shares of a batch get too small to be worth a
+# request.
 MOST_WORKERS = 200
 _TOLERANCE = 1e-6
 

@@ -17,7 +17,7 @@ _MAX_SAVE_FRACTION, _MAX_REDO_S, _MAX_SAVE_EVERY = 0.07, 60.0, 64
 _MEAN_POWER = 2.0**0.5
 # Until more is known: so many of a hundred functions die before their time.
 DEATHS_PER_LIFE = 0.03
-# Seconds until a death is noticed, and in which everybody parks at a change.
+# Seconds until a death is noticed, and in which all workers park at a change.
 _DETECTION_S, _PARK_S = 2.0, 1.0
 # What was expected counts like so many seconds of what was seen.
 _PRIOR_S = 600.0
@@ -47,7 +47,7 @@ def overheads_of(surface: Surface, step_s: Floats, lifetime_s: float, scale: flo
     """At steps of `step_s`; `scale` times as much as is usual."""
     save_s, n = surface.save_s, surface.workers[:, None].astype(np.float64)
     # Saving is put off by powers of two until it is cheap enough, or too much would be redone. Where the powers fall
-    # nobody knows beforehand: their mean is what counts.
+    # is not known beforehand: their mean is what counts.
     wanted = np.where(save_s > _MAX_SAVE_FRACTION * step_s, _MEAN_POWER * save_s / (_MAX_SAVE_FRACTION * step_s), 1.0)
     every = np.minimum(np.minimum(wanted, np.maximum(_MAX_REDO_S / step_s, 1.0)), _MAX_SAVE_EVERY)
     deaths_per_s = scale * n * DEATHS_PER_LIFE / lifetime_s

@@ -277,7 +277,7 @@ class _SyncGrid:
     """The exchange of each place: the choice is made for sizes some way apart, and taken over by those between.
 
     Sizes with links of their own are all looked at; of those with equal links one in each `_COLUMN_GROWTH`, since only
-    what their seconds cost tells them apart.
+    what their seconds cost distinguishes them.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ def servers_of(cluster: Topology, devices: Iterable[DeviceId]) -> Servers:
     depth = max((len(node.switches) for node in cluster.nodes), default=0)
     levels: list[list[int]] = []
     for level in range(depth):
-        # A switch is told apart by its whole way up, so that equal names below different ones are different.
+        # A switch is identified by its whole path to the root, so that equal names below different ones are different.
         ways = [node.switches[level:] if level < len(node.switches) else () for node in cluster.nodes]
         known: dict[tuple[str, ...], int] = {}
         levels.append([known.setdefault(way, len(known)) for way in ways])
@@ -129,7 +129,7 @@ def set_batch(plan: Plan, number: int, batch: int | None) -> None:
 
 
 class Seats:
-    """Which devices: those a job has first, then those nobody holds, pairs under one PCIe switch together."""
+    """Which devices: those a job has first, then those no workload holds, pairs under one PCIe switch together."""
 
     def __init__(self, cluster: Topology, devices: Iterable[DeviceId], taken: Iterable[DeviceId], unit: int) -> None:
         open_to_jobs = frozenset(devices)
@@ -154,7 +154,7 @@ class Seats:
     def assign(
         self, wanted: Mapping[WorkloadId, Placed], held: Mapping[WorkloadId, Sequence[DeviceId]]
     ) -> dict[WorkloadId, tuple[DeviceId, ...]]:
-        """Devices in rank order for everyone; who keeps a server keeps its devices there. The counts must fit."""
+        """Devices in rank order for each job; one that keeps a server keeps its devices there. The counts must fit."""
         chosen: dict[WorkloadId, tuple[DeviceId, ...]] = {}
         missing: list[tuple[WorkloadId, int, int]] = []
         for job_id, placed in wanted.items():

@@ -34,10 +34,10 @@ def select_running(
 ) -> list[int]:
     """The running jobs (by index) whose devices are recycled, in increasing order of their performance achievement.
 
-    Remaining-time awareness: who ends within the next round is left alone. Dynamic selection: one after the other is
-    taken while an even share of what is recycled promises a better average achievement to all that are to be planned
-    than they have now; a waiting job has none. Of these numbers it is the one with the greatest gain in sum; if none
-    is better nobody is selected (FaPES, section 5.1). What is better must also pay for the change: `change_s` of a
+    Remaining-time awareness: a job that ends within the next round is left alone. Dynamic selection: one job after the
+    other is taken while an even share of what is recycled promises a better average achievement to all that are to be
+    planned than they have now; a waiting job has none. Of these numbers it is the one with the greatest gain in sum; if
+    none is better no job is selected (FaPES, section 5.1). What is better must also pay for the change: `change_s` of a
     round.
     """
     able = [index for index, job in enumerate(running) if job.may_change and job.left_s > round_s]
@@ -83,8 +83,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 def in_priority(cohort: Sequence[Candidate], *, pop_up_s: float) -> list[Candidate]:
     """The cohort in the order in which it is planned (FaPES, section 5.2).
 
-    Who has waited for `pop_up_s` comes first, whoever it is; then new arrivals, the longest waiting first; then jobs
-    that ran before and wait, likewise; then running jobs, those with the higher performance achievement first.
+    A job that has waited for `pop_up_s` comes first, whatever it is; then new arrivals, the longest waiting first; then
+    jobs that ran before and wait, likewise; then running jobs, those with the higher performance achievement first.
     """
 
     def rank(candidate: Candidate) -> tuple[int, float, int]:

@@ -108,7 +108,8 @@ class Expectations:
             )
         rates, batches = self._table(view, sizes, unit)
         if math.isinf(work):
-            # Of a length that nobody knows as much is left as has been done, and at least a round on the least size.
+            # Where the length is not known, as much is taken to be left as has been done, and at least a round on the
+            # least size.
             at_least = float(rates.max(axis=1)[0]) * self._settings.round_s
             work = total = max(view.equivalent_steps, float(view.progress.step), at_least)
         return SpeedTable(
@@ -288,7 +289,7 @@ class _Cluster:
         return rows
 
     def fitted(self, steps: tuple[StepTime, ...], asked: _Asked) -> tuple[Floats, Ints]:
-        """By the fitted model, which tells one node from several."""
+        """By the fitted model, which distinguishes one node from several."""
         return _fitted_table(steps, asked, self._key)
 
     def profiled(self, profile: StepProfile, asked: _Asked, communication: str) -> tuple[Floats, Ints]:
@@ -377,7 +378,7 @@ def _exchanges(
 def _representative(servers: Servers, shape: Shape, unit: int) -> list[tuple[int, int]]:
     """Servers that look like the shape: alternately from the two largest groups below a switch of its level.
 
-    Where the cluster has no such place, the nearest thing to it.
+    Where the cluster has no such place, the one nearest to it.
     """
     order = np.argsort(-servers.capacity, kind="stable")
     if shape.num_servers > 1:

@@ -83,7 +83,7 @@ class Fapes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _is_due(snapshot: Snapshot, state: Any) -> bool:
-    """Whether somebody has come or gone since the last decision."""
+    """Whether a job has come or gone since the last decision."""
     if state is None:
         return True
     known = state["jobs"]
@@ -210,7 +210,7 @@ class _Deciding:
                 out.add(job_id)
         return out
 
-    # --- who is planned ----------------------------------------------------------------------------------------------
+    # --- jobs to plan ----------------------------------------------------------------------------------------------
 
     def _filtered(self, out: set[WorkloadId]) -> set[WorkloadId]:
         """Phase 1: the running jobs whose devices are recycled."""
@@ -253,7 +253,7 @@ class _Deciding:
         return float(done) / float(plan[-1][1] + 1 - self.round.number) / outlook.best_rate
 
     def _to_try(self) -> set[WorkloadId]:
-        """Between rounds: the first of those who wait, if there is anything for them; the others stay planned."""
+        """Between rounds: the first of the waiting jobs, if there is anything for them; the others stay planned."""
         waiting = [job_id for job_id in self.views if job_id not in self.held]
         for job_id in waiting:
             plan, _, finish_s = self.known.get(job_id, ([], None, 0.0))
@@ -346,7 +346,7 @@ class _Deciding:
                 stands = job_id not in cohort and not self.round.is_boundary
                 wanted[job_id] = placed
                 batches[job_id] = self._batch(view, placed, batch, stands=stands)
-                # Until the next round it stands, whatever the job has been told of so far.
+                # Until the next round it stands, whatever was announced to the job so far.
                 boards.set_batch(self.plans[job_id], number, batches[job_id])
         seats = self.seats.assign(wanted, self.held)
         jobs: dict[str, Any] = {}

@@ -9,7 +9,7 @@ from springtide.scheduling.placement.gangs import told
 
 
 class Words:
-    """Sentences of one decision, told from its moment."""
+    """Sentences about one decision, as of its moment."""
 
     def __init__(self, now_s: float) -> None:
         self._now_s = now_s

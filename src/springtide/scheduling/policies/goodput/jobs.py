@@ -23,7 +23,7 @@ Ints = NDArray[np.int64]
 # A family that was measured on so many workers is trusted on this many times as many: the model is extrapolated, and
 # what it says is measured within a minute.
 TRUSTED_FACTOR = 4
-# A job of which nothing tells how long it will be is taken to be half done, but never nearer to its end than this.
+# A job of unknown length is taken to be half done, but never nearer to its end than this.
 LEAST_UNKNOWN_S = 600.0
 # A job that should have ended by now is about to.
 LEAST_LEFT_S = 1.0
@@ -49,7 +49,7 @@ class JobCandidates:
 
     @property
     def job_id(self) -> WorkloadId:
-        """Whose row it is."""
+        """The job of this row."""
         return self.view.job.job_id
 
     @property
@@ -183,7 +183,7 @@ def _unknown(row: JobCandidates) -> None:
     least = row.sizes[:1]
     kept = row.sizes[(row.sizes == row.held) & (row.sizes > least)] if len(least) else least
     row.sizes = np.concatenate([least, kept])
-    # Whoever is asked would say that more are faster, if not by how much.
+    # More devices are assumed to be faster, though by how much is not known.
     row.seconds = LEAST_UNKNOWN_S / np.sqrt(row.sizes)
 
 

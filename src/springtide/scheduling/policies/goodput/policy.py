@@ -254,7 +254,7 @@ class Goodput:
         able = [row for row in rows if not row.is_fixed]
         able.sort(key=lambda row: (-row.least_s, -_deadline_s(row), -row.view.submitted_at_s))
         costs = [np.array([snapshot.overheads.cost_s(size) for size in row.sizes.tolist()]) for row in able]
-        # Who holds nothing stands still at its start whenever that is: it is a part of what it has left.
+        # A job without devices pays for a start whenever that is: the cost counts as work left, not as a loss now.
         speeds = [
             1.0 / (row.seconds if row.held else row.seconds + cost) for row, cost in zip(able, costs, strict=True)
         ]
@@ -300,7 +300,7 @@ def _whole(end_s: float) -> float | None:
 
 
 def _movable(rows: Sequence[JobCandidates], counts: Counts, snapshot: Snapshot) -> frozenset[WorkloadId]:
-    """Who may be moved so that a group lies together: whose rest is long beside what a move costs."""
+    """The jobs that may be moved so that a group lies together: their rest is long beside what a move costs."""
     return frozenset(
         row.job_id
         for row in rows
@@ -311,7 +311,7 @@ def _movable(rows: Sequence[JobCandidates], counts: Counts, snapshot: Snapshot) 
 
 
 def _place(counts: Counts, now: Round, movable: frozenset[WorkloadId]) -> dict[WorkloadId, PoolAllocation]:
-    """Devices for the counts, among those that services leave; who keeps its number keeps its devices."""
+    """Devices for the counts, among those that services leave; a job that keeps its number keeps its devices."""
     snapshot = now.snapshot
     free = set(now.devices)
     cluster = snapshot.cluster
@@ -331,7 +331,7 @@ def _part(node: Node, free: set[DeviceId]) -> Node:
 
 
 def _foresee(snapshot: Snapshot, state: Any) -> Mapping[WorkloadId, Schedule]:
-    """Everybody goes on as it is to its end, as far as that can be told."""
+    """Each job goes on as it is to its end, as far as that can be told."""
     if state is None:
         return {}
     live = {view.job.job_id for view in snapshot.jobs}

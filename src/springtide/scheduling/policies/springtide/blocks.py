@@ -21,7 +21,7 @@ def same(one: Devices | None, other: Devices | None) -> bool:
 
 
 def remember(state: State, now_s: float, placed: Mapping[WorkloadId, PoolAllocation]) -> None:
-    """Take down the devices, and which blocks have been used: those that somebody leaves after being on them."""
+    """Record the devices, and which blocks have been used: those that a job leaves after being on them."""
     devices: dict[WorkloadId, Devices] = {who: given.device_ids for who, given in placed.items()}
     formed_s: dict[WorkloadId, float] = {}
     for who, given in devices.items():
@@ -50,9 +50,9 @@ def is_used(state: State, layout: Layout, devices: Devices) -> bool:
 
 
 def pin(state: State, layout: Layout, snapshot: Snapshot, entry: Entry) -> bool:
-    """Let a job that has no time for fresh devices in on an idle block that somebody was on before, if there is one.
+    """Let a job that has no time for fresh devices in on an idle block that a job was on before, if there is one.
 
-    The book promises it the run there; `settle` places it there. Tells whether it is in.
+    The reservation table promises it the run there; `settle` places it there. Returns whether it is in.
     """
     book, now_s = state.book, state.book.now_s
     if entry.ready_s > now_s:

@@ -1,4 +1,4 @@
-"""What promises of the policy `springtide` may count on over the time to come: of what there is, what is told."""
+"""What promises of the policy `springtide` may count on over time: devices that are announced."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from springtide.scheduling.policies.springtide.memory import State
 from springtide.scheduling.policies.springtide.rows import PromiseRow
 from springtide.solvers.reservations.capacity import Steps, at, changed, compared, constant, falls_of, trimmed
 
-# What may happen at any moment happens right after a decision.
+# What may happen at any moment is taken to happen right after a decision.
 SOON_S = 1e-3
-# Whose devices nobody gets.
+# Stands for the holder of devices that no workload may get.
 NOBODY = WorkloadId("")
 
 
 class Guests(NamedTuple):
-    """Who may stay on devices of nodes that are being emptied: nobody else gets these, and they go with their holders.
+    """Workloads that may stay on nodes being emptied. No other workload gets their devices, which go with their
+    holders.
 
-    `leaving` are all such devices. `promised` says for jobs in the book how many of them each holds, and until when by
-    its schedule; `others` are the jobs outside of it that stay, with what they hold in all.
+    `leaving` are all such devices. `promised` says for jobs in the reservation table how many of them each holds, and
+    until when by its schedule; `others` are the jobs outside of it that stay, with what they hold in all.
     """
 
     leaving: frozenset[DeviceId] = frozenset()
@@ -35,11 +36,11 @@ class Guests(NamedTuple):
     others: Mapping[WorkloadId, int] = EMPTY
 
     def without_promised(self) -> Guests:
-        """The same, where the jobs in the book go elsewhere now."""
+        """The same, where the jobs in the reservation table go elsewhere now."""
         return self._replace(promised=EMPTY)
 
     def shown(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot for placing: who has to leave such devices is shown without them, and nobody may get them."""
+        """The snapshot for placing: a workload that has to leave such devices lacks them; none may get them."""
         held: dict[WorkloadId, PoolAllocation] = {}
         left: list[DeviceId] = []
         for who, given in snapshot.allocations.items():
@@ -56,7 +57,7 @@ class Guests(NamedTuple):
 
 
 def guests_of(state: State, snapshot: Snapshot) -> Guests:
-    """The jobs in the book that are where it was decided, on devices of nodes that are being emptied."""
+    """The jobs in the reservation table that are where it was decided, on devices of nodes that are being emptied."""
     leaving = frozenset(
         [
             device.device_id
@@ -116,7 +117,7 @@ def _told(snapshot: Snapshot, num_there: int) -> Steps:
 
 def falls_told(snapshot: Snapshot) -> tuple[float, ...]:
     """When devices go away, once for every node's worth of them. Those that are there and not counted on may go at any
-    moment: at once, so that whoever is promised something now has time for it."""
+    moment: at once, so that a job that is promised something now has time for it."""
     if not snapshot.capacity:
         return ()
     now_s, num_there = snapshot.now_s, len(snapshot.cluster.device_ids())
@@ -133,7 +134,7 @@ def is_roomier(before: Steps, after: Steps, now_s: float) -> bool:
 
 def matters(state: State, snapshot: Snapshot, reserve_fraction: float, jobs: Container[WorkloadId]) -> bool:
     """Whether the capacity that is told now is a reason to decide anew: what is promised does not fit any more, or
-    there is more of it and somebody waits for that."""
+    there is more of it and a job waits for that."""
     num_serving = 0
     if snapshot.services:
         num_serving = sum(count for who, count in state.held.items() if who not in jobs)
@@ -143,7 +144,7 @@ def matters(state: State, snapshot: Snapshot, reserve_fraction: float, jobs: Con
         return False
     if state.waiting and is_roomier(state.told, steps, snapshot.now_s):
         return True
-    # Where promises count on more than was told there is something to mend with every change.
+    # Where promises count on more than was announced, every change of capacity is a reason to decide anew.
     return told != trimmed(state.book.steps, snapshot.now_s) or not state.book.has_room(steps, snapshot.now_s)
 
 

@@ -82,7 +82,7 @@ class Decision:
         if state.cluster != self.cluster:
             # Other nodes have other addresses: nothing is known of their blocks.
             state.used, state.cluster = [], self.cluster
-        # A job whose owner gave its deadline up has no place among the promises any more.
+        # A job whose owner gave its deadline up holds no promise any more.
         for key in [key for key in self.book.entries if not _is_pursued(self.by_id.get(WorkloadId(key)))]:
             self.book.drop(key)
             state.scales.pop(key, None)
@@ -151,10 +151,10 @@ class Decision:
     def _counted_on(self, services: Mapping[WorkloadId, int]) -> Steps:
         return counted_on(self.snapshot, self.reserve_fraction, sum(services.values()), self.guests)
 
-    # --- who is on nodes that are being emptied ---------------------------------------------------------------------
+    # --- jobs on nodes that are being emptied -----------------------------------------------------------------------
 
     def _see_guests(self) -> None:
-        """Whoever is where it was decided, on a node that is being emptied, stays there as it is if that can be."""
+        """A job that is where it was decided, on a node that is being emptied, stays there as it is if it can."""
         for entry in self.book.entries.values():
             entry.is_fixed = False
         if not self.snapshot.drains:
@@ -171,7 +171,7 @@ class Decision:
         self.guests = self.guests.without_promised()
 
     def _share(self, outside: list[PromiseRow]) -> dict[WorkloadId, int]:
-        """Devices for those outside of the book. Who is on a node that is being emptied keeps what it has."""
+        """Devices for jobs outside the reservation table. A job on a node that is being emptied keeps what it has."""
         state, snapshot, leaving = self.state, self.snapshot, self.guests.leaving
         left = self.book.profile.at(self.now_s) + state.num_surplus
         others: dict[WorkloadId, int] = {}
@@ -188,7 +188,7 @@ class Decision:
         rest = [row for row in outside if row.job_id not in others]
         num_surplus = state.num_surplus - sum(others.values())
         counts = others | share_spare(self.book, rest, snapshot, num_surplus, self.trials.kept)
-        # Where nodes are being emptied nobody is tried on what is left.
+        # Where nodes are being emptied no job is tried on what is left.
         self.trials.share([] if leaving else self.rows, snapshot, counts, state.num_surplus)
         return counts
 
@@ -243,12 +243,12 @@ class Decision:
                     "behind its plan: its deadline is in danger, it ends as soon as it can"
                 )
 
-    # --- who comes in -----------------------------------------------------------------------------------------------
+    # --- admission --------------------------------------------------------------------------------------------------
 
     def _admit(self, is_roomier: bool) -> list[PromiseRow]:
-        """Let in who is new or waits, one after the other; returns who stays outside of the book.
+        """Let in jobs that are new or wait, one after the other; returns those that stay outside the reservation table.
 
-        For those who wait others are planned anew only if somebody has left: nothing else makes room.
+        For waiting jobs others are planned anew only if a job has left: nothing else makes room.
         """
         waiting, self.state.waiting = self.state.waiting, set()
         outside: list[PromiseRow] = []
@@ -274,7 +274,7 @@ class Decision:
                 self.book.put(entry)
                 continue
             candidates.append((self.book.latest_start_s(entry), row, entry))
-        # Who waits longest for its last chance comes first only among those who wait: newcomers come in turn.
+        # In order of submission; of jobs submitted at one moment, the one that has to start earliest comes first.
         candidates.sort(key=lambda item: (item[1].view.submitted_at_s, item[0]))
         for latest_s, row, entry in candidates:
             if self.book.admit(entry, repairs=is_roomier or row.job_id not in waiting):
@@ -301,7 +301,7 @@ class Decision:
             self.rejected[row.job_id] = Refusal(reason=why)
 
     def _next_moment_s(self) -> float | None:
-        """When something is planned to change, a last chance passes, or somebody should have ended."""
+        """When something is planned to change, a last chance passes, or a job should have ended."""
         now_s = self.now_s
         moments = [moment_s + 1e-3 for moment_s in self.latest_s]
         for entry in self.book.entries.values():
@@ -311,7 +311,7 @@ class Decision:
                     break
             else:
                 if entry.runs:
-                    # Who ends in time says so; this is for who does not.
+                    # A job that ends in time reports it; this is for one that does not.
                     moments.append(max(entry.runs[-1].end_s, now_s + 1e-3) + OVERDUE_S)
         moments += self.trials.moments_s
         moments += [row.view.restarts.runnable_at_s for row in self.rows if row.view.restarts.runnable_at_s > now_s]

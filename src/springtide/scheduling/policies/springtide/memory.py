@@ -15,20 +15,21 @@ from springtide.solvers.reservations.fit import Costs, PlannedStretch
 from springtide.solvers.reservations.reservation_table import Entry, ReservationTable
 
 # Plans reckon with this much more than a change costs: the truth is then never later than the plan, whatever the
-# turns of the loop and floating point do, and whoever ends leaves before another one starts in its place.
+# turns of the loop and floating point do, and a job that ends leaves before another one starts in its place.
 PAD_S = 0.01
 
 Devices = Sequence[DeviceId]
 
 
 class State:
-    """What was decided: the book of promises, who stands outside of it, the devices, and which blocks were used.
+    """What was decided: the reservation table, the jobs outside of it, the devices, and which blocks were used.
 
-    `devices` are those decided for everyone, `formed_s` since when a job is on them. `used[k]` is a bitmap of the
-    aligned blocks of 2**k devices that some job has been on. `held` counts the devices decided for everyone, also
-    where nobody knows any more which they were. `told` is what promises were to count on at the last decision; the book
-    counts on more where they did not fit. `num_surplus` devices are there now and no promise counts on them. `trials`
-    says of jobs on which number of devices they are being tried (0: on none now), and how often they have been tried.
+    `devices` are those decided for each job, `formed_s` since when a job is on them. `used[k]` is a bitmap of the
+    aligned blocks of 2**k devices that some job has been on. `held` counts the devices decided for each job, also
+    where it is not known any more which they were. `told` is what promises were to count on at the last decision; the
+    reservation table counts on more where they did not fit. `num_surplus` devices are there now and no promise counts
+    on them. `trials` says of jobs on which number of devices they are being tried (0: on none now), and how often they
+    have been tried.
     """
 
     def __init__(self, book: ReservationTable) -> None:
@@ -98,7 +99,7 @@ RULE = "springtide-2"
 def decode(
     memory: Any, rows: Mapping[WorkloadId, PromiseRow], snapshot: Snapshot, cluster: str, device_ids: Devices
 ) -> State:
-    """The state that was encoded; a fresh one if the memory is somebody else's. Jobs that are gone are left out."""
+    """The state that was encoded; a fresh one if the memory is another policy's. Jobs that are gone are left out."""
     is_ours = isinstance(memory, dict) and memory.get("rule") == RULE
     now_s = snapshot.now_s
     capacity = _decoded(memory["capacity"] if is_ours else len(device_ids))
@@ -150,7 +151,7 @@ def _decoded(known: Any) -> Steps:
 
 
 def _find_again(state: State, memory: Mapping[str, Any], snapshot: Snapshot, device_ids: Devices) -> None:
-    """On other nodes the numbers of devices mean others: who holds as many as it was given is where it is."""
+    """On other nodes the addresses mean other devices: a job that holds as many as it was given keeps those."""
     alive = set(device_ids)
     for name, numbers in memory["devices"].items():
         who = WorkloadId(name)
@@ -200,7 +201,7 @@ def _planned(
 def entry_of(
     row: PromiseRow, work: float, *, since_s: float, ready_s: float = 0.0, scale: float = 1.0, held: int = 0
 ) -> Entry:
-    """The entry in the book for a job, with `work` steps left at `since_s`."""
+    """The entry in the reservation table for a job, with `work` steps left at `since_s`."""
     rates = row.rates if scale == 1.0 else tuple([rate * scale for rate in row.rates])
     return Entry(
         row.job_id,
@@ -216,7 +217,7 @@ def entry_of(
 
 
 def costs_of(overheads: Overheads, largest: int, falls: Sequence[float] = ()) -> Costs:
-    """What changes cost in plans: always as on a set of devices that nobody has used, and a little more."""
+    """What changes cost in plans: always as on a set of devices that no job has used, and a little more."""
     later = (0.0, *(overheads.cost_s(n) + PAD_S for n in range(1, largest + 1)))
     return Costs(later.__getitem__, later, later, falls)
 

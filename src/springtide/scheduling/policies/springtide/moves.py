@@ -1,4 +1,4 @@
-"""Who has to wait for whom when jobs of the policy `springtide` change places: circles, and how long it takes."""
+"""Which jobs wait for which when jobs of the policy `springtide` change places: circles, and how long it takes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Placed = dict[WorkloadId, PoolAllocation]
 
 def detours(snapshot: Snapshot, placed: Placed) -> set[WorkloadId]:
     """The running jobs that have to let go of their devices before they go to their new ones, or two would wait for
-    each other: those whose new devices are held by somebody else who moves, too."""
+    each other: those whose new devices are held by another job that moves, too."""
     waits = {who: others for who, others in _waits(snapshot, placed).items() if who in snapshot.allocations}
     return _circles(waits)
 
 
 def delays(state: State, snapshot: Snapshot, placed: Placed) -> Mapping[WorkloadId, float]:
-    """How many seconds the devices of some are still held by others: who moves keeps its own until its workers on the
-    new ones are warm, and so does who is under way already."""
+    """For how many seconds the new devices of a job are still held by others: a job that moves keeps its own until
+    its workers on the new ones are warm, and so does one that is moving already."""
     held = snapshot.allocations
     decided = state.devices
     warming = {
@@ -39,7 +39,7 @@ def delays(state: State, snapshot: Snapshot, placed: Placed) -> Mapping[Workload
 
     def delay_s(who: WorkloadId) -> float:
         if who not in found:
-            # Who lets go first keeps nobody waiting.
+            # A job that lets go first keeps no other waiting.
             found[who] = 0.0
             movers = [other for other in waits.get(who, ()) if other not in circles]
             under_way = {warming[device] for device in placed[who].device_ids if device in warming} - {who}
@@ -55,9 +55,9 @@ def delays(state: State, snapshot: Snapshot, placed: Placed) -> Mapping[Workload
 
 
 def _waits(snapshot: Snapshot, placed: Placed) -> dict[WorkloadId, set[WorkloadId]]:
-    """For everyone who is to get devices that others hold: those of them who go to other devices themselves."""
+    """For each job that is to get devices held by others: those of the others that move to other devices themselves."""
     held = snapshot.allocations
-    # Who only gives devices up does so at once.
+    # A job that only gives devices up does so at once.
     movers = [
         who
         for who, given in placed.items()
@@ -80,10 +80,10 @@ def _waits(snapshot: Snapshot, placed: Placed) -> dict[WorkloadId, set[WorkloadI
 
 
 def _circles(waits: Mapping[WorkloadId, set[WorkloadId]]) -> set[WorkloadId]:
-    """Whom to take out so that nobody waits for itself."""
+    """The jobs to take out so that no job waits for itself, directly or through others."""
     found: set[WorkloadId] = set()
     while True:
-        # Take away whoever waits for nobody who waits, until only circles are left.
+        # Remove every job that waits for no waiting job, until only circles are left.
         waits = {
             who: left for who, others in waits.items() if (left := {o for o in others if o in waits and o not in found})
         }

@@ -12,10 +12,10 @@ from springtide.scheduling.placement.topology import Layout, addresses, block_at
 
 
 class Packing:
-    """Who is where, as bitmaps of addresses, and the moves that were made from there.
+    """Which job is where, as bitmaps of addresses, and the moves that were made from there.
 
     Only jobs in `movable` are moved, and only those that take less than the block they make room for, so that the
-    search ends. Whoever is moved goes to an idle block of its own size, or makes smaller ones move on.
+    search ends. A job that is moved goes to an idle block of its own size, or makes smaller ones move on.
     """
 
     def __init__(self, layout: Layout, places: Mapping[WorkloadId, int], movable: Collection[WorkloadId]) -> None:
@@ -82,13 +82,13 @@ class Packing:
         return counts
 
     def _inside(self, start: int, level: int) -> list[WorkloadId]:
-        """Who is in the block, each once, by address."""
+        """The jobs in the block, each once, by address."""
         owner = self._owner
         found = (owner.get(address) for address in range(start, start + (1 << level)))
         return list(dict.fromkeys(who for who in found if who is not None))
 
     def _can_empty(self, start: int, level: int) -> bool:
-        """Whether all who are in the block may be moved, and are smaller than it or do not lie in one block anyway."""
+        """Whether all jobs in the block may be moved, and are smaller than it or do not lie in one block anyway."""
         inside = self._inside(start, level)
         if not all(who in self.movable for who in inside):
             return False

@@ -1,4 +1,4 @@
-"""From schedules to devices: compact places, moves for those who can afford one, and the price of the very place."""
+"""From schedules to devices: compact places, moves for jobs that can afford one, and what each place costs."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ def settle(
     services: Mapping[WorkloadId, int],
     effort: int,
 ) -> Placed:
-    """Place everyone and make the schedules true to their places.
+    """Place each job, and change the schedules to what their places cost.
 
-    `guests` stay where they are. `spare` counts the devices of those outside the book. A job whose group would lie on
-    more nodes than it needs gets other devices in time: it keeps what it has, becomes smaller, or waits. A job that is
-    moved pays for it in its schedule. The book is changed accordingly; every promise in it still holds.
+    `guests` stay where they are. `spare` counts the devices of jobs outside the reservation table. A job whose group
+    would lie on more nodes than it needs gets other devices in time: it keeps what it has, becomes smaller, or waits. A
+    job that is moved pays for it in its schedule. The reservation table is changed accordingly; every promise in it
+    still holds.
     """
     book = state.book
     layout = layout_of(snapshot.cluster)
@@ -92,7 +93,7 @@ def settle(
 
 
 def _within(spare: Mapping[WorkloadId, int], book: ReservationTable, num_surplus: int) -> Mapping[WorkloadId, int]:
-    """Of those outside the book as many as still fit, the last ones go first: a promise may have been planned anew."""
+    """The jobs outside the table that still fit, the last ones dropped first: a promise may have been replanned."""
     room = book.profile.at(book.now_s) + num_surplus
     if sum(spare.values()) <= room:
         return spare
@@ -116,7 +117,7 @@ def _pack(
     scattered = [WorkloadId(key) for key in _scattered(state, layout, placed)]
     if not scattered:
         return placed
-    # Whoever starts or changes its size now may as well do so elsewhere.
+    # A job that starts or changes its size now may as well do so elsewhere.
     free = {
         who
         for who, given in placed.items()
@@ -189,14 +190,14 @@ def _gather(
 
 
 def _speed_up(state: State, entry: Entry) -> None:
-    """Whoever gets another place is as fast as its profile says again."""
+    """A job that gets another place is as fast as its profile says again."""
     factor = state.slowed.pop(entry.key, 1.0)
     if factor != 1.0:
         entry.rates = tuple([rate / factor for rate in entry.rates])
 
 
 def _slow_down(state: State, key: str, layout: Layout, placed: Placed) -> bool:
-    """A group that lies on more nodes than it needs is slower: its schedule says so. Tells whether sizes change."""
+    """A group that lies on more nodes than it needs is slower: its schedule says so. Returns whether sizes change."""
     book = state.book
     entry = book.entries[key]
     given = placed[WorkloadId(key)]
@@ -250,7 +251,7 @@ def retime(
 
 
 def fits(book: ReservationTable, entry: Entry, runs: Runs) -> bool:
-    """Whether the entry can have these runs instead of its own; the book is as before."""
+    """Whether the entry can have these runs instead of its own; the reservation table is left as it was."""
     if not entry.is_late and runs[-1].end_s > entry.deadline_s:
         return False
     before = entry.runs
@@ -295,8 +296,8 @@ def _cost_s(state: State, layout: Layout, given: PoolAllocation) -> float:
 
 
 def _price(state: State, layout: Layout, snapshot: Snapshot, placed: Placed) -> list[str]:
-    """Make the schedules true to the places: a used block costs less, a move costs, and so does waiting for who is
-    still there. Returns whom that breaks."""
+    """Price the schedules for their places: a used block costs less, a move costs, and so does waiting for the
+    job that is still there. Returns the jobs whose schedules do not hold then."""
     book, now_s = state.book, state.book.now_s
     waits_s = delays(state, snapshot, placed)
     broken: list[str] = []
@@ -342,7 +343,7 @@ def _scattered(state: State, layout: Layout, placed: Placed) -> list[str]:
 
 
 def _relent(state: State, key: str, layout: Layout, placed: Placed, fixed: set[WorkloadId]) -> bool:
-    """Plan a job that cannot be placed as planned otherwise; tells whether anything was changed."""
+    """Replan a job that cannot be placed as planned; returns whether anything was changed."""
     book = state.book
     entry = book.entries.get(key)
     if entry is None:
@@ -408,7 +409,7 @@ def _hold_on(book: ReservationTable, entry: Entry) -> bool:
 
 
 def _make_way(book: ReservationTable, entry: Entry, count: int) -> bool:
-    """Halve a job that leaves a block of `count` devices by it and still makes its deadline; tells whether one did."""
+    """Halve a job that frees a block of `count` devices by it and still makes its deadline; returns whether one did."""
     now_s = book.now_s
     able: list[tuple[bool, int, str, Entry, Runs]] = []
     for key, other in book.entries.items():

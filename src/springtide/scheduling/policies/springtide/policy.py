@@ -1,8 +1,8 @@
 """Springtide: every promised deadline has a place in one plan over all time to come, and the plan makes room.
 
 A job is promised its deadline if a schedule for it fits beside the schedules of all promises, with the price of every
-change in it; if none fits, the others are planned anew around it before it is refused. Idle devices speed up whoever
-gains most. See docs/policies/springtide.md.
+change in it; if none fits, the others are planned anew around it before it is refused. Idle devices speed up the
+jobs that gain most. See docs/policies/springtide.md.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class DerivedPromises:
 
 
 class Springtide(msgspec.Struct, frozen=True, kw_only=True):
-    """`reserve_fraction` of the devices is promised to nobody, for failures (the devices still run what is spare).
+    """`reserve_fraction` of the devices is promised to no job, for failures (the devices still run what is spare).
 
     `effort` bounds how long a decision looks for room by planning others anew: so many intervals of time are looked
     at, some hundredths of a second's worth. A bound in steps, not seconds, so that the same input gives the same plan.
@@ -182,7 +182,7 @@ def _say(
 def _without_detours(
     snapshot: Snapshot, state: State, wanted: Mapping[WorkloadId, PoolAllocation]
 ) -> Mapping[WorkloadId, PoolAllocation]:
-    """Who lets go of its devices first has nothing for now: its new ones are held by somebody who waits for its own."""
+    """A job on a detour gets none for now: it has to let go of devices that the job on its new ones waits for."""
     leaving: set[WorkloadId] = set()
     for who in state.detours:
         held = snapshot.allocations.get(who)

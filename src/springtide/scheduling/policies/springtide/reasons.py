@@ -58,7 +58,7 @@ def reasons_of(
     book: ReservationTable,
     notes: Mapping[WorkloadId, str],
 ) -> dict[WorkloadId, str]:
-    """One reason for everyone whose devices change or who holds none."""
+    """One reason for each job whose devices change or that holds none."""
     reasons: dict[WorkloadId, str] = {}
     held_by = snapshot.allocations
     for row in rows:
@@ -123,7 +123,7 @@ def _why(before: int, after: int, entry: Entry | None, book: ReservationTable) -
     if entry is None:
         if after > before:
             return f"starting on {_devices(after)}" if not before else "devices that no promise needs now"
-        # Without a deadline in the book it is other jobs without one that have the devices.
+        # With an empty reservation table, it is other jobs without a deadline that have the devices.
         others = "others need devices, too" if after else "others have the devices"
         why = "promised deadlines need the devices" if book.entries else others
         return why if before else f"waiting: {why}"

@@ -1,4 +1,4 @@
-"""Who stands outside of the book of promises: best effort and soft deadlines, on devices that no promise uses now."""
+"""Jobs outside the reservation table (best effort, soft deadlines), on devices that no promise uses now."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MIN_GAIN = 4.0
 
 
 def owed_to(rows: Sequence[PromiseRow], snapshot: Snapshot) -> int:
-    """How many devices those outside of the book need to run at all, before a promised job gets more than it needs."""
+    """Devices that jobs outside the table need to run at all, before a promised job gets more than it needs."""
     return sum(
         row.sizes[0] for row in rows if row.view.restarts.runnable_at_s <= snapshot.now_s or _held(snapshot, row)
     )
@@ -31,8 +31,8 @@ def share_spare(
 ) -> dict[WorkloadId, int]:
     """Devices for each of `rows` out of those that no schedule uses now, and `num_surplus` that none may count on.
 
-    First everyone the least it runs on: who holds devices, then soft deadlines by date, then in order of arrival.
-    Then everyone what it holds, as far as it runs the faster for it; `kept` says of some how much they may keep
+    First each job gets the least it runs on: holders of devices, then soft deadlines by date, then by arrival.
+    Then each what it holds, as far as it runs the faster for it; `kept` says of some how much they may keep
     instead. What is left goes one size at a time where it saves most for the GPU-time it adds, if that pays for the
     change and the devices stay free long enough.
     """

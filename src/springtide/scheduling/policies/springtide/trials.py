@@ -1,4 +1,4 @@
-"""Jobs whose speed is only known from measurements: nobody is given up for one bad moment.
+"""Jobs whose speed is only known from measurements: no job is given up for one bad moment.
 
 At a new size a job is left alone until its speed there is measured. Later it is tried again on idle devices.
 """
@@ -44,14 +44,14 @@ def is_cut_short(row: PromiseRow, state: State, now_s: float) -> bool:
 
 
 def _goes_on_with(entry: Entry, now_s: float) -> int:
-    """How many devices a job in the book has to its end, if that is so and nobody was promised anything; else 0."""
+    """The size at which a job of the table runs to its end; 0 if it changes, or the job is promised, late or fixed."""
     is_free = not (entry.is_promised or entry.is_late or entry.is_fixed)
     return entry.size_at(now_s) if is_free and len(entry.runs) == 1 else 0
 
 
 class Trials:
     """The trials in one decision. `kept` says what some jobs may keep, whatever their curve says of that size now:
-    who is settling what it has, who is on trial what it had before.
+    a job that is settling what it has, a job on trial what it had before.
     """
 
     def __init__(self, state: State, rows: Mapping[WorkloadId, PromiseRow], now_s: float) -> None:
@@ -59,7 +59,7 @@ class Trials:
         self._going: dict[WorkloadId, int] = {}
         self._given_up: set[WorkloadId] = set()
         self.kept: dict[WorkloadId, int] = {}
-        # When somebody is to be tried who could be, but for the time that has passed.
+        # When a job is to be tried that could be now, but for the time since its last trial.
         self.moments_s: list[float] = []
         for who in [who for who in state.trials if who not in rows]:
             del state.trials[who]
@@ -88,9 +88,9 @@ class Trials:
     def share(
         self, rows: Sequence[PromiseRow], snapshot: Snapshot, counts: dict[WorkloadId, int], num_surplus: int
     ) -> None:
-        """Raise counts where idle devices are left when everyone else has what it wants.
+        """Raise counts where idle devices are left when every other job has what it wants.
 
-        Who is on trial goes on as long as that is so. A new trial needs devices that promises count on to be free for
+        A job on trial goes on as long as that is so. A new trial needs devices that promises count on to be free for
         long enough, and a job that could gain by it, at best, several times what it costs.
         """
         state, book, now_s = self._state, self._state.book, self._now_s
@@ -127,7 +127,7 @@ class Trials:
             state.trials[row.job_id] = (size, state.trials.get(row.job_id, (0, 0))[1] + 1)
 
     def _raise(self, entry: Entry, size: int, num_others: int) -> bool:
-        """Plan a job in the book on `size` devices from now on, at its believed speed; tells whether it fits."""
+        """Plan a job of the table on `size` devices from now on, at its believed speed; returns whether it fits."""
         book, now_s = self._state.book, self._now_s
         overhead_s = book.costs.now(size)
         end_s = book.costs.end_s(size, now_s, now_s + overhead_s + entry.left / entry.rates[size])
@@ -157,14 +157,14 @@ class Trials:
     def note(
         self, rows: Sequence[PromiseRow], snapshot: Snapshot, placed: Mapping[WorkloadId, PoolAllocation]
     ) -> dict[WorkloadId, str]:
-        """What is to be said of those who are tried on more, or are given less because more brought them nothing."""
+        """The reasons of jobs that are tried on more, or are given less because more brought them nothing."""
         notes: dict[WorkloadId, str] = {}
         for row in rows:
             given, held = placed.get(row.job_id), snapshot.allocations.get(row.job_id)
             if given is None or held is None or not row.reach or row.job_id in self._given_up:
                 continue
             measured = row.view.learnt.throughput_samples_per_s
-            # Who is moved holds for a moment more than it ever ran on.
+            # A job that is moved holds for a moment more than it ever ran on.
             if given.num_devices == row.sizes[-1] < held.num_devices and held.num_devices in measured:
                 notes[row.job_id] = why_fewer(measured, held.num_devices, given.num_devices)
             elif self._state.trials.get(row.job_id, (0, 0))[0] == given.num_devices > held.num_devices:
