@@ -1,1 +1,1 @@
-"""The vocabulary: immutable values and contracts that every other room shares. No I/O, no clock, no torch."""
+"""The vocabulary: immutable values and contracts that every other package shares. No I/O, no clock, no torch."""

@@ -35,7 +35,7 @@ class StartReplica(_Action, frozen=True, kw_only=True):
     `generation` is the job's generation at this moment; when it is higher than any seen before for this job, no
     older writer may write any more (the executor raises the storage fence first). `restore` is the checkpoint that
     the first group starts from. `share` is what it holds of the device (None: the whole); the executor holds it to
-    that, or says that it cannot.
+    that, or reports that it cannot.
     """
 
     workload: TrainingJob | InferenceService

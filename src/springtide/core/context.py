@@ -81,8 +81,8 @@ class TrainContext(Protocol):
         """Backward now; after the last shard of the global batch exchange gradients and update the model.
 
         Returns True where this completed a global step (an optimizer step), False where shards of the batch are left.
-        A worker whose shards of a small batch are all empty makes no call for it: what must be exact follows
-        `step_number` instead of counting.
+        A worker whose shards of a small batch are all empty makes no call for it: code that must be exact
+        uses `step_number` instead of counting calls.
         """
         ...
 

@@ -99,7 +99,7 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def needed_replicas(self) -> int:
-        """What it cannot do without: its guaranteed minimum, and as many as its load asks for within its maximum."""
+        """What it has to have: its guaranteed minimum, and as many as its load asks for within its maximum."""
         if self.wanted_replicas is not None:
             return max(self.min_replicas, min(self.max_replicas, self.wanted_replicas))
         demand = self.in_flight + self.queued

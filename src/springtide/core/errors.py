@@ -28,7 +28,7 @@ class SpringtideError(Exception):
 
 
 class InvalidRequest(SpringtideError):
-    """The request cannot be met as it stands; the sentence says what would do."""
+    """The request cannot be met as it stands; the sentence says what would be accepted."""
 
     status = 422
     code = "invalid_request"

@@ -31,7 +31,8 @@ class Ask:
         self._now_s = now_s
         self._left = None if view.total_steps is None else max(0, view.total_steps - view.progress.step)
         self._pace = 1.0 if is_corrected else pace_of(view, menu, running)
-        # What it has run as before is compared by what it took there, or it would be gone back to again and again.
+        # Plans that it has run as before are compared by their measured times, or it would return to them again and
+        # again.
         self._own = _paces(view, menu) if by_own_pace else {}
         self.refusal = Refusal(reason="")
 
@@ -66,7 +67,7 @@ class Ask:
         return self._own.get(option.plan, self._pace)
 
     def latest_start_s(self, options: Sequence[FunctionOption]) -> float:
-        """Until when it may wait and still make its deadline within its budget; in the past if nothing ever would."""
+        """Until when it may wait and still make its deadline within its budget; in the past if no entry makes it."""
         goal = self._view.job.goal
         within = [o for o in options if goal.budget_usd is None or self.cost_usd(o) <= goal.budget_usd]
         if goal.deadline_s is None or not within:

@@ -12,11 +12,11 @@ from springtide.solvers.search.phase_choice import CHEAPEST, FASTEST, Aim, GoalL
 
 # An open stream is looked at over so much time to come.
 STREAM_HORIZON_S = 3600.0
-# Faster than samples arrive by so much: what is late is caught up with.
+# By so much steps are to be faster than samples arrive, so that a backlog is caught up with.
 STREAM_HEADROOM = 1.2
-# What is not known to end is judged over so many steps.
+# A job of unknown length is judged over so many steps.
 _UNKNOWN_STEPS = 1000.0
-# The end of a run takes a moment, and what was spent is known a moment late.
+# Reserve: a run takes a moment to end, and its cost is known a moment late.
 _RESERVE_FRACTION = 0.005
 _RESERVE_S = 1.0
 

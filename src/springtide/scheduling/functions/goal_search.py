@@ -26,7 +26,7 @@ from springtide.solvers.search.gaussian_process import Floats
 from springtide.solvers.search.goal_search import CONFIDENCE, SearchDecision, SearchState, decide
 from springtide.solvers.search.phase_choice import Aim, PhaseChoice, SwitchCosts, WorkPhase
 
-# A soft deadline is a wish: it is planned for with less room.
+# A soft deadline is planned for with less reserve.
 SOFT_CONFIDENCE = 0.5
 # A menu is read by people and by the policy: more entries than this add nothing.
 _MAX_OPTIONS = 32
@@ -384,7 +384,7 @@ class _Search:
         counted = sum(one.num_steps for one in view.learnt.measurements)
         return LostTime(
             running=self._plan,
-            # What its changes took is no loss that comes again: the next one is reckoned when it is thought of.
+            # The time of past changes does not recur: a coming change is charged when it is considered.
             elapsed_s=max(0.0, view.progress.progress_at_s - view.started_at_s - view.changes.changed_s),
             measured_s=tuple((one.plan, one.num_steps * self._net_s(one)) for one in view.learnt.measurements),
             num_more_steps=view.progress.step - counted,
@@ -409,7 +409,8 @@ class _Search:
         return self._plan is not None and bool(measurements) and _where(measurements[-1].plan) == _where(self._plan)
 
     def _known_places(self) -> npt.NDArray[np.bool_]:
-        """The candidates that were measured in the present situation, and those so near that they tell nothing new."""
+        """The candidates that were measured in the present situation, and those too near to them to be worth a
+        trial."""
         workers, sizes = (
             np.log2(each.astype(np.float64)) for each in (self._grid.surface.workers, self._grid.surface.memory_mb)
         )

@@ -279,7 +279,7 @@ class _Desk:
             option.plan: self._room.earliest_s(option.plan.num_functions, ask.time_s(option)) for option in options
         }
         if place is not None:
-            # It is being formed: only what fits now can become of it.
+            # It is being formed: only an entry that fits now can be chosen.
             options = [option for option in options if starts_s[option.plan] == self._now_s] or options
         chosen = ask.choose(options, starts_s)
         if chosen is None and (_has_claim(view) or place is not None) and options:

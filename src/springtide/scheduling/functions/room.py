@@ -18,7 +18,7 @@ class ServiceRoom:
         self._claims: list[tuple[float, float, int]] = []
 
     def claim(self, start_s: float, end_s: float, functions: int) -> None:
-        """One place and so many functions are taken from then to then."""
+        """One place and so many functions are taken from `start_s` to `end_s`."""
         self._claims.append((start_s, max(end_s, start_s + MOMENT_S), functions))
 
     def release(self, functions: int) -> None:

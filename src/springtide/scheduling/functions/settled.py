@@ -1,4 +1,4 @@
-"""Jobs whose search is taken as over, with what it believes now: for callers that simulate the time to come."""
+"""Jobs whose search is taken as over, with what it believes now: for callers that project the future."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from springtide.scheduling.functions.goal_search import search_step
 def settled(snapshot: Snapshot) -> Snapshot:
     """The same snapshot, each searched job with the menu that the search believes now and no search.
 
-    What is played has no measurements to come, so a search would wait for them in the midst of a probe.
+    A projection yields no measurements, so a search would wait for them in the middle of a probe.
     """
     if not any(view.job.search is not None for view in snapshot.jobs):
         return snapshot

@@ -173,7 +173,7 @@ def _count(holdings: Sequence[Holding], slots: Sequence[Slot], verdict: LabelVer
         used = _raise(holdings, [holding.need.maximum for holding in holdings], used, dedicated)
         _raise(holdings, [holding.need.wanted for holding in holdings], used, unheld)
     else:
-        # What only lags behind a load that went down is handed over before a server is asked for.
+        # Replicas that are surplus because a load went down are handed over before a server is asked for.
         asked = [min(holding.need.maximum, holding.need.view.needed_replicas) for holding in holdings]
         used = _raise(holdings, asked, used, lent)
         _raise(holdings, [holding.need.wanted for holding in holdings], used, lent)

@@ -92,7 +92,7 @@ class Losses:
 
 
 def any_job(view: JobView) -> Victim:
-    """All jobs alike: what a choice without an eye for losses sees."""
+    """All jobs alike: for a choice of servers that ignores losses."""
     del view
     return Victim(stop_cost=1.0)
 
@@ -122,7 +122,7 @@ class Leaving:
         return bool(node.jobs) and all(self._spare_of(job_id) >= count for job_id, count in node.jobs.items())
 
     def shrink(self, node: NodeView) -> None:
-        """Reckon with the jobs on the server having given it up."""
+        """Count the jobs on the server as having given it up."""
         for job_id, count in node.jobs.items():
             self._spare[job_id] = self._spare_of(job_id) - count
 

@@ -83,7 +83,7 @@ def outlook_of(pools: PoolState, forecast: TideForecast | None, span_s: float) -
         if forecast.has_bands:
             upper = min(forecast.upper[index], forecast.most[index])
         else:
-            # No day has shown yet how far off this is: a little earlier or later it may be as well.
+            # No past day shows the error of this forecast yet: the need may come a little earlier or later.
             upper = max(forecast.expected[max(0, index - margin) : index + margin + 1])
         needed = max(highest, min(most, _whole(upper)))
         if needed > highest or not steps:
@@ -110,7 +110,7 @@ def capacity_of(
 
     A server may be set free `lead_s` before it is needed. Growth takes no more than what is services' own, and what is
     deployed now says nothing of what will be. Before two days are known all that is their own is left to them; after
-    what is forecast the least of it holds for good.
+    what is forecast the least of it holds from then on.
     """
     total = sum(node.num_devices for node in pools.nodes)
     own = max(pools.required, _own(pools))
@@ -141,5 +141,5 @@ def capacity_of(
 
 
 def _whole(devices: float) -> int:
-    """The whole devices that are enough; a hair above a whole number is a rounding error."""
+    """The whole devices that are enough; a tiny excess over a whole number is a rounding error."""
     return math.ceil(devices - 1e-6) if math.isfinite(devices) else 1_000_000_000

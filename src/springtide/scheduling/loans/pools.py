@@ -220,7 +220,6 @@ def _wanted(view: ServiceView) -> int:
     service = view.service
     if demand == 0:
         # While no replica is ready, starting ones are wanted; beside a ready one without requests they are not.
-        #
         return 0 if view.num_ready and view.idle_s >= service.idle_s else wanted
     running = view.num_ready + view.num_starting
     slack = math.ceil(demand / (service.target_in_flight * SHRINK_BELOW_FRACTION))

@@ -58,7 +58,7 @@ class TideStrategy:
     weekly: bool = True
 
     def __post_init__(self) -> None:
-        """Raises InvalidRequest for a quantile that is no chance of being enough."""
+        """Raises InvalidRequest for a quantile outside the range of probabilities."""
         if not 0.5 <= self.quantile < 1.0:
             raise InvalidRequest(f"a quantile of {self.quantile:g} leaves no band; give 0.5 to less than 1, like 0.95")
 
@@ -281,7 +281,7 @@ class _Choice:
                 if is_expected:
                     self.reclaimed[node.node_id] = 0.0
                 elif node is shrinking and node is not freeing:
-                    # It may be used until then: nothing is said to it yet.
+                    # It may be used until then: no drain begins yet.
                     self.later.add(node.node_id)
 
     def _ending(self, nodes: Sequence[NodeView], in_s: float) -> NodeView | None:

@@ -16,10 +16,10 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     A block of level k is 2**k consecutive addresses from a multiple of 2**k on. Each node is one block: its devices in
     index order, its two halves (sockets) side by side. Nodes lie in order of width, then of joining, so that 2, 4, 8...
-    neighbours are blocks too (the nodes of a switch). Addresses without a device fill up what is no power of two.
-    `runs` are the stretches of nodes of one width: level of a node, first address, end. `present` is the bitmap of all
-    devices, `aligned[k]` that of all starts of blocks of level k, `most_on_nodes[n - 1]` what the n fullest nodes have,
-    `largest_block` the largest power of two that is a block with a device at every address.
+    neighbours are blocks too (the nodes of a switch). Widths that are no power of two are padded with addresses without
+    a device. `runs` are the stretches of nodes of one width: level of a node, first address, end. `present` is the
+    bitmap of all devices, `aligned[k]` that of all starts of blocks of level k, `most_on_nodes[n - 1]` what the n
+    fullest nodes have, `largest_block` the largest power of two that is a block with a device at every address.
     """
 
     size: int

@@ -373,7 +373,7 @@ class _Placing:
         return now if now and self._spread(now | own) <= self._spread(soon | own) else soon
 
     def _spread(self, devices: int) -> tuple[int, bool]:
-        """How far from compact a set of devices is: its number of nodes, and whether it is no aligned block."""
+        """How scattered a set of devices is: its number of nodes, and whether it is no aligned block."""
         count = devices.bit_count()
         level = level_for(count)
         start = lowest(devices) >> level << level

@@ -371,7 +371,7 @@ class _Deciding:
         )
 
     def _batch(self, view: JobView, placed: Placed, planned: int | None, *, stands: bool) -> int | None:
-        """The batch of this round; one that still does is not changed for the sake of a little."""
+        """The batch of this round; one that is nearly as good is not changed for a small gain."""
         bounds = view.job.batch
         if bounds is None:
             return None

@@ -151,7 +151,7 @@ def _is_same(before: StepTime | None, after: StepTime) -> bool:
 
 
 class _Corrected:
-    """The fitted model with what it was off where it was measured. The last question's answer is kept: the same
+    """The fitted model, corrected by its error where it was measured. The last question's answer is kept: the same
     candidates are asked about for every noise."""
 
     def __init__(self, estimate: StepEstimate) -> None:

@@ -127,8 +127,8 @@ class Goodput:
 
     `round_s` 0 decides at every arrival and end and every `revisit_s`; otherwise only at multiples of `round_s`.
     `company` is how many jobs that are still to come are reckoned with beside those that are there. A change is
-    charged as if its jobs were to be changed again within `horizon_s`. `learns` switches what one job of a family
-    tells about the next, `adapts_batch` the choice of the batch, `by_remaining` the weights by what is left of jobs:
+    charged as if its jobs were to be changed again within `horizon_s`. `learns` switches whether jobs of a family
+    learn from each other, `adapts_batch` the choice of the batch, `by_remaining` the weights by what is left of jobs:
     to measure what each is worth.
     """
 

@@ -83,8 +83,8 @@ def pin(state: State, layout: Layout, snapshot: Snapshot, entry: Entry) -> bool:
 
 
 def _squeeze_in(state: State, layout: Layout, entry: Entry) -> bool:
-    """The same where others have to make way first: at sizes of which nearly every block has been used, so that the
-    one that comes free most likely is. If it is not after all, the job is out again."""
+    """The same, for a block that other jobs have to leave first: at sizes of which nearly every block has been used, so
+    that the one that comes free most likely is. If it is not after all, the job is out again."""
     book = state.book
     cost_s = state.change_s + PAD_S
     for n in entry.sizes:

@@ -117,7 +117,7 @@ class Decision:
     # --- what is true now -------------------------------------------------------------------------------------------
 
     def _serve(self) -> dict[WorkloadId, int]:
-        """Devices for services: their minimum come what may, more only as far as every promise stays kept."""
+        """Devices for services: their minimum always, more only as far as every promise stays kept."""
         shares = AllocationLedger(self.snapshot)
         serve_minimum(shares)
         least = dict(shares.counts)

@@ -14,8 +14,8 @@ from springtide.solvers.reservations.capacity import Steps, constant
 from springtide.solvers.reservations.fit import Costs, PlannedStretch
 from springtide.solvers.reservations.reservation_table import Entry, ReservationTable
 
-# Plans reckon with this much more than a change costs: the truth is then never later than the plan, whatever the
-# turns of the loop and floating point do, and a job that ends leaves before another one starts in its place.
+# Plans add this much to the cost of a change: reality is then never later than the plan, whatever the control
+# loop's timing and floating point do, and a job that ends leaves before another one starts in its place.
 PAD_S = 0.01
 
 Devices = Sequence[DeviceId]
