@@ -114,9 +114,8 @@ class AdmitJob(_Action, frozen=True, kw_only=True):
 class DrainNode(_Action, frozen=True, kw_only=True):
     """Nothing that `pool` does not admit starts on the node any more: it is to be labelled for `pool` when it is free.
 
-    With `is_reclaim` the workloads there have to go, by force when their grace is over; without it they may stay
-    as long as the plan lets them. `cost_s` is what leaving costs, in device-seconds, as the policy
-    reckons.
+    With `is_reclaim` the workloads there have to go, by force when their grace is over; without it they may stay as
+    long as the plan lets them. `cost_s` is what leaving costs, in device-seconds, as the policy reckons.
     """
 
     node_id: NodeId

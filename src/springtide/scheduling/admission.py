@@ -91,7 +91,7 @@ class Pricing(Protocol):
 class UrgencyPricing(msgspec.Struct, frozen=True, kw_only=True):
     """Device hours at a price, times how much sooner than on its smallest size the job must be done.
 
-    Both depend on the job's size and its deadline only (§4.4), never on who else is there. A job that has at least
+    Both depend on the job's size and its deadline only (§4.4), never on other jobs. A job that has at least
     the time that its smallest size takes pays the plain price; one that has a third of it pays three times as much,
     at most `max_factor` times.
     """

@@ -6,8 +6,8 @@ replica); `incarnation` counts the functions that have filled that place, and on
 may go on.
 
     control                         ControlRecord, overwritten by the coordinator alone
-    notes                           its notes for the coordinator that follows it, where that may be on another machine
-    (JSON) job, bundle                     TrainingJob (JSON), which code artifact is the user's code (JSON)
+    notes                           its notes for the coordinator that follows it, maybe on another machine (JSON)
+    job, bundle                     TrainingJob (JSON), which code artifact is the user's code (JSON)
     reports/S.R.I                   FunctionReport, overwritten by that function alone
     state/STEP/S                    what stage S is after STEP committed steps (safetensors), by one of its replicas
     state/STEP/S.meta               StageState (JSON), written after the tensors: it makes them count

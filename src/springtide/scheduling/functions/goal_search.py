@@ -409,8 +409,7 @@ class _Search:
         return self._plan is not None and bool(measurements) and _where(measurements[-1].plan) == _where(self._plan)
 
     def _known_places(self) -> npt.NDArray[np.bool_]:
-        """The candidates that were measured in the present situation, and those too near to them to be worth a
-        trial."""
+        """The candidates that were measured in the present situation, and those too near to them for a trial."""
         workers, sizes = (
             np.log2(each.astype(np.float64)) for each in (self._grid.surface.workers, self._grid.surface.memory_mb)
         )

@@ -58,7 +58,7 @@ class TideStrategy:
     weekly: bool = True
 
     def __post_init__(self) -> None:
-        """Raises InvalidRequest for a quantile outside the range of probabilities."""
+        """Raises InvalidRequest for a quantile below 0.5 or not below 1."""
         if not 0.5 <= self.quantile < 1.0:
             raise InvalidRequest(f"a quantile of {self.quantile:g} leaves no band; give 0.5 to less than 1, like 0.95")
 

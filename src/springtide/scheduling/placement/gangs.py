@@ -69,8 +69,7 @@ class Gangs:
         return bool(self.held.get(view.job.job_id)) and view.state is not JobState.PREEMPTING
 
     def note_waiting(self, text: Callable[[JobView], str]) -> None:
-        """Give a reason to jobs that hold nothing and wait; `text` should vary with its standing, not with the
-        clock."""
+        """Give a reason to waiting jobs without devices; `text` should vary with the job's standing, not the clock."""
         for view in self.waiting():
             if not self.held.get(view.job.job_id):
                 self.shares.notes[view.job.job_id] = text(view)
