@@ -22,6 +22,7 @@ MAX_FILE_LINES = 500
 MAX_CLASS_FILE_LINES = 800
 MAX_FILES_OF_A_FOLDER = 20
 MAX_SIBLINGS_WITH_A_PREFIX = 3
+MAX_VAGUE_ACTORS = 60
 MAX_FUNCTION_LINES = 70
 MAX_ARCHITECTURE_LINES = 300
 ROOMS_THAT_MAY_SPEAK_OF_SIMULATION = {"simulator", "cli"}
@@ -266,6 +267,13 @@ def test_only_the_simulator_and_its_command_speak_of_simulation() -> None:
         if "simulat" in line.lower()
     ]
     assert not found, f"the platform must not know whether its executor is made of models: {found}"
+
+
+def test_the_source_names_who_acts() -> None:
+    """ "The worker exits", "the caller", "no replica": words that name no actor make a sentence a riddle."""
+    vague = re.compile(r"\b(whoever|nobody|somebody|everybody)\b", re.IGNORECASE)
+    count = sum(len(vague.findall(path.read_text(encoding="utf-8"))) for path in PYTHON_FILES)
+    assert count < MAX_VAGUE_ACTORS, f"{count} uses of whoever, nobody, somebody or everybody"
 
 
 def test_imports_are_absolute() -> None:
