@@ -50,7 +50,8 @@ slow-computing: setup servers compiler
 	$(PYTEST) -m slow --timeout 600 -n $(NUM_COMPUTING) --dist loadgroup $(COMPUTING)
 
 slow-processes: setup browser servers compiler
-	$(PYTEST) -m slow --timeout 600 -n $(NUM_PROCESSES) --dist loadgroup $(COMPUTING:%=--ignore=%) $(ALONE:%=--ignore=%)
+	$(PYTEST) -m slow --timeout 600 -n $(NUM_PROCESSES) --dist loadgroup tests \
+	  $(COMPUTING:%=--ignore=%) $(ALONE:%=--ignore=%)
 
 slow-alone: setup browser servers compiler
 	$(PYTEST) -m slow --timeout 600 $(ALONE)

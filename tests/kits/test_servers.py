@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -40,7 +41,13 @@ def test_a_test_that_is_killed_takes_its_servers_with_it():
         "import sys; from kits.servers import running_redis, running_s3\n"
         "with running_redis() as redis, running_s3() as s3: print(redis.pid, s3.pid, flush=True); sys.stdin.read()"
     )
-    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(servers.__file__).parents[1])},
+    )
     assert child.stdout is not None
     pids = [int(word) for word in child.stdout.readline().split()]
     assert len(pids) == 2

@@ -43,16 +43,26 @@ _NUMBERS = itertools.count()
 
 
 class ZygoteProcess:
-    """One zygote for a whole test run."""
+    """One zygote for a whole test run; a zygote that was idle for long ends by itself, and another one is started."""
 
     def __init__(self, directory):
-        self.path = directory / "z.sock"
+        self._socket = directory / "z.sock"
+        self._start()
+
+    @property
+    def path(self):
+        if self.process.poll() is not None or not self._socket.exists():
+            self.close()
+            self._start()
+        return self._socket
+
+    def _start(self):
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "springtide.runtime", "zygote", "--socket", str(self.path)],
+            [sys.executable, "-m", "springtide.runtime", "zygote", "--socket", str(self._socket)],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         deadline = time.monotonic() + WAIT_S
-        while not self.path.exists():
+        while not self._socket.exists():
             assert self.process.poll() is None, "the zygote ended"
             assert time.monotonic() < deadline
             time.sleep(0.02)
