@@ -42,7 +42,7 @@ def test_a_place_that_is_not_a_directory_of_ours_is_refused(tmp_path: Path) -> N
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (tmp_path / "run").symlink_to(elsewhere)
-    with pytest.raises(BackendError, match="somebody else"):
+    with pytest.raises(BackendError, match="another user"):
         socket_directory(tmp_path)
 
 
