@@ -196,7 +196,7 @@ def test_goal_and_retries_of_a_running_job_change_with_its_object(up: Kept):
     up.kube.patch(path, {"spec": {"deadline": "20m", "budget": "$9", "retries": 5, "workers": "1..4"}})
     applied(up, "digits", "True")
     job = up.platform.view().jobs[up.id_of("digits")]
-    assert job.job.goal.deadline_s == pytest.approx(job.submitted_at_s + 1200.0, abs=2.0)
+    assert job.job.goal.deadline_s == pytest.approx(job.lifecycle.submitted_at_s + 1200.0, abs=2.0)
     assert (job.job.goal.budget_usd, job.job.max_restarts, job.bounds.max_workers) == (9.0, 5, 4)
     status = wait_for("the new deadline", lambda: (s := up.status("digits"))["deadline"] != first["deadline"] and s)
     assert up.condition("digits", "Promised")["status"] == "True"
@@ -244,12 +244,12 @@ def test_an_edit_survives_the_control_plane_and_one_that_nobody_heard_is_made_la
     with Kept(folder, kube, namespace) as second:
         job = second.platform.view().jobs[second.id_of("digits")]
         assert job.job.goal.budget_usd == 2.0
-        assert job.num_edits == 1
+        assert job.bounds.num_edits == 1
     kube.patch(first.path("trainingfunctions", "digits"), {"spec": {"budget": "$3"}})
     with Kept(folder, kube, namespace) as third:
         applied(third, "digits", "True")
         job = third.platform.view().jobs[third.id_of("digits")]
-        assert (job.job.goal.budget_usd, job.num_edits) == (3.0, 2)
+        assert (job.job.goal.budget_usd, job.bounds.num_edits) == (3.0, 2)
 
 
 # --- code in several files -------------------------------------------------------------------------------------------
