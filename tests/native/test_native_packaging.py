@@ -165,7 +165,7 @@ def test_a_wheel_brings_the_library(native: Native, tmp_path: Path) -> None:
     assert "-py3-none-linux_" in wheel.name
     installed = tmp_path / "dist" / "installed"
     found = _found_from(installed, CC="no-such-compiler")
-    assert found == installed / "springtide" / "backends" / "gpu" / "lib" / LIBRARY_NAME
+    assert found == installed / "springtide" / "backends" / "sharing" / "gpu" / "lib" / LIBRARY_NAME
 
 
 @pytest.mark.slow
