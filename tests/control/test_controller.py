@@ -99,7 +99,7 @@ def test_who_is_taken_away_has_not_crashed(stage, job):
             workload_id="a", replica_id=f"a.{number}", reason="its pod was evicted", is_fault=False
         )
         stage.tell(taken)
-        assert "starts again from its checkpoint, nobody is left to go on: its pod was evicted" in stage.job("a").reason
+        assert "restarts from its checkpoint, no worker is left: its pod was evicted" in stage.job("a").reason
         stage.tell(at_s=stage.controller.wakeup_at_s)
     assert stage.state("a") is JobState.STARTING
     assert stage.job("a").restarts.num_restarts == 0

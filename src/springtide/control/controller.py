@@ -1,4 +1,4 @@
-"""The Controller: events in, actions out. It holds what is true and knows no clock, thread, socket or cloud."""
+"""The Controller: events in, actions out. It owns the platform's state, and uses no clock, thread or socket."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from msgspec.structs import replace
 
 from springtide.control.edits import with_service_state
 from springtide.control.learnt import learnt_overheads
-from springtide.control.mirror import Mirror, view_service
 from springtide.control.pools import graces_over_at_s, misplaced
-from springtide.control.reconcile import Settled, reconcile
+from springtide.control.reconcile import Worklist, reconcile
 from springtide.control.records import JobRecord, PlatformState, ReplicaRecord, ReplicaState, ServiceRecord, StateReason
 from springtide.control.runs import apply_actions, apply_events
+from springtide.control.snapshot_views import SnapshotViews, view_service
 from springtide.core.actions import Action, PreemptJob, ResizeJob, StartReplica, StopReplica
 from springtide.core.decision import (
     FunctionAllocation,
@@ -32,12 +32,12 @@ from springtide.core.tide import Tide
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.decisions.cache import DecisionCache
 
-# A plan reaches its fixed point in a few rounds (release, start, form); more: reconcile does not converge.
+# Reconciling a plan takes a few rounds (release, start, form a group). More than this means that it does not converge.
 MAX_ROUNDS = 16
 
 
 class Controller:
-    """Holds the platform's state and asks one policy what it should be. Changes only through `step` and `restore`."""
+    """Owns the platform's state and asks one policy how it should change. Only `step` and `restore` change it."""
 
     def __init__(
         self,
@@ -51,42 +51,42 @@ class Controller:
         """Without `on_policy_error` a broken policy raises; with it, the error is reported and all workloads keep
         what they hold.
 
-        `overheads` is what changing a job costs on this platform; by default nothing. With `learns_overheads` that is
-        what is believed before changes are seen, and what they took counts then. `tide` says in what seasons the
-        services' need is remembered; by default in days.
+        `overheads` is what changing a job costs on this platform; by default nothing. With `learns_overheads` it is
+        only the initial estimate, and the durations of observed changes refine it. `tide` sets the length of a season
+        in the recorded demand of services; by default a day.
         """
-        # Plans are the same without it: a journal replays alike with a cache that is warm or empty.
+        # The cache never changes a plan, so a journal replays the same whether it is warm or empty.
         self._decisions = DecisionCache(policy)
-        self._prior = self._overheads = overheads or Overheads()
+        self._prior_overheads = self._overheads = overheads or Overheads()
         self._learns_overheads = learns_overheads
-        self._learnt_from: tuple[float, ...] = ()
+        self._overheads_learnt_from: tuple[float, ...] = ()
         self._on_policy_error = on_policy_error
         self.state = PlatformState(tide=tide or Tide())
-        self._mirror = Mirror()
-        self._settled = Settled()
-        self._told_reasons: Mapping[WorkloadId, str] = {}
+        self._views = SnapshotViews()
+        self._worklist = Worklist()
+        self._last_reasons: Mapping[WorkloadId, str] = {}
         self._backing_off: dict[WorkloadId, None] = {}
-        # What the policy plans for the time to come, for status pages. A fresh control plane learns it with its first
-        # step, so it is no part of the state.
+        # The policy's planned schedules, for status pages. A restarted control plane gets them again with its first
+        # step, so they are not part of the state.
         self.future: Mapping[WorkloadId, Schedule] = {}
         self._wakeup_at_s: float | None = None
 
     @property
     def wakeup_at_s(self) -> float | None:
-        """When to step again even if nothing happens; None: only when something does."""
+        """When to step again even without an event; None: only on the next event."""
         return self._wakeup_at_s
 
     def wake(self) -> None:
-        """Step at the next opportunity: after a restart the purpose of the last wake-up is not known."""
+        """Step at the next opportunity: after a restart it is not known what the last wake-up was for."""
         self._wakeup_at_s = 0.0
 
     @property
     def is_idle(self) -> bool:
-        """Whether every job has ended and no replica lives."""
+        """Whether every job has ended and no replica is left."""
         return not self.state.jobs.live and not any(record.replicas for record in self.state.services.values())
 
     def step(self, now_s: float, events: Sequence[Event]) -> Step:
-        """Take in what happened, decide anew, and return the whole turn as the journal will keep it.
+        """Apply the events, ask the policy, and return the whole turn as the journal will record it.
 
         Raises PolicyError if the policy's plan is impossible and there is no `on_policy_error`.
         """
@@ -94,8 +94,8 @@ class Controller:
         plan = self._decide(self.snapshot(now_s))
         actions: list[Action] = []
         for _ in range(MAX_ROUNDS):
-            self._take_changes()
-            round_actions = reconcile(self.state, plan, now_s, self._settled)
+            self._refresh_changed()
+            round_actions = reconcile(self.state, plan, now_s, self._worklist)
             apply_actions(round_actions, self.state, now_s)
             actions += round_actions
             if not round_actions:
@@ -106,32 +106,32 @@ class Controller:
             now_s=now_s,
             events=tuple(events),
             actions=tuple(actions),
-            reasons=self._news(plan),
+            reasons=self._changed_reasons(plan),
             revisit_at_s=plan.revisit_at_s,
             memory=plan.memory,
         )
-        self._remember(step)
+        self._apply_outcome(step)
         self.future = plan.future
         return step
 
     def restore(self, step: Step) -> None:
-        """Take in a step of the journal as it was decided then; no policy is asked."""
+        """Apply a step of the journal with the actions that were decided then; the policy is not asked."""
         apply_events(step.events, self.state, step.now_s)
         apply_actions(step.actions, self.state, step.now_s)
-        self._remember(step)
+        self._apply_outcome(step)
 
     def snapshot(self, now_s: float) -> Snapshot:
         """What a policy may know at this instant."""
         state = self.state
-        self._take_changes()
-        allocations = self._mirror.allocations(state)
+        self._refresh_changed()
+        allocations = self._views.allocations(state)
         if state.is_stopping:
-            # No workload wants anything any more, so every policy plans an empty platform.
+            # Without jobs and services in the snapshot, every policy plans an empty platform.
             return Snapshot(now_s=now_s, cluster=state.topology(), allocations=allocations, memory=state.memory)
         return Snapshot(
             now_s=now_s,
             cluster=state.topology(),
-            jobs=self._mirror.jobs(state),
+            jobs=self._views.jobs(state),
             services=tuple(view_service(record, now_s) for record in state.services.values() if record.is_served),
             allocations=allocations,
             memory=state.memory,
@@ -141,14 +141,14 @@ class Controller:
         )
 
     def _overheads_now(self) -> Overheads:
-        """What a change costs, by all that the journal holds of changes up to now."""
+        """What a change of a job costs, estimated from every change recorded so far."""
         seen = self.state.change_times_s
-        if self._learns_overheads and seen is not self._learnt_from:
-            self._overheads, self._learnt_from = learnt_overheads(self._prior, seen), seen
+        if self._learns_overheads and seen is not self._overheads_learnt_from:
+            self._overheads, self._overheads_learnt_from = learnt_overheads(self._prior_overheads, seen), seen
         return self._overheads
 
     def standing(self) -> Standing:
-        """What should be running now, and the effects that a crash may have cut off."""
+        """What should be running now, and the actions whose effects a crash may have interrupted."""
         replicas: list[StartReplica] = []
         actions: list[Action] = []
         for record in self.state.records():
@@ -163,7 +163,7 @@ class Controller:
                     cause="recovery",
                 )
                 replicas.append(start)
-                # Only a replica without any event so far may not have been started at all.
+                # No event has confirmed this replica yet, so the crash may have come before it was started.
                 if replica.state is ReplicaState.STARTING:
                     actions.append(start)
             actions += _unfinished(record)
@@ -175,18 +175,18 @@ class Controller:
         )
 
     def _labels(self) -> dict[NodeId, Pool]:
-        """What the nodes are labelled for, lost ones too: a crash may have cut off the last change of a label."""
+        """The label of every node, lost ones included: a crash may have interrupted the last change of a label."""
         return {**self.state.labels, **{node.node_id: node.pool for node in self.state.nodes.values()}}
 
-    def _take_changes(self) -> None:
-        """Look again at the records that have changed since the last time, and at no others."""
+    def _refresh_changed(self) -> None:
+        """Refresh what is derived from the records that have changed since the last call."""
         state = self.state
         for table in (state.jobs, state.services):
             if table.changed:
                 changed, table.changed = table.changed, {}
                 for workload_id in changed:
-                    self._mirror.take(state, workload_id)
-                    self._settled.reopen(workload_id)
+                    self._views.update(state, workload_id)
+                    self._worklist.mark_changed(workload_id)
                     if table[workload_id].runnable_at_s > 0.0:
                         self._backing_off[workload_id] = None
 
@@ -200,19 +200,19 @@ class Controller:
             self._on_policy_error(error)
             return keep_plan(snapshot)
         except Exception as error:
-            # A broken policy must not stop the platform, nor must its memory: one that it cannot read is dropped.
+            # A broken policy must not stop the platform. Its memory is dropped: reading it may be what failed.
             if self._on_policy_error is None:
                 raise
             self._on_policy_error(PolicyError(f"the policy raised {type(error).__name__}: {error}"))
             return replace(keep_plan(snapshot), memory=None)
         return plan
 
-    def _news(self, plan: Plan) -> dict[str, str]:
-        """The policy's reasons that differ from what a job that waits, or a service on a share, already says."""
+    def _changed_reasons(self, plan: Plan) -> dict[str, str]:
+        """The policy's reasons for waiting jobs and idle services on shares that differ from the recorded ones."""
         news: dict[str, str] = {}
-        if plan.reasons is self._told_reasons:
+        if plan.reasons is self._last_reasons:
             return news
-        self._told_reasons = plan.reasons
+        self._last_reasons = plan.reasons
         for workload_id, reason in plan.reasons.items():
             record = self.state.jobs.get(workload_id)
             if (
@@ -224,20 +224,20 @@ class Controller:
                 news[workload_id] = reason
         for service in self.state.services.live.values():
             if service.service.share is not None and service.is_served and not service.replicas:
-                # It sleeps, or it waits for room on a device: only the policy knows.
+                # It is scaled to zero or waits for room on a device: only the policy knows which.
                 reason = plan.reasons.get(service.workload_id) or with_service_state(service).reason
                 if reason != service.reason:
                     news[service.workload_id] = reason
         return news
 
-    def _all_backing_off(self) -> list[JobRecord | ServiceRecord]:
+    def _records_backing_off(self) -> list[JobRecord | ServiceRecord]:
         """The records that may be waiting out a back-off."""
-        self._take_changes()
+        self._refresh_changed()
         jobs, services = self.state.jobs.live, self.state.services.live
         records = [jobs.get(workload_id) or services.get(workload_id) for workload_id in self._backing_off]
         return [record for record in records if record is not None]
 
-    def _remember(self, step: Step) -> None:
+    def _apply_outcome(self, step: Step) -> None:
         for name, reason in step.reasons.items():
             workload_id = WorkloadId(name)
             job = self.state.jobs.get(workload_id)
@@ -252,7 +252,7 @@ class Controller:
         moments = [] if step.revisit_at_s is None else [step.revisit_at_s]
         moments += [
             record.runnable_at_s
-            for record in self._all_backing_off()
+            for record in self._records_backing_off()
             if record.runnable_at_s > step.now_s and not record.is_over
         ]
         moments += graces_over_at_s(self.state, step.now_s)
@@ -260,7 +260,7 @@ class Controller:
 
 
 def keep_plan(snapshot: Snapshot) -> Plan:
-    """Every workload that wants to run keeps the devices it holds, none gets more: the plan of last resort."""
+    """The plan used when the policy fails: every workload that wants to run keeps its devices, and none gets more."""
     alive = set(snapshot.cluster.device_ids())
     bounds = _bounds(snapshot)
     return Plan(
@@ -276,7 +276,7 @@ def keep_plan(snapshot: Snapshot) -> Plan:
 
 
 def _bounds(snapshot: Snapshot) -> dict[WorkloadId, int]:
-    """How many devices each workload takes at most."""
+    """The most devices that each workload may hold."""
     jobs = {view.job.job_id: min(view.bounds.max_workers, view.job.num_virtual_shards) for view in snapshot.jobs}
     return jobs | {view.service.service_id: view.max_replicas for view in snapshot.services}
 
@@ -332,8 +332,8 @@ def _check_functions(snapshot: Snapshot, plan: Plan) -> None:
 
 
 def check_plan(snapshot: Snapshot, plan: Plan) -> None:
-    """Raise PolicyError if the plan names what does not exist, gives a device to more than it has room for, or breaks a
-    workload's bounds.
+    """Raise PolicyError if the plan names an unknown workload or device, gives more of a device than there is, or
+    breaks a workload's bounds.
     """
     _check_batches(snapshot, plan)
     _check_labels(snapshot, plan)
@@ -374,7 +374,7 @@ def _check_room(plan: Plan, device_id: DeviceId, holders: Sequence[WorkloadId], 
 
 
 def _is_sound(plan: Plan, bounds: dict[WorkloadId, int], existing: frozenset[DeviceId]) -> bool:
-    """The whole check at once; where it fails, `check_plan` finds the one sentence that says why."""
+    """A fast check of the whole plan; where it fails, `check_plan` finds the error to report."""
     allocations = plan.allocations
     named = frozenset().union(*[allocation.device_ids for allocation in allocations.values()])
     return (
@@ -385,7 +385,7 @@ def _is_sound(plan: Plan, bounds: dict[WorkloadId, int], existing: frozenset[Dev
 
 
 def _unfinished(record: JobRecord | ServiceRecord) -> list[Action]:
-    """The actions of one workload whose effect has not been confirmed by an event yet."""
+    """The actions of one workload whose effects no event has confirmed yet."""
     stopping = [r for r in record.replicas if r.state is ReplicaState.STOPPING]
     if isinstance(record, JobRecord):
         if record.group.members and not record.group.is_confirmed:

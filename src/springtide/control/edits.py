@@ -1,4 +1,4 @@
-"""Small edits of the truth that transitions and effects share: find a record, put it back, settle its state."""
+"""Edits of records that transitions and effects share: find a record, put it back, derive its state."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ LONGEST_BACK_OFF_S = 60.0
 
 
 def back_off_s(num_crashes: int) -> float:
-    """How long a workload waits after so many crashes in a row, in seconds."""
+    """How long a workload waits before its next start, in seconds, after this many with_recent crashes (at least 1)."""
     return float(min(LONGEST_BACK_OFF_S, FIRST_BACK_OFF_S * 2 ** (num_crashes - 1)))
 
 
-def recent(moments_s: tuple[float, ...], now_s: float) -> tuple[float, ...]:
-    """The moments of the last CRASH_WINDOW_S, and this one."""
+def with_recent(moments_s: tuple[float, ...], now_s: float) -> tuple[float, ...]:
+    """Those of the moments that lie within CRASH_WINDOW_S of `now_s`, and `now_s`."""
     return (*(at_s for at_s in moments_s if at_s > now_s - CRASH_WINDOW_S), now_s)
 
 
 def times_text(count: int) -> str:
-    """How often, as text."""
+    """`once`, `2 times`."""
     return "once" if count == 1 else f"{count} times"
 
 
@@ -51,7 +51,7 @@ def record_of(state: PlatformState, workload_id: WorkloadId) -> WorkloadRecord:
 def find(
     state: PlatformState, workload_id: WorkloadId, replica_id: ReplicaId
 ) -> tuple[WorkloadRecord | None, ReplicaRecord | None]:
-    """The workload's record and its replica, each None where there is none."""
+    """The workload's record and its replica; None for each that does not exist."""
     record = state.jobs.get(workload_id) or state.services.get(workload_id)
     if record is None:
         return None, None
@@ -59,7 +59,7 @@ def find(
 
 
 def put(state: PlatformState, record: WorkloadRecord) -> None:
-    """Put a changed record back."""
+    """Store a changed record."""
     if isinstance(record, JobRecord):
         state.jobs[record.workload_id] = record
     else:
@@ -90,7 +90,7 @@ def without_replica(record: WorkloadRecord, gone: ReplicaRecord, now_s: float) -
 
 
 def all_lost(record: JobRecord, runnable_at_s: float, reason: str) -> JobRecord:
-    """No worker holds the job's state any more: those that are left end, and the job starts anew."""
+    """The job after the loss of every worker that held its state: the remaining workers stop and it starts again."""
     return replace(
         record,
         lifecycle=replace(
@@ -104,18 +104,18 @@ def all_lost(record: JobRecord, runnable_at_s: float, reason: str) -> JobRecord:
 
 
 def count_loss(record: JobRecord, reason: str, now_s: float, *, is_fault: bool) -> JobRecord:
-    """Let the survivors go on where there are any; else charge a crash, if it was one, to the job's restart budget."""
+    """The job after the loss of a worker. Survivors go on; without any, a fault counts against `max_restarts`."""
     if record.group.state_holders and record.job.elastic:
-        losses = recent(record.restarts.losses_at_s, now_s)
+        losses = with_recent(record.restarts.losses_at_s, now_s)
         return replace(
             record,
             restarts=replace(record.restarts, losses_at_s=losses, runnable_at_s=now_s + back_off_s(len(losses))),
             lifecycle=replace(record.lifecycle, reason=StateReason(reason)),
         )
     if not is_fault:
-        reason = f"starts again from its checkpoint, nobody is left to go on: {reason}"
+        reason = f"restarts from its checkpoint, no worker is left: {reason}"
         return all_lost(record, now_s + FIRST_BACK_OFF_S, reason)
-    crashes = recent(record.restarts.crashes_at_s, now_s)
+    crashes = with_recent(record.restarts.crashes_at_s, now_s)
     record = replace(
         record, restarts=replace(record.restarts, crashes_at_s=crashes, num_restarts=record.restarts.num_restarts + 1)
     )
@@ -135,7 +135,7 @@ def count_loss(record: JobRecord, reason: str, now_s: float, *, is_fault: bool) 
 
 
 def edited(record: JobRecord, event: JobEdited, now_s: float) -> JobRecord:
-    """The job with what its owner wants of it now. A promise goes with the deadline that it was made for."""
+    """The job with its owner's changes. A promise ends with the deadline that it was made for."""
     job = record.job
     if event.max_restarts is not None:
         job = replace(job, max_restarts=event.max_restarts)
@@ -158,14 +158,14 @@ def edited(record: JobRecord, event: JobEdited, now_s: float) -> JobRecord:
 
 
 def differs_in_share(old: InferenceService, new: InferenceService) -> bool:
-    """Whether both have a share and nothing else that shows in an answer is different."""
+    """Whether the two differ only in their share and what follows from it; both need to have one."""
     if old.share is None or new.share is None:
         return False
     return old == replace(new, share=old.share, capacity_per_s=old.capacity_per_s, revision=old.revision)
 
 
 def settled(record: JobRecord) -> JobRecord:
-    """A preempted or never-started job without replicas waits again, or rests if its owner paused it."""
+    """The job in its next state if its last replica is gone: PENDING, or PAUSED if it is to hold no device."""
     if record.replicas or record.state.is_terminal:
         return record
     if record.state in (JobState.PREEMPTING, JobState.STARTING):
@@ -178,7 +178,7 @@ def settled(record: JobRecord) -> JobRecord:
 
 
 def with_service_state(record: ServiceRecord) -> ServiceRecord:
-    """Derive a service's state, and its sentence, from its replicas."""
+    """The service with the state and the reason that follow from its replicas."""
     num_ready = sum(r.state is ReplicaState.READY for r in record.replicas)
     num_starting = sum(r.state is ReplicaState.STARTING for r in record.replicas)
     if record.is_removed:
@@ -190,11 +190,11 @@ def with_service_state(record: ServiceRecord) -> ServiceRecord:
         return replace(record, state=ServiceState.READY, reason=f"{num_ready} of {record.max_replicas} replicas ready")
     if num_starting:
         return replace(record, state=ServiceState.STARTING, reason="the first replica is loading")
-    return replace(record, state=ServiceState.IDLE, reason="no replica: scaled to zero until somebody asks")
+    return replace(record, state=ServiceState.IDLE, reason="no replica: scaled to zero until the next request")
 
 
-def with_started(record: Record, started: Sequence[StartReplica], now_s: float) -> Record:
-    """The record with the replicas of these actions, which begin now."""
+def with_new_replicas(record: Record, started: Sequence[StartReplica], now_s: float) -> Record:
+    """The record with the replicas that these actions start at `now_s`."""
     replicas = tuple(
         ReplicaRecord(
             replica_id=action.replica_id,
@@ -211,14 +211,14 @@ def with_started(record: Record, started: Sequence[StartReplica], now_s: float) 
     return replace(record, replicas=record.replicas + replicas, next_replica=record.next_replica + len(started))
 
 
-def with_start(record: JobRecord, started: Sequence[StartReplica], now_s: float) -> JobRecord:
-    """The job with these workers, all of one generation; the first ones of a newer generation start it afresh."""
+def with_new_workers(record: JobRecord, started: Sequence[StartReplica], now_s: float) -> JobRecord:
+    """The job with the workers that these actions start, all of one generation. A newer generation is a fresh start."""
     first = started[0]
     is_fresh = first.generation > record.group.generation
-    record = with_started(record, started, now_s)
+    record = with_new_replicas(record, started, now_s)
     if not is_fresh:
         return record
-    # Whatever an older generation still says no longer counts.
+    # From now on reports of older generations are stale.
     return replace(
         record,
         group=replace(

@@ -1,4 +1,4 @@
-"""What an action makes true at the moment it is decided: one function for each action."""
+"""How each action changes the platform's state when it is decided: one function per action."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ from functools import singledispatch
 
 from msgspec.structs import replace
 
-from springtide.control.edits import find, put, record_of, with_replica, with_service_state, with_start, with_started
+from springtide.control.edits import (
+    find,
+    put,
+    record_of,
+    with_new_replicas,
+    with_new_workers,
+    with_replica,
+    with_service_state,
+)
 from springtide.control.records import JobRecord, PlatformState, ReplicaState, ServiceRecord, StateReason
 from springtide.core import actions
 from springtide.core.decision import Drain
@@ -16,7 +24,7 @@ from springtide.core.workload import JobState, ReplicaId
 
 @singledispatch
 def apply_action(action: object, state: PlatformState, now_s: float) -> None:
-    """Bring `state` up to date with one action that is about to be carried out."""
+    """Apply one action to `state`. The executor carries it out afterwards."""
     raise AssertionError(f"no transition for {type(action).__name__}")
 
 
@@ -24,9 +32,9 @@ def apply_action(action: object, state: PlatformState, now_s: float) -> None:
 def _(action: actions.StartReplica, state: PlatformState, now_s: float) -> None:
     record = record_of(state, action.workload_id)
     if isinstance(record, ServiceRecord):
-        put(state, with_service_state(with_started(record, (action,), now_s)))
+        put(state, with_service_state(with_new_replicas(record, (action,), now_s)))
     else:
-        put(state, with_start(record, (action,), now_s))
+        put(state, with_new_workers(record, (action,), now_s))
 
 
 @apply_action.register
@@ -35,17 +43,17 @@ def _(action: actions.StopReplica, state: PlatformState, now_s: float) -> None:
     if record is None or replica is None:
         return
     record = with_replica(record, replace(replica, state=ReplicaState.STOPPING))
-    if isinstance(record, JobRecord) and action.grace_s == 0.0 and _trains(record, action.replica_id):
-        # A member killed in the middle of its group leaves the others waiting: they form a new group at once.
+    if isinstance(record, JobRecord) and action.grace_s == 0.0 and _is_needed_by_group(record, action.replica_id):
+        # Without a grace the member does not wait for a step boundary, so the others must form a new group at once.
         record = replace(record, group=replace(record.group, is_broken=True))
     put(state, record)
 
 
-def _trains(record: JobRecord, replica_id: ReplicaId) -> bool:
-    """Whether a group that is at work, or one that is about to be, cannot do without the worker."""
+def _is_needed_by_group(record: JobRecord, replica_id: ReplicaId) -> bool:
+    """Whether the present group, or the one being formed, needs the worker."""
     if record.state is JobState.PREEMPTING or record.state.is_terminal:
         return False
-    # A forced change does not wait for leaving members.
+    # A forced change does not need the members that leave.
     is_forced = not record.group.is_confirmed and record.group.oldest_generation == record.group.generation
     return replica_id in record.group.members or (replica_id in record.group.previous_members and not is_forced)
 
@@ -54,7 +62,7 @@ def _trains(record: JobRecord, replica_id: ReplicaId) -> bool:
 def _(action: actions.ResizeJob, state: PlatformState, now_s: float) -> None:
     record = state.jobs[action.job_id]
     living = {replica.replica_id for replica in record.replicas}
-    everyone = dict.fromkeys((*record.group.members, *record.group.previous_members))
+    old_members = dict.fromkeys((*record.group.members, *record.group.previous_members))
     named = set(action.replica_ids)
     is_first_group = not record.group.state_holders
     state.jobs[action.job_id] = replace(
@@ -64,7 +72,7 @@ def _(action: actions.ResizeJob, state: PlatformState, now_s: float) -> None:
             generation=action.generation,
             oldest_generation=action.generation if action.forced else record.group.oldest_generation,
             members=action.replica_ids,
-            previous_members=tuple(member for member in everyone if member in living),
+            previous_members=tuple(member for member in old_members if member in living),
             state_holders=action.replica_ids if is_first_group else record.group.state_holders,
             is_confirmed=False,
             is_broken=False,

@@ -1,4 +1,4 @@
-"""What reports of a job's workers say of it, and of the platform: how long changes take here."""
+"""What the platform learns from workers' reports: the speed of a job, and how long changes of jobs take."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from springtide.core.decision import Overheads
 from springtide.core.function_search import MAX_MEASUREMENTS
 from springtide.core.job_parts import MAX_STEP_TIMES, GradientNoise, LearntSpeed, SpeedReportSpan, StepTime
 
-# Reports tell the speed of the last seconds. Within this long they are one and the same moment, and count once.
+# Reports within this time measure the same seconds of training, so together they count as one measurement.
 MOMENT_S = 4.0
-# A new moment counts this much beside all that was known before it.
+# The weight of a new measurement in the moving average of the speed.
 _NEW_FRACTION = 0.3
-# So many changes are remembered; what was believed before any was seen counts like so many of them.
+# How many of the last changes are kept, and as how many of them the initial estimate counts.
 MAX_CHANGES = 32
 PRIOR_CHANGES = 4
-# A plan is to hold for three changes in four.
+# The quantile of change times that plans reckon with: three changes in four are at most this long.
 _USUAL = 0.75
 _LEAST_S, _LONGEST_S, _GRAIN_S = 0.5, 120.0, 0.5
 
 
 def with_report(record: JobRecord, event: events.ProgressReported, state: PlatformState, now_s: float) -> JobRecord:
-    """The record with all that a report of progress says."""
+    """The record after a progress report."""
     progress, runs_as = record.progress, record.runs_as
     if record.job.is_on_functions and event.global_batch_size:
-        # On functions the batch follows the job's own schedule; elsewhere it is what was decided.
+        # On functions the batch follows the job's own schedule; elsewhere the policy decides it.
         runs_as = replace(runs_as, global_batch_size=event.global_batch_size)
     equivalent_steps, total_equivalent_steps = event.progress, event.total_progress
     return replace(
@@ -53,12 +53,12 @@ def with_report(record: JobRecord, event: events.ProgressReported, state: Platfo
 
 
 def _learnt(record: JobRecord, event: events.ProgressReported, state: PlatformState, now_s: float) -> LearntSpeed:
-    """How fast the job is on so many workers, how long a step takes there, and its gradient noise."""
+    """The job's speed on the reported number of workers, the time of a step there, and its gradient noise."""
     found: dict[str, Any] = {}
     if event.samples_per_s is not None:
         found["samples_per_s"] = event.samples_per_s
     if event.samples_per_s:
-        found["span"], speed = _with_speed(record, event, event.samples_per_s, now_s)
+        found["span"], speed = _smoothed_speed(record, event, event.samples_per_s, now_s)
         found["throughput_samples_per_s"] = {**record.learnt.throughput_samples_per_s, event.world_size: speed}
     if event.grad_sqr is not None and event.grad_var is not None:
         found["noise"] = GradientNoise(grad_sqr=event.grad_sqr, grad_var=event.grad_var)
@@ -77,11 +77,12 @@ def _learnt(record: JobRecord, event: events.ProgressReported, state: PlatformSt
     return replace(record.learnt, **found) if found else record.learnt
 
 
-def _with_speed(
+def _smoothed_speed(
     record: JobRecord, event: events.ProgressReported, samples_per_s: float, now_s: float
 ) -> tuple[SpeedReportSpan, float]:
-    """The moment that a report belongs to, and the speed on so many workers with it: of a moment the newest report
-    counts.
+    """The span that a report belongs to, and the moving average of the speed on its number of workers.
+
+    Within a span the newest report replaces the earlier ones.
     """
     moment = record.learnt.span
     is_new = moment is None or now_s - moment.began_s >= MOMENT_S or moment.generation != event.generation
@@ -94,8 +95,10 @@ def _with_speed(
 
 
 def with_measurement(record: JobRecord, event: events.FunctionsMeasured) -> JobRecord:
-    """The record with what steps on functions took, and what follows where these ran out of memory and were given more
-    than was decided, below the control plane.
+    """The record after a measurement of steps on functions.
+
+    The coordinator gives functions that ran out of memory more than the plan says; the record then takes over the plan
+    as measured.
     """
     others = tuple(known for known in record.learnt.measurements if not known.is_of_same(event.measurement))
     learnt = replace(record.learnt, measurements=(*others, event.measurement)[-MAX_MEASUREMENTS:])
@@ -113,10 +116,10 @@ def with_measurement(record: JobRecord, event: events.FunctionsMeasured) -> JobR
     )
 
 
-def note_change(record: JobRecord, state: PlatformState, now_s: float) -> None:
-    """A group has taken its first step: remember how long that took from the order for the last of its new workers.
+def record_change_time(record: JobRecord, state: PlatformState, now_s: float) -> None:
+    """Record how long a change took, from the order for the last new worker to the first step of the group.
 
-    `record` is as it was while the change was under way. A group without new workers shows nothing.
+    `record` is the one from before the confirmation of the change. A change without new workers is not recorded.
     """
     fresh = set(record.group.members).difference(record.group.previous_members)
     ordered_s = [replica.started_at_s for replica in record.replicas if replica.replica_id in fresh]
@@ -125,10 +128,10 @@ def note_change(record: JobRecord, state: PlatformState, now_s: float) -> None:
 
 
 def learnt_overheads(prior: Overheads, change_times_s: tuple[float, ...]) -> Overheads:
-    """What a change costs here by what changes took: the time within which three of four were done.
+    """The overheads with `change_s` estimated from observed changes: the time within which three in four were done.
 
-    One that took very long, for a cold image say, counts no more than any other; steps of half a second keep plans from
-    following every tenth.
+    A quantile, so that one very slow change (a cold image) has little weight. It is rounded up to half a second, so
+    that plans do not change with every small difference.
     """
     if not change_times_s:
         return prior

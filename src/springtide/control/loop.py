@@ -1,4 +1,4 @@
-"""The one loop that every executor is driven by, and how a control plane comes back after a crash."""
+"""The loop that drives every executor, and how a control plane recovers after a crash."""
 
 from __future__ import annotations
 
@@ -24,25 +24,24 @@ def run(
 ) -> None:
     """Drive the platform until `until()` holds between two turns.
 
-    The order is the safety argument: a step is durable before the executor or a caller is told of it (acknowledge), and
-    before any of its effects begins (start). A crash anywhere leaves effects undone, never effects unrecorded.
-    `on_step` is called with every journaled step, after it is durable. A journal that cannot be written (a full disk)
-    halts decisions, not training: the step is tried again until it is durable, and what happens meanwhile is kept. A
-    journal that another control plane has taken over ends the loop: raises Superseded, and nothing of the step has
-    begun.
+    The order makes crashes safe: a step is durable before its events are acknowledged and before any of its actions
+    starts. A crash at any point can leave actions undone, but never unrecorded. `on_step` is called with the sequence
+    number and each step, after it is durable. While the journal cannot be written (a full disk), training goes on and
+    decisions halt: the append is retried, and events that arrive meanwhile wait for the next turn. Raises Superseded
+    when another control plane has taken over the journal; none of the step's actions has started then.
     """
-    kept: list[Event] = []
+    pending: list[Event] = []
     while not until():
-        events = [*kept, *executor.wait(_at_once(clock) if kept else controller.wakeup_at_s)]
-        kept = []
-        # The clock is read once a turn: everything inside a turn happens at one instant.
+        events = [*pending, *executor.wait(_at_once(clock) if pending else controller.wakeup_at_s)]
+        pending = []
+        # The clock is read once per turn, so that everything in a turn happens at one instant.
         now_s = clock.now_s()
         memory = controller.state.memory
         step = controller.step(now_s, events)
-        # A turn in which nothing happened and nothing was decided changes nothing that a replay would miss.
+        # A turn without events and decisions is not recorded: a replay needs nothing of it.
         has_new_memory = step.memory is not memory and step.memory != memory
-        is_news = step.events or step.actions or step.reasons or has_new_memory
-        while is_news:
+        must_record = step.events or step.actions or step.reasons or has_new_memory
+        while must_record:
             try:
                 seq = journal.append(step)
             except Superseded:
@@ -52,7 +51,7 @@ def run(
                     return
                 if on_journal_error is not None:
                     on_journal_error(error)
-                kept += executor.wait(clock.now_s() + JOURNAL_RETRY_S)
+                pending += executor.wait(clock.now_s() + JOURNAL_RETRY_S)
                 continue
             if on_step is not None:
                 on_step(seq, step)
@@ -73,9 +72,9 @@ def recover(
     *,
     on_step: Callable[[int, Step], None] | None = None,
 ) -> int:
-    """Bring a fresh controller to where the journal ends and let the executor adopt or fence what still runs.
+    """Replay the journal into a fresh controller and let the executor adopt or fence what still runs.
 
-    `on_step` is told of every step on the way. Returns the number of the last step, 0 for an empty journal.
+    `on_step` is called for every replayed step. Returns the number of the last step, 0 for an empty journal.
     """
     last_seq = 0
     for seq, step in journal.read():
@@ -89,10 +88,10 @@ def recover(
 
 
 def verify(controller: Controller, journal: Journal) -> int:
-    """Decide every step of a journal again with a fresh controller. Returns how many steps agree.
+    """Decide every step of a journal again with a fresh controller. Returns the number of steps.
 
-    Raises JournalError at the first step where the same events lead to other actions: another version or policy
-    wrote the journal, or something in the core is not deterministic.
+    Raises JournalError at the first step where the same events lead to other actions or reasons: another version or
+    policy wrote the journal, or something in the core is not deterministic.
     """
     num_steps = 0
     for seq, recorded in journal.read():

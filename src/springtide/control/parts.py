@@ -1,4 +1,4 @@
-"""How fast a job is on parts of devices: what it can count on, and how much better it may come."""
+"""How fast a job is on shares of devices: the speed it is guaranteed, and the speed it may reach."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from springtide.perf.curve import SpeedCurve, curve_of
 
 
 def share_of(job: TrainingJob) -> Share | None:
-    """What the job's workers hold of each device; None: the whole, or it takes no device."""
+    """The share of each device that the job's workers hold; None: whole devices, or the job runs on functions."""
     return None if job.is_on_functions else job.share
 
 
-def sure_curve(view: JobView) -> SpeedCurve:
-    """The job's speed curve; on parts of devices where only whole ones were profiled, at its request.
+def guaranteed_curve(view: JobView) -> SpeedCurve:
+    """The job's speed curve, scaled to the request of its share if only whole devices were profiled.
 
-    Computation is taken to go in proportion to the part. What was measured while it ran was measured on its parts,
-    beside its neighbours there, and is used unchanged.
+    Assumes that computation is proportional to the share. Speeds that were measured while the job ran include the
+    effect of its share and its neighbours, so they are used unchanged.
     """
     curve, share = curve_of(view), share_of(view.job)
     if share is None or curve.source == "guess" or view.learnt.throughput_samples_per_s:
@@ -27,13 +27,13 @@ def sure_curve(view: JobView) -> SpeedCurve:
     return replace(curve, steps_per_s=tuple([rate * share.request for rate in curve.steps_per_s]))
 
 
-def best_fraction(job: TrainingJob) -> float:
-    """A job's time at its limit over its time at its request; it has its limit while its neighbours are idle."""
+def time_fraction_at_limit(job: TrainingJob) -> float:
+    """The job's time at its limit over its time at its request. It runs at its limit while its neighbours are idle."""
     share = share_of(job)
     return 1.0 if share is None else share.request / share.limit
 
 
 def price_fraction(job: TrainingJob) -> float:
-    """The part of a device's price that is the job's: what is kept for it."""
+    """The fraction of a device's price that the job pays: its request."""
     share = share_of(job)
     return 1.0 if share is None else share.request

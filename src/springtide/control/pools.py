@@ -1,4 +1,4 @@
-"""Nodes between pools: what a plan's labels call for, what may start where, and which replicas overstay their grace."""
+"""Nodes that change pools: the actions for a plan's labels, which workloads may start on a node, and expired graces."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from springtide.core.decision import Plan, PoolAllocation, Relabel
 from springtide.core.resources import DeviceId, Node, NodeId, admits
 from springtide.core.workload import WorkloadId
 
-NOTHING = PoolAllocation(device_ids=())
+NO_DEVICES = PoolAllocation(device_ids=())
 
 
-class Passage:
-    """Which devices may be given to jobs or services, and until when those on a reclaimed node must be free.
+class LabelRules:
+    """Which devices the labels and drains of nodes allow for jobs or services, and which workers a reclaim removes.
 
-    A view for one round of reconciling: it is made anew when labels or drains have changed.
+    Valid for one round of reconciling: it is built again after labels or drains have changed.
     """
 
     def __init__(self, state: PlatformState, plan: Plan) -> None:
@@ -25,23 +25,23 @@ class Passage:
         self._by_id = topology.by_id
         self._node_of = topology.node_of
         self._plan = plan
-        # Every node is shared and stays so: all checks pass.
-        self.is_open = not topology.has_pools and not state.drains
+        # Every node is shared and no label changes: all checks pass.
+        self._is_open = not topology.has_pools and not state.drains
 
     def admits(self, device_id: DeviceId, *, is_job: bool) -> bool:
-        """Whether a replica of that kind may start on the device, which is alive."""
-        if self.is_open:
+        """Whether a job's worker, or else a service's replica, may start on the device. The device has to be alive."""
+        if self._is_open:
             return True
         node = self._by_id[self._node_of[device_id]]
         drain = self._drains.get(node.node_id)
         return admits(node.pool, is_job=is_job) and (drain is None or admits(drain.pool, is_job=is_job))
 
     def reclaimed(self, record: JobRecord) -> list[tuple[ReplicaRecord, float]]:
-        """The job's workers that have to leave a reclaimed node and were not told to stop yet, with the moment at which
-        the grace of each is over."""
+        """The job's workers that have to leave a reclaimed node and are not stopping yet, each with the end of its
+        grace."""
         if not self._drains:
             return []
-        wanted = self._plan.allocations.get(record.workload_id, NOTHING).device_ids
+        wanted = self._plan.allocations.get(record.workload_id, NO_DEVICES).device_ids
         found: list[tuple[ReplicaRecord, float]] = []
         for replica in record.replicas:
             node_id = self._node_of.get(replica.device_id)
@@ -54,9 +54,10 @@ class Passage:
 
 
 def pool_actions(state: PlatformState, plan: Plan) -> list[Action]:
-    """Return what brings the nodes' labels towards those that the plan wants. Does not change `state`.
+    """Return the actions that lead from the nodes' labels towards those that the plan wants. Does not change `state`.
 
-    A node is labelled as soon as nothing that the label does not admit holds a device of it; until then it drains.
+    A node gets its new label once no workload that the label does not admit holds one of its devices; until then the
+    node drains.
     """
     if not plan.pools and not state.drains:
         return []
@@ -66,7 +67,7 @@ def pool_actions(state: PlatformState, plan: Plan) -> list[Action]:
         node = state.nodes.get(node_id)
         if node is None or wish.pool == node.pool:
             continue
-        staying = _unfit(state, node, wish)
+        staying = _inadmissible(state, node, wish)
         if not staying:
             actions.append(LabelNode(node_id=node_id, pool=wish.pool, cause="plan", reason=wish.reason))
             continue
@@ -77,8 +78,8 @@ def pool_actions(state: PlatformState, plan: Plan) -> list[Action]:
         if staying & state.jobs.held:
             kept = _kept_by_jobs(state, plan) if kept is None else kept
             leaving = (staying & state.jobs.held) - kept
-            # A reclaim lasts until they are gone. Replicas told to leave after that have a grace of their own.
-            is_reclaim = bool(leaving) if was_reclaim else _has_to_go(state, leaving)
+            # A reclaim lasts until these workers are gone. Workers that have to leave after it get a new grace.
+            is_reclaim = bool(leaving) if was_reclaim else _is_reclaiming(state, leaving)
         if not is_same or is_reclaim != was_reclaim:
             actions.append(
                 DrainNode(
@@ -100,15 +101,15 @@ def pool_actions(state: PlatformState, plan: Plan) -> list[Action]:
     return actions
 
 
-def _unfit(state: PlatformState, node: Node, wish: Relabel) -> set[DeviceId]:
-    """The held devices of the node whose holders the new label does not admit."""
+def _inadmissible(state: PlatformState, node: Node, wish: Relabel) -> set[DeviceId]:
+    """The node's devices that are held by workloads which the new label does not admit."""
     devices = {device.device_id for device in node.devices}
-    unfit: set[DeviceId] = set()
+    found: set[DeviceId] = set()
     if not admits(wish.pool, is_job=True):
-        unfit |= devices & state.jobs.held
+        found |= devices & state.jobs.held
     if not admits(wish.pool, is_job=False):
-        unfit |= devices & state.services.held
-    return unfit
+        found |= devices & state.services.held
+    return found
 
 
 def _kept_by_jobs(state: PlatformState, plan: Plan) -> frozenset[DeviceId]:
@@ -116,8 +117,8 @@ def _kept_by_jobs(state: PlatformState, plan: Plan) -> frozenset[DeviceId]:
     return frozenset().union(*[given.device_ids for who, given in plan.allocations.items() if who in jobs])
 
 
-def _has_to_go(state: PlatformState, devices: set[DeviceId]) -> bool:
-    """Whether a job that wants to run on is to give up any of the devices; ended jobs leave by themselves."""
+def _is_reclaiming(state: PlatformState, devices: set[DeviceId]) -> bool:
+    """Whether a job that wants to go on has to give up any of the devices. Ended jobs release theirs anyway."""
     return bool(devices) and any(
         replica.device_id in devices and replica.state is not ReplicaState.STOPPING
         for record in state.jobs.live.values()
@@ -127,7 +128,7 @@ def _has_to_go(state: PlatformState, devices: set[DeviceId]) -> bool:
 
 
 def graces_over_at_s(state: PlatformState, now_s: float) -> list[float]:
-    """The coming moments at which the grace of a worker on a reclaimed node is over."""
+    """The future instants at which the grace of a worker on a reclaimed node ends, ascending."""
     since = {
         device.device_id: drain.reclaim_since_s
         for node_id, drain in state.drains.items()
@@ -146,7 +147,7 @@ def graces_over_at_s(state: PlatformState, now_s: float) -> list[float]:
 
 
 def wanted_pools(plan_pools: Mapping[NodeId, Relabel], nodes: Mapping[NodeId, Node]) -> dict[NodeId, str]:
-    """The label that each node is to have."""
+    """The label that the plan wants for each node."""
     return {
         node_id: plan_pools[node_id].pool if node_id in plan_pools else node.pool for node_id, node in nodes.items()
     }
@@ -155,7 +156,7 @@ def wanted_pools(plan_pools: Mapping[NodeId, Relabel], nodes: Mapping[NodeId, No
 def misplaced(
     plan: Plan, nodes: Mapping[NodeId, Node], node_of: Mapping[DeviceId, NodeId], jobs: frozenset[WorkloadId]
 ) -> list[tuple[WorkloadId, DeviceId]]:
-    """The workloads that get devices on nodes that do not admit them, and those devices, held already or not."""
+    """The workload and device of each grant on a node whose wanted label does not admit the workload."""
     pools = wanted_pools(plan.pools, nodes)
     open_to = {
         is_job: {

@@ -1,8 +1,8 @@
-"""The one place where a wanted state becomes actions: the difference between a Plan and the truth.
+"""Turns the difference between a Plan and the platform's state into actions.
 
 Releases come before grants, a device is granted only once no replica holds it, and a group changes one step at a time:
-while a ResizeJob waits for its confirmation, nothing but the loss of a member touches that job. Called again with
-the same plan after its actions took effect, it returns nothing (a fixed point).
+while a ResizeJob waits for its confirmation, only the loss of a member leads to a new action for that job. Called again
+with the same plan after its actions took effect, `reconcile` returns nothing (a fixed point).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from springtide.control.pools import NOTHING, Passage, pool_actions
+from springtide.control.pools import NO_DEVICES, LabelRules, pool_actions
 from springtide.control.records import JobRecord, PlatformState, ReplicaRecord, ReplicaState, ServiceRecord
 from springtide.control.room import DeviceRoom, share_changes
 from springtide.core.actions import Action, AdmitJob, EndJob, PreemptJob, ResizeJob, StartReplica, StopReplica
@@ -24,50 +24,53 @@ from springtide.core.resources import DeviceId
 from springtide.core.shares import Share
 from springtide.core.workload import JobState, ReplicaId, WorkloadId
 
-# An ended job's workers get so many seconds before they are killed: nothing of theirs is needed any more.
+# How long the workers of an ended job may take to exit before they are killed. Nothing they hold is needed any more.
 END_GRACE_S = 2.0
 
 
-class Settled:
-    """Which workloads to look at. One that holds what it wants is skipped until its record or its wish changes."""
+class Worklist:
+    """The workloads that a call of `reconcile` has to check.
+
+    A workload that holds what the plan gives it is skipped until its record or its allocation changes.
+    """
 
     def __init__(self) -> None:
         self._wanted: dict[WorkloadId, PoolAllocation] = {}
-        self._open: dict[WorkloadId, None] = {}
+        self._changed: dict[WorkloadId, None] = {}
         self._allocations: Mapping[WorkloadId, PoolAllocation] = {}
 
-    def reopen(self, workload_id: WorkloadId) -> None:
-        """Its record has changed."""
+    def mark_changed(self, workload_id: WorkloadId) -> None:
+        """The workload's record has changed: check it again."""
         self._wanted.pop(workload_id, None)
-        self._open[workload_id] = None
+        self._changed[workload_id] = None
 
-    def settle(self, workload_id: WorkloadId, wanted: PoolAllocation) -> None:
-        """Nothing is to be done for it as long as it wants exactly this."""
-        self._open.pop(workload_id, None)
+    def mark_settled(self, workload_id: WorkloadId, wanted: PoolAllocation) -> None:
+        """No action is needed for the workload as long as the plan gives it exactly this."""
+        self._changed.pop(workload_id, None)
         self._wanted[workload_id] = wanted
 
     def forget(self, workload_id: WorkloadId) -> None:
-        """It has ended."""
-        self._open.pop(workload_id, None)
+        """The workload has ended."""
+        self._changed.pop(workload_id, None)
         self._wanted.pop(workload_id, None)
 
-    def todo(self, plan: WantedPlan) -> set[WorkloadId]:
-        """The workloads to look at under this plan."""
+    def pending(self, plan: WantedPlan) -> set[WorkloadId]:
+        """The workloads to check under this plan."""
         allocations = plan.allocations
         if allocations is not self._allocations:
             for workload_id, allocation in allocations.items():
                 known = self._wanted.get(workload_id)
                 if known is not None and known is not allocation and _differ(known, allocation):
-                    self.reopen(workload_id)
+                    self.mark_changed(workload_id)
             for workload_id in self._allocations:
                 if workload_id not in allocations and workload_id in self._wanted:
-                    self.reopen(workload_id)
+                    self.mark_changed(workload_id)
             self._allocations = allocations
-        return {*self._open, *plan.rejected, *plan.admitted}
+        return {*self._changed, *plan.rejected, *plan.admitted}
 
 
 def _differ(one: PoolAllocation, other: PoolAllocation) -> bool:
-    # Policies hand on the very tuples that they were shown: those need not be compared one by one.
+    # Policies usually return the tuples of the snapshot, so comparing identities first saves most comparisons.
     if one.device_ids is not other.device_ids and one.device_ids != other.device_ids:
         return True
     if one.share != other.share:
@@ -76,30 +79,31 @@ def _differ(one: PoolAllocation, other: PoolAllocation) -> bool:
 
 
 def function_plan(allocation: PoolAllocation) -> FunctionPlan | None:
-    """The functions that an allocation says to run as; None on machines."""
+    """The plan of functions in an allocation; None for one on machines."""
     return allocation.plan if isinstance(allocation, FunctionAllocation) else None
 
 
-def reconcile(state: PlatformState, plan: WantedPlan, now_s: float, settled: Settled | None = None) -> list[Action]:
-    """Return the actions that bring what is held towards what the plan wants. Does not change `state`.
+def reconcile(state: PlatformState, plan: WantedPlan, now_s: float, worklist: Worklist | None = None) -> list[Action]:
+    """Return the actions that lead from what is held towards what the plan wants. Does not change `state`.
 
-    `settled` is kept between calls and told of every record that changes in between; without it all are looked at.
+    `worklist` is kept between calls, and the caller marks in it every record that changes in between; without it all
+    records are checked.
     """
     topology = state.topology()
     alive, room = topology.device_set, DeviceRoom(state, topology)
     labels = pool_actions(state, plan)
     if labels:
-        # They decide what may start where, which is left to the next round.
+        # Labels decide which workloads may start on a node, so grants wait for the next round.
         return labels
-    passage = Passage(state, plan)
+    label_rules = LabelRules(state, plan)
     releases: list[Action] = []
     grants: list[Action] = []
-    if settled is None or state.is_stopping:
+    if worklist is None or state.is_stopping:
         records: Iterable[JobRecord | ServiceRecord] = state.live_records()
     else:
-        records = _live(state, settled, plan)
+        records = _records_to_check(state, worklist, plan)
     for record in records:
-        allocation = plan.allocations.get(record.workload_id, NOTHING)
+        allocation = plan.allocations.get(record.workload_id, NO_DEVICES)
         wanted = allocation.device_ids
         is_job = isinstance(record, JobRecord)
         mine = _held_by(record) if allocation.share is not None else ()
@@ -109,7 +113,7 @@ def reconcile(state: PlatformState, plan: WantedPlan, now_s: float, settled: Set
             if device in alive
             and device not in mine
             and room.admits(device, allocation.share)
-            and passage.admits(device, is_job=is_job)
+            and label_rules.admits(device, is_job=is_job)
         ]
         why = "the platform is shutting down" if state.is_stopping else plan.reasons.get(record.workload_id, "")
         if isinstance(record, ServiceRecord):
@@ -128,44 +132,46 @@ def reconcile(state: PlatformState, plan: WantedPlan, now_s: float, settled: Set
                 )
             functions, plan_why = function_plan(allocation), plan.plan_reasons.get(record.workload_id, "")
             chosen = None if functions is None else ChosenPlan(plan=functions, why=plan_why)
-            actions = _reconcile_job(record, allocation, chosen, free, why, now_s, passage.reclaimed(record))
+            actions = _reconcile_job(record, allocation, chosen, free, why, now_s, label_rules.reclaimed(record))
             finish_s = plan.admitted.get(record.workload_id)
             if finish_s is not None and record.promise.admitted_at_s is None and not record.state.is_terminal:
                 actions.insert(
                     0, AdmitJob(job_id=record.workload_id, finish_s=finish_s, cause="plan", reason=why or "admitted")
                 )
         actions += share_changes(record, allocation, room, why)
-        room.note(actions)
-        is_leaving = isinstance(record, JobRecord) and bool(passage.reclaimed(record))
-        if settled is not None and not actions and _has_all(record, allocation) and not is_leaving:
-            settled.settle(record.workload_id, allocation)
+        room.add(actions)
+        is_leaving = isinstance(record, JobRecord) and bool(label_rules.reclaimed(record))
+        if worklist is not None and not actions and _holds_all(record, allocation) and not is_leaving:
+            worklist.mark_settled(record.workload_id, allocation)
         for action in actions:
             (grants if isinstance(action, StartReplica) else releases).append(action)
     return releases + grants
 
 
-def _live(state: PlatformState, settled: Settled, plan: WantedPlan) -> Iterator[JobRecord | ServiceRecord]:
-    """The records to look at, in order of arrival."""
-    for workload_id in sorted(settled.todo(plan), key=state.place_of):
+def _records_to_check(
+    state: PlatformState, worklist: Worklist, plan: WantedPlan
+) -> Iterator[JobRecord | ServiceRecord]:
+    """The records to check, in order of arrival."""
+    for workload_id in sorted(worklist.pending(plan), key=state.place_of):
         record = state.jobs.live.get(workload_id) or state.services.live.get(workload_id)
         if record is None:
-            settled.forget(workload_id)
+            worklist.forget(workload_id)
         else:
             yield record
 
 
-def _has_all(record: JobRecord | ServiceRecord, wanted: PoolAllocation) -> bool:
-    """Whether it waits for no device: then only a change of itself or of the plan can call for an action."""
+def _holds_all(record: JobRecord | ServiceRecord, wanted: PoolAllocation) -> bool:
+    """Whether the workload waits for no device: then only a change of its record or of the plan leads to an action."""
     mine = _held_by(record)
-    return all(device in mine and _is_as(mine[device], wanted.share) for device in wanted.device_ids)
+    return all(device in mine and _may_keep_share(mine[device], wanted.share) for device in wanted.device_ids)
 
 
 def _held_by(record: JobRecord | ServiceRecord) -> dict[DeviceId, Share | None]:
     return {replica.device_id: replica.share for replica in record.replicas}
 
 
-def _is_as(held: Share | None, wanted: Share | None) -> bool:
-    """Whether a share may stay: a replica that holds the whole device, or is to, keeps what it has."""
+def _may_keep_share(held: Share | None, wanted: Share | None) -> bool:
+    """Whether a replica's share may stay. Changes from or to the whole device are not made in place."""
     return held is None or wanted is None or held == wanted
 
 
@@ -237,9 +243,9 @@ def _reconcile_job(
     if record.state is JobState.PREEMPTING:
         return _stop_all(record, record.reason)
     if not record.group.members and not record.group.previous_members:
-        return _without_group(record, allocation, chosen, batch, free, why, now_s)
+        return _form_first_group(record, allocation, chosen, batch, free, why, now_s)
     if now_s >= by_s:
-        # Before any recovery: one forced change then takes in both.
+        # Before any recovery, so that one forced change covers both.
         return _evict(record, [replica for replica, grace_over_s in reclaimed if now_s >= grace_over_s])
     if record.group.is_broken:
         return _recover(record)
@@ -251,10 +257,10 @@ def _reconcile_job(
         return _preempt(record, why, by_s - now_s)
     members = {r.device_id for r in record.replicas if r.replica_id in record.group.members}
     if reclaimed and not members & set(wanted):
-        # To move without a pause its new workers would have to be warm first: a reclaimed node cannot wait for that.
+        # A move without a pause needs warm workers first, and a reclaimed node cannot wait for them.
         return _preempt(record, why or "its devices are reclaimed", by_s - now_s)
     if not record.job.elastic:
-        # Its processes cannot change their number, so it keeps what it has until it ends or gives up all.
+        # Its number of workers is fixed, so it keeps its devices until it ends or is preempted.
         return _stop_leavers(record)
     if chosen is not None and chosen.plan != record.runs_as.plan and set(wanted) == members:
         change = GroupChange(code="plan", why=why, chosen=chosen)
@@ -277,16 +283,16 @@ def _stop(record: JobRecord, replica: ReplicaRecord, grace_s: float, reason: str
 
 
 def _batch(record: JobRecord, allocation: PoolAllocation) -> int:
-    """The batch size that the job's steps are to have."""
+    """The global batch size that the job is to train with."""
     if record.job.is_on_functions:
-        # It follows the job's own schedule.
+        # On functions the batch follows the job's own schedule.
         return record.batch_size
     if record.job.batch is None:
         return record.job.global_batch_size
     return allocation.global_batch_size or record.batch_size
 
 
-def _without_group(
+def _form_first_group(
     record: JobRecord,
     allocation: PoolAllocation,
     chosen: ChosenPlan | None,
@@ -295,18 +301,18 @@ def _without_group(
     why: str,
     now_s: float,
 ) -> list[Action]:
-    """No worker trains yet: start the first ones, form the first group, or take back what was started."""
+    """No worker trains yet: start the first workers, form the first group, or stop the workers that were started."""
     job, wanted = record.job, allocation.device_ids
     if record.replicas:
-        coming = [r for r in record.replicas if r.state is not ReplicaState.STOPPING]
-        if len(coming) < len(record.replicas) and record.state is not JobState.STARTING:
+        living = [r for r in record.replicas if r.state is not ReplicaState.STOPPING]
+        if len(living) < len(record.replicas) and record.state is not JobState.STARTING:
             return _stop_all(record, record.reason)
         if not wanted or record.bounds.is_paused:
             return _stop_all(record, why or "its devices are needed")
-        kept = [r for r in coming if r.device_id in wanted] if job.elastic else coming
+        kept = [r for r in living if r.device_id in wanted] if job.elastic else living
         if not kept:
             return _stop_all(record, why or "its devices are needed")
-        actions: list[Action] = [_stop(record, r, END_GRACE_S, why) for r in coming if r not in kept]
+        actions: list[Action] = [_stop(record, r, END_GRACE_S, why) for r in living if r not in kept]
         if all(r.state is ReplicaState.READY for r in kept):
             members = tuple(r.replica_id for r in kept)
             change = GroupChange(
@@ -361,20 +367,20 @@ def _start(
 
 
 def _recover(record: JobRecord) -> list[Action]:
-    """A member is lost or a collective broke: the survivors of the last group form a new one at once."""
+    """A member was lost or a collective failed: the survivors of the last group form a new one at once."""
     living = {r.replica_id for r in record.replicas if r.state is not ReplicaState.STOPPING}
     trained = {m for m in (*record.group.members, *record.group.previous_members) if m in living}
     survivors = tuple(m for m in record.group.members if m in trained)
     if not survivors:
-        # Only members that were about to leave are left: they hold the state, so they go on.
+        # Only members that were about to leave survive. They hold the model's state, so they go on training.
         survivors = tuple(m for m in record.group.previous_members if m in trained)
     if not survivors:
         return _stop_all(record, record.reason)
     if not set(survivors) & set(record.group.state_holders):
-        # A move was under way and lost the member that was to take the state along: one that was to leave goes instead.
-        carriers = [m for m in record.group.previous_members if m in trained and m in record.group.state_holders]
+        # The member that was to carry the state in a move is lost: one that was about to leave takes its place.
+        leaving_holders = [m for m in record.group.previous_members if m in trained and m in record.group.state_holders]
         most = min(record.bounds.max_workers, record.job.num_virtual_shards)
-        survivors = (*carriers[:1], *survivors)[: max(1, most)]
+        survivors = (*leaving_holders[:1], *survivors)[: max(1, most)]
     change = GroupChange(code="recover", after=len(survivors))
     return [
         ResizeJob(
@@ -392,7 +398,7 @@ def _recover(record: JobRecord) -> list[Action]:
 
 
 def _evict(record: JobRecord, overstaying: Sequence[ReplicaRecord]) -> list[Action]:
-    """End the workers that are still on a reclaimed node when their grace is over; the others go on without them."""
+    """Stop the workers that are still on a reclaimed node when their grace is over; the other members go on."""
     reason = "the grace of the reclaim is over"
     if not record.job.elastic:
         return _preempt(record, reason, 0.0)
@@ -415,7 +421,7 @@ def _preempt(record: JobRecord, reason: str, at_most_s: float = math.inf) -> lis
 
 
 def _stop_leavers(record: JobRecord) -> list[Action]:
-    """Stop workers that are out of the group: they leave by themselves at the switch, this is the backstop."""
+    """Stop workers that are out of the group. They exit by themselves at the switch; this is the backstop."""
     return [
         _stop(record, r, record.job.grace_s, "no longer a member")
         for r in record.replicas
@@ -426,7 +432,7 @@ def _stop_leavers(record: JobRecord) -> list[Action]:
 def _resize(
     record: JobRecord, allocation: PoolAllocation, batch: int, free: Sequence[DeviceId], why: str, now_s: float
 ) -> list[Action]:
-    """Move a running job to what it is to hold: warm joiners first, then one change of membership for all of it."""
+    """Move a running job to its new allocation: warm the joiners first, then change the membership once."""
     wanted = allocation.device_ids
     by_id = {r.replica_id: r for r in record.replicas}
     members = [by_id[m] for m in record.group.members]
@@ -446,10 +452,11 @@ def _resize(
     leaves = len(keep) < len(members)
     if leaves and not keep:
         return actions + (_move(record, members, ready, batch, why) if len(ready) == len(wanted) else [])
-    # A pure growth waits until every joiner is warm: one switch for all. Devices that others wait for go at once.
+    # Growth alone waits until every joiner is warm, so that the group switches once. A shrink does not wait: other
+    # workloads may need the devices.
     changes = leaves or (bool(ready) and not is_warming)
     if not changes and (batch == record.batch_size or joiners):
-        # A new batch waits for joiners that are on their way: it was chosen for the group that they make.
+        # A new batch size was chosen for the group with its joiners, so it waits for them.
         return actions
     if not changes:
         change = GroupChange(code="batch", before=record.batch_size, after=batch, why=why)
@@ -461,10 +468,10 @@ def _resize(
 def _move(
     record: JobRecord, members: Sequence[ReplicaRecord], ready: Sequence[ReplicaRecord], batch: int, why: str
 ) -> list[Action]:
-    """Move a job to devices of which it holds none. The state can only travel within a group, so one member goes along.
+    """Move a job to devices of which it holds none. The state only travels within a group, so one old member stays.
 
-    It leaves with the change after, when the others hold the state. A job that cannot have one worker more than it is
-    to have leaves one joiner out of the first group; a job of one worker is suspended and starts again.
+    That member leaves with the next change, when the joiners hold the state. If the job's bounds allow no extra worker,
+    one joiner is left out of this first group; a job with a single worker is preempted and starts again instead.
     """
     most = min(record.bounds.max_workers, record.job.num_virtual_shards)
     joiners = ready if len(ready) < most else ready[:-1]
@@ -494,5 +501,5 @@ def _change(
 
 
 def replica_id_of(workload_id: WorkloadId, number: int) -> ReplicaId:
-    """The name of a workload's n-th replica since it was submitted."""
+    """The id of the workload's replica with this number, counted from its submission."""
     return ReplicaId(f"{workload_id}.{number}")

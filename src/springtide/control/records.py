@@ -1,4 +1,4 @@
-"""What the Controller holds to be true: one immutable record for each job, service and replica."""
+"""The Controller's state: one immutable record for each job, service and replica."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from springtide.core.workload import (
 
 
 class ReplicaState(enum.StrEnum):
-    """Where a replica is. STOPPING replicas still hold their device."""
+    """The state of a replica. STOPPING replicas still hold their device."""
 
     STARTING = "STARTING"
     READY = "READY"
@@ -35,7 +35,7 @@ class ReplicaState(enum.StrEnum):
 
 
 class ServiceState(enum.StrEnum):
-    """Where a service is."""
+    """The state of a service."""
 
     IDLE = "IDLE"
     STARTING = "STARTING"
@@ -47,8 +47,8 @@ class ServiceState(enum.StrEnum):
 class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One live worker process. It holds `device_id`, or its `share` of it, until it is known to be gone.
 
-    `has_trained` says that a ResizeJob has named it: out of the group again, it leaves for good. `phases_s` is what its
-    start was made of, in seconds.
+    `has_trained` says that a ResizeJob has named it; such a worker exits once it is out of the group. `phases_s` is how
+    long each phase of its start took, in seconds.
     """
 
     replica_id: ReplicaId
@@ -65,7 +65,7 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StateReason(msgspec.Struct, frozen=True):
-    """Why a job is in its state: `text` for people, and the `change` of its group that the text is about, if any."""
+    """Why a job is in its state: `text` for people, and the change of its group that the text describes, if any."""
 
     text: str
     change: GroupChange | None = None
@@ -74,8 +74,8 @@ class StateReason(msgspec.Struct, frozen=True):
 class Lifecycle(msgspec.Struct, frozen=True, kw_only=True):
     """Where the job stands between its submission and its end.
 
-    `outcome` is the terminal state that is due, before EndJob makes it so; `alternatives` are changes with which a job
-    that was turned away would have been taken.
+    `outcome` is the terminal state that the job is about to enter with EndJob; `alternatives` are changes with which a
+    refused job would have been accepted.
     """
 
     state: JobState
@@ -119,7 +119,7 @@ class GroupMembership(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunShape(msgspec.Struct, frozen=True, kw_only=True):
-    """What the job runs as: the samples of a step (0: as submitted) and, on functions, the plan."""
+    """How the job runs now: the samples of a step (0: as submitted) and, on functions, the plan."""
 
     global_batch_size: int = 0
     plan: FunctionPlan | None = None
@@ -133,7 +133,7 @@ class SavedState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Spending(msgspec.Struct, frozen=True, kw_only=True):
-    """What the job has taken: device-seconds of replicas that are gone; on functions, use and bill so far."""
+    """What the job has used: device-seconds of replicas that are gone; on functions, usage and bill so far."""
 
     finished_service_s: float = 0.0
     usage: Usage = Usage()
@@ -141,7 +141,7 @@ class Spending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """All there is to know of one job. `next_replica` numbers the replica that is started next."""
+    """The record of one job. `next_replica` is the number of the replica that is started next."""
 
     job: TrainingJob
     bounds: JobBounds
@@ -160,7 +160,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def batch_size(self) -> int:
-        """What a step of the present group is made of, in samples."""
+        """Samples of one step of the present group."""
         return self.runs_as.global_batch_size or self.job.global_batch_size
 
     @property
@@ -170,17 +170,17 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def state(self) -> JobState:
-        """Where the job stands; a service's record has this and the next three of its own."""
+        """The job's state. This and the next three properties exist so that both kinds of record read alike."""
         return self.lifecycle.state
 
     @property
     def reason(self) -> str:
-        """Why, for people."""
+        """Why the job is in its state, for people."""
         return self.lifecycle.reason.text
 
     @property
     def runnable_at_s(self) -> float:
-        """Until when new workers wait out a back-off."""
+        """When the back-off for new workers ends."""
         return self.restarts.runnable_at_s
 
     @property
@@ -195,7 +195,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def world_size(self) -> int:
-        """How many workers the current group has."""
+        """Number of workers in the current group."""
         return len(self.group.members)
 
     def attained_service_s(self, now_s: float) -> float:
@@ -204,9 +204,9 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """All there is to know of one service.
+    """The record of one service.
 
-    `wanted_replicas` is the co-scaler's advice, `start_phases_s` what the last start of a replica was made of.
+    `wanted_replicas` is the co-scaler's advice, `start_phases_s` how long each phase of the last replica's start took.
     """
 
     service: InferenceService
@@ -256,12 +256,12 @@ Record = TypeVar("Record", bound=JobRecord | ServiceRecord)
 
 
 class RecordTable(dict[WorkloadId, Record]):
-    """Records by id, in order of arrival. `live` are those that may still change anything; a turn looks only at them.
+    """Records by id, in order of arrival, with indexes that follow every change of a record.
 
-    `held` are the devices they hold, wholly or in part, `shares` the parts of those that are held in parts, `changed`
-    names the records that changed since the controller last looked, and `place` numbers them by arrival. All follow
-    every change of a record, so that the cost of a turn does not grow with the number of jobs that have ended or stand
-    still.
+    `live` are the records that have not ended or still hold a device, `held` the devices they hold, wholly or in part,
+    `shares` the shares of devices that are held in part, `changed` the records that changed since the controller last
+    cleared it, and `place` numbers all records by arrival. Thanks to the indexes the cost of a turn does not grow with
+    the number of jobs that have ended or do not change.
     """
 
     def __init__(self) -> None:
@@ -273,7 +273,7 @@ class RecordTable(dict[WorkloadId, Record]):
         self.place: dict[WorkloadId, int] = {}
 
     def __setitem__(self, workload_id: WorkloadId, record: Record) -> None:
-        """Put a record in the place of the one before."""
+        """Add a record or replace it."""
         before = self.get(workload_id)
         super().__setitem__(workload_id, record)
         self.changed[workload_id] = None
@@ -287,12 +287,12 @@ class RecordTable(dict[WorkloadId, Record]):
             self.live[workload_id] = record
 
     def _hold(self, record: Record, before: Record | None) -> None:
-        """Note what the record holds now in the place of what it held before."""
+        """Update `held` and `shares` from what `before` held to what `record` holds."""
         old = {replica.device_id: replica.share for replica in before.replicas} if before is not None else {}
-        mine = {replica.device_id: replica.share for replica in record.replicas}
-        assert len(mine) == len(record.replicas), f"{record.workload_id} holds a device of {sorted(mine)} twice"
+        new = {replica.device_id: replica.share for replica in record.replicas}
+        assert len(new) == len(record.replicas), f"{record.workload_id} holds a device of {sorted(new)} twice"
         for device_id, share in old.items():
-            if device_id in mine and mine[device_id] == share:
+            if device_id in new and new[device_id] == share:
                 continue
             if share is not None:
                 del self.shares[device_id][record.workload_id]
@@ -300,7 +300,7 @@ class RecordTable(dict[WorkloadId, Record]):
                     continue
                 del self.shares[device_id]
             self.held.discard(device_id)
-        for device_id, share in mine.items():
+        for device_id, share in new.items():
             if device_id in old and old[device_id] == share:
                 continue
             is_taken = device_id in self.held and (share is None or device_id not in self.shares)
@@ -318,7 +318,7 @@ class Nodes(dict[NodeId, Node]):
         self._topology = Topology()
 
     def topology(self) -> Topology:
-        """All of them: the same object until a node joins or is lost."""
+        """The topology of all nodes: the same object until a node joins, changes or is lost."""
         nodes, known = tuple(self.values()), self._topology.nodes
         if len(nodes) != len(known) or any(now is not before for now, before in zip(nodes, known, strict=True)):
             self._topology = Topology(nodes=nodes)
@@ -326,11 +326,11 @@ class Nodes(dict[NodeId, Node]):
 
 
 class PlatformState(msgspec.Struct, kw_only=True):
-    """The whole truth. Changes only through control.transitions; dictionaries keep arrival order.
+    """The platform's whole state. Only control.transitions and control.effects change it. Tables keep arrival order.
 
-    `labels` are those that nodes were given here; they outlive the loss of a node. They and `drains` are replaced,
-    never changed, so that a caller may keep what it was handed. `change_times_s` is how long the last changes of jobs
-    took that started workers, from the order to the first step.
+    `labels` are those that the platform gave to nodes; they outlive the loss of a node. `labels` and `drains` are
+    replaced, never modified, so that a caller may keep a reference. `change_times_s` holds, for the last changes of
+    jobs that started workers, the seconds from the order to the first step.
     """
 
     jobs: RecordTable[JobRecord] = msgspec.field(default_factory=RecordTable)
@@ -369,7 +369,7 @@ class PlatformState(msgspec.Struct, kw_only=True):
         return device_id in self.jobs.held or device_id in self.services.held
 
     def load(self, device_id: DeviceId) -> Load:
-        """What is taken of the device."""
+        """How much of the device is held."""
         held: list[Share | None] = []
         for table in (self.jobs, self.services):
             if device_id in table.shares:

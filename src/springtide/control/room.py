@@ -1,4 +1,4 @@
-"""What is left of every device while actions are found: what is held, and what has been granted in the same round."""
+"""How much of every device is free during a round of reconciling, given what is held and what it has granted."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from springtide.core.shares import FREE, Load, Share, has_room, load_of
 
 
 class DeviceRoom:
-    """What may start on which device. A view for one round of reconciling.
+    """Which devices have room for another replica. Valid for one round of reconciling.
 
-    A part is granted only where the sum of what is held, by leaving replicas too, and of what was granted in this
-    round stays within the device; a whole device only once no replica holds any of it.
+    A share is granted only if it fits beside all shares that are held (stopping replicas included) or were granted in
+    this round; a whole device only once no replica holds any of it.
     """
 
     def __init__(self, state: PlatformState, topology: Topology) -> None:
@@ -24,13 +24,13 @@ class DeviceRoom:
         self._granted: dict[DeviceId, list[Share | None]] = {}
 
     def admits(self, device_id: DeviceId, share: Share | None, *, instead_of: Share | None = None) -> bool:
-        """Whether a device that is alive has room for one more holder, or for more of one that holds `instead_of`."""
+        """Whether a living device has room for a new holder, or for the holder of `instead_of` to change to `share`."""
         if share is None:
             return not self._state.is_held(device_id) and device_id not in self._granted
         load = self._state.load(device_id)
         granted = self._granted.get(device_id)
         if granted is not None:
-            load = _joined(load, load_of(granted))
+            load = _sum(load, load_of(granted))
         if instead_of is not None:
             load = Load(
                 num_holders=load.num_holders,
@@ -41,14 +41,14 @@ class DeviceRoom:
             )
         return has_room(load, share, self._topology.memory_of.get(device_id, 0))
 
-    def note(self, actions: Iterable[Action]) -> None:
-        """These actions were found: what they start counts from now on."""
+    def add(self, actions: Iterable[Action]) -> None:
+        """Count what these actions start as taken."""
         for action in actions:
             if isinstance(action, StartReplica):
                 self._granted.setdefault(action.device_id, []).append(action.share)
 
-    def note_more(self, device_id: DeviceId, held: Share, wanted: Share) -> None:
-        """A replica is to hold `wanted` of the device instead of `held`: what it gives up counts until it has."""
+    def reserve_increase(self, device_id: DeviceId, held: Share, wanted: Share) -> None:
+        """A replica will hold `wanted` of the device instead of `held`. What it gives up is not free in this round."""
         more = Share(
             request=max(0.0, wanted.request - held.request),
             limit=max(0.0, wanted.limit - held.limit),
@@ -57,7 +57,7 @@ class DeviceRoom:
         self._granted.setdefault(device_id, []).append(more)
 
 
-def _joined(one: Load, other: Load) -> Load:
+def _sum(one: Load, other: Load) -> Load:
     if one is FREE:
         return other
     return Load(
@@ -72,17 +72,17 @@ def _joined(one: Load, other: Load) -> Load:
 def share_changes(
     record: JobRecord | ServiceRecord, allocation: PoolAllocation, room: DeviceRoom, why: str
 ) -> Iterator[Action]:
-    """What gives living replicas the share that the plan wants them to hold, where their devices have room for it."""
+    """Yield the actions that change running replicas to the plan's share, where their devices have room for it."""
     wanted = allocation.share
     if wanted is None:
-        # A replica keeps its part until it is started anew: no replica may be beside one that holds the whole.
+        # A holder of the whole device has to be alone on it, so a running replica keeps its share until it starts again.
         return
     for replica in record.replicas:
         held = replica.share
         if held is None or held == wanted or replica.state is ReplicaState.STOPPING:
             continue
         if replica.device_id in allocation.device_ids and room.admits(replica.device_id, wanted, instead_of=held):
-            room.note_more(replica.device_id, held, wanted)
+            room.reserve_increase(replica.device_id, held, wanted)
             yield SetShare(
                 workload_id=record.workload_id,
                 replica_id=replica.replica_id,

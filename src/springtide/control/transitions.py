@@ -1,7 +1,7 @@
-"""How the truth changes when something happened: one function for each event. No decision is taken here.
+"""How each event changes the platform's state: one function per event. Nothing is decided here.
 
-Both live stepping and replay from the journal go through these functions, so they end in the same state. An event
-of the past (an unknown workload, an older generation, a replica that is gone) changes nothing and is counted.
+Live steps and the replay of the journal both use these functions, so they end in the same state. A stale event (of an
+unknown workload, an older generation or a replica that is gone) changes nothing and is counted.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from springtide.control.edits import (
     edited,
     find,
     put,
-    recent,
     settled,
     times_text,
+    with_recent,
     with_replica,
     with_service_state,
     without_replica,
 )
-from springtide.control.learnt import note_change, with_measurement, with_report
+from springtide.control.learnt import record_change_time, with_measurement, with_report
 from springtide.control.records import (
     JobRecord,
     Lifecycle,
@@ -46,7 +46,7 @@ MAX_SERVICE_CRASHES = 4
 
 @singledispatch
 def apply_event(event: object, state: PlatformState, now_s: float) -> None:
-    """Bring `state` up to date with one event."""
+    """Apply one event to `state`."""
     raise AssertionError(f"no transition for {type(event).__name__}")
 
 
@@ -87,7 +87,7 @@ def _(event: events.ServiceDeployed, state: PlatformState, now_s: float) -> None
         revision = old.service.revision + 1
         replicas = old.replicas
         if differs_in_share(old.service, service) and old.state is not ServiceState.FAILED:
-            # What answers is the same, so the replicas go on and are given the new share in their places.
+            # Only the share differs, so the replicas keep running and get the new share in place.
             replicas = tuple(replace(r, revision=revision) for r in replicas if r.revision == old.service.revision)
             replicas += tuple(r for r in old.replicas if r.revision != old.service.revision)
         fresh = replace(
@@ -161,7 +161,7 @@ def _(event: events.JobEdited, state: PlatformState, now_s: float) -> None:
 def _(event: events.ScaleRequested, state: PlatformState, now_s: float) -> None:
     job, service = state.jobs.get(event.workload_id), state.services.get(event.workload_id)
     if job is not None and not job.job.elastic and job.replicas:
-        # Its processes cannot change their number; the API refuses this and says what to do.
+        # The number of its workers is fixed while it runs; the API refuses such a request and says what to do.
         state.num_stale_events += 1
     elif job is not None:
         most = min(event.maximum, job.job.num_virtual_shards) if job.job.elastic else event.maximum
@@ -184,10 +184,10 @@ def _(event: events.ScaleRequested, state: PlatformState, now_s: float) -> None:
 def _(event: events.NodeJoined, state: PlatformState, now_s: float) -> None:
     node, label = event.node, state.labels.get(event.node.node_id)
     if node.owner == "shared":
-        # It has no owner, whatever it had before.
+        # A shared node has no owner, so a label from before no longer applies.
         state.labels = {node_id: pool for node_id, pool in state.labels.items() if node_id != node.node_id}
     elif label is not None and label != node.pool:
-        # What it is labelled for was decided here, and others may hold its devices by that.
+        # The label that the platform gave the node stands: workloads may hold devices because of it.
         node = replace(node, pool=label, home=node.owner)
     state.nodes[node.node_id] = node
 
@@ -214,10 +214,12 @@ def _(event: events.NodeLost, state: PlatformState, now_s: float) -> None:
         for replica in record.replicas:
             if replica.device_id in gone:
                 if isinstance(record, ServiceRecord):
-                    # A lost machine is no fault of the service: its replicas start elsewhere at once.
+                    # A lost machine is not the service's fault: its replicas start elsewhere without a back-off.
                     _drop_replica(state, record.workload_id, replica, now_s)
                 else:
-                    _lose_replica(state, record.workload_id, replica.replica_id, _node_sentence(event.node_id), now_s)
+                    _lose_replica(
+                        state, record.workload_id, replica.replica_id, _node_lost_reason(event.node_id), now_s
+                    )
 
 
 @apply_event.register
@@ -237,10 +239,10 @@ def _(event: events.ReplicaStopped, state: PlatformState, now_s: float) -> None:
     record, replica = find(state, event.workload_id, event.replica_id)
     if record is None or replica is None:
         state.num_stale_events += 1
-    elif replica.state is ReplicaState.STOPPING or _may_leave(record, replica):
+    elif replica.state is ReplicaState.STOPPING or _is_expected_to_exit(record, replica):
         put(state, without_replica(record, replica, now_s))
     else:
-        # It left without being asked, which for the rest of its group is a loss.
+        # It exited without a request to stop: for the rest of its group that is a loss.
         _lose_replica(state, event.workload_id, event.replica_id, "a worker left without being asked", now_s)
 
 
@@ -249,7 +251,7 @@ def _(event: events.ReplicaLost, state: PlatformState, now_s: float) -> None:
     record, replica = find(state, event.workload_id, event.replica_id)
     if record is None or replica is None:
         state.num_stale_events += 1
-    elif replica.state is ReplicaState.STOPPING and _may_vanish(record, replica):
+    elif replica.state is ReplicaState.STOPPING and _is_outside_groups(record, replica):
         put(state, without_replica(record, replica, now_s))
     elif isinstance(record, ServiceRecord) and not event.is_fault:
         _drop_replica(state, event.workload_id, replica, now_s)
@@ -262,7 +264,7 @@ def _(event: events.ReplicaLost, state: PlatformState, now_s: float) -> None:
 
 
 def _current(state: PlatformState, job_id: WorkloadId, generation: int) -> JobRecord | None:
-    """The job's record if a message of this generation still counts, else None (and counted as stale)."""
+    """The job's record if reports of this generation still count; else None, and the event is counted as stale."""
     record = state.jobs.get(job_id)
     if (
         record is None
@@ -287,7 +289,7 @@ def _(event: events.JobResized, state: PlatformState, now_s: float) -> None:
     record = _current(state, event.job_id, event.generation)
     if record is None or event.generation != record.group.generation or record.group.is_confirmed:
         return
-    note_change(record, state, now_s)
+    record_change_time(record, state, now_s)
     is_first = record.lifecycle.started_at_s is None
     is_pause = event.direction not in ("start", "resume")
     is_resize, changes = event.direction in ("grow", "shrink", "replace"), record.changes
@@ -322,7 +324,8 @@ def _(event: events.JobResized, state: PlatformState, now_s: float) -> None:
 @apply_event.register
 def _(event: events.GroupBroken, state: PlatformState, now_s: float) -> None:
     record = _current(state, event.job_id, event.generation)
-    # While a switch is under way the group before it still trains: without its steps there is no boundary to switch at.
+    # During a switch the previous group still trains, and the switch needs its next step boundary. So a failure of the
+    # previous group counts as well.
     if record is not None and (event.generation == record.group.generation or not record.group.is_confirmed):
         state.jobs[event.job_id] = replace(record, group=replace(record.group, is_broken=True))
 
@@ -371,7 +374,7 @@ def _(event: events.JobFailed, state: PlatformState, now_s: float) -> None:
 def _(event: events.UsageReported, state: PlatformState, now_s: float) -> None:
     record = state.jobs.get(event.job_id)
     if record is None or event.bill.total_usd < record.spent.bill.total_usd:
-        # Money does not come back: an older figure is one that came late.
+        # A bill only grows, so a smaller one is an older report that arrived late.
         state.num_stale_events += 1
         return
     state.jobs[event.job_id] = replace(record, spent=replace(record.spent, usage=event.usage, bill=event.bill))
@@ -392,7 +395,7 @@ def _(event: events.StreamObserved, state: PlatformState, now_s: float) -> None:
         state.num_stale_events += 1
         return
     if record.progress.stream is not None and event.stream.num_samples < record.progress.stream.num_samples:
-        # What has arrived does not go away: an older figure is one that came late.
+        # A stream only grows, so a smaller count is an older report that arrived late.
         state.num_stale_events += 1
         return
     state.jobs[event.job_id] = replace(record, progress=replace(record.progress, stream=event.stream))
@@ -420,26 +423,26 @@ def _(event: events.LoadObserved, state: PlatformState, now_s: float) -> None:
 # --- losses ---------------------------------------------------------------------------------------------------------
 
 
-def _node_sentence(node_id: NodeId) -> str:
+def _node_lost_reason(node_id: NodeId) -> str:
     return f"node {node_id} was lost"
 
 
-def _may_vanish(record: WorkloadRecord, replica: ReplicaRecord) -> bool:
-    """Whether a stopping replica may end unnoticed: it is in no group that is still at work."""
+def _is_outside_groups(record: WorkloadRecord, replica: ReplicaRecord) -> bool:
+    """Whether the loss of a stopping replica affects no group: it is in none that still trains."""
     if isinstance(record, ServiceRecord):
         return True
     return replica.replica_id not in (*record.group.members, *record.group.previous_members)
 
 
-def _may_leave(record: WorkloadRecord, replica: ReplicaRecord) -> bool:
-    """Whether the replica was told to go by the last ResizeJob: leaving is how it obeys."""
+def _is_expected_to_exit(record: WorkloadRecord, replica: ReplicaRecord) -> bool:
+    """Whether the last ResizeJob took the replica out of the group, so that it is expected to exit."""
     if isinstance(record, ServiceRecord):
         return False
     return replica.replica_id in record.group.previous_members and replica.replica_id not in record.group.members
 
 
 def _drop_replica(state: PlatformState, workload_id: WorkloadId, replica: ReplicaRecord, now_s: float) -> None:
-    """Take out a replica of a service that is gone without a fault."""
+    """Remove a service's replica that is gone through no fault of its own."""
     record, _ = find(state, workload_id, replica.replica_id)
     assert isinstance(record, ServiceRecord)
     put(state, without_replica(record, replica, now_s))
@@ -454,16 +457,16 @@ def _lose_replica(
     *,
     is_fault: bool = True,
 ) -> None:
-    """Take a replica out that went without being asked, and count what that means for its workload."""
+    """Remove a replica that is gone unexpectedly, and charge the loss to its workload."""
     record, replica = find(state, workload_id, replica_id)
     if record is None or replica is None:
         return
     if isinstance(record, ServiceRecord):
-        crashes = recent(record.crashes_at_s, now_s)
+        crashes = with_recent(record.crashes_at_s, now_s)
         record = replace(record, crashes_at_s=crashes, runnable_at_s=now_s + back_off_s(len(crashes)))
-        # It is a crash loop only while no replica answers: one that does keeps the service alive.
-        is_answered = any(r.state is ReplicaState.READY for r in record.replicas if r.replica_id != replica_id)
-        if len(crashes) >= MAX_SERVICE_CRASHES and not is_answered:
+        # A service with a ready replica is not in a crash loop, however often others crash.
+        has_ready_replica = any(r.state is ReplicaState.READY for r in record.replicas if r.replica_id != replica_id)
+        if len(crashes) >= MAX_SERVICE_CRASHES and not has_ready_replica:
             record = replace(record, state=ServiceState.FAILED, reason=f"crashed {times_text(len(crashes))}: {reason}")
         put(state, without_replica(record, replica, now_s))
         return

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from kits.control.quoting import SOURCE, obey, pass_time, platform, random_case, training_job, verdict_of
 from kits.job_parts import with_fields
-from springtide.control.parts import best_fraction, price_fraction, share_of, sure_curve
+from springtide.control.parts import guaranteed_curve, price_fraction, share_of, time_fraction_at_limit
 from springtide.control.quotes.forecast import play_forward, while_changing
 from springtide.control.quotes.inquiry import arriving, changed_job, grown, known_curve
 from springtide.control.quotes.quote import quote
@@ -31,15 +31,15 @@ def sharing(*jobs, devices=1):
 
 def test_a_job_on_a_part_counts_on_its_request():
     view = arriving(training_job(share=SHARE), 0.0)
-    assert sure_curve(view).rate(1) == pytest.approx(0.4 * curve_of(view).rate(1))
-    assert known_curve(view) == sure_curve(view)
+    assert guaranteed_curve(view).rate(1) == pytest.approx(0.4 * curve_of(view).rate(1))
+    assert known_curve(view) == guaranteed_curve(view)
     # What was measured was measured on the part.
     measured = with_fields(view, throughput_samples_per_s={1: 40.0})
-    assert sure_curve(measured) == curve_of(measured)
-    assert (best_fraction(view.job), price_fraction(view.job)) == (0.5, 0.4)
+    assert guaranteed_curve(measured) == curve_of(measured)
+    assert (time_fraction_at_limit(view.job), price_fraction(view.job)) == (0.5, 0.4)
     whole = training_job()
-    assert sure_curve(arriving(whole, 0.0)) == curve_of(arriving(whole, 0.0))
-    assert (share_of(whole), best_fraction(whole), price_fraction(whole)) == (None, 1.0, 1.0)
+    assert guaranteed_curve(arriving(whole, 0.0)) == curve_of(arriving(whole, 0.0))
+    assert (share_of(whole), time_fraction_at_limit(whole), price_fraction(whole)) == (None, 1.0, 1.0)
 
 
 def test_its_range_goes_from_its_limit_to_its_request():

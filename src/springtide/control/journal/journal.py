@@ -15,11 +15,11 @@ JOURNAL_FORMS = "postgresql://USER@HOST/DATABASE, sqlite:///absolute/path, or no
 
 
 class DurableJournal(Protocol):
-    """The journal of a platform: steps, and a few facts about itself. Every method raises JournalError."""
+    """The journal of a platform: its steps, and metadata by key. Every method raises JournalError."""
 
     @property
     def term(self) -> int:
-        """How often a control plane has taken it over; only the newest may write."""
+        """The number of control planes that have taken it over so far; only the newest may write."""
         ...
 
     def append(self, step: Step) -> int:
@@ -39,15 +39,15 @@ class DurableJournal(Protocol):
         ...
 
     def meta(self, key: str) -> str | None:
-        """A fact about the journal itself."""
+        """The metadata under a key, such as when the platform's clock began."""
         ...
 
     def set_meta(self, key: str, value: str) -> None:
-        """Set such a fact."""
+        """Set the metadata under a key."""
         ...
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close it. The journal cannot be used afterwards."""
         ...
 
 
@@ -64,7 +64,7 @@ def open_journal(url: str, state_dir: Path, *, holder: str = "") -> DurableJourn
 
 
 def read_journal(url: str, state_dir: Path) -> DurableJournal:
-    """Open it for reading, beside the process that writes. Raises as `open_journal`."""
+    """Open the journal for reading only, beside the process that writes. Raises like `open_journal`."""
     return _open(url, state_dir, holder="", read_only=True)
 
 

@@ -1,4 +1,4 @@
-"""A journal in memory, for platforms on models of machines and for tests."""
+"""A journal in memory, for tests and for platforms whose machines are models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from springtide.core.ports import Step
 
 
 class MemoryJournal:
-    """A journal that keeps the encoded bytes in memory: what comes back is what was written, not the same objects."""
+    """Keeps the encoded steps in memory, so that reading decodes them as from a durable journal."""
 
     def __init__(self) -> None:
         self._steps: list[bytes] = []

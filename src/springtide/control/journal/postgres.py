@@ -1,8 +1,8 @@
 """The journal in a PostgreSQL database, which outlives the machine of the control plane. The only user of psycopg.
 
-Of all control planes that ever opened it, the newest alone may write: opening takes the next **term**, and every
-append compares its own term with the newest inside the transaction that inserts. A control plane that was stopped for
-an hour and wakes up is refused by the database, whatever it believes about itself.
+Only the control plane that opened the journal last may write: opening takes the next **term**, and every append
+compares its own term with the newest in the transaction that inserts. So the database refuses a control plane that was
+suspended and resumes after another one has taken over.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from springtide.core.ports import Step
 _log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 5
-# A statement that takes longer is given up and tried again by the loop: decisions wait, but not for ever.
+# A longer statement fails, and the loop retries it, so that decisions never wait for a hanging database.
 STATEMENT_TIMEOUT_S = 10
 PAGE_STEPS = 500
-# Two control planes that create the tables at the same instant would conflict.
+# The advisory lock under which tables are created: two control planes that did so at once would conflict.
 _SCHEMA_LOCK = 0x5350_5254
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS springtide_meta (key text PRIMARY KEY, value text NOT NULL)",
@@ -38,8 +38,8 @@ _TABLES = (
     "INSERT INTO springtide_term (term, holder) VALUES (0, '') ON CONFLICT DO NOTHING",
 )
 _TAKE_TERM = "UPDATE springtide_term SET term = term + 1, holder = %s, taken_at = now() RETURNING term"
-# FOR SHARE holds the row until the insert is committed: no process can take the next term in between, and an
-# insert that waited for one that did finds another term here and inserts nothing.
+# FOR SHARE locks the row until the insert is committed, so no process can take the next term in between. An insert
+# that had to wait for another process to take it finds a different term here and inserts nothing.
 _APPEND = """
 WITH own AS (SELECT term FROM springtide_term WHERE term = %(term)s FOR SHARE)
 INSERT INTO springtide_steps (seq, term, now_s, step)
@@ -61,16 +61,16 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 class PostgresJournal:
     """A journal in the tables `springtide_*` of a database (of the first schema in its search path).
 
-    One platform, one journal: a second platform needs a database or a schema of its own. `holder` names the process
-    that takes the term, for people. With `read_only` no term is taken and nothing can be written.
-    What a lost connection leaves open, whether a step was recorded, is settled before the step is written again, so
-    that a step that is tried anew is recorded once.
+    A second platform needs a database or a schema of its own. `holder` names the process that takes the term, for
+    people. With `read_only` no term is taken and nothing can be written.
+    When the connection is lost during an append, the retry first checks whether the step was recorded, so that it is
+    recorded once.
     """
 
     def __init__(self, url: str, *, holder: str = "", read_only: bool = False) -> None:
         """Open, make the tables where there are none, take the next term. Raises JournalError."""
         self._url = url
-        self._shown = _without_password(url)
+        self._display_url = _without_password(url)
         self._read_only = read_only
         self._lock = threading.RLock()
         self._connection: Connection | None = None
@@ -85,25 +85,25 @@ class PostgresJournal:
                 row = connection.execute(_TAKE_TERM, (holder,)).fetchone()
                 assert row is not None
                 self._term = int(row[0])
-            # No other process writes from here on: a step of the term before is in the table by now, or never will be.
+            # No process with an earlier term can write any more, so this number is final.
             self._last_seq = self._newest_seq(connection)
         except psycopg.Error as error:
             self.close()
-            raise JournalError(f"the journal {self._shown} cannot be opened: {_sentence(error)}") from error
+            raise JournalError(f"the journal {self._display_url} cannot be opened: {_one_line(error)}") from error
         except JournalError:
             self.close()
             raise
 
     @property
     def term(self) -> int:
-        """The number of this opening: higher than that of every one before. 0 if it was opened for reading only."""
+        """The term that opening took, higher than all before it; 0 if it was opened for reading only."""
         return self._term
 
     def append(self, step: Step) -> int:
         """Make a step durable and return its sequence number.
 
-        Raises Superseded for ever once a newer term was taken, JournalError when the database does not do it now;
-        after that the same step is to be tried again, and no other one.
+        Raises Superseded once a newer term was taken, and JournalError on any other failure of the database; then the
+        caller has to retry the same step before it appends another one.
         """
         with self._lock:
             seq = self._last_seq + 1
@@ -118,15 +118,15 @@ class PostgresJournal:
                 with contextlib.suppress(psycopg.errors.UniqueViolation):
                     if connection.execute(_APPEND, wanted).fetchone() is not None:
                         return seq
-                return self._why_not(connection, wanted)
+                return self._recorded_seq(connection, wanted)
 
-            self._last_seq = self._do(insert, "written")
+            self._last_seq = self._run(insert, "written")
             return self._last_seq
 
     def check(self) -> None:
-        """Raise Superseded once a newer term was taken; JournalError when the database does not say."""
+        """Raise Superseded once a newer term was taken, JournalError when the database does not answer."""
         with self._lock:
-            self._do(self._check_term, "read")
+            self._run(self._check_term, "read")
 
     def read(self, after_seq: int = 0) -> Iterator[tuple[int, Step]]:
         """Every step with a higher sequence number, in order. Raises JournalError."""
@@ -137,7 +137,7 @@ class PostgresJournal:
                 return connection.execute(query, (after_seq, PAGE_STEPS)).fetchall()
 
             with self._lock:
-                rows = self._do(fetch, "read")
+                rows = self._run(fetch, "read")
             for seq, data in rows:
                 yield int(seq), decode_step(bytes(data))
                 after_seq = int(seq)
@@ -146,16 +146,16 @@ class PostgresJournal:
 
     def last_now_s(self) -> float:
         """When the newest step was taken; 0 for an empty journal. Raises JournalError."""
-        row = self._ask("SELECT now_s FROM springtide_steps ORDER BY seq DESC LIMIT 1")
+        row = self._fetch_one("SELECT now_s FROM springtide_steps ORDER BY seq DESC LIMIT 1")
         return 0.0 if row is None else float(row[0])
 
     def meta(self, key: str) -> str | None:
-        """A fact about the journal itself, such as when its clock began. Raises JournalError."""
-        row = self._ask("SELECT value FROM springtide_meta WHERE key = %s", key)
+        """The metadata under a key, such as when the platform's clock began. Raises JournalError."""
+        row = self._fetch_one("SELECT value FROM springtide_meta WHERE key = %s", key)
         return None if row is None else str(row[0])
 
     def set_meta(self, key: str, value: str) -> None:
-        """Set such a fact. Raises Superseded, JournalError."""
+        """Set the metadata under a key. Raises Superseded, JournalError."""
         values = {"term": self._term, "key": key, "value": value}
 
         def put(connection: Connection) -> None:
@@ -163,11 +163,11 @@ class PostgresJournal:
                 self._check_term(connection)
 
         with self._lock:
-            self._do(put, "written")
+            self._run(put, "written")
 
     def holder(self) -> tuple[int, str]:
         """The newest term and the process that took it. Raises JournalError."""
-        row = self._ask("SELECT term, holder FROM springtide_term")
+        row = self._fetch_one("SELECT term, holder FROM springtide_term")
         return (0, "") if row is None else (int(row[0]), str(row[1]))
 
     def close(self) -> None:
@@ -176,15 +176,15 @@ class PostgresJournal:
             self._is_closed = True
             self._disconnect()
 
-    def _ask(self, query: str, *values: str) -> tuple[Any, ...] | None:
+    def _fetch_one(self, query: str, *values: str) -> tuple[Any, ...] | None:
         with self._lock:
-            # The statements are constants of this module; psycopg's type wants to see that, and cannot through here.
-            return self._do(lambda connection: connection.execute(query.encode(), values).fetchone(), "read")
+            # psycopg's type for queries accepts only literal strings or bytes. All callers pass constants.
+            return self._run(lambda connection: connection.execute(query.encode(), values).fetchone(), "read")
 
-    def _do(self, work: Callable[[Connection], T], verb: str) -> T:
-        """Run `work`; once more on a new connection if the one at hand turns out to be dead. Raises JournalError."""
+    def _run(self, work: Callable[[Connection], T], verb: str) -> T:
+        """Run `work`, and once more on a new connection if the present one is dead. Raises JournalError."""
         if self._is_closed:
-            raise JournalError(f"the journal {self._shown} is closed")
+            raise JournalError(f"the journal {self._display_url} is closed")
         is_used = self._connection is not None
         for is_last in (not is_used, True):
             try:
@@ -194,7 +194,9 @@ class PostgresJournal:
                 if is_dead:
                     self._disconnect()
                 if is_last or not is_dead:
-                    raise JournalError(f"the journal {self._shown} cannot be {verb}: {_sentence(error)}") from error
+                    raise JournalError(
+                        f"the journal {self._display_url} cannot be {verb}: {_one_line(error)}"
+                    ) from error
         raise AssertionError("the second attempt returns or raises")
 
     def _connect(self) -> Connection:
@@ -204,17 +206,17 @@ class PostgresJournal:
                 autocommit=True,
                 connect_timeout=CONNECT_TIMEOUT_S,
                 application_name="springtide",
-                # Keepalives find a database that vanished without closing the connection.
+                # Keepalives detect a database that vanished without closing the connection.
                 keepalives_idle=5,
                 keepalives_interval=2,
                 keepalives_count=3,
                 tcp_user_timeout=STATEMENT_TIMEOUT_S * 1000,
-                # Prepared statements do not survive a pool of connections in between.
+                # Prepared statements fail behind a connection pooler.
                 prepare_threshold=None,
             )
             self._connection = connection
             connection.execute(f"SET statement_timeout = '{STATEMENT_TIMEOUT_S}s'")
-            # What `append` returned from must survive a power loss, whatever the server's default is.
+            # A step that `append` has returned for must survive a power loss, whatever the server's default is.
             connection.execute(
                 "SELECT set_config('synchronous_commit', 'on', false) "
                 "WHERE current_setting('synchronous_commit') = 'off'"
@@ -239,14 +241,16 @@ class PostgresJournal:
             )
         row = connection.execute("SHOW fsync").fetchone()
         if row is not None and row[0] == "off":
-            _log.warning("the database %s runs with fsync=off: the journal may not survive a power loss", self._shown)
+            _log.warning(
+                "the database %s runs with fsync=off: the journal may not survive a power loss", self._display_url
+            )
 
     def _check_schema(self, connection: Connection) -> None:
         row = connection.execute("SELECT value FROM springtide_meta WHERE key = 'schema'").fetchone()
         found = None if row is None else row[0]
         if found != str(SCHEMA_VERSION):
             raise JournalError(
-                f"the journal {self._shown} has schema {found}, this version reads {SCHEMA_VERSION}; "
+                f"the journal {self._display_url} has schema {found}, this version reads {SCHEMA_VERSION}; "
                 "start with another database or the version that wrote it"
             )
 
@@ -255,17 +259,17 @@ class PostgresJournal:
         assert row is not None
         return int(row[0])
 
-    def _why_not(self, connection: Connection, wanted: dict[str, Any]) -> int:
-        """After an insert of no row: return the number of the step that is there already, or raise the reason."""
+    def _recorded_seq(self, connection: Connection, wanted: dict[str, Any]) -> int:
+        """After an insert that added no row: return `seq` if the step is already recorded, else raise the reason."""
         self._check_term(connection)
         row = connection.execute("SELECT term, step FROM springtide_steps WHERE seq = %s", (wanted["seq"],)).fetchone()
         if row is not None and row[0] == wanted["term"] and bytes(row[1]) == wanted["step"]:
-            # The connection broke after the commit and before the answer.
+            # An earlier attempt was committed, but the connection broke before the answer arrived.
             return int(wanted["seq"])
         newest = self._newest_seq(connection)
         raise JournalError(
-            f"the journal {self._shown} ends at step {newest}, but step {wanted['seq'] - 1} was written here last: "
-            "the database was set back (a failover to a copy that was behind?); restart the control plane, "
+            f"the journal {self._display_url} ends at step {newest}, but step {wanted['seq'] - 1} was written here "
+            "last: the database was set back (a failover to a copy that was behind?); restart the control plane, "
             "which takes the journal as it is now"
         )
 
@@ -280,7 +284,7 @@ class PostgresJournal:
 
 
 def _without_password(url: str) -> str:
-    """The URL as it may be shown: with its host and database, without user, password and options."""
+    """The URL for messages: with host and database, without user, password and options."""
     try:
         parts = urlsplit(url)
         port = "" if parts.port is None else f":{parts.port}"
@@ -289,6 +293,6 @@ def _without_password(url: str) -> str:
         return "postgresql://..."
 
 
-def _sentence(error: psycopg.Error) -> str:
-    """What the database said, on one line."""
+def _one_line(error: psycopg.Error) -> str:
+    """The database's message on one line."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -43,7 +43,7 @@ class SqliteJournal:
 
     @property
     def term(self) -> int:
-        """How often `take_term` was called, over all processes that ever held the file."""
+        """How often `take_term` was called, by all processes that ever held the file."""
         return int(self.meta(_TERM) or 0)
 
     def take_term(self) -> int:
@@ -78,12 +78,12 @@ class SqliteJournal:
         return 0.0 if row is None else float(row[0])
 
     def meta(self, key: str) -> str | None:
-        """A fact about the journal itself, such as when its clock began."""
+        """The metadata under a key, such as when the platform's clock began."""
         row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return None if row is None else str(row[0])
 
     def set_meta(self, key: str, value: str) -> None:
-        """Set such a fact."""
+        """Set the metadata under a key."""
         try:
             self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
         except sqlite3.Error as error:

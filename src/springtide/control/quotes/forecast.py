@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import msgspec
 from msgspec.structs import replace
 
-from springtide.control.parts import sure_curve
+from springtide.control.parts import guaranteed_curve
 from springtide.control.quotes.pools_forecast import PoolPlay
 from springtide.core.decision import (
     EMPTY,
@@ -132,7 +132,7 @@ class _Play:
         self._pools = PoolPlay(snapshot)
         self._is_relabelled = False
         self._views: dict[WorkloadId, JobView] = {view.job.job_id: view for view in snapshot.jobs}
-        self._curves = {job_id: sure_curve(view) for job_id, view in self._views.items()}
+        self._curves = {job_id: guaranteed_curve(view) for job_id, view in self._views.items()}
         self._held: dict[WorkloadId, Allocation] = dict(snapshot.allocations)
         self._memory = snapshot.memory
         self._seen = {frozenset(held.device_ids) for held in snapshot.allocations.values()}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 from msgspec.structs import replace
 
-from springtide.control.parts import sure_curve
+from springtide.control.parts import guaranteed_curve
 from springtide.control.quotes.budget import WithinBudget
 from springtide.control.quotes.forecast import after_one_turn, play_forward, while_changing
 from springtide.core.decision import JobView, Plan, PlannedRun, Policy, Schedule, Snapshot
@@ -121,7 +121,7 @@ def arriving(job: TrainingJob, now_s: float) -> JobView:
 
 def known_curve(view: JobView) -> SpeedCurve | None:
     """The speed that the job can count on; None where its length or its speed is not known."""
-    curve = sure_curve(view)
+    curve = guaranteed_curve(view)
     return None if view.total_steps is None or curve.source == "guess" or not curve.sizes else curve
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import msgspec
 from msgspec.structs import replace
 
-from springtide.control.parts import best_fraction, price_fraction, share_of
+from springtide.control.parts import price_fraction, share_of, time_fraction_at_limit
 from springtide.control.quotes.alternatives import find_alternatives
 from springtide.control.quotes.budget import cost_usd, money
 from springtide.control.quotes.inquiry import (
@@ -123,7 +123,7 @@ class _Asker:
         if not schedule:
             return Range(), Range(p10=0.0, p90=0.0) if self._is_free else Range()
         cost = cost_usd(schedule, self._inquiry.usd_per_device_hour) * price_fraction(job)
-        count, best = longest_run(schedule), best_fraction(job)
+        count, best = longest_run(schedule), time_fraction_at_limit(job)
         finish_s, cost_range = schedule[-1].end_s - self._now_s, self._spread.around(cost, count)
         if best == 1.0:
             return self._spread.around(finish_s, count), cost_range

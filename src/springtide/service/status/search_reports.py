@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from springtide.control.mirror import view_job
 from springtide.control.records import JobRecord
+from springtide.control.snapshot_views import view_job
 from springtide.core.function_search import FunctionMeasurement, FunctionSearch
 from springtide.core.functions import FunctionPlan, FunctionService
 from springtide.core.status.functions import FunctionRunStatus

@@ -1,4 +1,4 @@
-"""What policies see of the records, kept up to date by looking only at the records that have changed."""
+"""The part of a Snapshot that is derived from the records, updated only for the records that have changed."""
 
 from __future__ import annotations
 
@@ -7,42 +7,42 @@ from springtide.core.decision import Allocation, FunctionAllocation, JobView, Po
 from springtide.core.workload import WorkloadId
 
 
-class Mirror:
-    """The views of all jobs that want to run and the allocations of all that hold something, in order of arrival.
+class SnapshotViews:
+    """The views of all jobs that want to run and the allocations of all workloads that hold devices, by arrival.
 
-    `take` is told of every workload whose record has changed; what has not changed stays the same object.
+    The caller calls `update` for every workload whose record has changed; all other views stay the same objects.
     """
 
     def __init__(self) -> None:
         self._views: dict[WorkloadId, JobView] = {}
         self._held: dict[WorkloadId, Allocation] = {}
         self._jobs: tuple[JobView, ...] | None = ()
-        # A copy of `_held` for snapshots, the same object while nothing changes.
-        self._shown: dict[WorkloadId, Allocation] | None = None
+        # The copy of `_held` that snapshots share; None: out of date.
+        self._allocations: dict[WorkloadId, Allocation] | None = None
         self._needs_order = False
 
-    def take(self, state: PlatformState, workload_id: WorkloadId) -> None:
-        """Look at one record again."""
+    def update(self, state: PlatformState, workload_id: WorkloadId) -> None:
+        """Derive the view and the allocation of one workload from its record again."""
         job = state.jobs.get(workload_id)
         record = job if job is not None else state.services[workload_id]
-        self._shown = None
+        self._allocations = None
         if not record.replicas:
             self._held.pop(workload_id, None)
         else:
             self._needs_order = self._needs_order or workload_id not in self._held
             self._held[workload_id] = _allocation(record)
         if job is not None:
-            self._take_job(state, job)
+            self._update_job(state, job)
 
-    def _take_job(self, state: PlatformState, record: JobRecord) -> None:
+    def _update_job(self, state: PlatformState, record: JobRecord) -> None:
         job_id = record.workload_id
-        is_wanting = record.lifecycle.outcome is None and not record.bounds.is_paused and not record.state.is_terminal
-        if not is_wanting:
+        wants_to_run = record.lifecycle.outcome is None and not record.bounds.is_paused and not record.state.is_terminal
+        if not wants_to_run:
             if self._views.pop(job_id, None) is not None:
                 self._jobs = None
             return
         if job_id not in self._views and self._views:
-            # A job that had left the order comes back to its old place.
+            # A job that was paused or had ended comes back to its place by arrival.
             self._needs_order = self._needs_order or state.place_of(job_id) < state.place_of(
                 next(reversed(self._views))
             )
@@ -51,32 +51,32 @@ class Mirror:
 
     def jobs(self, state: PlatformState) -> tuple[JobView, ...]:
         """The unfinished jobs that want to run."""
-        self._order(state)
+        self._restore_order(state)
         if self._jobs is None:
             self._jobs = tuple(self._views.values())
         return self._jobs
 
     def allocations(self, state: PlatformState) -> dict[WorkloadId, Allocation]:
         """What each workload holds, ordered by rank."""
-        self._order(state)
-        if self._shown is None:
-            self._shown = dict(self._held)
-        return self._shown
+        self._restore_order(state)
+        if self._allocations is None:
+            self._allocations = dict(self._held)
+        return self._allocations
 
-    def _order(self, state: PlatformState) -> None:
+    def _restore_order(self, state: PlatformState) -> None:
         if self._needs_order:
-            self._needs_order, self._shown = False, None
+            self._needs_order, self._allocations = False, None
             self._held = dict(sorted(self._held.items(), key=lambda item: state.place_of(item[0])))
             self._views = dict(sorted(self._views.items(), key=lambda item: state.place_of(item[0])))
 
 
 def view_job(record: JobRecord) -> JobView:
-    """A job as policies see it: the parts of its record, and what follows from several of them."""
+    """A job as policies see it."""
     progress, job = record.progress, record.job
     total_steps = progress.total_steps if progress.total_steps is not None else job.total_steps
     total_equivalent_steps = progress.total_equivalent_steps
     if total_equivalent_steps is None:
-        # Where the batch changes, the steps that workers report are of another size than those declared.
+        # With a variable batch, the steps that workers report have another size than the declared ones.
         length = total_steps if job.batch is None else job.total_steps
         total_equivalent_steps = None if length is None else float(length)
     return JobView(
@@ -104,13 +104,13 @@ def view_job(record: JobRecord) -> JobView:
 def _allocation(record: JobRecord | ServiceRecord) -> Allocation:
     order = record.group.members if isinstance(record, JobRecord) else ()
     rank_of = {replica_id: rank for rank, replica_id in enumerate(order)}
-    # Ranks first, then those that warm up, then those that are on their way out.
+    # Members of the group by rank, then replicas that warm up, then replicas that are stopping.
     ranked = sorted(
         record.replicas,
         key=lambda r: (r.state is ReplicaState.STOPPING, rank_of.get(r.replica_id, len(rank_of))),
     )
     device_ids = tuple(replica.device_id for replica in ranked)
-    # All replicas of a workload hold the same share; while it changes, those that run on count.
+    # All replicas of a workload hold the same share. While it changes, that of a replica that stays is used.
     share = ranked[0].share
     if not isinstance(record, JobRecord):
         return PoolAllocation(device_ids=device_ids, share=share)
@@ -120,7 +120,7 @@ def _allocation(record: JobRecord | ServiceRecord) -> Allocation:
 
 
 def view_service(record: ServiceRecord, now_s: float) -> ServiceView:
-    """A service as policies see it: how long it has been idle depends on the moment."""
+    """A service as policies see it at `now_s`, on which its idle time depends."""
     states = [replica.state for replica in record.replicas]
     return ServiceView(
         service=record.service,
@@ -138,7 +138,7 @@ def view_service(record: ServiceRecord, now_s: float) -> ServiceView:
 
 
 def _idle_s(record: ServiceRecord, now_s: float) -> float:
-    """Seconds without a request: what the gateway last reported, and the time since if it saw none then."""
+    """Seconds without a request: as the gateway last reported, and the time since that report."""
     if record.in_flight or record.queued:
         return 0.0
     since_s = record.deployed_at_s if record.load_at_s is None else record.load_at_s
