@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from kits.job_parts import with_fields
 from springtide.control.controller import Controller, check_plan, keep_plan
-from springtide.control.quotes.forecast import play_forward
+from springtide.control.quotes.forecast import roll_forward
 from springtide.core import events
 from springtide.core.decision import FunctionAllocation, Plan, PoolAllocation, Snapshot
 from springtide.core.errors import PolicyError
@@ -226,7 +226,7 @@ def test_a_forecast_plays_jobs_on_functions_as_their_plans_say():
         running, job=job_on_functions("b"), state=JobState.PENDING, step=0, num_replicas=0, throughput_samples_per_s={}
     )
     snapshot = replace(snapshot, jobs=(running, waiting))
-    forecast = play_forward(snapshot, WithFunctions(make_policy("fifo")))
+    forecast = roll_forward(snapshot, WithFunctions(make_policy("fifo")))
     # One place: the first runs its 80 steps of 1 s, then the second 100 of its recommended plan.
     assert forecast.finishes_s["a"] == pytest.approx(90.0)
     assert forecast.finishes_s["b"] == pytest.approx(190.0)

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from springtide.control.controller import Controller
-from springtide.control.quotes.forecast import play_forward
+from springtide.control.quotes.forecast import roll_forward
 from springtide.core import events
 from springtide.core.actions import AdmitJob, ResizeJob
 from springtide.core.function_search import (
@@ -227,7 +227,7 @@ def test_a_forecast_takes_the_search_as_over_with_what_it_believes():
     (view,) = settled(snapshot).jobs
     assert view.job.search is None
     assert scene.record.runs_as.plan in [option.plan for option in view.job.menu.options]
-    forecast = play_forward(snapshot, WithFunctions(make_policy("fifo")))
+    forecast = roll_forward(snapshot, WithFunctions(make_policy("fifo")))
     left = 400 - scene.record.progress.step
     running = next(o for o in view.job.menu.options if o.plan == scene.record.runs_as.plan)
     settings = WorkSettings(global_batch_size=64, num_layers=1, has_parameter_store=True)

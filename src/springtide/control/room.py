@@ -75,7 +75,7 @@ def share_changes(
     """Yield the actions that change running replicas to the plan's share, where their devices have room for it."""
     wanted = allocation.share
     if wanted is None:
-        # A holder of the whole device has to be alone on it, so a running replica keeps its share until it starts again.
+        # The holder of a whole device has to be alone on it, so a running replica keeps its share until a restart.
         return
     for replica in record.replicas:
         held = replica.share

@@ -4,7 +4,7 @@ import pytest
 
 from kits.control.quoting import Reserving, platform, training_job
 from springtide.control.quotes.budget import WithinBudget, cost_usd, money
-from springtide.control.quotes.forecast import play_forward
+from springtide.control.quotes.forecast import roll_forward
 from springtide.core.decision import Overheads, Plan, PlannedRun, PoolAllocation
 from springtide.core.workload import Goal
 
@@ -34,7 +34,7 @@ def test_jobs_end_one_after_the_other():
     controller = platform(InTurn(), *jobs, devices=2, overheads=Overheads(change_s=5.0))
     snapshot = controller.snapshot(0.0)
     # The first one was given its devices by the controller; in the forecast it has them from the start.
-    forecast = play_forward(snapshot, InTurn())
+    forecast = roll_forward(snapshot, InTurn())
     first_s, second_s = forecast.finishes_s["a"], forecast.finishes_s["b"]
     assert second_s - first_s == pytest.approx(330.0 + 5.0, rel=0.01)
     assert [run.num_devices for run in forecast.schedules["b"]] == [2]
@@ -44,7 +44,7 @@ def test_jobs_end_one_after_the_other():
 def test_a_policy_that_looks_often_is_not_asked_for_ever():
     policy = InTurn()
     controller = platform(InTurn(), training_job("a", minutes=100_000, most=2), devices=2)
-    forecast = play_forward(controller.snapshot(0.0), policy)
+    forecast = roll_forward(controller.snapshot(0.0), policy)
     assert policy.num_asked <= 600
     assert forecast.finishes_s["a"] == pytest.approx(100_000 * 60 * 0.55, rel=1e-6)
 
@@ -53,7 +53,7 @@ def test_what_has_no_known_length_stays():
     controller = platform(
         InTurn(), training_job("a", total_steps=None, most=2), training_job("b", minutes=10), devices=2
     )
-    forecast = play_forward(controller.snapshot(0.0), InTurn(), until="b", max_turns=50)
+    forecast = roll_forward(controller.snapshot(0.0), InTurn(), until="b", max_turns=50)
     assert forecast.finishes_s == {}
     assert "b" not in forecast.schedules
 
@@ -61,9 +61,9 @@ def test_what_has_no_known_length_stays():
 def test_refused_jobs_are_out():
     snapshot = platform(Reserving(), devices=2).snapshot(0.0)
     late = platform(InTurn(), training_job("a", minutes=10, deadline_s=10), devices=2).snapshot(0.0)
-    forecast = play_forward(late, Reserving())
+    forecast = roll_forward(late, Reserving())
     assert forecast.refusals == {"a": "only 2 devices are not promised to others"}
-    assert play_forward(snapshot, Reserving()).finishes_s == {}
+    assert roll_forward(snapshot, Reserving()).finishes_s == {}
 
 
 def test_a_schedule_costs_what_its_devices_cost():

@@ -7,9 +7,9 @@ import pytest
 from msgspec.structs import replace
 
 from kits.control.quoting import Reserving, training_job
-from springtide.control.quotes.forecast import play_forward
+from springtide.control.quotes.forecast import roll_forward
 from springtide.control.quotes.inquiry import arriving, grown
-from springtide.control.quotes.pools_forecast import PoolPlay
+from springtide.control.quotes.pools_forecast import PoolForecast
 from springtide.control.quotes.quote import quote
 from springtide.control.quotes.quote_pools import PoolContext, counted_on, loans_counted
 from springtide.core.decision import Capacity, Plan, PoolAllocation, Relabel, ServiceView, Snapshot
@@ -180,7 +180,7 @@ def test_in_a_forecast_nodes_go_over_when_the_tide_comes():
     )
     snapshot = replace(snapshot, jobs=(arriving(job, now_s),))
     policy = Lending()
-    forecast = play_forward(snapshot, policy)
+    forecast = roll_forward(snapshot, policy)
     sizes = [run.num_devices for run in forecast.schedules["long"]]
     assert max(sizes) == 4
     # Lent through the night, taken back for the day.
@@ -194,7 +194,7 @@ def test_needs_that_nobody_can_forecast_stay_as_they_are():
     snapshot = _snapshot(
         _node("n0", 2, "inference"), _node("n1", 2, "training"), services=[_service("s", 1, 4, in_flight=16)]
     )
-    play = PoolPlay(snapshot)
+    play = PoolForecast(snapshot)
     assert play.next_change_s(snapshot.now_s) is None
     later = play.at(snapshot, snapshot.now_s + HOUR_S, {"s": PoolAllocation(device_ids=("n0/0", "n0/1"))})
     assert later.services[0].needed_replicas == snapshot.services[0].needed_replicas == 2
@@ -205,7 +205,7 @@ def test_a_label_waits_for_who_is_in_the_way():
     nodes = (_node("n0", 2, "inference"), _node("n1", 2, "training"))
     snapshot = _snapshot(*nodes, services=[_service("s")], held={"fit": ("n1/0",)})
     plan = Plan(pools={"n1": Relabel(pool="inference", reason="forecast")}, allocations=snapshot.allocations)
-    play = PoolPlay(snapshot)
+    play = PoolForecast(snapshot)
     under_way = play.relabelled(snapshot, plan, snapshot.allocations)
     assert under_way.cluster is snapshot.cluster
     assert under_way.drains["n1"].pool == "inference"

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from kits.control.quoting import SOURCE, obey, pass_time, platform, random_case, training_job, verdict_of
 from kits.job_parts import with_fields
 from springtide.control.parts import guaranteed_curve, price_fraction, share_of, time_fraction_at_limit
-from springtide.control.quotes.forecast import play_forward, while_changing
+from springtide.control.quotes.forecast import roll_forward, while_changing
 from springtide.control.quotes.inquiry import arriving, changed_job, grown, known_curve
 from springtide.control.quotes.quote import quote
 from springtide.core.events import JobSubmitted, NodeJoined, ServiceDeployed
@@ -109,7 +109,7 @@ def test_a_forecast_goes_at_what_everybody_is_sure_of():
     first = training_job("first", minutes=10, most=1, share=make_share(0.5, 1.0))
     second = training_job("second", minutes=5, most=1, share=make_share(0.5, 0.5))
     third = training_job("third", minutes=5, most=1, share=make_share(0.5, 0.5))
-    forecast = play_forward(sharing(first, second, third).snapshot(0.0), make_policy("dilu/springtide"))
+    forecast = roll_forward(sharing(first, second, third).snapshot(0.0), make_policy("dilu/springtide"))
     assert forecast.finishes_s["first"] == pytest.approx(1200, abs=1.0)
     assert forecast.finishes_s["second"] == pytest.approx(600, abs=1.0)
     # It starts where the second was.

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from springtide.cli.session import Session
 from springtide.cli.tables.columns import align, duration, percent
 from springtide.control.quotes.budget import cost_usd
-from springtide.control.quotes.forecast import PlanForecast, play_forward
+from springtide.control.quotes.forecast import PlanForecast, roll_forward
 from springtide.core.decision import FunctionAllocation, JobView, Policy, Schedule
 from springtide.core.status.export import LiveState
 from springtide.scheduling.functions.ask import entry_of
@@ -58,7 +58,7 @@ def forecast_answer(live: LiveState, policies: Mapping[str, Policy]) -> dict[str
     for name, policy in policies.items():
         # Another policy makes nothing of the memory of the one that decides now.
         start = snapshot if name == live.policy else replace(snapshot, memory=None)
-        forecast = play_forward(start, policy, max_turns=MAX_TURNS)
+        forecast = roll_forward(start, policy, max_turns=MAX_TURNS)
         rows = [_job_row(view, forecast, live) for view in snapshot.jobs]
         answer["policies"][name] = _figures(live, forecast, rows)
     return answer

@@ -1,4 +1,4 @@
-"""What would be accepted instead: each change is found by asking the same admission, and offered only on a yes."""
+"""Changes of a refused job that would be accepted. Each is offered only if the policy accepts it when asked."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from springtide.core.decision import Schedule
 from springtide.core.status.quote import Alternative, Range
 from springtide.core.workload import MAX_VIRTUAL_SHARDS, TrainingJob
 
-# A counter-offer must hold when it is submitted a little later, while others have moved on: it is admitted with this
-# part of its deadline to spare.
+# A counter-offer must still be accepted when it is submitted a little later, with other jobs further on. So it has to
+# be accepted with a deadline that is shorter by this fraction.
 SPARE_FRACTION = 0.01
-# A deadline is found to within this part of it, then rounded up to what people would write.
+# The precision of the search for a deadline, as a fraction of it. The result is then rounded up to a readable one.
 _EXACT_FRACTION = 0.01
 _LONGEST_DEADLINE_S = 10 * 365 * 86400.0
 _MOST_GROWTH = 16
 _MAX_DOUBLINGS = 16
 _ROUNDINGS = 6
-# (up to this many seconds, to a multiple of so many)
+# (up to this many seconds, rounded to a multiple of this many)
 _UNITS_S = (
     (120.0, 5.0),
     (600.0, 10.0),
@@ -37,7 +37,7 @@ Ranges = Callable[[Schedule | None, TrainingJob], tuple[Range, Range]]
 def find_alternatives(
     inquiry: Inquiry, job: TrainingJob, refused: InquiryResult, share: int | None, ranges: Ranges
 ) -> tuple[Alternative, ...]:
-    """Return changes that would be accepted now, nearest to the wish first. `share` is the minimum share, if any."""
+    """Return changes that would be accepted now, closest to the request first. `share` is the minimum share, if any."""
     search = _Search(inquiry, job, refused, ranges)
     found = [search.later_deadline(), search.fewer_epochs(), search.more_workers(), search.lower_minimum()]
     found.append(search.more_devices(share))
@@ -46,7 +46,7 @@ def find_alternatives(
 
 
 def readable_s(seconds: float) -> float:
-    """The smallest duration that people would write and that is not shorter."""
+    """Round up to a duration that people would write."""
     for limit_s, unit_s in _UNITS_S:
         rounded = math.ceil(seconds / unit_s - 1e-9) * unit_s
         if rounded <= limit_s:
@@ -55,7 +55,7 @@ def readable_s(seconds: float) -> float:
 
 
 def typed_duration(seconds: float) -> str:
-    """A whole number of seconds as commands take it: 45s, 8m30s, 1h05m."""
+    """A whole number of seconds as the command line takes it: 45s, 8m30s, 1h5m."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     parts = [f"{hours}h" if hours else "", f"{minutes}m" if minutes else "", f"{rest}s" if rest else ""]
@@ -81,24 +81,24 @@ class _Search:
         if goal.deadline_s is None or self._curve is None or self._is_about_money:
             return None
         refused_s = max(0.0, goal.deadline_s - self._now_s)
-        admitted_s = self._some_deadline(refused_s)
+        admitted_s = self._accepted_deadline_s(refused_s)
         if admitted_s is None:
             return None
         while admitted_s - refused_s > _EXACT_FRACTION * admitted_s:
             middle_s = (refused_s + admitted_s) / 2
-            if self._may({"deadline_s": middle_s}):
+            if self._is_accepted_with_spare({"deadline_s": middle_s}):
                 admitted_s = middle_s
             else:
                 refused_s = middle_s
         candidate_s = readable_s(admitted_s)
         for _ in range(_ROUNDINGS):
-            answer = self._holds({"deadline_s": candidate_s})
+            answer = self._lasting_answer({"deadline_s": candidate_s})
             if answer is not None:
                 return self._offer(f"--deadline {typed_duration(candidate_s)}", {"deadline_s": candidate_s}, answer)
             candidate_s = readable_s(candidate_s * 1.05 + 1.0)
         return None
 
-    def _some_deadline(self, refused_s: float) -> float | None:
+    def _accepted_deadline_s(self, refused_s: float) -> float | None:
         """A deadline that is admitted, not much later than needed."""
         assert self._curve is not None
         steps = self._job.total_steps or 0
@@ -109,55 +109,55 @@ class _Search:
         for _ in range(_MAX_DOUBLINGS):
             if candidate_s > _LONGEST_DEADLINE_S:
                 return None
-            if self._may({"deadline_s": candidate_s}):
+            if self._is_accepted_with_spare({"deadline_s": candidate_s}):
                 return candidate_s
             candidate_s *= 2
         return None
 
     def fewer_epochs(self) -> Alternative | None:
-        """The most epochs that fit."""
+        """The largest number of epochs that is accepted."""
         return self._largest("num_epochs", 1, self._job.num_epochs - 1, lambda count: f"--epochs {count}")
 
     def more_workers(self) -> Alternative | None:
-        """A higher bound on workers, where it is the owner's bound that stands in the way."""
+        """A higher bound on workers, if the owner's bound is what makes the deadline impossible."""
         most = min(self._total, MAX_VIRTUAL_SHARDS)
         if not self._job.elastic or self._job.max_workers >= most or self._curve is None or self._is_about_money:
             return None
-        count = self._smallest(self._job.max_workers, most, lambda n: self._may({"max_workers": n}))
-        answer = None if count is None else self._holds({"max_workers": count})
+        count = self._smallest(self._job.max_workers, most, lambda n: self._is_accepted_with_spare({"max_workers": n}))
+        answer = None if count is None else self._lasting_answer({"max_workers": count})
         if count is None or answer is None:
             return None
         return self._offer(f"--workers {self._job.min_workers}..{count}", {"max_workers": count}, answer)
 
     def lower_minimum(self) -> Alternative | None:
-        """Fewer workers at least, where it asks for more than there are."""
+        """A smaller minimum of workers, if the job asks for more than there are devices."""
         if not self._job.elastic or self._job.min_workers <= self._total or not self._total:
             return None
         options: Options = {"min_workers": 1, "max_workers": min(self._total, MAX_VIRTUAL_SHARDS)}
-        answer = self._holds(options)
+        answer = self._lasting_answer(options)
         return None if answer is None else self._offer(f"--workers 1..{options['max_workers']}", options, answer)
 
     def more_devices(self, share: int | None) -> Alternative | None:
-        """The smallest platform that would take the job: whole nodes more, or more devices where there is one node."""
+        """The smallest cluster that would take the job: with further nodes, or with more devices in its only node."""
         nodes = self._inquiry.snapshot.cluster.nodes
         if not nodes or self._job.goal.deadline_s is None or share is None or self._is_about_money:
             return None
         unit = len(nodes[-1].devices) if len(nodes) > 1 else 1
-        # The job must be able to use what comes; an owner who bounds it below what there is has another way out.
+        # More devices only help a job that may use them. For one bounded below that, `more_workers` offers a change.
         if not unit or (self._job.elastic and self._job.max_workers < self._total):
             return None
         most = max(1, (_MOST_GROWTH - 1) * self._total // unit)
         there = len(self._inquiry.snapshot.cluster.device_ids())
 
         def is_enough(more: int) -> bool:
-            return self._may(self._bounds_on(self._total + more * unit), there + more * unit)
+            return self._is_accepted_with_spare(self._bounds_on(self._total + more * unit), there + more * unit)
 
-        # Below its own minimum it cannot start at all.
+        # The search starts where the job's minimum of workers fits: it cannot start on fewer.
         count = self._smallest(max(0, -(-(self._job.min_workers - self._total) // unit) - 1), most, is_enough)
         if count is None:
             return None
         bounds, num_devices = self._bounds_on(self._total + count * unit), there + count * unit
-        answer = self._holds(bounds, num_devices)
+        answer = self._lasting_answer(bounds, num_devices)
         if answer is None:
             return None
         if len(nodes) > 1:
@@ -167,7 +167,7 @@ class _Search:
         return self._offer(what, bounds, answer, num_devices)
 
     def larger_budget(self) -> Alternative | None:
-        """The budget that its planned cost needs."""
+        """A budget that covers the planned cost."""
         if not self._is_about_money:
             return None
         answer = self._inquiry.ask(changed_job(self._job, {"budget_usd": None}, self._now_s))
@@ -175,73 +175,73 @@ class _Search:
         budget_usd = math.ceil((cost.p90 or 0.0) * 100.0 + 1e-9) / 100.0
         for _ in range(_MAX_DOUBLINGS):
             if budget_usd > (self._job.goal.budget_usd or 0.0):
-                held = self._holds({"budget_usd": budget_usd})
+                held = self._lasting_answer({"budget_usd": budget_usd})
                 if held is not None:
                     return self._offer(f"--budget {budget_usd:.2f}", {"budget_usd": budget_usd}, held)
             budget_usd = math.ceil(budget_usd * 110.0 + 1.0) / 100.0
         return None
 
     def fewer_workers(self) -> Alternative | None:
-        """The most workers with which it stays within its budget."""
+        """The most workers with which the job stays within its budget."""
         if not self._is_about_money or not self._job.elastic:
             return None
         least, most = self._job.min_workers, min(self._job.max_workers, self._total) - 1
         return self._largest("max_workers", least, most, lambda count: f"--workers {least}..{count}")
 
     def whole_devices(self) -> Alternative | None:
-        """No share: then no other workload is on its devices."""
+        """Whole devices instead of shares of them."""
         if share_of(self._job) is None or self._is_about_money:
             return None
-        answer = self._holds({"share": None})
+        answer = self._lasting_answer({"share": None})
         return None if answer is None else self._offer("leave --share out", {"share": None}, answer)
 
     def best_effort(self) -> Alternative | None:
-        """No goal: it runs when there is room."""
+        """No deadline and no budget: the job runs when devices are free."""
         options: Options = {"deadline_s": None, "budget_usd": None}
         if self._job.min_workers > self._total:
-            # It would be taken in and never start.
+            # It would be accepted and never start.
             return None
         answer = self._inquiry.ask(changed_job(self._job, options, self._now_s))
         return self._offer("--best-effort", options, answer) if answer.is_accepted else None
 
     # --- how they are found -----------------------------------------------------------------------------------------
 
-    def _may(self, options: Options, num_devices: int | None = None) -> bool:
-        """Whether the changed job is admitted with some of its deadline to spare."""
+    def _is_accepted_with_spare(self, options: Options, num_devices: int | None = None) -> bool:
+        """Whether the changed job is accepted with a deadline that is shorter by SPARE_FRACTION."""
         changed = changed_job(self._job, options, self._now_s)
         if changed.goal.deadline_s is not None:
             spared = {"deadline_s": (changed.goal.deadline_s - self._now_s) * (1.0 - SPARE_FRACTION)}
             changed = changed_job(changed, spared, self._now_s)
         return self._inquiry.ask(changed, num_devices).is_accepted
 
-    def _holds(self, options: Options, num_devices: int | None = None) -> InquiryResult | None:
-        """The answer to the changed job, if it is admitted as it is, and with some of its deadline to spare too."""
+    def _lasting_answer(self, options: Options, num_devices: int | None = None) -> InquiryResult | None:
+        """The policy's answer to the changed job, if it is accepted both as it is and with a shorter deadline."""
         answer = self._inquiry.ask(changed_job(self._job, options, self._now_s), num_devices)
-        return answer if answer.is_accepted and self._may(options, num_devices) else None
+        return answer if answer.is_accepted and self._is_accepted_with_spare(options, num_devices) else None
 
     def _bounds_on(self, num_devices: int) -> dict[str, float | int | None]:
-        """A job that may use the whole platform may use the whole of a larger one."""
+        """The job's upper bound on workers raised to the size of a larger cluster."""
         most = max(self._job.min_workers, min(num_devices, MAX_VIRTUAL_SHARDS))
         return {"max_workers": most} if self._job.elastic else {}
 
     def _largest(self, option: str, least: int, most: int, text: Callable[[int], str]) -> Alternative | None:
-        """The largest value from `least` to `most` that is accepted, if the smallest is."""
+        """An offer of the largest accepted value from `least` to `most`; None if the smallest is refused."""
         if most < least or self._curve is None:
             return None
-        if not self._may({option: least}):
+        if not self._is_accepted_with_spare({option: least}):
             return None
         low, high = least, most + 1
         while high - low > 1:
             middle = (low + high) // 2
-            if self._may({option: middle}):
+            if self._is_accepted_with_spare({option: middle}):
                 low = middle
             else:
                 high = middle
-        answer = self._holds({option: low})
+        answer = self._lasting_answer({option: low})
         return None if answer is None else self._offer(text(low), {option: low}, answer)
 
     def _smallest(self, refused: int, most: int, is_enough: Callable[[int], bool]) -> int | None:
-        """The smallest count above `refused` that is accepted, found from below in growing strides."""
+        """The smallest count above `refused` that is enough: doubling strides find a bound, then bisection."""
         stride, low = 1, refused
         while True:
             high = min(most, low + stride)

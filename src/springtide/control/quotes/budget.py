@@ -1,4 +1,4 @@
-"""Budgets as admission: what a plan costs, and a policy that turns away jobs planned to cost more than their budget."""
+"""Budgets as admission: what a plan costs, and a policy that rejects jobs whose planned cost exceeds their budget."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ def cost_usd(schedule: Schedule, usd_per_device_hour: float) -> float:
 
 
 class WithinBudget(msgspec.Struct, frozen=True):
-    """A policy whose plans refuse, at the moment of its arrival, a job that is planned to cost more than its budget.
+    """Wraps a policy so that a job is refused at its arrival if its planned cost exceeds its budget.
 
-    The planned cost is that of `Plan.future`; where the policy plans only the present, that of the devices given now
-    (or, to a job that waits, of the fewest it can run on), kept to the end. A job whose length or speed is not known
-    is not judged. A refused job is out before the policy decides, so that it takes no other job's place.
+    The planned cost is that of the job's schedule in `Plan.future`. Where the policy plans no future, it is the cost of
+    running to the end on the devices given now (for a waiting job: on the fewest it can run on). A job of unknown
+    length or speed is not checked. The inner policy decides again without the refused jobs, so that they displace no
+    other job.
     """
 
     policy: Policy
@@ -34,13 +35,13 @@ class WithinBudget(msgspec.Struct, frozen=True):
         return DecisionCache(self.policy)
 
     def decide(self, snapshot: Snapshot, derived: DecisionCache | None = None) -> Plan:
-        """Return the inner policy's plan, without the jobs that are too dear."""
+        """Return the inner policy's plan for the jobs that are within their budgets."""
         decisions = derived or DecisionCache(self.policy)
         plan = decisions.decide(snapshot)
         refusals: dict[WorkloadId, Refusal] = {}
         for view in reversed(snapshot.jobs):
-            # They come in order of arrival. Later changes of the plan are the platform's doing: they do not take back
-            # what was accepted.
+            # Jobs are in order of arrival, and only those that arrive now are checked: a later change of plans does not
+            # revoke an acceptance.
             if view.submitted_at_s != snapshot.now_s:
                 break
             budget_usd = view.job.goal.budget_usd
@@ -75,7 +76,7 @@ class WithinBudget(msgspec.Struct, frozen=True):
 
 
 def money(usd: float) -> str:
-    """$4.20; what is less than half a cent with two digits that count."""
+    """`$4.20`; amounts below half a cent with two significant digits."""
     return f"${usd:.2f}" if usd >= 0.005 or usd == 0 else f"${usd:.2g}"
 
 

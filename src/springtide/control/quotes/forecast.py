@@ -1,4 +1,4 @@
-"""What a policy would do over the time to come: it is asked again and again while jobs progress along their curves."""
+"""Forecasts of what a policy will do: it is asked turn by turn while the jobs progress along their speed curves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from springtide.control.parts import guaranteed_curve
-from springtide.control.quotes.pools_forecast import PoolPlay
+from springtide.control.quotes.pools_forecast import PoolForecast
 from springtide.core.decision import (
     EMPTY,
     Allocation,
@@ -31,22 +31,22 @@ from springtide.scheduling.decisions.cache import DecisionCache
 from springtide.scheduling.functions.ask import entry_of, pace_of
 from springtide.scheduling.functions.settled import settled
 
-# Jobs end and policies look again at most so often before the last turn is taken to last.
+# After this many turns the last plan is assumed to stay in force.
 MAX_TURNS = 600
-# A policy that looks again at short intervals is asked at most each time that so much of the time played has passed
-# anew: the further away, the less an exact moment matters.
+# A policy that asks to be revisited at short intervals is revisited only after this fraction of the forecast time so
+# far: the further ahead, the less the exact time matters.
 LEAST_LOOK_FRACTION = 0.01
 _SHORTEST_TURN_S = 1e-3
-# Every turn looks at every open job: with many of them there are fewer turns.
+# The cost of a turn grows with the number of open jobs, so that their product is bounded.
 _JOB_TURNS = 30_000
 _FEWEST_TURNS = 50
 _NOTHING = PoolAllocation(device_ids=())
 
 
 class PlanForecast(msgspec.Struct, frozen=True, kw_only=True):
-    """How many devices each workload holds when, from the snapshot's moment on, and when it ends (absolute seconds).
+    """The schedule of each workload from the snapshot's instant on, and when it ends (absolute seconds).
 
-    A job whose length or speed is not known keeps what it is given and never ends.
+    A job of unknown length or speed keeps the devices that it gets and never ends.
     """
 
     schedules: Mapping[WorkloadId, Schedule] = EMPTY
@@ -54,30 +54,30 @@ class PlanForecast(msgspec.Struct, frozen=True, kw_only=True):
     refusals: Mapping[WorkloadId, str] = EMPTY
 
 
-def play_forward(
+def roll_forward(
     snapshot: Snapshot, policy: Policy, *, until: WorkloadId | None = None, max_turns: int | None = None
 ) -> PlanForecast:
-    """Ask `policy` from the snapshot on, turn by turn, until every job (or the one named) has ended.
+    """Ask `policy` from the snapshot on, turn by turn, until every job (or the job `until`) has ended.
 
     Changes take effect at once and cost what `snapshot.overheads` says; no job arrives and no device is lost. A job on
-    parts of devices goes at its request, unless it has been measured there: what it is sure of. Services
-    keep their load; where nodes are labelled they need what the tide is forecast to be (see `PoolPlay`). After
-    `max_turns` (by default fewer, the more jobs there are) all jobs go on unchanged.
+    shares of devices runs at its guaranteed speed. Services keep their load; in a cluster with pools they need what the
+    tide is forecast to be (see `PoolForecast`). After `max_turns` (by default fewer, the more jobs there are) all jobs
+    go on unchanged.
     """
     turns = min(MAX_TURNS, max(_FEWEST_TURNS, _JOB_TURNS // max(1, len(snapshot.jobs))))
-    return _Play(snapshot, policy, until).run(turns if max_turns is None else max_turns)
+    return _ForecastRun(snapshot, policy, until).run(turns if max_turns is None else max_turns)
 
 
 def after_one_turn(snapshot: Snapshot, policy: Policy) -> Snapshot:
-    """The same moment, once the policy's plan for it has been made true."""
-    play = _Play(snapshot, policy, None)
-    return play.one_turn()
+    """The snapshot after the policy's plan for it has taken effect."""
+    run = _ForecastRun(snapshot, policy, None)
+    return run.one_turn()
 
 
 def while_changing(snapshot: Snapshot, policy: Policy) -> Snapshot:
-    """The same moment, with the policy's plan for it just begun: devices to be given up are still held.
+    """The snapshot right after the policy's plan for it was decided: devices that are to be released are still held.
 
-    Free devices are given at once: to a workload that starts if they are all it needs, to others as far as they go.
+    Free devices are granted at once: to a running workload as many as are free, to a starting one only if all are.
     """
     plan = policy.decide(snapshot)
     held = dict(snapshot.allocations)
@@ -87,15 +87,15 @@ def while_changing(snapshot: Snapshot, policy: Policy) -> Snapshot:
             on.setdefault(device, []).append(given.share)
     memory_of = snapshot.cluster.memory_of
     for workload_id, wanted in plan.allocations.items():
-        mine = held.get(workload_id, _NOTHING)
+        current = held.get(workload_id, _NOTHING)
         free = tuple(
             device
             for device in wanted.device_ids
-            if device not in mine.device_ids
+            if device not in current.device_ids
             and has_room(load_of(on.get(device, ())), wanted.share, memory_of.get(device, 0))
         )
-        if free and (mine.num_devices or len(free) == wanted.num_devices):
-            held[workload_id] = replace(wanted, device_ids=(*mine.device_ids, *free))
+        if free and (current.num_devices or len(free) == wanted.num_devices):
+            held[workload_id] = replace(wanted, device_ids=(*current.device_ids, *free))
             for device in free:
                 on.setdefault(device, []).append(wanted.share)
     views = [
@@ -119,8 +119,8 @@ def while_changing(snapshot: Snapshot, policy: Policy) -> Snapshot:
     return replace(snapshot, jobs=tuple(views), allocations=held, memory=plan.memory)
 
 
-class _Play:
-    """The state of one forecast: what each open job has done, what it holds, and from when on it progresses."""
+class _ForecastRun:
+    """The state of one forecast: how far each open job is, what it holds, and from when on it makes progress."""
 
     def __init__(self, snapshot: Snapshot, policy: Policy, until: WorkloadId | None) -> None:
         snapshot = settled(snapshot)
@@ -129,14 +129,14 @@ class _Play:
         self._began_s = snapshot.now_s
         self._now_s = snapshot.now_s
         self._snapshot = snapshot
-        self._pools = PoolPlay(snapshot)
+        self._pools = PoolForecast(snapshot)
         self._is_relabelled = False
         self._views: dict[WorkloadId, JobView] = {view.job.job_id: view for view in snapshot.jobs}
         self._curves = {job_id: guaranteed_curve(view) for job_id, view in self._views.items()}
         self._held: dict[WorkloadId, Allocation] = dict(snapshot.allocations)
         self._memory = snapshot.memory
-        self._seen = {frozenset(held.device_ids) for held in snapshot.allocations.values()}
-        # A job reported `step` at `progress_at_s` and has gone on since.
+        self._used_before = {frozenset(held.device_ids) for held in snapshot.allocations.values()}
+        # In steps. Jobs have gone on since they last reported.
         self._done = {job_id: self._done_by_now(view) for job_id, view in self._views.items()}
         self._busy_until_s: dict[WorkloadId, float] = {}
         self._runs: dict[WorkloadId, list[PlannedRun]] = {}
@@ -145,17 +145,17 @@ class _Play:
 
     def run(self, max_turns: int) -> PlanForecast:
         for _ in range(max_turns):
-            self._retire()
+            self._remove_finished()
             if not self._views or (self._until is not None and self._until not in self._views):
                 break
             plan = self._decisions.decide(self._as_snapshot())
-            self._take(plan)
+            self._apply(plan)
             next_s = self._next_moment(plan)
             if next_s is None:
                 break
             self._advance(next_s)
         else:
-            self._go_on_as_they_are()
+            self._finish_unchanged()
         return PlanForecast(
             schedules={job_id: tuple(runs) for job_id, runs in self._runs.items()},
             finishes_s=self._finishes_s,
@@ -163,14 +163,14 @@ class _Play:
         )
 
     def one_turn(self) -> Snapshot:
-        self._take(self._decisions.decide(self._as_snapshot()))
+        self._apply(self._decisions.decide(self._as_snapshot()))
         return self._as_snapshot()
 
     def _done_by_now(self, view: JobView) -> float:
         held = self._held.get(view.job.job_id)
         curve = self._curves[view.job.job_id]
         if held is None:
-            # It goes on from its last checkpoint, whatever it did after that.
+            # Without devices, the job goes on from its last checkpoint.
             return float(view.checkpoint.step if view.checkpoint is not None else 0)
         if view.state is not JobState.RUNNING or curve.source == "guess":
             return float(view.progress.step)
@@ -186,8 +186,8 @@ class _Play:
             memory=self._memory,
         )
 
-    def _take(self, plan: Plan) -> None:
-        """Apply the plan at once."""
+    def _apply(self, plan: Plan) -> None:
+        """Let the plan take effect at once."""
         self._memory = plan.memory
         for job_id, refusal in plan.rejected.items():
             if self._views.pop(job_id, None) is not None:
@@ -199,7 +199,7 @@ class _Play:
             if view.restarts.runnable_at_s > self._now_s and not before.num_devices:
                 wanted = _NOTHING
             if wanted.device_ids != before.device_ids or _functions(wanted) != _functions(before):
-                self._give(job_id, wanted)
+                self._grant(job_id, wanted)
             elif wanted.share != before.share:
                 # A change of share takes effect in place, without a pause.
                 self._held[job_id] = wanted
@@ -219,18 +219,18 @@ class _Play:
         self._is_relabelled = relabelled.cluster is not self._snapshot.cluster
         self._snapshot = relabelled
 
-    def _give(self, job_id: WorkloadId, wanted: Allocation) -> None:
+    def _grant(self, job_id: WorkloadId, wanted: Allocation) -> None:
         view = self._views[job_id]
         if not wanted.num_devices:
             self._held.pop(job_id, None)
             self._views[job_id] = replace(view, state=JobState.PENDING, num_replicas=0)
             return
         devices = frozenset(wanted.device_ids)
-        cost_s = self._snapshot.overheads.cost_s(wanted.num_devices, is_fresh=devices not in self._seen)
+        cost_s = self._snapshot.overheads.cost_s(wanted.num_devices, is_fresh=devices not in self._used_before)
         if isinstance(wanted, FunctionAllocation) and view.job.menu is not None:
             entry = entry_of(view.job.menu, wanted.plan)
             cost_s = entry.start_s if entry is not None else cost_s
-        self._seen.add(devices)
+        self._used_before.add(devices)
         self._busy_until_s[job_id] = self._now_s + cost_s
         self._held[job_id] = wanted
         self._views[job_id] = replace(
@@ -244,7 +244,7 @@ class _Play:
         )
 
     def _ends_at_s(self, job_id: WorkloadId) -> float | None:
-        """When the job ends if nothing changes; None: never, or not known."""
+        """When the job ends if its allocation stays; None if it never ends, or if that is not known."""
         view, curve = self._views[job_id], self._curves[job_id]
         held = self._held.get(job_id)
         if held is None or view.total_steps is None or curve.source == "guess":
@@ -257,7 +257,7 @@ class _Play:
 
     def _next_moment(self, plan: Plan) -> float | None:
         if self._is_relabelled:
-            # What starts under the new labels starts at once.
+            # Workloads may start on the nodes with new labels at once.
             return self._now_s + _SHORTEST_TURN_S
         ends = [at_s for job_id in self._views if (at_s := self._ends_at_s(job_id)) is not None]
         moments = ends + [
@@ -267,7 +267,7 @@ class _Play:
             look_s = self._now_s + LEAST_LOOK_FRACTION * (self._now_s - self._began_s)
             moments.append(max(plan.revisit_at_s, look_s))
         elif plan.revisit_at_s is not None and plan.revisit_at_s > self._now_s:
-            # Nothing progresses, but the policy has something in mind for later.
+            # No job makes progress, but the policy wants to decide again later.
             moments.append(plan.revisit_at_s)
         change_s = self._pools.next_change_s(self._now_s)
         if change_s is not None:
@@ -288,7 +288,7 @@ class _Play:
             steps_per_s = _rate(view, curve, held)
             self._done[job_id] += max(0.0, to_s - since_s) * steps_per_s
             most = math.inf if view.total_steps is None else view.total_steps
-            # Once it runs there its speed is measured, as it will be then.
+            # A running job's speed is measured. In a forecast it is the predicted one.
             functions = _functions(held)
             size = held.num_devices if functions is None else functions.num_functions
             measured = {**view.learnt.throughput_samples_per_s, size: steps_per_s * view.job.global_batch_size}
@@ -311,15 +311,15 @@ class _Play:
         else:
             runs.append(PlannedRun(start_s=self._now_s, end_s=to_s, num_devices=num_devices))
 
-    def _retire(self) -> None:
+    def _remove_finished(self) -> None:
         for job_id, view in list(self._views.items()):
-            # A millionth of a step is rounding.
+            # The tolerance covers rounding errors.
             if view.total_steps is not None and self._done[job_id] >= view.total_steps - 1e-6:
                 del self._views[job_id]
                 self._held.pop(job_id, None)
                 self._finishes_s[job_id] = self._now_s
 
-    def _go_on_as_they_are(self) -> None:
+    def _finish_unchanged(self) -> None:
         for job_id in self._views:
             ends_s = self._ends_at_s(job_id)
             if ends_s is not None:
@@ -332,7 +332,7 @@ def _functions(held: PoolAllocation) -> FunctionPlan | None:
 
 
 def _rate(view: JobView, curve: SpeedCurve, held: PoolAllocation) -> float:
-    """Steps a second with what it holds."""
+    """Steps a second with the allocation."""
     menu, functions = view.job.menu, _functions(held)
     entry = entry_of(menu, functions) if menu is not None and functions is not None else None
     if menu is None or entry is None:
@@ -341,6 +341,6 @@ def _rate(view: JobView, curve: SpeedCurve, held: PoolAllocation) -> float:
 
 
 def expected_rate(curve: SpeedCurve, num_devices: int) -> float | None:
-    """Steps a second on so many devices; None where only the shape of the curve is known, or it does not run."""
+    """Steps a second on `num_devices`; None if the curve is a guess, or if the job does not run on that many."""
     rate = curve.rate(num_devices)
     return None if curve.source == "guess" or rate <= 0 else rate

@@ -1,4 +1,4 @@
-"""Asking a policy what it would do with one more job: the same code that decides, on a Snapshot that is thrown away."""
+"""Asks a policy what it would do with one more job: the policy itself decides, on a Snapshot that is then discarded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from springtide.control.parts import guaranteed_curve
 from springtide.control.quotes.budget import WithinBudget
-from springtide.control.quotes.forecast import after_one_turn, play_forward, while_changing
+from springtide.control.quotes.forecast import after_one_turn, roll_forward, while_changing
 from springtide.core.decision import JobView, Plan, PlannedRun, Policy, Schedule, Snapshot
 from springtide.core.job_parts import JobBounds
 from springtide.core.resources import Device, DeviceId, Node, NodeId, Pool, Topology
@@ -23,7 +23,7 @@ Options = Mapping[str, float | int | None]
 
 
 class InquiryResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What the policy would do at this moment with the job in `view` among all others."""
+    """What the policy would do now with the job in `view`, besides all other jobs."""
 
     view: JobView
     snapshot: Snapshot
@@ -31,7 +31,7 @@ class InquiryResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_accepted(self) -> bool:
-        """Whether the job would be taken in."""
+        """Whether the job would be accepted."""
         return self.view.job.job_id not in self.plan.rejected
 
     @property
@@ -41,15 +41,15 @@ class InquiryResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def refusal(self) -> str:
-        """The policy's own sentence; empty for an accepted job."""
+        """The policy's reason for its refusal; empty for an accepted job."""
         refused = self.plan.rejected.get(self.view.job.job_id)
         return "" if refused is None else refused.reason
 
 
 class Inquiry:
-    """Puts questions about one job, and changes of it, to one policy at one moment.
+    """Asks one policy at one instant about a job and changed versions of it.
 
-    Deterministic: the same question gets the same answer. Forecasts take long, so each is made once.
+    Deterministic: the same question gets the same answer. Forecasts are expensive, so they are cached.
     """
 
     def __init__(self, snapshot: Snapshot, policy: Policy, usd_per_device_hour: float = 0.0) -> None:
@@ -62,16 +62,18 @@ class Inquiry:
         self._forecasts: dict[tuple[Goal, int, int, int, Share | None], Schedule | None] = {}
 
     def ask(self, job: TrainingJob, num_devices: int | None = None) -> InquiryResult:
-        """What would become of the job if it were submitted now, or right after the cluster grew to `num_devices`."""
+        """The policy's answer if the job were submitted now, or right after the cluster grew to `num_devices`."""
         if num_devices is None:
             return self._ask(job, self.snapshot)
         settled, changing = self._larger(num_devices)
         answer = self._ask(job, settled)
         if not answer.is_accepted:
             return answer
-        # A job submitted at once finds the others still on their way to the new devices.
-        at_once = self._ask(job, changing)
-        return answer if at_once.is_accepted and at_once.is_promised == answer.is_promised else at_once
+        # If the job is submitted right away, the other jobs are still moving to the new devices.
+        submitted_now = self._ask(job, changing)
+        return (
+            answer if submitted_now.is_accepted and submitted_now.is_promised == answer.is_promised else submitted_now
+        )
 
     def _ask(self, job: TrainingJob, before: Snapshot) -> InquiryResult:
         view = arriving(job, before.now_s)
@@ -79,8 +81,8 @@ class Inquiry:
         return InquiryResult(view=view, snapshot=snapshot, plan=self._decisions.decide(snapshot))
 
     def _larger(self, num_devices: int) -> tuple[Snapshot, Snapshot]:
-        """The moment after new devices joined: the policy has given them to the present workloads, which hold
-        them, or are on their way to them."""
+        """The snapshots after new devices joined and the policy gave them to the present workloads: once these hold
+        them, and while they are still moving to them."""
         known = self._on_larger.get(num_devices)
         if known is None:
             joined = replace(self.snapshot, cluster=grown(self.snapshot.cluster, num_devices))
@@ -89,9 +91,9 @@ class Inquiry:
         return known
 
     def schedule(self, answer: InquiryResult) -> Schedule | None:
-        """The devices the accepted job would hold up to its end: as planned, or played forward. None: not known."""
+        """The devices the accepted job would hold until its end, from the plan or a forecast; None if not known."""
         job_id = answer.view.job.job_id
-        # A plan for a job of which nothing is known is made on a guess.
+        # Without a known length and speed, a plan would be based on a guess.
         if not answer.is_accepted or known_curve(answer.view) is None:
             return None
         planned = answer.plan.future.get(job_id)
@@ -100,14 +102,14 @@ class Inquiry:
         job, num_devices = answer.view.job, len(answer.snapshot.cluster.device_ids())
         key = (job.goal, job.num_epochs, job.max_workers, num_devices, job.share)
         if key not in self._forecasts:
-            forecast = play_forward(answer.snapshot, self.policy, until=job_id)
+            forecast = roll_forward(answer.snapshot, self.policy, until=job_id)
             has_end = job_id in forecast.finishes_s
             self._forecasts[key] = forecast.schedules.get(job_id) if has_end else None
         return self._forecasts[key]
 
 
 def arriving(job: TrainingJob, now_s: float) -> JobView:
-    """A job as the policy sees it in the moment of its submission."""
+    """A job as the policy sees it when it is submitted."""
     return JobView(
         job=job,
         state=JobState.PENDING,
@@ -120,13 +122,13 @@ def arriving(job: TrainingJob, now_s: float) -> JobView:
 
 
 def known_curve(view: JobView) -> SpeedCurve | None:
-    """The speed that the job can count on; None where its length or its speed is not known."""
+    """The job's guaranteed speed curve; None if its length or its speed is not known."""
     curve = guaranteed_curve(view)
     return None if view.total_steps is None or curve.source == "guess" or not curve.sizes else curve
 
 
 def unbounded_curve(view: JobView) -> SpeedCurve | None:
-    """The curve that the job would have if its owner set no upper bound on workers."""
+    """The speed curve that the job would have without its owner's upper bound on workers."""
     if not view.job.elastic:
         return known_curve(view)
     job = replace(view.job, num_virtual_shards=MAX_VIRTUAL_SHARDS)
@@ -171,9 +173,9 @@ def changed_job(job: TrainingJob, options: Options, now_s: float) -> TrainingJob
 
 
 def grown(cluster: Topology, num_devices: int) -> Topology:
-    """The cluster with more devices: whole nodes like its last one, or more devices in its only node.
+    """The cluster with `num_devices` or more: with further nodes like its last one, or more devices in its only node.
 
-    Where nodes are labelled for one kind of workload the new ones are training's own.
+    In a cluster with pools the new nodes belong to the training pool.
     """
     devices = cluster.device_ids()
     missing = num_devices - len(devices)
@@ -199,7 +201,7 @@ def grown(cluster: Topology, num_devices: int) -> Topology:
 
 
 def longest_run(schedule: Schedule) -> int:
-    """The number of workers that a schedule spends most of its time on; of equals the earlier."""
+    """The number of workers that a schedule uses for the longest time; of equal ones the earlier."""
     times_s: dict[int, float] = {}
     for run in schedule:
         times_s[run.num_devices] = times_s.get(run.num_devices, 0.0) + run.end_s - run.start_s
@@ -207,7 +209,7 @@ def longest_run(schedule: Schedule) -> int:
 
 
 def from_now(schedule: Schedule, now_s: float) -> Schedule:
-    """The schedule in seconds from `now_s`."""
+    """The runs of the schedule with devices, in seconds from `now_s`."""
     return tuple(
         PlannedRun(start_s=max(0.0, run.start_s - now_s), end_s=run.end_s - now_s, num_devices=run.num_devices)
         for run in schedule

@@ -1,4 +1,4 @@
-"""Pools in a forecast: nodes take their new labels, and services need what the tide is forecast to be."""
+"""Pools in a forecast: nodes get their new labels, and services need as many devices as the tide forecast says."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from springtide.core.decision import Drain, Plan, PoolAllocation, ServiceView, S
 from springtide.core.resources import Node, NodeId, admits
 from springtide.core.workload import WorkloadId
 
-# Needs are followed for so many days; then they stay.
+# After this many days the needs of services are assumed to stay constant.
 FOLLOWED_DAYS = 1.0
 
 
-class PoolPlay:
-    """What becomes of labels and needs while one plan after the other is applied.
+class PoolForecast:
+    """How labels of nodes and needs of services change while a forecast applies one plan after the other.
 
-    A node takes its label as soon as no replica of the other kind is on it, which here is at once or when they end. The
-    load of the services together goes where the tide is forecast to go, between their minimums and their maximums: each
-    keeps its share of it. Where less than a day of the tide is known they keep the load that they have.
+    A node gets its new label as soon as no workload that the label does not admit is on it. The total load of the
+    services follows the forecast of the tide, and each service keeps its fraction of it, within its bounds. With less
+    than a day of history the services keep their present load.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -29,12 +29,12 @@ class PoolPlay:
         self._moments = [from_s for from_s, _ in self._needs]
 
     def next_change_s(self, now_s: float) -> float | None:
-        """When services will need something else."""
+        """When the needs of services change next."""
         return next((moment_s for moment_s in self._moments if moment_s > now_s), None)
 
     def at(self, snapshot: Snapshot, now_s: float, held: Mapping[WorkloadId, PoolAllocation]) -> Snapshot:
-        """The snapshot with services as they are at a moment: replicas run where they are given, under the load of
-        that moment; the tide has been noted."""
+        """The snapshot with the services as of `now_s`: their replicas run on what they hold, under the load that is
+        forecast for then, and the tide contains it."""
         if not self._served:
             return snapshot
         factor = self._factor(now_s)
@@ -45,7 +45,7 @@ class PoolPlay:
         return replace(snapshot, services=views, tide=tide)
 
     def _factor(self, now_s: float) -> float | None:
-        """What services need now over what they needed at first; None where that is not forecast."""
+        """The forecast need at `now_s` over the need at the start of the forecast; None without a forecast."""
         needed = next((devices for from_s, devices in reversed(self._needs) if from_s <= now_s), None)
         return None if needed is None else needed / max(1, sum(self._first.values()))
 
@@ -59,7 +59,7 @@ class PoolPlay:
         return view if changed == view else changed
 
     def relabelled(self, snapshot: Snapshot, plan: Plan, held: Mapping[WorkloadId, PoolAllocation]) -> Snapshot:
-        """The snapshot after a plan's labels: applied where no replica is in the way, a drain where one is."""
+        """The snapshot after a plan's labels: applied where the node's workloads allow it, a drain elsewhere."""
         if not plan.pools and not snapshot.drains:
             return snapshot
         kinds: dict[NodeId, set[bool]] = {}
@@ -86,13 +86,13 @@ class PoolPlay:
 
 
 def _forecast_needs(snapshot: Snapshot) -> list[tuple[float, float]]:
-    """From each moment on the devices that services are expected to need; empty where that is not known."""
+    """(from_s, devices): the devices that services are expected to need from then on; empty if not known."""
     # Imported here: only forecasts over pools need it.
     from springtide.perf.tide import forecast
 
     tide, now_s = snapshot.tide, snapshot.now_s
-    told = forecast(tide, now_s, tide.day_s * FOLLOWED_DAYS)
-    if not told.is_known:
+    prediction = forecast(tide, now_s, tide.day_s * FOLLOWED_DAYS)
+    if not prediction.is_known:
         return []
-    # The bin that has begun is as it is now.
-    return [(told.until_s(index), devices) for index, devices in enumerate(told.expected[1:])]
+    # The bin that has already begun keeps the present need.
+    return [(prediction.until_s(index), devices) for index, devices in enumerate(prediction.expected[1:])]

@@ -1,4 +1,4 @@
-"""The quote: whether a job would be taken in now, when it would finish, for how much, and what else would do. Pure."""
+"""The quote: whether a job would be accepted now, when it would finish and at what cost, and alternatives. Pure."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from springtide.core.status.quote import Alternative, OptionName, Quote, QuoteOp
 from springtide.core.workload import TrainingJob
 from springtide.perf.curve import SpeedCurve
 
-# Below this part of the devices' time, what workers spend on each other is not worth a word.
+# The fraction of the devices' time from which on communication is mentioned in a verdict.
 _NOTABLE_COMMUNICATION = 0.2
 _BEST_EFFORT = {"deadline_s": None, "budget_usd": None}
 
 
 class SpeedRange(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a run's time may lie from the planned one, as factors of it: four runs of five lie between them.
+    """Between which factors of its planned time a run's time lies in four runs of five.
 
-    The default is for a profile that was given: ten per cent either way. `fast_on` holds other fast ends for some
-    numbers of workers. `source` names what the speed rests on.
+    The default is for a given profile: ten per cent either way. `fast_on` replaces `fast` for some numbers of workers.
+    `source` names what the speed is based on.
     """
 
     fast: float = 0.9
@@ -45,7 +45,7 @@ class SpeedRange(msgspec.Struct, frozen=True, kw_only=True):
     source: str = "profile"
 
     def around(self, value: float, num_workers: int) -> Range:
-        """The range of a figure that is proportional to the time of a run on so many workers."""
+        """The range of a value that is proportional to the time of a run on `num_workers`."""
         return Range(p10=self.fast_on.get(num_workers, self.fast) * value, p90=self.slow * value)
 
 
@@ -58,15 +58,15 @@ def quote(
     usd_per_device_hour: float = 0.0,
     policy_name: str = "",
 ) -> Quote:
-    """Say what a submission of `job` at `snapshot.now_s` would meet, and what else would be accepted.
+    """Return whether `job` would be accepted if it were submitted at `snapshot.now_s`, and what else would be accepted.
 
-    Nothing is changed: the policy decides on a copy of the snapshot that holds the job, too.
+    Nothing is changed: the policy decides on a copy of the snapshot to which the job is added.
     """
-    asker = _Asker(Inquiry(snapshot, policy, usd_per_device_hour), job, spread or SpeedRange())
-    return replace(asker.quote(), policy=policy_name)
+    builder = _QuoteBuilder(Inquiry(snapshot, policy, usd_per_device_hour), job, spread or SpeedRange())
+    return replace(builder.quote(), policy=policy_name)
 
 
-class _Asker:
+class _QuoteBuilder:
     def __init__(self, inquiry: Inquiry, job: TrainingJob, spread: SpeedRange) -> None:
         self._inquiry = inquiry
         self._job = job
@@ -74,11 +74,11 @@ class _Asker:
         self._now_s = inquiry.snapshot.now_s
         self._answer = inquiry.ask(job)
         self._curve = known_curve(self._answer.view)
-        self._ground = PoolContext(inquiry.snapshot, self._answer.plan)
-        self._counts_on = counted_on(self._ground, self._answer.plan, self._until_s())
+        self._pools = PoolContext(inquiry.snapshot, self._answer.plan)
+        self._counts_on = counted_on(self._pools, self._answer.plan, self._until_s())
 
     def _until_s(self) -> float:
-        """To where it matters what promises count on: the end that is planned, or the deadline."""
+        """Until when the capacity that promises count on matters: the planned end, or else the deadline."""
         planned = self._answer.plan.future.get(self._job.job_id)
         if planned:
             return planned[-1].end_s
@@ -90,7 +90,7 @@ class _Asker:
         share = self._minimum_share()
         alternatives: tuple[Alternative, ...] = ()
         if not answer.is_accepted:
-            # What it would be without its deadline; the verdict is about the deadline.
+            # The figures of a refused job are those that it would have without its deadline and budget.
             schedule = inquiry.schedule(inquiry.ask(changed_job(self._job, _BEST_EFFORT, self._now_s)))
             alternatives = find_alternatives(inquiry, self._job, answer, share, self._ranges)
         finish_s, cost = self._ranges(schedule, self._job)
@@ -98,7 +98,7 @@ class _Asker:
         deadline_s = self._job.goal.deadline_s
         return Quote(
             verdict="accepted" if answer.is_accepted else "refused",
-            reason=self._accepted_because(schedule) if answer.is_accepted else self._refused_because(share),
+            reason=self._acceptance(schedule) if answer.is_accepted else self._refusal(share),
             finish_s=finish_s,
             cost_usd=cost,
             workers=longest_run(schedule) if schedule else None,
@@ -119,7 +119,7 @@ class _Asker:
     # --- figures ----------------------------------------------------------------------------------------------------
 
     def _ranges(self, schedule: Schedule | None, job: TrainingJob) -> tuple[Range, Range]:
-        """When the job, or what it was changed to, ends, from now, and what it costs."""
+        """In how many seconds the job, changed or not, ends, and what it costs."""
         if not schedule:
             return Range(), Range(p10=0.0, p90=0.0) if self._is_free else Range()
         cost = cost_usd(schedule, self._inquiry.usd_per_device_hour) * price_fraction(job)
@@ -127,7 +127,7 @@ class _Asker:
         finish_s, cost_range = schedule[-1].end_s - self._now_s, self._spread.around(cost, count)
         if best == 1.0:
             return self._spread.around(finish_s, count), cost_range
-        # The plan is for its request; while its neighbours are idle it runs at its limit, but waits no less.
+        # The schedule assumes the request of its share. With idle neighbours it runs at its limit, but waits as long.
         waits_s = max(0.0, next((run.start_s for run in schedule if run.num_devices), self._now_s) - self._now_s)
         slow, fast = self._spread.around(finish_s, count), self._spread.around((finish_s - waits_s) * best, count)
         assert fast.p10 is not None
@@ -139,7 +139,7 @@ class _Asker:
         return self._inquiry.usd_per_device_hour == 0
 
     def _time_s(self, num_workers: int, curve: SpeedCurve) -> float:
-        """How long the whole job takes on so many workers from now on."""
+        """How long the whole job takes on `num_workers` from now on."""
         steps = self._answer.view.total_steps or 0
         return self._inquiry.snapshot.overheads.cost_s(num_workers) + steps / curve.rate(num_workers)
 
@@ -152,18 +152,18 @@ class _Asker:
 
     # --- sentences --------------------------------------------------------------------------------------------------
 
-    def _accepted_because(self, schedule: Schedule | None) -> str:
-        goal, total = self._job.goal, self._ground.num_devices
+    def _acceptance(self, schedule: Schedule | None) -> str:
+        goal, total = self._job.goal, self._pools.num_devices
         if self._job.min_workers > total:
             return (
                 f"it would be taken in and wait: it asks for {_workers(self._job.min_workers)}, this pool has {total}"
             )
         if self._curve is None:
             unknown = "its length is" if self._answer.view.total_steps is None else "its speed is"
-            told = f"{unknown} not known yet"
+            text = f"{unknown} not known yet"
             if goal.deadline_s is not None:
-                told += ", so its deadline is pursued and not promised"
-            return f"{told}: run it once, or measure it with `springtide quote FILE --profile`"
+                text += ", so its deadline is pursued and not promised"
+            return f"{text}: run it once, or measure it with `springtide quote FILE --profile`"
         if goal.waits and not self._answer.is_promised and self._is_refused_without_waiting():
             return (
                 f"its deadline in {format_duration((goal.deadline_s or 0.0) - self._now_s)} cannot be promised now: it "
@@ -171,7 +171,7 @@ class _Asker:
             )
         if schedule is None:
             held = self._answer.plan.reasons.get(self._job.job_id, "")
-            # What a policy says of a job that holds nothing says that it waits, and for what.
+            # The policy's reason for a job without devices says what it waits for.
             return (
                 f"it would be taken in: {held}"
                 if held
@@ -187,12 +187,12 @@ class _Asker:
         deadline_s = goal.deadline_s - self._now_s
         if self._answer.is_promised:
             margin_s = deadline_s - (schedule[-1].end_s - self._now_s)
-            told = f"its deadline in {format_duration(deadline_s)} is promised"
+            text = f"its deadline in {format_duration(deadline_s)} is promised"
             loans = self._loans(schedule)
             if finish.p90 > deadline_s:
                 late = format_duration(finish.p90 - deadline_s)
-                return f"{told}; at the slow end of its speed it would be {late} late{loans}"
-            return f"{told}, with {format_duration(margin_s)} to spare as planned{loans}"
+                return f"{text}; at the slow end of its speed it would be {late} late{loans}"
+            return f"{text}, with {format_duration(margin_s)} to spare as planned{loans}"
         kind = "soft deadline" if goal.is_soft else "deadline"
         if finish.p90 <= deadline_s:
             return f"{expected}, before its {kind}; nothing is promised"
@@ -200,7 +200,7 @@ class _Asker:
         return f"{expected}, which may miss its {kind} by {late}; nothing is promised"
 
     def _on_parts(self) -> str:
-        """What the range of a job on parts of devices is made of."""
+        """What the two ends of the range mean for a job on shares of devices."""
         share = share_of(self._job)
         if share is None or share.limit == share.request:
             return ""
@@ -209,78 +209,78 @@ class _Asker:
         )
 
     def _loans(self, schedule: Schedule) -> str:
-        """What of the promise rests on loans."""
-        if not is_counting_on_loans(self._ground, self._answer.plan, schedule):
+        """Which loans the promise counts on, as text."""
+        if not is_counting_on_loans(self._pools, self._answer.plan, schedule):
             return ""
-        loans = loans_counted(self._ground, self._counts_on)
+        loans = loans_counted(self._pools, self._counts_on)
         return "" if loans is None else f"; counts {loans.text()}"
 
     def _is_refused_without_waiting(self) -> bool:
-        hasty = replace(self._job, goal=replace(self._job.goal, waits=False))
-        return not self._inquiry.ask(hasty).is_accepted
+        without_waiting = replace(self._job, goal=replace(self._job.goal, waits=False))
+        return not self._inquiry.ask(without_waiting).is_accepted
 
-    def _refused_because(self, share: int | None) -> str:
-        goal, said = self._job.goal, self._answer.refusal
+    def _refusal(self, share: int | None) -> str:
+        goal, policy_reason = self._job.goal, self._answer.refusal
         within = changed_job(self._job, {"budget_usd": None}, self._now_s)
         is_about_money = goal.budget_usd is not None and self._inquiry.ask(within).is_accepted
         if self._curve is None or goal.deadline_s is None or is_about_money:
-            return said
+            return policy_reason
         left_s = goal.deadline_s - self._now_s
-        told = f"cannot finish within {format_duration(left_s)}" if left_s > 0 else "its deadline has passed"
-        total = self._ground.num_devices
+        text = f"cannot finish within {format_duration(left_s)}" if left_s > 0 else "its deadline has passed"
+        total = self._pools.num_devices
         if self._job.min_workers > total:
-            return f"{told}: it asks for at least {_workers(self._job.min_workers)}; this pool has {total}"
+            return f"{text}: it asks for at least {_workers(self._job.min_workers)}; this pool has {total}"
         if share is None:
             curve = unbounded_curve(self._answer.view) or self._curve
             fastest = curve.sizes[-1]
             need = "needs" if fastest == 1 else "need"
-            return f"{told}: even {_workers(fastest)} {need} {format_duration(self._time_s(fastest, curve))}"
-        needs = f"{told}: needs >= {_workers(share)} from now"
+            return f"{text}: even {_workers(fastest)} {need} {format_duration(self._time_s(fastest, curve))}"
+        needs = f"{text}: needs >= {_workers(share)} from now"
         if share > total:
             return f"{needs}; this pool has {total}{self._holders(' (', ')')}"
         if share > self._answer.view.bounds.max_workers:
             return f"{needs}; it allows {self._answer.view.bounds.max_workers}"
-        told = f"{needs}; {self._ground.num_free()} of {total} are free{self._holders(' (', ')')}"
-        loans = loans_counted(self._ground, self._counts_on)
-        return told if loans is None or not loans.until else f"{told}, counting {loans.text()}"
+        text = f"{needs}; {self._pools.num_free()} of {total} are free{self._holders(' (', ')')}"
+        loans = loans_counted(self._pools, self._counts_on)
+        return text if loans is None or not loans.until else f"{text}, counting {loans.text()}"
 
     def _evidence(self, answer: InquiryResult) -> list[str]:
-        snapshot, told = self._inquiry.snapshot, []
+        snapshot, lines = self._inquiry.snapshot, []
         if self._curve is not None:
             batch = self._job.global_batch_size
             sizes = self._curve.doubling_sizes or self._curve.sizes
             speeds = ", ".join(f"{self._curve.rate(n) * batch:.4g} on {n}" for n in sizes[:6])
             share = share_of(self._job)
             part = "" if share is None else f" with {share.request:g} of each device"
-            told.append(f"speed ({self._spread.source}): {speeds} samples/s by number of workers{part}")
-            told.append(f"{answer.view.total_steps} steps of {batch} samples")
-        total = self._ground.num_devices
-        told.append(f"{self._ground.num_free()} of {total} devices free now{self._holders('; held: ', '')}")
+            lines.append(f"speed ({self._spread.source}): {speeds} samples/s by number of workers{part}")
+            lines.append(f"{answer.view.total_steps} steps of {batch} samples")
+        total = self._pools.num_devices
+        lines.append(f"{self._pools.num_free()} of {total} devices free now{self._holders('; held: ', '')}")
         if answer.refusal and not answer.is_accepted:
-            told.append(f"the policy says: {answer.refusal}")
-        said = answer.plan.reasons.get(self._job.job_id, "")
-        if share_of(self._job) is not None and answer.is_accepted and said:
-            told.append(f"the policy says: {said}")
+            lines.append(f"the policy says: {answer.refusal}")
+        policy_reason = answer.plan.reasons.get(self._job.job_id, "")
+        if share_of(self._job) is not None and answer.is_accepted and policy_reason:
+            lines.append(f"the policy says: {policy_reason}")
         others = [view for view in snapshot.jobs if known_curve(view) is None]
         if others:
-            told.append(
-                f"of {len(others)} running or waiting jobs nobody knows how long they take: they are taken to stay"
+            lines.append(
+                f"how long {len(others)} running or waiting jobs take is not known: the quote assumes that they stay"
             )
-        return told
+        return lines
 
     def _holders(self, before: str, after: str) -> str:
-        held = self._ground.holders()
-        told = held[:3]
+        held = self._pools.holders()
+        lines = held[:3]
         if len(held) > 3:
-            told.append(f"and {len(held) - 3} more")
-        return f"{before}{', '.join(told)}{after}" if told else ""
+            lines.append(f"and {len(held) - 3} more")
+        return f"{before}{', '.join(lines)}{after}" if lines else ""
 
     # --- the table --------------------------------------------------------------------------------------------------
 
     def _options(self, chosen: Schedule | None) -> tuple[QuoteOption, ...]:
-        """Cheapest, chosen and fastest; the first and the last as if so many workers were free from now on."""
+        """Cheapest, chosen and fastest; the first and the last as if their workers were free from now on."""
         curve = self._curve
-        total = self._ground.num_devices
+        total = self._pools.num_devices
         sizes = [] if curve is None else [n for n in curve.sizes if n <= total]
         if curve is None or not sizes:
             return ()
@@ -318,12 +318,12 @@ class _Asker:
             return ""
         late_s = 0.0 if goal.deadline_s is None else finish.p90 - (goal.deadline_s - self._now_s)
         over_usd = 0.0 if goal.budget_usd is None or cost.p90 is None else cost.p90 - goal.budget_usd
-        wrong = [f"misses the deadline by {format_duration(late_s)}"] if late_s > 0 else []
-        wrong += [f"costs {money(over_usd)} more than the budget"] if over_usd > 0 else []
-        if wrong:
-            return ", ".join(wrong)
-        kept = [what for what, wish in (("deadline", goal.deadline_s), ("budget", goal.budget_usd)) if wish is not None]
-        return f"fits {' and '.join(kept)}" if kept else ""
+        problems = [f"misses the deadline by {format_duration(late_s)}"] if late_s > 0 else []
+        problems += [f"costs {money(over_usd)} more than the budget"] if over_usd > 0 else []
+        if problems:
+            return ", ".join(problems)
+        met = [what for what, wish in (("deadline", goal.deadline_s), ("budget", goal.budget_usd)) if wish is not None]
+        return f"fits {' and '.join(met)}" if met else ""
 
 
 def _workers(count: int) -> str:

@@ -1,4 +1,4 @@
-"""What a quote says of two pools: what is left to jobs, which loans exist, and which of them a promise counts on."""
+"""Pools in a quote: which devices jobs may use, which loans exist, and which of them a promise counts on."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from springtide.core.workload import WorkloadId
 
 
 class PoolContext:
-    """The devices that jobs may hold at a moment, where nodes are labelled; without labels, all of them.
+    """The devices that jobs may hold under a plan's labels; in a cluster without pools, all of them.
 
-    `num_devices` are on nodes for training now or by the plan, `num_own` of them no loan; `servers` has the size of
-    each server on loan to training.
+    `num_devices` counts them, `num_own` the devices of nodes that are not inference's own; `servers` holds the number
+    of devices of each inference server on loan to training.
     """
 
     def __init__(self, snapshot: Snapshot, plan: Plan) -> None:
@@ -32,42 +32,42 @@ class PoolContext:
 
     @property
     def has_pools(self) -> bool:
-        """Whether nodes are labelled at all."""
+        """Whether any node is labelled for one kind of workload."""
         return self.snapshot.cluster.has_pools
 
     def num_free(self) -> int:
-        """How many of the devices are wholly free."""
+        """How many of the devices are held by no workload."""
         held = dict.fromkeys(at for given in self.snapshot.allocations.values() for at in given.device_ids)
         return self.num_devices - sum(node_id in self.nodes for node_id in _nodes_of(self.snapshot.cluster, held))
 
     def holders(self) -> list[str]:
-        """What holds jobs' devices: "2 loaned to 'sentiment'" for services, else "1 held by 'fit'", or "2 x 0.3 held by
-        'fit'" for parts of devices.
+        """Which workloads hold jobs' devices, as text: "2 loaned to 'sentiment'" (services on training's own nodes),
+        "1 held by 'fit'", or "2 x 0.3 held by 'fit'" for shares.
         """
         snapshot, cluster = self.snapshot, self.snapshot.cluster
         names = {view.job.job_id: view.job.name for view in snapshot.jobs}
         services = {view.service.service_id: view.service.name for view in snapshot.services}
-        lent, held = dict[WorkloadId, int](), dict[WorkloadId, int]()
+        loaned_to, held = dict[WorkloadId, int](), dict[WorkloadId, int]()
         for who, given in snapshot.allocations.items():
             for node_id in _nodes_of(cluster, given.device_ids):
                 if who in services and cluster.by_id[node_id].owner == "training":
-                    lent[who] = lent.get(who, 0) + 1
+                    loaned_to[who] = loaned_to.get(who, 0) + 1
                 elif node_id in self.nodes:
                     held[who] = held.get(who, 0) + 1
-        told = [f"{self._told(who, count)} loaned to '{services[who]}'" for who, count in _largest(lent)]
+        texts = [f"{self._amount(who, count)} loaned to '{services[who]}'" for who, count in _largest(loaned_to)]
         names |= services
-        return told + [f"{self._told(who, count)} held by '{names.get(who, who)}'" for who, count in _largest(held)]
+        return texts + [f"{self._amount(who, count)} held by '{names.get(who, who)}'" for who, count in _largest(held)]
 
-    def _told(self, who: WorkloadId, count: int) -> str:
+    def _amount(self, who: WorkloadId, count: int) -> str:
         share = self.snapshot.allocations[who].share
         if share is None:
             return str(count)
         return f"{share.request:g}" if count == 1 else f"{count} x {share.request:g}"
 
 
-def counted_on(ground: PoolContext, plan: Plan, until_s: float) -> tuple[CountedOn, ...]:
-    """What promises count on from the snapshot's moment to `until_s`, stretch by stretch, in seconds from then."""
-    now_s = ground.snapshot.now_s
+def counted_on(pools: PoolContext, plan: Plan, until_s: float) -> tuple[CountedOn, ...]:
+    """The capacity that promises count on until `until_s`, interval by interval, in seconds from the snapshot's now."""
+    now_s = pools.snapshot.now_s
     found: list[CountedOn] = []
     for index, step in enumerate(plan.capacity):
         ends_s = plan.capacity[index + 1].from_s if index + 1 < len(plan.capacity) else math.inf
@@ -75,7 +75,7 @@ def counted_on(ground: PoolContext, plan: Plan, until_s: float) -> tuple[Counted
             continue
         count = CountedOn(
             num_devices=step.num_devices,
-            num_loaned=max(0, step.num_devices - ground.num_own),
+            num_loaned=max(0, step.num_devices - pools.num_own),
             until_s=None if ends_s == math.inf else ends_s - now_s,
         )
         if found and (found[-1].num_devices, found[-1].num_loaned) == (count.num_devices, count.num_loaned):
@@ -84,18 +84,16 @@ def counted_on(ground: PoolContext, plan: Plan, until_s: float) -> tuple[Counted
     return tuple(found)
 
 
-def is_counting_on_loans(ground: PoolContext, plan: Plan, schedule: Schedule) -> bool:
-    """Whether the promises of a plan need more than jobs' own devices at any moment of the schedule."""
+def is_counting_on_loans(pools: PoolContext, plan: Plan, schedule: Schedule) -> bool:
+    """Whether the promises of a plan ever need more than the jobs' own devices during the schedule."""
     promised: list[Schedule] = [runs for runs in (plan.future[job_id] for job_id in plan.future) if runs]
     moments = {run.start_s for runs in (*promised, schedule) for run in runs}
     begin_s, end_s = schedule[0].start_s, schedule[-1].end_s
-    return any(
-        _used(promised, moment_s) > ground.num_own for moment_s in sorted(moments) if begin_s <= moment_s < end_s
-    )
+    return any(_used(promised, moment_s) > pools.num_own for moment_s in sorted(moments) if begin_s <= moment_s < end_s)
 
 
 class CountedLoans(NamedTuple):
-    """What is counted on of what is loaned, `until` a time of the day that is a forecast (empty: for good)."""
+    """The loans that a promise counts on. `until` is the forecast time of day at which they end (empty: never)."""
 
     what: str
     until: str = ""
@@ -105,12 +103,12 @@ class CountedLoans(NamedTuple):
         return f"{self.what} until {self.until} (forecast)" if self.until else self.what
 
 
-def loans_counted(ground: PoolContext, counts_on: tuple[CountedOn, ...]) -> CountedLoans | None:
-    """The largest number on loan that is counted on, and for how long; None where nothing on loan is."""
+def loans_counted(pools: PoolContext, counts_on: tuple[CountedOn, ...]) -> CountedLoans | None:
+    """The first loans that promises count on, and until when; None if they count on none."""
     peak = next((count for count in counts_on if count.num_loaned), None)
     if peak is None:
         return None
-    what = _loaned(ground, peak.num_loaned)
+    what = _loaned(pools, peak.num_loaned)
     until_s = peak.until_s
     for count in counts_on[counts_on.index(peak) + 1 :]:
         if count.num_loaned < peak.num_loaned:
@@ -118,12 +116,12 @@ def loans_counted(ground: PoolContext, counts_on: tuple[CountedOn, ...]) -> Coun
         until_s = count.until_s
     if until_s is None:
         return CountedLoans(what)
-    snapshot = ground.snapshot
+    snapshot = pools.snapshot
     return CountedLoans(what, snapshot.tide.clock(snapshot.now_s + until_s))
 
 
-def _loaned(ground: PoolContext, num_devices: int) -> str:
-    size = max((len(node.devices) for node in ground.snapshot.cluster.nodes if node.owner == "inference"), default=1)
+def _loaned(pools: PoolContext, num_devices: int) -> str:
+    size = max((len(node.devices) for node in pools.snapshot.cluster.nodes if node.owner == "inference"), default=1)
     if num_devices % size:
         return "1 loaned device" if num_devices == 1 else f"{num_devices} loaned devices"
     count = num_devices // size

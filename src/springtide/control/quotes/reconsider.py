@@ -1,4 +1,4 @@
-"""Asking a policy whether it would promise another deadline to a job that it has taken in already."""
+"""Asks a policy whether it would promise another deadline to a job that it has already accepted."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from springtide.core.workload import Goal, JobState, WorkloadId
 from springtide.scheduling.decisions.cache import DecisionCache
 from springtide.scheduling.functions.policy import goal_offer
 
-# Longer times are tried one after the other, each so much longer, until one would be promised.
-STEP = 1.25
+# The search for a deadline that would be promised: each try is longer by this factor than the one before.
+STEP_FACTOR = 1.25
 MOST_TRIES = 14
 
 
 class Reconsidered(msgspec.Struct, frozen=True, kw_only=True):
-    """What a policy would say now: `finish_s` is when the job is planned to end if its deadline would be promised.
+    """A policy's answer: `finish_s` is the planned end if the deadline would be promised.
 
-    Otherwise `refusal` says why not, and `alternatives` what could be had where that is known; all are empty where the
-    policy takes it without a promise.
+    Otherwise `refusal` says why not, and `alternatives` what would be accepted, where that is known. All are empty if
+    the policy would accept the job without a promise.
     """
 
     finish_s: float | None = None
@@ -28,17 +28,18 @@ class Reconsidered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def reconsider(snapshot: Snapshot, policy: Policy, job_id: WorkloadId, goal: Goal) -> Reconsidered:
-    """Put a job that is in the snapshot to the policy as one that arrives with that goal, with what it has left to do.
+    """Ask the policy about a job of the snapshot as if it arrived now with `goal` and its remaining work.
 
-    It is asked about under another name, in the place of itself, so that whatever the policy remembers of it does not
-    count and all others keep what they were promised. What it holds is free meanwhile; that it would have to start is
-    reckoned with. One on functions is asked about as it is: it may go on as it runs, and what it may cost counts.
+    In the snapshot for the policy the job is replaced by a copy under another id, so that the policy's memory of it has
+    no effect, while all other jobs keep their promises. The devices that it holds count as free, and the cost of a
+    start is included. A job on functions is asked about as it runs, and its budget counts.
     """
     view = next(view for view in snapshot.jobs if view.job.job_id == job_id)
     if view.job.is_on_functions:
         return _on_functions(snapshot, job_id, goal)
     alias = WorkloadId(f"{job_id}~")
-    # What it may cost is another question: here that would count from now. Nor is it to be put in line, but answered.
+    # Without its budget, which the policy would compare with the cost from now on only; and without waiting, so that it
+    # decides at once.
     newcomer = replace(
         view,
         job=replace(view.job, job_id=alias, goal=replace(goal, budget_usd=None, waits=False)),
@@ -64,12 +65,12 @@ def _on_functions(snapshot: Snapshot, job_id: WorkloadId, goal: Goal) -> Reconsi
 
 
 def soonest_s(snapshot: Snapshot, policy: Policy, job_id: WorkloadId, goal: Goal) -> float | None:
-    """A later deadline that would be promised, and none that is much sooner would be; None where none was found."""
+    """The first deadline, in growing steps, that would be promised; None if none of the tried ones would be."""
     assert goal.deadline_s is not None
     left_s = max(1.0, goal.deadline_s - snapshot.now_s)
     decisions = DecisionCache(policy)
     for _ in range(MOST_TRIES):
-        left_s *= STEP
+        left_s *= STEP_FACTOR
         later = replace(goal, deadline_s=snapshot.now_s + left_s)
         if reconsider(snapshot, decisions, job_id, later).finish_s is not None:
             return later.deadline_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from springtide.control.quotes.forecast import play_forward
+from springtide.control.quotes.forecast import roll_forward
 from springtide.control.quotes.inquiry import known_curve
 from springtide.control.records import JobRecord
 from springtide.core.decision import Schedule
@@ -38,7 +38,7 @@ def outlook_of(record: JobRecord, platform: PlatformLike) -> JobForecast | None:
         return JobForecast(start_at_s=_start(planned), finish_at_s=planned[-1].end_s, is_planned=True)
     if record.lifecycle.state not in _WAITING:
         return None
-    forecast = play_forward(snapshot, platform.make_policy(), until=record.workload_id)
+    forecast = roll_forward(snapshot, platform.make_policy(), until=record.workload_id)
     start_s = _start(forecast.schedules.get(record.workload_id, ()))
     holders = [view for view in snapshot.jobs if view.job.job_id in snapshot.allocations]
     return JobForecast(
