@@ -11,7 +11,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from springtide.core.model import Model, called_with
+from springtide.core.model import Model, call_factory
 from springtide.storage.datasets.reference import DatasetReference
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -62,9 +62,9 @@ def test_a_search_over_networks_builds_what_a_trial_suggests(load) -> None:
     large = {"width": "512", "depth": "3", "lr": "0.1"}
     sizes = []
     for params in (small, large, {}):
-        model = called_with(module.nas_optuna.model, params=params)
+        model = call_factory(module.nas_optuna.model, params=params)
         sizes.append(sum(parameter.numel() for parameter in model.parameters()))
-        optimizer = called_with(module.nas_optuna.optimizer, model.parameters(), params=params)
+        optimizer = call_factory(module.nas_optuna.optimizer, model.parameters(), params=params)
         assert optimizer.param_groups[0]["lr"] == float(params.get("lr", "0.05"))
     assert sizes[0] < sizes[2] < sizes[1]
     found = optuna.trial.FixedTrial({"width": 16, "depth": 2, "lr": 0.01})

@@ -29,7 +29,7 @@ from springtide.client.source import (
 )
 from springtide.core.context import TrainContext
 from springtide.core.errors import InvalidRequest, SpringtideError
-from springtide.core.model import ONLY_ON_FUNCTIONS, called_with
+from springtide.core.model import ONLY_ON_FUNCTIONS, call_factory
 from springtide.core.options.jobs import JOB_OPTIONS
 from springtide.core.options.option import check_names
 from springtide.core.quantities import validate_name
@@ -225,11 +225,11 @@ class Task:
             raise InvalidRequest(ONLY_ON_FUNCTIONS)
         model = self.model
         if not hasattr(model, "forward") or isinstance(model, type):
-            model = called_with(model, params=context.params)
+            model = call_factory(model, params=context.params)
         dataset = self.dataset
         if callable(dataset) and not hasattr(dataset, "__getitem__"):
-            dataset = called_with(dataset, params=context.params)
-        module, _ = context.prepare(model, partial(called_with, self.optimizer, params=context.params))
+            dataset = call_factory(dataset, params=context.params)
+        module, _ = context.prepare(model, partial(call_factory, self.optimizer, params=context.params))
         for batch in context.batches(dataset):
             context.step(self.loss(module(batch.x), batch.y))
 

@@ -1,8 +1,8 @@
-"""What to do, in the imperative. Actions are the only way in which the Controller changes anything.
+"""What an executor is to do, in the imperative. The Controller changes the world through actions only.
 
-Every action is idempotent under its ids and generation, and may be repeated after a restart: an executor that
-already did it, or is already past it, does nothing. `cause` names the event or plan that led to it, `reason` is the
-sentence people read, and `change`, where there is one, what that sentence is made of.
+Every action is idempotent under its ids and generation and may be repeated after a restart: an executor that has
+already carried it out, or a later one, does nothing. `cause` names the event or plan that led to the action, `reason`
+is the sentence for people, and `change`, where there is one, holds that sentence as data.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class _Action(msgspec.Struct, frozen=True, kw_only=True, tag_field="action", tag
 
 
 class StartReplica(_Action, frozen=True, kw_only=True):
-    """Start one replica on one device and warm it. It joins a job's group only when a ResizeJob names it.
+    """Start one replica on one device and warm it up. It joins a job's group only when a ResizeJob names it.
 
-    `generation` is the job's generation at this moment; when it is higher than any seen before for this job, no
-    older writer may write any more (the executor raises the storage fence first). `restore` is the checkpoint that
-    the first group starts from. `share` is what it holds of the device (None: the whole); the executor holds it to
-    that, or reports that it cannot.
+    `generation` is the job's present generation; if it is higher than any before for this job, the executor raises the
+    storage fence first, so that no older worker can write any more. `restore` is the checkpoint that the first group
+    starts from. `share` is what the replica holds of the device (None: the whole); the executor enforces it, or reports
+    that it cannot.
     """
 
     workload: TrainingJob | InferenceService
@@ -54,7 +54,7 @@ class StartReplica(_Action, frozen=True, kw_only=True):
 
 
 class StopReplica(_Action, frozen=True, kw_only=True):
-    """Ask one replica to end (a serving replica drains first), and make sure of it after `grace_s`."""
+    """Ask one replica to exit (a serving replica drains first), and kill it after `grace_s`."""
 
     workload_id: WorkloadId
     replica_id: ReplicaId
@@ -64,10 +64,10 @@ class StopReplica(_Action, frozen=True, kw_only=True):
 class ResizeJob(_Action, frozen=True, kw_only=True):
     """From the next step boundary on, exactly these replicas train, in this rank order, as `generation`.
 
-    The first ResizeJob of a job forms its first group. A step is made of `global_batch_size` samples from then on; with
-    the members as they were it changes the batch alone. `forced` says that a member of the generation before is
-    lost: the survivors must leave whatever collective they hang in, and the storage fence rises at once. A job on
-    functions has one replica, its coordinator, and runs as `functions` from then on.
+    The first ResizeJob of a job forms its first group. From then on a step has `global_batch_size` samples; with
+    unchanged members the action changes only the batch. `forced` says that a member of the previous generation is lost:
+    the survivors must abort any collective they are in, and the storage fence rises at once. A job on functions has one
+    replica, its coordinator, and runs as `functions` from then on.
     """
 
     job_id: WorkloadId
@@ -80,7 +80,7 @@ class ResizeJob(_Action, frozen=True, kw_only=True):
 
 
 class PreemptJob(_Action, frozen=True, kw_only=True):
-    """Within `grace_s`, commit a checkpoint and end every replica of the job."""
+    """Commit a checkpoint and end every replica of the job, within `grace_s`."""
 
     job_id: WorkloadId
     generation: int
@@ -89,7 +89,7 @@ class PreemptJob(_Action, frozen=True, kw_only=True):
 
 
 class SetShare(_Action, frozen=True, kw_only=True):
-    """From now on the replica holds this share of its device. It goes on without a pause."""
+    """Change the share that a running replica holds of its device, without a pause."""
 
     workload_id: WorkloadId
     replica_id: ReplicaId
@@ -97,7 +97,7 @@ class SetShare(_Action, frozen=True, kw_only=True):
 
 
 class EndJob(_Action, frozen=True, kw_only=True):
-    """The job has reached its one terminal state."""
+    """End the job in its terminal state."""
 
     job_id: WorkloadId
     state: JobState
@@ -105,17 +105,17 @@ class EndJob(_Action, frozen=True, kw_only=True):
 
 
 class AdmitJob(_Action, frozen=True, kw_only=True):
-    """The job's deadline is promised from now on, its finish planned for `finish_s`. Executors have no part in it."""
+    """Promise the job its deadline from now on, with its finish planned for `finish_s`. Executors ignore it."""
 
     job_id: WorkloadId
     finish_s: float
 
 
 class DrainNode(_Action, frozen=True, kw_only=True):
-    """Nothing that `pool` does not admit starts on the node any more: it is to be labelled for `pool` when it is free.
+    """Start no workload on the node that `pool` does not admit; it is labelled for `pool` once it is free of them.
 
-    With `is_reclaim` the workloads there have to go, by force when their grace is over; without it they may stay as
-    long as the plan lets them. `cost_s` is what leaving costs, in device-seconds, as the policy reckons.
+    With `is_reclaim` such workloads have to leave the node, by force when their grace is over; without it they may stay
+    as long as the plan lets them. `cost_s` is the policy's estimate of what leaving costs, in device-seconds.
     """
 
     node_id: NodeId
@@ -125,7 +125,7 @@ class DrainNode(_Action, frozen=True, kw_only=True):
 
 
 class LabelNode(_Action, frozen=True, kw_only=True):
-    """The node is labelled for `pool` from now on; with the label that it has, a drain of it is called off."""
+    """Label the node for `pool`; with the label that it already has, this cancels its drain."""
 
     node_id: NodeId
     pool: Pool

@@ -1,4 +1,4 @@
-"""What a workload says about the containers that its replicas run in, where they run in containers at all."""
+"""A workload's settings for the containers that its replicas run in, on platforms that use containers."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import msgspec
 
 
 class ContainerSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where and as what the replicas of one workload run on Kubernetes. Empty values are the platform's own.
+    """How the pods of one workload are made on Kubernetes. Empty values mean the platform's defaults.
 
-    `namespace` is where its pods live. `owner_kind`, `owner_name` and `owner_uid` name the object that stands for the
-    workload: pods belong to it, so that they go when it goes. `accepted` are digests of the parts of that object as the
-    platform took it in: by them the journal remembers what a changed object asks for anew. `cpu` and `memory` are
-    quantities as Kubernetes writes them. `secrets` are names of Secrets whose values become environment variables.
+    `owner_kind`, `owner_name` and `owner_uid` name the Kubernetes object that stands for the workload: its pods are
+    owned by it, so that they are deleted with it. `accepted` holds digests of the parts of that object as the platform
+    accepted them: compared with these, a changed object shows what it asks for anew. `cpu` and `memory` are quantities
+    as Kubernetes writes them. `secrets` are names of Secrets whose values become environment variables.
     """
 
     namespace: str = ""

@@ -1,6 +1,6 @@
-"""What a training function is handed: the TrainContext contract. The runtime implements it; nothing here needs torch.
+"""The contract of TrainContext, the argument of training functions. The runtime implements it; no torch here.
 
-User code is written for a single device and never sees how many workers there are.
+User code is written for a single device and does not depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ OptimizerT = TypeVar("OptimizerT")
 class Batch:
     """One virtual shard's part of a global batch.
 
-    `x` and `y` are the stacked samples (a dataset of single values leaves `y` None; of longer tuples or mappings,
-    `fields` holds all). `ids` are the dataset indices, in order.
+    `x` and `y` are the stacked samples (`y` is None for a dataset of single values; for longer tuples or mappings
+    `fields` holds all parts). `ids` are the dataset indices, in order.
     """
 
     x: Any
@@ -31,7 +31,7 @@ class Batch:
 
 
 class TrainContext(Protocol):
-    """The one object that a training function gets."""
+    """The only argument of a training function."""
 
     @property
     def params(self) -> Mapping[str, str]:
@@ -40,20 +40,20 @@ class TrainContext(Protocol):
 
     @property
     def step_number(self) -> int:
-        """How many optimizer steps are committed."""
+        """Number of committed optimizer steps."""
         ...
 
     @property
     def progress(self) -> float:
-        """What is done, in optimizer steps of the first batch size: a schedule goes by it where the batch may change.
+        """Progress in optimizer steps of the initial batch size, for schedules of jobs whose batch may change.
 
-        With one batch size throughout it is `step_number`.
+        With a fixed batch size it equals `step_number`.
         """
         ...
 
     @property
     def epoch(self) -> int:
-        """The pass over the dataset that is under way, from 0."""
+        """The current pass over the dataset, from 0."""
         ...
 
     @property
@@ -62,9 +62,9 @@ class TrainContext(Protocol):
         ...
 
     def prepare(self, model: ModelT, optimizer: OptimizerT | Callable[[Any], OptimizerT]) -> tuple[ModelT, OptimizerT]:
-        """Take over the model and its optimizer (or a factory that gets the parameters); call it exactly once.
+        """Register the model and its optimizer (or a factory that gets the parameters). Must be called exactly once.
 
-        The state is restored from a checkpoint or received from a running worker where there is one.
+        Restores the state from a checkpoint, or receives it from a running worker, if there is one.
         """
         ...
 
@@ -72,17 +72,16 @@ class TrainContext(Protocol):
         """Yield this worker's shards of every remaining global batch of every remaining epoch.
 
         `dataset` has `__len__` and `__getitem__`, or is a tuple of equally long tensors. Each sample of an epoch is
-        used exactly once, whatever resizes and crashes happen. Random numbers drawn between two batches come from
-        the shard's own stream.
+        used exactly once, also across resizes and crashes. Random numbers drawn between two batches come from the
+        shard's own stream.
         """
         ...
 
     def step(self, loss: Any) -> bool:
-        """Backward now; after the last shard of the global batch exchange gradients and update the model.
+        """Run the backward pass; after the worker's last shard of the global batch, exchange gradients and update.
 
-        Returns True where this completed a global step (an optimizer step), False where shards of the batch are left.
-        A worker whose shards of a small batch are all empty makes no call for it: code that must be exact
-        uses `step_number` instead of counting calls.
+        Returns True if this completed an optimizer step, False if shards of the batch are left. A worker whose shards
+        of a small batch are all empty makes no call for that step, so use `step_number` instead of counting calls.
         """
         ...
 

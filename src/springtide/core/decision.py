@@ -1,4 +1,4 @@
-"""The contract of deciding: Snapshot in, Plan out. Both are immutable; a policy is a pure function between them."""
+"""The contract of policies: Snapshot in, Plan out. Both are immutable; a policy is a pure function between them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
 
 class PoolAllocation(msgspec.Struct, frozen=True, kw_only=True, tag_field="allocation", tag=True):
-    """Devices of the pool: one training worker or one serving replica on each, in rank order.
+    """Devices of machines: one training worker or one serving replica on each, in rank order.
 
-    `global_batch_size` is what a job's steps are made of (None: as it is); it changes only within a job's `batch`.
-    `share` is what it holds of each of the devices (None: the whole); others may hold the rest.
+    `global_batch_size` is the number of samples of a job's step (None: unchanged); it must lie within the job's
+    `batch`. `share` is what the workload holds of each device (None: the whole); others may hold the rest.
     """
 
     device_ids: tuple[DeviceId, ...]
@@ -32,7 +32,7 @@ class PoolAllocation(msgspec.Struct, frozen=True, kw_only=True, tag_field="alloc
 
     @property
     def num_devices(self) -> int:
-        """How many devices, hence how many workers or replicas."""
+        """Number of devices, and so of workers or replicas."""
         return len(self.device_ids)
 
 
@@ -49,10 +49,10 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """An unfinished job as a policy sees it. The view of an unchanged job is the same object, and so is each part.
 
     `bounds` are those in force (the owner may have changed them since submission). `total_steps`, `equivalent_steps`
-    and `total_equivalent_steps` are those of `progress`, completed by what was declared at submission; the latter two
-    count in steps of the initial batch size, whatever the batch is now (`global_batch_size`). `restarts.runnable_at_s`
-    lies in the future while the job waits out a back-off after a crash. Once `promise` has a finish, the deadline is a
-    promise. `spent_usd` is what a job on functions has cost so far.
+    and `total_equivalent_steps` are those of `progress`, or as declared at submission where workers have not reported
+    any; the latter two count in steps of the initial batch size, whatever the batch is now (`global_batch_size`).
+    `restarts.runnable_at_s` lies in the future while the job waits out a back-off after a crash. Once `promise` has a
+    finish, the deadline is promised. `spent_usd` is the cost so far of a job on functions.
     """
 
     job: TrainingJob
@@ -80,9 +80,9 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
-    """A service as a policy sees it: its bounds in force, what runs and what the gateway saw last.
+    """A service as a policy sees it: its bounds in force, its replicas, and the load that the gateway last reported.
 
-    `wanted_replicas` is the co-scaler's advice, where the service has a capacity to go by.
+    `wanted_replicas` is the co-scaler's advice; None if the service has no profiled capacity.
     """
 
     service: InferenceService
@@ -99,7 +99,7 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def needed_replicas(self) -> int:
-        """What it has to have: its guaranteed minimum, and as many as its load asks for within its maximum."""
+        """The replicas that its load needs, between its guaranteed minimum and its maximum."""
         if self.wanted_replicas is not None:
             return max(self.min_replicas, min(self.max_replicas, self.wanted_replicas))
         demand = self.in_flight + self.queued
@@ -109,8 +109,8 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
 class Overheads(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds without progress at every start, resize or move of a job.
 
-    `change_s` always; on a set of devices that no job has used before also `fresh_s` and `fresh_per_doubling_s` for
-    every doubling from one device on.
+    Every change costs `change_s`; on a set of devices that no job has used before it also costs `fresh_s`, plus
+    `fresh_per_doubling_s` times the binary logarithm of their number.
     """
 
     change_s: float = 0.0
@@ -118,14 +118,14 @@ class Overheads(msgspec.Struct, frozen=True, kw_only=True):
     fresh_per_doubling_s: float = 0.0
 
     def cost_s(self, num_devices: int, *, is_fresh: bool = True) -> float:
-        """What a change to `num_devices` (at least 1) costs."""
+        """Seconds without progress at a change to `num_devices` (at least 1)."""
         if not is_fresh:
             return self.change_s
         return self.change_s + self.fresh_s + self.fresh_per_doubling_s * math.log2(num_devices)
 
 
 class PlannedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A stretch of time for which a policy plans to give a job `num_devices`, its overhead included."""
+    """An interval in which a policy plans to give a job `num_devices`; it includes the overhead of the change."""
 
     start_s: float
     end_s: float
@@ -136,7 +136,7 @@ Schedule = tuple[PlannedRun, ...]
 
 
 class Drain(msgspec.Struct, frozen=True, kw_only=True):
-    """A node on its way into another pool, since `since_s`; workloads there have to go since `reclaim_since_s`."""
+    """A node that moves to `pool` since `since_s`; its workloads have to leave since `reclaim_since_s`, if set."""
 
     pool: Pool
     since_s: float
@@ -146,10 +146,10 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Relabel(msgspec.Struct, frozen=True, kw_only=True):
-    """A node is to be labelled for `pool` once it holds nothing that the pool does not admit.
+    """Label a node for `pool` once no workload that the pool does not admit is on it.
 
-    Nothing of that kind starts there meanwhile. A workload that is there stays for as long as its allocation says so,
-    and is reclaimed otherwise. `cost_s` is what that costs training, in device-seconds.
+    Meanwhile no such workload starts there. One that is there stays as long as the plan allocates it devices of the
+    node, and is reclaimed otherwise. `cost_s` is what that costs training, in device-seconds.
     """
 
     pool: Pool
@@ -158,7 +158,7 @@ class Relabel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
-    """From `from_s` on `num_devices` devices can be counted on, until the next such moment."""
+    """Devices that promises may count on from `from_s` until the `from_s` of the next entry."""
 
     from_s: float
     num_devices: int
@@ -168,10 +168,10 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a policy may know, at one instant.
 
     `jobs` holds the unfinished jobs that want to run (not the paused ones), in arrival order. `allocations` is what
-    is held now, devices in rank order; a device that is being given back is still held. `memory` is what this policy
-    returned last time. `overheads` is what changing a job costs on this platform. `drains` are the nodes on their way
-    into another pool, `tide` how many devices services needed in the past. `capacity` (moments ascending) says how
-    much of the cluster can be counted on in the time to come; where it is empty, all of it for good.
+    is held now, devices in rank order; devices of stopping replicas are still held. `memory` is what this policy
+    returned last time. `overheads` is what changing a job costs on this platform. `drains` are the nodes that move to
+    another pool, `tide` is how many devices services needed in the past. `capacity` (ascending) says how many devices
+    promises may count on over time; if it is empty, all of them at all times.
     """
 
     now_s: float
@@ -187,25 +187,24 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a job is turned away, and changes that would be accepted."""
+    """Why a job is rejected, and changes with which it would be accepted."""
 
     reason: str
     alternatives: tuple[str, ...] = ()
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole state the policy wants, never a list of changes: a workload that is not named holds nothing.
+    """The whole wanted state, never a list of changes: a workload that is not named holds nothing.
 
-    `reasons` gives one dominant reason for each workload whose allocation differs from what it asked or held.
-    `plan_reasons` says of jobs on functions why they run as the functions of their allocation: the part of their reason
-    that does not name these.
-    `admitted` names jobs whose deadline is promised from now on, with the finish that is planned for each (absolute
-    seconds). `future` is the allocation planned over the time to come, for display: it is not journaled.
-    `memory` comes back in the next Snapshot; it is journaled, so it must be made of plain values.
-    `capacity` is what its promises may count on over the time to come (empty: all there is, or the policy
-    promises nothing), for display too.
-    `revisit_at_s` None means: only when something happens. `pools` names the nodes that are to change their label; a
-    node that is not named keeps the one it has, and a drain of it is called off.
+    `reasons` gives one dominant reason for each workload whose allocation differs from what it requested or held.
+    `plan_reasons` says why jobs on functions run as the functions of their allocation, without naming these.
+    `admitted` names jobs whose deadline is promised from now on, with the planned finish of each (absolute seconds).
+    `future` holds planned schedules, for display only: they are not journaled.
+    `memory` comes back in the next Snapshot; it is journaled, so it must consist of plain values.
+    `capacity` is what promises may count on over time (empty: all devices, or the policy promises nothing), also for
+    display.
+    `revisit_at_s` is when to decide again even without an event (None: never). `pools` names the nodes that are to
+    change their label; a node that is not named keeps its label, and a drain of it is cancelled.
     """
 
     allocations: Mapping[WorkloadId, Allocation] = EMPTY

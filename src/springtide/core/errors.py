@@ -1,7 +1,7 @@
 """Every error that Springtide raises on purpose.
 
     SpringtideError
-    ├── InvalidRequest          the caller asked for something that cannot be; the sentence says what would do
+    ├── InvalidRequest          the request cannot be met; the message says what would be accepted
     │   ├── NotFound            no workload of that id or name
     │   ├── Conflict            the workload is in a state that does not allow it
     │   └── Unauthorized        no token, or a wrong one
@@ -15,9 +15,9 @@
     │   └── PeerLost            a member of the group went away
     ├── JournalError            the journal is unreadable or belongs to another platform
     │   └── Superseded          a newer term owns the journal: another control plane has taken over
-    └── PolicyError             a policy returned a plan that cannot be (a programmer's error in the policy)
+    └── PolicyError             a policy returned an impossible plan: a bug in the policy
 
-Users get `InvalidRequest`-like errors whose sentence carries the mend; programmers get `assert`.
+Errors for users (`InvalidRequest` and its kinds) say what to do instead; violated invariants raise AssertionError.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class SpringtideError(Exception):
 
 
 class InvalidRequest(SpringtideError):
-    """The request cannot be met as it stands; the sentence says what would be accepted."""
+    """The request cannot be met as it stands; the message says what would be accepted."""
 
     status = 422
     code = "invalid_request"
@@ -56,7 +56,7 @@ class Unauthorized(InvalidRequest):
 
 
 class CapacityError(SpringtideError):
-    """Nothing is free now; `retry_after_s` says when asking again makes sense."""
+    """Nothing is free now; `retry_after_s` says when a retry makes sense."""
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
@@ -96,8 +96,8 @@ class JournalError(SpringtideError):
 
 
 class Superseded(JournalError):
-    """A newer term owns the journal: another control plane has taken over, and this one may act no more."""
+    """A newer term owns the journal: another control plane has taken over, and this one must stop acting."""
 
 
 class PolicyError(SpringtideError):
-    """A policy returned a plan that cannot be: a programmer's error in the policy."""
+    """A policy returned an impossible plan: a bug in the policy."""

@@ -1,7 +1,7 @@
-"""What happened, in the past tense. Events are the only way in which the Controller learns anything.
+"""What happened, in the past tense. The Controller learns about the world through events only.
 
-Every event that a worker causes carries its job's `generation` (the fencing token) or the id of the one replica
-it speaks for, so that a late or repeated message can be distinguished from a fresh one.
+Every event that a worker causes carries its job's `generation` (the fencing token) or the id of the replica that it is
+about, so that late or repeated messages can be told from fresh ones.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=T
 
 
 class JobSubmitted(_Event, frozen=True, kw_only=True):
-    """A user handed over a training job. A second one with a known `job_id` changes nothing."""
+    """A user submitted a training job. A second one with a known `job_id` changes nothing."""
 
     job: TrainingJob
 
 
 class CancelRequested(_Event, frozen=True, kw_only=True):
-    """A user wants the job ended, or the service removed."""
+    """A user asked to end the job, or to remove the service."""
 
     workload_id: WorkloadId
 
 
 class PauseRequested(_Event, frozen=True, kw_only=True):
-    """The job is to checkpoint and hold no device until resumed: its owner wants that, or its budget (`reason`)."""
+    """The job is to checkpoint and hold no device until resumed: by its owner's request or its budget (`reason`)."""
 
     job_id: WorkloadId
     reason: str = ""
 
 
 class ResumeRequested(_Event, frozen=True, kw_only=True):
-    """A user wants a paused job to go on, with a new budget where one is named."""
+    """A user resumed a paused job, with a new budget if one is given."""
 
     job_id: WorkloadId
     budget_usd: float | None = None
 
 
 class JobEdited(_Event, frozen=True, kw_only=True):
-    """A user wants something else of a job that has not ended; what is left out stays as it was.
+    """A user changed a job that has not ended; fields that are left out stay as they were.
 
-    `promised_finish_s` is when the job is planned to end, where the deadline of the new goal was found to hold: it is a
-    promise then. `accepted` are the digests of all parts of its object as they are in force then.
+    `promised_finish_s` is the job's planned finish if the policy promises the deadline of the new goal. `accepted` are
+    the digests of all parts of its Kubernetes object that are in force after the change.
     """
 
     job_id: WorkloadId
@@ -69,7 +69,7 @@ class ScaleRequested(_Event, frozen=True, kw_only=True):
 
 
 class ServiceDeployed(_Event, frozen=True, kw_only=True):
-    """A user handed over an inference service, new or changed."""
+    """A user deployed a new or changed inference service."""
 
     service: InferenceService
 
@@ -81,23 +81,23 @@ class NodeJoined(_Event, frozen=True, kw_only=True):
 
 
 class NodeLost(_Event, frozen=True, kw_only=True):
-    """A node is gone, or has been silent past its lease. Whatever ran there is fenced."""
+    """A node is gone, or has been silent past its lease. Its workers are fenced."""
 
     node_id: NodeId
 
 
 class PlatformStopping(_Event, frozen=True, kw_only=True):
-    """The platform goes down in order: jobs checkpoint, replicas drain, nothing new starts."""
+    """The platform shuts down in order: jobs commit checkpoints, replicas drain, nothing new starts."""
 
 
 class PlatformStarted(_Event, frozen=True, kw_only=True):
-    """The platform is up (again): what was put to rest by PlatformStopping may run."""
+    """The platform is up (again): workloads that PlatformStopping has stopped may run."""
 
 
 class ReplicaReady(_Event, frozen=True, kw_only=True):
     """A replica is warm: a training worker has imported and built its model, a serving replica can answer.
 
-    `phases_s` says what the start was made of: seconds by phase, in order (`schedule`, `spawn`, `import`, `load`).
+    `phases_s` is the duration of each phase of the start, in order (`schedule`, `spawn`, `import`, `load`).
     """
 
     workload_id: WorkloadId
@@ -114,9 +114,9 @@ class ReplicaStopped(_Event, frozen=True, kw_only=True):
 
 
 class ReplicaLost(_Event, frozen=True, kw_only=True):
-    """A replica is gone without being asked; its device is free. `reason` is a sentence for people.
+    """A replica is gone without a request to stop; its device is free. `reason` is a sentence for people.
 
-    `is_fault` is false where it did not fail: its machine or its container was taken away.
+    `is_fault` is false if the replica itself did not fail, but its machine or its container was taken away.
     """
 
     workload_id: WorkloadId
@@ -127,13 +127,12 @@ class ReplicaLost(_Event, frozen=True, kw_only=True):
 
 
 class ProgressReported(_Event, frozen=True, kw_only=True):
-    """`step` of `total_steps` (0: not known) optimizer steps are committed by the members of `generation`.
+    """The members of `generation` have committed `step` of `total_steps` (0: not known) optimizer steps.
 
-    `progress` of `total_progress` is done, in steps of the job's initial batch size; left out where the batch is fixed:
-    then it is `step` of `total_steps`. `step_s` is what a step on `local_batch_size` samples a worker and pass takes,
-    its exchange included, `sync_s` the part of it in which no worker computes. `grad_sqr` and `grad_var` are the
-    squared norm of the true gradient and the variance of a gradient at the initial batch size, estimated while it
-    trains.
+    `progress` of `total_progress` is the same in steps of the job's initial batch size; None if the batch is fixed.
+    `step_s` is the time of a step with `local_batch_size` samples per worker and pass, exchange included, `sync_s` the
+    part of it in which no worker computes. `grad_sqr` and `grad_var` are estimates of the squared norm of the true
+    gradient and of the variance of a gradient at the initial batch size.
     """
 
     job_id: WorkloadId
@@ -156,7 +155,7 @@ class ProgressReported(_Event, frozen=True, kw_only=True):
 
 
 class JobResized(_Event, frozen=True, kw_only=True):
-    """Every member of `generation` has joined; it is the one that trains from `step` on.
+    """Every member of `generation` has joined, and this generation trains from `step` on.
 
     `pause_s` runs from the end of the last step before to the start of the first step after.
     """
@@ -170,7 +169,7 @@ class JobResized(_Event, frozen=True, kw_only=True):
 
 
 class GroupBroken(_Event, frozen=True, kw_only=True):
-    """A collective of `generation` failed although every member lives; the group must form anew."""
+    """A collective of `generation` failed although every member is alive; the group must be re-formed."""
 
     job_id: WorkloadId
     generation: int
@@ -205,7 +204,7 @@ class JobFailed(_Event, frozen=True, kw_only=True):
 
 
 class UsageReported(_Event, frozen=True, kw_only=True):
-    """What a job on functions has used and what that costs, from its submission to now, all generations together."""
+    """Usage and bill of a job on functions since its submission, over all generations."""
 
     job_id: WorkloadId
     usage: Usage
@@ -213,7 +212,7 @@ class UsageReported(_Event, frozen=True, kw_only=True):
 
 
 class FunctionsMeasured(_Event, frozen=True, kw_only=True):
-    """What steps of a job on functions take and cost as its present plan, measured anew."""
+    """A new measurement of the time and cost of a step, for a job on functions with its present plan."""
 
     job_id: WorkloadId
     generation: int
@@ -221,16 +220,16 @@ class FunctionsMeasured(_Event, frozen=True, kw_only=True):
 
 
 class StreamObserved(_Event, frozen=True, kw_only=True):
-    """How far the growing dataset of a job has come."""
+    """How far the growing dataset of a job has grown."""
 
     job_id: WorkloadId
     stream: StreamView
 
 
 class LoadObserved(_Event, frozen=True, kw_only=True):
-    """What the gateway saw of one service over its last window.
+    """The load of one service that the gateway observed over its last window.
 
-    `wanted_replicas` is how many the co-scaler wants, where the service has a capacity to go by.
+    `wanted_replicas` is the co-scaler's advice; None if the service has no profiled capacity.
     """
 
     service_id: WorkloadId

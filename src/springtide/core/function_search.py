@@ -1,4 +1,4 @@
-"""The search for a job's functions: how many workers of how much memory, and what is known before and while it runs.
+"""The search for a job's functions: how many workers, with how much memory, and the measurements it is based on.
 
 Terms are those of SMLT (sections 3.2 and 4.1). A worker holds the whole model and computes its share of each global
 batch; a configuration is a number of workers and their memory.
@@ -10,16 +10,16 @@ import msgspec
 
 from springtide.core.functions import MIB, FunctionPlan, MemorySize
 
-# What is remembered of a job's earlier configurations, and of earlier runs of the same function.
+# How many measurements are kept of a job's configurations, and of earlier runs of the same function.
 MAX_MEASUREMENTS = 64
 
 
 class WorkerModel(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a worker's step before it runs, as measured on one core.
+    """A model of a worker's step before the job runs, as measured on one core.
 
-    A worker with n samples computes `fixed_s` + n x `sample_s` on one vCPU, and exchanges `parameter_bytes` of
-    gradients. It holds `base_bytes` (interpreter and framework), `state_factor` x `parameter_bytes`, and
-    `sample_bytes` for each of the `micro_batch_size` samples of one pass. `source` says how it was taken.
+    A worker with n samples computes for `fixed_s` + n x `sample_s` on one vCPU, and exchanges `parameter_bytes` of
+    gradients. Its memory is `base_bytes` (interpreter and framework) + `state_factor` x `parameter_bytes` +
+    `sample_bytes` for each of the `micro_batch_size` samples of one pass. `source` says how it was measured.
     """
 
     parameter_bytes: int
@@ -33,7 +33,7 @@ class WorkerModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SearchSpace(msgspec.Struct, frozen=True, kw_only=True):
-    """The configurations to choose from: each number of workers within the bounds, each of these sizes, ascending."""
+    """The configurations to choose from: every number of workers within the bounds, with every size (ascending)."""
 
     max_workers: int
     sizes: tuple[MemorySize, ...]
@@ -41,11 +41,11 @@ class SearchSpace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FunctionMeasurement(msgspec.Struct, frozen=True, kw_only=True):
-    """What `num_steps` steps as one plan have shown: means of a step, and how far single steps were off.
+    """The mean time and cost of a step with one plan, over `num_steps` steps, and the deviation of single steps.
 
-    `compute_s` and `sync_s` are of the slowest worker; `usd` is what a step costs, functions and requests together.
-    `gradient_bytes` is what each worker exchanged. A new measurement of the same plan, batch and gradient replaces the
-    one before.
+    `compute_s` and `sync_s` are those of the slowest worker; `usd` is the cost of a step, functions and requests
+    together. `gradient_bytes` is what each worker exchanged. A new measurement of the same plan, batch and gradient
+    size replaces the previous one.
     """
 
     plan: FunctionPlan
@@ -68,10 +68,10 @@ class FunctionMeasurement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FunctionSearch(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job's configuration is searched with: its model, the space, and what earlier runs have shown.
+    """The input of the search for a job's configuration: its model, the space, and measurements of earlier runs.
 
-    `error_fraction` is by how much predictions of the model alone have been off; `has_parameter_store` says that what
-    travels goes through one.
+    `error_fraction` is the observed relative error of predictions from the model alone; `has_parameter_store` says that
+    gradients are exchanged through a parameter store.
     """
 
     model: WorkerModel
@@ -82,14 +82,14 @@ class FunctionSearch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchPhase(msgspec.Struct, frozen=True, kw_only=True):
-    """From this epoch on (from 0) a step has so many samples over all workers: b_i of a batch schedule."""
+    """A phase of a batch schedule: from this epoch (from 0) on a step has `global_batch_size` samples (b_i)."""
 
     from_epoch: int
     global_batch_size: int
 
 
 class StreamView(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a dataset that grows: samples so far, how fast they come, and whether that is all."""
+    """The state of a growing dataset: samples so far, their rate of arrival, and whether it is closed."""
 
     name: str
     num_samples: int
@@ -98,7 +98,7 @@ class StreamView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def batch_at(phases: tuple[BatchPhase, ...], epoch: int, default: int) -> int:
-    """The global batch of an epoch: that of the last phase that has begun, or the default before the first."""
+    """The global batch size of an epoch: that of the last phase begun, or `default` before the first."""
     size = default
     for phase in phases:
         if phase.from_epoch <= epoch:
@@ -107,5 +107,5 @@ def batch_at(phases: tuple[BatchPhase, ...], epoch: int, default: int) -> int:
 
 
 def steps_of(phases: tuple[BatchPhase, ...], num_samples: int, num_epochs: int, default: int) -> int:
-    """How many steps all epochs have: each epoch has as many as its batch needs for all samples once."""
+    """Number of steps of all epochs; the last step of an epoch may have fewer samples."""
     return sum(-(-num_samples // batch_at(phases, epoch, default)) for epoch in range(num_epochs))

@@ -1,4 +1,4 @@
-"""Training on function services: what a service offers, what a model's layers need, and what a job is to run as.
+"""Training on function services: what a service offers, what a model's layers need, and the plan that a job runs as.
 
 Terms and symbols are those of FuncPipe (section 3.4 and appendix A). A megabyte of function memory is 2^20 bytes, as
 providers count it. Weighted objectives are in MB s (memory held times time) plus seconds times a weight.
@@ -17,7 +17,7 @@ Collective = Literal["lambdaml", "funcpipe", "smlt", "parameter-server", "duplex
 
 
 class MemorySize(msgspec.Struct, frozen=True, kw_only=True):
-    """One size that a function can have, and what comes with it: compute, and an up and a down link of this speed."""
+    """A memory size of a function, with the compute and the speed of each link (up and down) that come with it."""
 
     memory_mb: int
     vcpus: float
@@ -25,7 +25,7 @@ class MemorySize(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FunctionPrices(msgspec.Struct, frozen=True, kw_only=True):
-    """What is charged, in US dollars. `usd_per_put` holds for lists, too; reads that find nothing cost a read."""
+    """A provider's prices in US dollars. Lists cost `usd_per_put`; reads that find nothing cost `usd_per_get`."""
 
     usd_per_gb_s: float
     usd_per_invocation: float = 0.0
@@ -38,10 +38,10 @@ class FunctionPrices(msgspec.Struct, frozen=True, kw_only=True):
 class FunctionService(msgspec.Struct, frozen=True, kw_only=True):
     """A provider's functions as priced, limited capacity. `sizes` are in ascending order of memory.
 
-    `lifetime_s` is what one invocation gets, `concurrency` how many run at a time, `latency_s` what one request to the
-    object store takes before its first byte, `cold_start_s` what passes until a new function's code begins.
-    `total_vcpus` is what all functions have together where they share one machine (None: each has its own);
-    `base_bytes` is what a function holds there before any user's code runs.
+    `lifetime_s` is the longest time of one invocation, `concurrency` the number that may run at a time, `latency_s` the
+    time to the first byte of a request to the object store, `cold_start_s` the time until a new function's code runs.
+    `total_vcpus` is the compute of all functions together if they share one machine (None: each has its own);
+    `base_bytes` is the memory that a function uses before any user code runs.
     """
 
     name: str
@@ -55,7 +55,7 @@ class FunctionService(msgspec.Struct, frozen=True, kw_only=True):
     base_bytes: int = 0
 
     def size(self, memory_mb: int) -> MemorySize:
-        """The size of that much memory. Raises KeyError."""
+        """The size with this much memory. Raises KeyError."""
         for size in self.sizes:
             if size.memory_mb == memory_mb:
                 return size
@@ -65,8 +65,8 @@ class FunctionService(msgspec.Struct, frozen=True, kw_only=True):
 class LayerProfile(msgspec.Struct, frozen=True, kw_only=True):
     """One layer, per micro-batch: s_i, a_i, o_i, g_i and the computation times on each memory size (T_fc, T_bc).
 
-    `gradient_bytes` is what its backward pass hands to the layer before it. Times are for the profile's
-    `memory_mb`, in that order; None where the layer does not fit.
+    `gradient_bytes` is the size of the gradient that its backward pass sends to the previous layer. Times are in the
+    order of the profile's `memory_mb`; None for sizes on which the layer does not fit.
     """
 
     name: str
@@ -79,12 +79,12 @@ class LayerProfile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """A model's layers as profiled, and the constants of the places where they were: what a plan is made of.
+    """A model's profiled layers and the constants of the functions on which they were profiled: the input of planning.
 
-    `memory_mb` (M_j) and `bytes_per_s` (W_j) belong together. `slowdown` is beta, how much longer computation takes
-    beside communication; `latency_s` is t_lat, `base_bytes` is s_0. `micro_batch_size` is in samples.
-    `fixed_s` is the part of a micro-batch's time, over all layers, that does not grow with its samples, on one core.
-    `source` says how it was taken (measured, scaled, synthetic).
+    `memory_mb` (M_j) and `bytes_per_s` (W_j) have one entry per memory size. `slowdown` is beta, the factor by which
+    computation takes longer during communication; `latency_s` is t_lat, `base_bytes` is s_0. `micro_batch_size` is in
+    samples. `fixed_s` is the part of a micro-batch's time on one core, over all layers, that does not grow with its
+    samples. `source` says how the profile was obtained (measured, scaled, synthetic).
     """
 
     model: str
@@ -100,7 +100,7 @@ class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FunctionStage(msgspec.Struct, frozen=True, kw_only=True):
-    """A stage of the pipeline: the layers from `first_layer` up to `end_layer`, which is left out, from 0."""
+    """A stage of the pipeline: the layers from `first_layer` (counted from 0) up to, but not including, `end_layer`."""
 
     first_layer: int
     end_layer: int
@@ -108,11 +108,11 @@ class FunctionStage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FunctionPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job runs as: `stages` x `num_replicas` functions.
+    """The functions that a job runs as: `stages` x `num_replicas` of them.
 
-    A step's global batch is `num_replicas` x `num_micro_batches` x `micro_batch_size` samples at most.
-    `num_chunks` is in how many parts each rank's split of a gradient travels, `num_in_flight` how many requests a
-    function has under way on each link. `num_shards` is SMLT's m (0: as many as replicas).
+    A step's global batch is at most `num_replicas` x `num_micro_batches` x `micro_batch_size` samples. `num_chunks` is
+    the number of parts in which each rank's split of a gradient is sent, `num_in_flight` the number of concurrent
+    requests of a function on each link. `num_shards` is SMLT's m (0: as many as replicas).
     """
 
     stages: tuple[FunctionStage, ...]
@@ -125,7 +125,7 @@ class FunctionPlan(msgspec.Struct, frozen=True, kw_only=True):
     num_shards: int = 0
 
     def __post_init__(self) -> None:
-        """Stages follow each other without a gap, and everything is there at least once."""
+        """Raises ValueError unless the stages follow each other without a gap and all counts are positive."""
         if not self.stages or self.stages[0].first_layer != 0:
             raise ValueError("the first stage begins at layer 0")
         if any(one.end_layer != other.first_layer for one, other in pairwise(self.stages)):
@@ -138,7 +138,7 @@ class FunctionPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_functions(self) -> int:
-        """How many functions run at a time."""
+        """Number of functions that run at a time."""
         return len(self.stages) * self.num_replicas
 
     @property
@@ -148,7 +148,7 @@ class FunctionPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FunctionOption(msgspec.Struct, frozen=True, kw_only=True):
-    """A way to run a job: what a step takes and costs (functions and requests), and what it takes to begin."""
+    """A way to run a job: time and cost of a step (functions and requests), and time and cost of the start."""
 
     plan: FunctionPlan
     step_s: float
@@ -158,10 +158,10 @@ class FunctionOption(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FunctionMenu(msgspec.Struct, frozen=True, kw_only=True):
-    """The ways worth considering (none is slower and dearer than another), cheapest first, planned before it runs.
+    """A job's Pareto-optimal options (no other is both faster and cheaper), cheapest first, planned before it runs.
 
     `recommended` is the index of the fastest one whose speed-up is worth its cost (FuncPipe, section 5.1, delta at
-    least 0.8). `error_fraction` is by how much predictions of `step_s` have been off.
+    least 0.8). `error_fraction` is the observed relative error of predictions of `step_s`.
     """
 
     service: str
@@ -173,7 +173,7 @@ class FunctionMenu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """What was used of what is charged. `stored_gb_s` is what lay in the object store, times how long."""
+    """Usage of everything that a provider charges for. `stored_gb_s` is the size of stored objects times how long."""
 
     function_gb_s: float = 0.0
     num_invocations: int = 0
@@ -185,7 +185,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     parameter_store_s: float = 0.0
 
     def plus(self, other: Usage) -> Usage:
-        """Both together."""
+        """The sum of both."""
         return Usage(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
 
 

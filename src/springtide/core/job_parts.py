@@ -1,4 +1,4 @@
-"""What a job's record is made of as far as policies see it, too: the two share these values instead of copying them."""
+"""The parts of a job's record that policies see, too: record and view share these values instead of copying them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import msgspec
 
 from springtide.core.function_search import FunctionMeasurement, StreamView
 
-# So many different measured steps are remembered of a job; the oldest goes first.
+# How many measured steps are kept per job; the oldest is dropped first.
 MAX_STEP_TIMES = 64
 
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True):
-    """A step as it was measured: `placement` counts the workers on each node, descending.
+    """The measured time of a step on a placement, which is the number of workers on each node, descending.
 
-    `step_s` is one forward and backward pass over `local_batch_size` samples on every worker with the exchange of
-    gradients and the update; `sync_s` is the part of it that a further pass before the exchange would not take again.
+    `step_s` covers one forward and backward pass over `local_batch_size` samples on every worker, the exchange of
+    gradients and the update; `sync_s` is the part of it that a further pass before the exchange would not add.
     """
 
     placement: tuple[int, ...]
@@ -26,16 +26,16 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GradientNoise(msgspec.Struct, frozen=True, kw_only=True):
-    """The gradient's squared norm, and its variance at the job's initial batch size, as last estimated."""
+    """The latest estimates of the gradient's squared norm, and of its variance at the job's initial batch size."""
 
     grad_sqr: float
     grad_var: float
 
 
 class SpeedReportSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """Reports of one group so close together that they tell of the same seconds, from `began_s` on.
+    """Speed reports of one group that are so close together that they count as one measurement, from `began_s` on.
 
-    `samples_per_s` is what was known of so many workers before; None: nothing.
+    `samples_per_s` is the average speed on this number of workers before the span; None if there was none.
     """
 
     generation: int
@@ -44,9 +44,9 @@ class SpeedReportSpan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobBounds(msgspec.Struct, frozen=True, kw_only=True):
-    """What the owner allows now: how many workers, and whether it runs at all.
+    """What the owner allows now: how many workers, and whether the job runs at all.
 
-    `pause_reason` says why it was paused, if not by its owner. `num_edits` is how often the owner changed its goal.
+    `pause_reason` says why the job was paused, if not by its owner. `num_edits` counts changes of its goal.
     """
 
     min_workers: int
@@ -66,8 +66,8 @@ class DeadlinePromise(msgspec.Struct, frozen=True, kw_only=True):
 class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
     """How far the job has come, as its workers last reported at `progress_at_s`. `total_steps` None: not known yet.
 
-    `equivalent_steps` of `total_equivalent_steps` count in steps of the initial batch size; None where the batch is
-    fixed and both follow from `step`. `stream` is how far its growing dataset has come.
+    `equivalent_steps` of `total_equivalent_steps` count in steps of the initial batch size; None if the batch is fixed,
+    where both follow from `step`. `stream` is the state of its growing dataset.
     """
 
     step: int = 0
@@ -82,12 +82,12 @@ class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LearntSpeed(msgspec.Struct, frozen=True, kw_only=True):
-    """What running the job has shown of its speed and cost.
+    """What was measured of the job's speed and cost while it ran.
 
-    `throughput_samples_per_s` maps world size to what was measured there, `samples_per_s` is the newest report and
-    `span` the one it belongs to. `step_times` holds the newest measurement of each placement and local batch size,
-    `measurements` what the plans of a job on functions have shown, the newest last; functions of `too_small_mb` or less
-    ran out of memory.
+    `throughput_samples_per_s` maps world size to the average speed, `samples_per_s` is the newest report and `span` the
+    span that it belongs to. `step_times` holds the newest measurement of each placement and local batch size,
+    `measurements` those of the plans of a job on functions, the newest last. Functions with `too_small_mb` of memory or
+    less ran out of it.
     """
 
     samples_per_s: float | None = None
@@ -100,10 +100,10 @@ class LearntSpeed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobRestarts(msgspec.Struct, frozen=True, kw_only=True):
-    """What went wrong with the job's workers.
+    """Losses of the job's workers.
 
-    `crashes_at_s` are the moments at which the whole job went down (charged to its restart budget), `losses_at_s` those
-    at which one worker did and others went on. New workers wait out a back-off until `runnable_at_s`.
+    `crashes_at_s` are the instants at which no worker was left (charged to its restart budget), `losses_at_s` those at
+    which one worker was lost and others went on. The back-off for new workers ends at `runnable_at_s`.
     """
 
     crashes_at_s: tuple[float, ...] = ()
@@ -113,11 +113,11 @@ class JobRestarts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """What changes of the job's group came to.
+    """Statistics of the changes of the job's group.
 
-    `pauses_s` holds the newest pause of each direction, `last_pause_s` the newest of all. `changed_s` is how long the
-    job stood still for changes, all together; `change_s` is what the last forming of a group took, from the decision
-    (`resizing_since_s`) to its first step, at `resized_at_s`.
+    `pauses_s` holds the newest pause of each direction, `last_pause_s` the newest of all. `changed_s` is the total time
+    without training because of changes; `change_s` is how long the last change took, from the decision
+    (`resizing_since_s`) to the group's first step at `resized_at_s`.
     """
 
     num_resizes: int = 0

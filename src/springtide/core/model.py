@@ -1,7 +1,7 @@
-"""The interface to a user's model, whatever framework it uses: a step in, gradients out, state in and out.
+"""The interface to a user's model in any framework: compute gradients, apply them, save and load the state.
 
-A model with these four operations trains on functions: a NumPy class has the methods itself, `st.jax_model` makes them
-from JAX functions, and a torch module gets them from the platform.
+A model with these four operations can train on functions. A NumPy class implements the methods itself, `st.jax_model`
+builds them from JAX functions, and the platform wraps torch modules.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
-# A part of a state whose name begins so is the optimizer's: it is saved, but does not come into the model's file.
+# Entries of a state with this prefix belong to the optimizer: they are saved, but left out of the model's artifact.
 OPTIMIZER_PREFIX = "optimizer/"
 ONLY_ON_FUNCTIONS = (
     'a task whose model has its own gradients and update runs on functions (on="functions") or here (task.local()); '
@@ -22,12 +22,12 @@ ONLY_ON_FUNCTIONS = (
 class Model(Protocol):
     """A model with its optimizer, trained by gradients that are averaged over many workers.
 
-    Arrays are numpy's, or whatever `numpy.asarray` takes. On every worker the same calls must give the same state:
-    begin from fixed or seeded values (numpy's global generator is seeded by the job), and let the state change in
-    `apply`, `load` and `begin_epoch` alone.
+    Arrays are numpy's, or anything that `numpy.asarray` accepts. The same calls must give the same state on every
+    worker: start from fixed or seeded values (numpy's global generator is seeded by the job), and change the state
+    only in `apply`, `load` and `begin_epoch`.
 
-    It may have a further method, `begin_epoch(epoch)`, called before the first step of each epoch, from 0, in order;
-    the model may change its size there. After a restart it is called for each epoch up to the saved one before `load`.
+    An optional method `begin_epoch(epoch)` is called before the first step of each epoch, in order, starting at 0; the
+    model may change its size there. After a restart it is called for each epoch up to the saved one before `load`.
     """
 
     def gradients(self, x: Any, y: Any) -> tuple[float, Mapping[str, Any]]:
@@ -43,25 +43,25 @@ class Model(Protocol):
         ...
 
     def state(self) -> Mapping[str, Any]:
-        """All that has to be known to go on: weights by name, and what the optimizer holds as `optimizer/NAME`."""
+        """Everything needed to resume training: weights by name, and the optimizer's state as `optimizer/NAME`."""
         ...
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take over a state of the same names and shapes; the arrays are this model's to keep."""
+        """Replace the state by one of the same names and shapes; the arrays are this model's to keep."""
         ...
 
 
 def is_model(found: Any) -> bool:
-    """Whether it is a Model itself, and not a class or function that makes one."""
+    """Whether `found` is a Model, as opposed to a class or function that builds one."""
     return not isinstance(found, type) and isinstance(found, Model)
 
 
-def called_with(factory: Callable[..., Any], *arguments: Any, params: Mapping[str, str]) -> Any:
-    """What a task's factory makes of `arguments`: it gets the job's parameters if it names them `params`, besides."""
+def call_factory(factory: Callable[..., Any], *arguments: Any, params: Mapping[str, str]) -> Any:
+    """Call a task's factory with `arguments`, and with the job's parameters if it has a parameter `params`."""
     try:
-        # What an optimizer calls so, its first argument, is the model's parameters.
+        # Only names beyond `arguments` count: an optimizer's first parameter `params` means the model's weights.
         names = list(inspect.signature(factory).parameters)[len(arguments) :]
     except (TypeError, ValueError):
-        # Some built-in classes do not tell their signature.
+        # Some built-in classes have no readable signature.
         names = []
     return factory(*arguments, params=params) if "params" in names else factory(*arguments)

@@ -1,4 +1,4 @@
-"""What other installed distributions add to this one: objects under the name of an entry point group."""
+"""Extensions from other installed distributions: objects that they offer under an entry point group."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def offered(group: str) -> Mapping[str, EntryPoint]:
 def load_from_studies(group: str, name: str, what: str) -> Any:
     """Import the object that springtide-studies offers under `name`; `what` names it in the error.
 
-    Raises InvalidRequest, which says how to get it, where no installed distribution offers it, and ImportError where
-    one does and its module is wrong.
+    Raises InvalidRequest, which says how to install it, if no installed distribution offers the name, and ImportError
+    if the offered module cannot be imported.
     """
     point = offered(group).get(name)
     if point is None:

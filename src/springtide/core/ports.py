@@ -1,4 +1,4 @@
-"""The seams between deciding and doing. Whatever does the work, machines or models of them, stands behind these."""
+"""The protocols between decisions and their execution, which real machines and models of them implement alike."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from springtide.core.workload import WorkloadId
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """One turn of the loop: what happened, what was decided, what the policy remembers. The unit of the journal."""
+    """One turn of the loop, and one entry of the journal: the events, the decisions, and the policy's memory."""
 
     now_s: float
     events: tuple[Event, ...] = ()
@@ -25,19 +25,19 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Clock(Protocol):
-    """The platform's clock: seconds since the platform was created, never going back, across restarts too."""
+    """The platform's clock: seconds since the platform was created, monotonic even across restarts."""
 
     def now_s(self) -> float:
-        """The present instant."""
+        """The present time."""
         ...
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """What should be running, according to the journal after a restart.
 
-    Executors adopt the replicas they find alive under these ids, fence every other one, and report as lost what is
-    named here and gone. `labels` are those of all nodes, lost ones too. `actions` are the effects that may have been
-    cut off by the crash; all are idempotent.
+    Executors adopt the replicas that they find alive under these ids, fence every other one, and report those as lost
+    that are named here but gone. `labels` are those of all nodes, lost ones included. `actions` are the ones whose
+    effects the crash may have interrupted; all are idempotent.
     """
 
     replicas: tuple[StartReplica, ...] = ()
@@ -47,27 +47,27 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Executor(Protocol):
-    """Does what actions say and reports what happened. None of its methods decides anything."""
+    """Carries out actions and reports events. None of its methods decides anything."""
 
     def recover(self, standing: Standing) -> None:
-        """Called once, before anything else, on a restart: adopt what still runs, fence what should not."""
+        """Adopt the replicas that still run and fence those that should not. Called once, before any other method."""
         ...
 
     def start(self, action: Action) -> None:
-        """Begin an action; never blocks. What became of it comes back as an event."""
+        """Begin an action without blocking. Its outcome is reported as an event."""
         ...
 
     def wait(self, deadline_s: float | None) -> Sequence[Event]:
-        """Return as soon as something happened, or nothing at the deadline (platform clock; None: no deadline)."""
+        """Return events as soon as there are any, or none at the deadline (platform clock; None: no deadline)."""
         ...
 
     def acknowledge(self, events: Sequence[Event]) -> None:
-        """The events are durable in the journal: their senders may be acknowledged, and need not repeat them."""
+        """Called when the events are durable in the journal: from now on their senders need not repeat them."""
         ...
 
 
 class Journal(Protocol):
-    """The append-only record of steps. What `append` returned from survives any crash."""
+    """The append-only record of steps. A step survives any crash once `append` has returned."""
 
     def append(self, step: Step) -> int:
         """Make a step durable and return its sequence number. Raises JournalError; then nothing was recorded."""
@@ -79,19 +79,19 @@ class Journal(Protocol):
 
 
 class Store(Protocol):
-    """Where bytes live under keys: an object store, or a parameter store that also wakes waiting readers.
+    """Objects (bytes) by key: an object store, or a parameter store that also wakes waiting readers.
 
     Keys are slash-separated names of at most 512 characters (letters, digits, `.`, `_`, `-`). A put is atomic: a reader
-    sees all of it or nothing. Every method raises StorageError where the store does not do what it was asked, with
-    a sentence that says what to mend. Thread-safe. `requests` counts everything asked, hits and misses.
+    sees the whole object or none. Every method raises StorageError when the store fails, with a message that says what
+    to repair. Thread-safe.
     """
 
     def put(self, key: str, data: bytes | bytearray | memoryview) -> None:
-        """Write an object; one of that key is replaced."""
+        """Write an object; an object with that key is replaced."""
         ...
 
     def put_if_absent(self, key: str, data: bytes | bytearray | memoryview) -> bool:
-        """Write an object unless there is one of that key; whether it was written."""
+        """Write an object unless one with that key exists. Returns whether it was written."""
         ...
 
     def get(self, key: str) -> bytes:
@@ -99,31 +99,31 @@ class Store(Protocol):
         ...
 
     def wait(self, key: str, timeout_s: float) -> bytes:
-        """Read an object as soon as it is there. Raises ObjectMissing at the timeout.
+        """Read an object as soon as it exists. Raises ObjectMissing at the timeout.
 
-        Blocks where the store can; otherwise asks for the known key at growing intervals. Never lists.
+        Blocks if the store can; otherwise polls the key at growing intervals. Never lists.
         """
         ...
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Remove objects; those that are not there are none."""
+        """Remove objects; keys without an object are ignored."""
         ...
 
     def keys(self, prefix: str) -> list[str]:
-        """The keys that begin so, in order. Costs list requests: for cleaning up, never for waiting."""
+        """The keys with this prefix, sorted. Costs list requests, so it is for cleaning up, never for waiting."""
         ...
 
     def requests(self) -> StoreRequests:
-        """What has been asked so far."""
+        """The requests made so far, hits and misses."""
         ...
 
     def close(self) -> None:
-        """Let go of connections and memory; what was put stays where it outlives the process."""
+        """Release connections and memory. Objects stay, in stores that outlive the process."""
         ...
 
 
 class StoreRequests(msgspec.Struct, frozen=True, kw_only=True):
-    """How often a store was asked for what, and what went up and down. A missed get is one of `num_gets`, too."""
+    """How often a store was asked for what, and the bytes sent and received. Missed gets count in `num_gets` too."""
 
     num_puts: int = 0
     num_gets: int = 0

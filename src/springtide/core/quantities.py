@@ -91,7 +91,7 @@ def parse_range(value: str | int | tuple[int, int], what: str = "range", *, lowe
 def parse_fractions(value: str | float | tuple[float, float], what: str = "share") -> tuple[float, float | None]:
     """Parse 0.3, "0.3", "30%", (0.3, 0.6) or "0.3..0.6" into a lower and, where there is one, an upper fraction.
 
-    Raises InvalidRequest for what is no fraction; whether they make sense together is for the caller to say.
+    Raises InvalidRequest for anything that is not a fraction. Callers check whether the two fit together.
     """
     parts: tuple[object, ...]
     if isinstance(value, str):
@@ -113,7 +113,7 @@ def parse_fractions(value: str | float | tuple[float, float], what: str = "share
 def _fraction(value: object) -> float | None:
     if isinstance(value, str):
         match = _FRACTION.fullmatch(value.strip())
-        # Divided, not multiplied: 30 / 100 is 0.3 to the last bit.
+        # A division is correctly rounded, so that 30% is the float nearest to 0.3; a product with 0.01 may not be.
         return None if match is None else float(match[1]) / (100.0 if match[2] else 1.0)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
@@ -121,7 +121,7 @@ def _fraction(value: object) -> float | None:
 
 
 def validate_name(name: str, what: str = "name") -> str:
-    """Return `name` if it is safe as a path part, a URL part and a label; else raise InvalidRequest."""
+    """Return `name` if it is safe as a part of a path, part of a URL and label; else raise InvalidRequest."""
     if not isinstance(name, str) or _NAME.fullmatch(name) is None or ".." in name:
         raise InvalidRequest(
             f"{what} {name!r:.80} is not allowed; use 1 to 63 of a-z 0-9 . _ - starting with a letter or digit"

@@ -1,4 +1,4 @@
-"""Why things change, as codes and facts for the program and as sentences for people."""
+"""Why a job's group changes, as data for programs and as a sentence for people."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from springtide.core.functions import FunctionPlan
 
 
 class ChosenPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The functions that a policy chose for a job, and why it chose these."""
+    """The functions that a policy chose for a job, and why."""
 
     plan: FunctionPlan
     why: str = ""
@@ -19,8 +19,8 @@ class ChosenPlan(msgspec.Struct, frozen=True, kw_only=True):
 class GroupChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Why the group of a job's workers is formed or changed.
 
-    `before` and `after` count workers, or the samples of a step where the batch alone changes. `why` is the policy's
-    sentence, `chosen` the plan of a job on functions that the sentence is about.
+    `before` and `after` count workers, or the samples of a step if only the batch changes. `why` is the policy's
+    reason, `chosen` the plan of a job on functions that the reason is about.
     """
 
     code: Literal["start", "recover", "resize", "move", "batch", "plan"]

@@ -1,4 +1,4 @@
-"""What there is to hold: devices, the nodes they sit in, and the topology of all nodes."""
+"""What workloads hold: devices, the nodes that contain them, and the topology of all nodes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from springtide.core.functions import FunctionService
 NodeId = NewType("NodeId", str)
 DeviceId = NewType("DeviceId", str)
 DeviceKind = Literal["gpu", "cpu", "function"]
-# What a node is labelled for. On a shared one jobs and services may sit side by side, device by device.
+# What a node is labelled for. On a shared node jobs and services may hold devices side by side.
 Pool = Literal["shared", "training", "inference"]
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
     """What one replica holds, whole or a share of it: a GPU, a CPU slot, or a place for a job on functions.
 
-    `memory_mb` is what its sharers divide among them (0: not counted).
+    `memory_mb` is the memory that its sharers divide (0: not counted).
     """
 
     device_id: DeviceId
@@ -33,11 +33,11 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 class Node(msgspec.Struct, frozen=True, kw_only=True):
     """A machine with devices. `pool` is what it is labelled for now, `home` the pool that owns it ("": as labelled).
 
-    `functions` is set where it is no machine but a function service: each of its devices is a place for one job, which
-    runs as many functions as the service lets it. A node away from home is on loan. `isolates_devices` says that
-    a workload on one of its devices does not disturb those on the others, so that a part of it can be loaned (it is
-    shared then); otherwise the whole node is the unit. `switches` are the network switches above it, from its own to
-    the one that all nodes share; nodes without any hang on one switch.
+    A node whose label is not its owner's is on loan. `functions` is set if the node stands for a function service: each
+    of its devices is then a place for one job, which may run many functions. `isolates_devices` says that workloads on
+    different devices of the node do not disturb each other, so that part of it can be loaned (as a shared node);
+    otherwise only the whole node. `switches` are the network switches above the node, from its own to the one that all
+    nodes share; nodes without switches are all connected to a single one.
     """
 
     node_id: NodeId
@@ -50,17 +50,17 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def owner(self) -> Pool:
-        """The pool that owns it."""
+        """The pool that owns the node."""
         return self.home or self.pool
 
     @property
     def is_loaned(self) -> bool:
-        """Whether it is labelled for another pool than the one that owns it."""
+        """Whether the node is labelled for another pool than its owner."""
         return self.pool != self.owner
 
 
 class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """All nodes that are alive, in the order in which they joined. What is derived from them is computed once."""
+    """All living nodes in the order in which they joined. Derived values are computed once."""
 
     nodes: tuple[Node, ...] = ()
 
@@ -115,7 +115,7 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 def admits(pool: Pool, *, is_job: bool) -> bool:
-    """Whether a node with this label may hold a job's workers, or else a service's replicas."""
+    """Whether a node with this label may hold a job's workers (`is_job`), or a service's replicas."""
     return pool == "shared" or pool == ("training" if is_job else "inference")
 
 

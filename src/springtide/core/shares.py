@@ -1,4 +1,4 @@
-"""A part of a device: what its holder is sure of, what it may use at most, and which shares fit together."""
+"""Shares of a device: the rate that a holder is guaranteed, the most it may use, and which shares fit together."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from springtide.core.errors import InvalidRequest
 
 # Sums of shares are compared with this much tolerance: 0.1 + 0.2 + 0.7 fills a device.
 TOLERANCE = 1e-9
-# What the limits of the workloads on a device may add up to (Dilu, section 3.3: the oversubscription gamma).
+# The largest sum of the limits on one device (Dilu, section 3.3: the oversubscription gamma).
 MAX_LIMIT = 1.5
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
     """What a replica or a worker holds of one device (Dilu, section 3.2).
 
-    `request` is the fraction of the device's computing rate (0 to 1) that it gets whenever it needs it, `limit` (from
-    `request` to 1) what it may use at most. `memory_mb` is the device memory it holds (0: it is not counted).
+    `request` is the fraction of the device's computing rate (0 to 1) that the holder gets whenever it needs it, `limit`
+    (from `request` to 1) the most that it may use. `memory_mb` is the device memory that it holds (0: not counted).
     """
 
     request: float
@@ -28,7 +28,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """What is taken of a device: the sums over its sharers. `is_exclusive`: one holder has the whole of it."""
+    """How much of a device is held: the sums over its sharers. `is_exclusive`: one holder has the whole device."""
 
     num_holders: int = 0
     request: float = 0.0
@@ -41,7 +41,7 @@ FREE = Load()
 
 
 def load_of(shares: Iterable[Share | None]) -> Load:
-    """Sum up the holders of one device; None is a holder of the whole of it."""
+    """Sum up the shares on one device; None stands for a holder of the whole device."""
     held = list(shares)
     if not held:
         return FREE
@@ -65,8 +65,8 @@ def has_room(
 ) -> bool:
     """Whether one more holder fits on a device with `memory_mb` of memory (0: it is not counted).
 
-    `max_request` and `max_limit` bound the sums of requests and limits (Dilu's Omega and gamma). A holder of the
-    whole (None) needs an empty device, and leaves no room.
+    `max_request` and `max_limit` bound the sums of requests and limits (Dilu's Omega and gamma). A holder of the whole
+    device (None) needs an empty one and leaves no room.
     """
     if load.is_exclusive or (share is None and load.num_holders):
         return False
@@ -80,7 +80,7 @@ def has_room(
 
 
 def make_share(request: float, limit: float | None = None, memory_mb: int = 0) -> Share:
-    """Check a share that is asked for; without a limit it is twice the request (Dilu, section 3.2), at most 1.
+    """Build a checked share; without a limit it is twice the request (Dilu, section 3.2), at most 1.
 
     Raises InvalidRequest.
     """

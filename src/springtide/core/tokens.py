@@ -1,8 +1,8 @@
 """Authentication between parts of a platform that share no file system: keys derived from one secret.
 
-A platform has one master key. Each workload has a key derived from it, which its own replicas know and no other's;
-each replica has a token derived from that. A process that runs a workload's code is trusted with that workload alone.
-Nothing of it has to be stored: after a restart the same keys come out.
+A platform has one master key. Each workload has a key derived from it, which only its own replicas know; each replica
+has a token derived from the workload's key. So a process that runs a workload's code can act for that workload only.
+Derived keys are not stored: after a restart the same keys are derived again.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ def workload_key(master_key: bytes, workload_id: WorkloadId) -> str:
 
 
 def replica_token(key: str, replica_id: ReplicaId) -> str:
-    """What a replica says Hello with, from its workload's key."""
+    """The token in a replica's Hello, derived from its workload's key."""
     return _derive(key.encode(), "replica", replica_id)
 
 
 def gateway_token(key: str) -> str:
-    """What the gateway greets the replicas of a workload with, from that workload's key."""
+    """The token with which the gateway greets a workload's replicas, derived from that workload's key."""
     return _derive(key.encode(), "gateway", "")
 
 

@@ -1,4 +1,4 @@
-"""What people hand over: training jobs and inference services, and the goals they come with."""
+"""What users submit: training jobs and inference services, with their goals."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ DEFAULT_GRACE_S = 15.0
 
 # How the learning rate follows the batch: in proportion, by the root, by AdaScale's gain, or not at all.
 LearningRateRule = Literal["linear", "sqrt", "adascale", "none"]
-# What a job's length is counted in: samples seen, or progress that a step on a larger batch makes less of a sample.
+# The unit of a job's length: samples seen, or progress, of which a sample in a larger batch brings less.
 LengthUnit = Literal["samples", "progress"]
 LEAST_SHARDS = 4
 
 
 class Goal(msgspec.Struct, frozen=True, kw_only=True):
-    """What the owner wants. `deadline_s` is absolute, on the platform's clock; None means as fast as is sensible.
+    """The owner's goal. `deadline_s` is absolute, on the platform's clock; None means as fast as is sensible.
 
-    A soft deadline is no condition: the job runs, late if it must. `waits` says that a job that cannot be promised
-    its deadline now stays in line while the deadline still stands; otherwise it is refused at once. `is_fastest` says
-    that time is all that counts, within a budget where there is one.
+    A job with a soft deadline also runs if it will be late. `waits` says that a job whose deadline cannot be promised
+    now stays queued as long as the deadline can still be met; otherwise it is refused at once. `is_fastest` asks for
+    the shortest time, within the budget if there is one.
     """
 
     deadline_s: float | None = None
@@ -47,10 +47,10 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Entrypoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the user's code is: a snapshot of the source file, so that later edits never reach a running job.
+    """The user's code: a snapshot of the source file, so that later edits do not affect a running job.
 
-    kind `function`: `object_name` is called with a TrainContext. `class`: it is a served class.
-    `script`: the whole file runs as `__main__` under torchrun's variables with `args`.
+    kind `function`: the function `object_name` is called with a TrainContext. `class`: `object_name` is a served class.
+    `script`: the whole file runs as `__main__`, with torchrun's environment variables and `args`.
     """
 
     source_path: str
@@ -61,11 +61,12 @@ class Entrypoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AdaptiveBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """The bounds within which a policy may choose a job's global batch size; a job without them keeps its own.
+    """The bounds within which a policy may choose a job's global batch size; a job without them keeps its batch size.
 
-    `min_size` and `max_size` are samples a step, over all workers. `max_local_size` is what one worker holds in one
-    forward and backward pass at most, `min_local_size` the fewest with which it is worth one; a larger share of the
-    global batch is accumulated over several passes. `learning_rate` says how the rate follows the batch.
+    `min_size` and `max_size` are samples per step, over all workers. `max_local_size` is the most samples of one pass
+    (forward and backward) of a worker, `min_local_size` the fewest that are efficient; a worker with more than
+    `max_local_size` samples accumulates gradients over several passes. `learning_rate` says how the rate follows the
+    batch.
     """
 
     min_size: int
@@ -76,7 +77,7 @@ class AdaptiveBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GradientBucket(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of the gradient that is exchanged as one: its size, and when in a step's computation it is ready."""
+    """A part of the gradient that is exchanged as a unit: its size, and when it is ready, from the step's start."""
 
     ready_s: float
     num_bytes: int
@@ -85,8 +86,8 @@ class GradientBucket(msgspec.Struct, frozen=True, kw_only=True):
 class StepProfile(msgspec.Struct, frozen=True, kw_only=True):
     """One step's computation as profiled on two workers with `local_batch_size` samples each (FaPES, section 4.1).
 
-    `forward_s` and `backward_s` fill the step up to the update, which takes `update_s`; `buckets` are in the order in
-    which they are ready, counted from the step's begin. Computation grows in proportion to the local batch.
+    The step consists of `forward_s`, `backward_s` and `update_s`; `buckets` are in the order in which they are ready.
+    Computation is assumed to be proportional to the local batch.
     """
 
     local_batch_size: int
@@ -97,26 +98,26 @@ class StepProfile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload", tag="job"):
-    """A training function with its length, its bounds and its goal. Never changes after submission,
-    but for its goal and its restart budget, which its owner may change.
+    """A training function with its length, its bounds and its goal. Immutable after submission, except for its goal
+    and its restart budget, which its owner may change.
 
-    `num_virtual_shards` (a power of two, at least `max_workers`) fixes the order in which gradients are reduced
-    and owns the random-number streams, so that the number of workers never shows in the result.
+    `num_virtual_shards` (a power of two, at least `max_workers`) fixes the order in which gradients are reduced and the
+    random-number streams, so that the result does not depend on the number of workers.
 
-    `total_steps` is the job's length where it is known before it runs. `profile_steps_per_s` maps a number of
-    workers to optimizer steps a second measured before it ran (compact placement, `global_batch_size` held); empty:
-    nothing is known. `batch` lets policies choose the global batch size while it runs; `global_batch_size` is then the
-    one it starts with, and its length and progress are counted in steps of that size (`length_unit`: by the samples
-    seen, or by scale-invariant progress, of which a step on a larger batch brings the gain; Pollux, section 3.1).
-    `family` names what jobs of one model have in common (what one of them has shown is expected of the next).
-    `step_profile` is the timeline of a step, where one was taken.
-    `requested_workers` is what its owner would have asked for on a platform that does not choose.
-    `menu` is set for a job that runs on a function service: the ways to run it there; with `search` the number of
-    workers and their memory are searched for while it runs, and the menu is what it begins with.
-    `batch_schedule` changes the global batch with the epoch (on functions); `num_samples` is the length of the dataset
-    where it is known. `stream` names the growing dataset that it trains on, each sample once, until that is closed.
-    `study` names the search over jobs that it is a trial of. `share` is what each of its workers holds of a device
-    (None: the whole). `container` is what its pods are made of, on Kubernetes.
+    `total_steps` is the job's length, if it is known before the job runs. `profile_steps_per_s` maps a number of
+    workers to optimizer steps a second, measured before the job ran (compact placement, at `global_batch_size`); empty
+    if nothing is known. `batch` lets policies choose the global batch size while the job runs; `global_batch_size` is
+    then the initial one, and length and progress are counted in steps of that size (`length_unit`: by samples seen, or
+    by scale-invariant progress, where a step on a larger batch counts as its gain; Pollux, section 3.1).
+    `family` names a group of jobs with the same model: what was measured of one is expected of the next.
+    `step_profile` is the timeline of a step, if one was profiled.
+    `requested_workers` is the number that the owner would have requested on a platform that does not choose it.
+    `menu` is set for a job that runs on a function service: the ways to run it there. With `search` the number of
+    workers and their memory are searched for while the job runs, starting from the menu.
+    `batch_schedule` changes the global batch with the epoch (on functions); `num_samples` is the length of the dataset,
+    if it is known. `stream` names the growing dataset that the job trains on, each sample once, until it is closed.
+    `study` names the search over jobs that the job is a trial of. `share` is what each worker holds of a device
+    (None: the whole). `container` holds the settings of its pods, on Kubernetes.
     """
 
     job_id: WorkloadId
@@ -159,12 +160,12 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload
 
 
 class InferenceService(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload", tag="service"):
-    """An inference function with its objective and its bounds. A changed service is a new `revision`.
+    """An inference function with its objective and its bounds. A changed service gets a new `revision`.
 
-    `share` is what each replica holds of a device (None: the whole). `capacity_per_s` is how many requests a second
-    one replica answers within the objective at the limit of its share, as profiled (None: not known); then the
-    number of replicas follows the co-scaler (serving/co_scaler.py) instead of the number of requests at once.
-    `container` is what its pods are made of, on Kubernetes.
+    `share` is what each replica holds of a device (None: the whole). `capacity_per_s` is how many requests a second one
+    replica answers within the objective at the limit of its share, as profiled (None: not known). With it the number of
+    replicas follows the co-scaler (serving/co_scaler.py) instead of the number of concurrent requests.
+    `container` holds the settings of its pods, on Kubernetes.
     """
 
     service_id: WorkloadId
@@ -192,7 +193,7 @@ def replicas_for(service: InferenceService, demand: int, minimum: int, maximum: 
 
 
 class JobState(enum.StrEnum):
-    """Where a job is. The last four are terminal: a job enters exactly one of them, once."""
+    """The state of a job. The last four are terminal: a job enters exactly one of them, once."""
 
     PENDING = "PENDING"
     STARTING = "STARTING"
@@ -214,7 +215,7 @@ _TERMINAL = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, 
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A committed, durable state of a job: `step` optimizer steps are in it."""
+    """A committed, durable state of a job after `step` optimizer steps."""
 
     generation: int
     step: int
@@ -223,9 +224,10 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def shards_for(max_workers: int, batch: AdaptiveBatch | None = None, *, least: int = LEAST_SHARDS) -> int:
-    """Return the smallest power of two that is at least `least` and `max_workers`, and cuts the largest batch small.
+    """Return the number of virtual shards: the smallest power of two that is at least `least` and `max_workers`.
 
-    A shard is one forward and backward pass, so with a `max_local_size` the largest batch needs so many of them.
+    A shard is one forward and backward pass. So with a `max_local_size` there are also enough of them that no shard of
+    the largest batch is larger.
     """
     needed = max(least, max_workers)
     if batch is not None and batch.max_local_size is not None:

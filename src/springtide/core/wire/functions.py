@@ -1,17 +1,17 @@
-"""The messages between a job's coordinator and its functions. They have no connection: all of it is objects in a store.
+"""The messages between a job's coordinator and its functions. Without a connection: they are objects in a store.
 
-Everything of a job lies under one prefix. What belongs to one attempt at a step carries the job's generation and the
-attempt in its key, so that a late writer of an older attempt is never read. Functions are addressed by (stage,
-replica); `incarnation` counts the functions that have filled that place, and only the one that the control record names
-may go on.
+All objects of a job have one prefix. The key of an object that belongs to one attempt at a step contains the job's
+generation and the attempt, so that objects of a late writer from an older attempt are never read. A function is
+addressed by its place (stage, replica); `incarnation` counts the functions that have filled the place, and only the one
+that the control record names may go on.
 
-    control                         ControlRecord, overwritten by the coordinator alone
-    notes                           its notes for the coordinator that follows it, maybe on another machine (JSON)
-    job, bundle                     TrainingJob (JSON), which code artifact is the user's code (JSON)
-    reports/S.R.I                   FunctionReport, overwritten by that function alone
-    state/STEP/S                    what stage S is after STEP committed steps (safetensors), by one of its replicas
-    state/STEP/S.meta               StageState (JSON), written after the tensors: it makes them count
-    wire/G.A/STEP/...               activations, gradients and parts of gradients on their way
+    control                         ControlRecord, written only by the coordinator
+    notes                           the coordinator's notes for its successor, maybe on another machine (JSON)
+    job, bundle                     TrainingJob (JSON), the name of the code artifact (JSON)
+    reports/S.R.I                   FunctionReport, written only by that function
+    state/STEP/S                    state of stage S after STEP committed steps (safetensors), by one of its replicas
+    state/STEP/S.meta               StageState (JSON), written after the tensors; without it they do not count
+    wire/G.A/STEP/...               activations, gradients and parts of gradients in transit
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import msgspec
 from springtide.core.functions import FunctionPlan, Usage
 from springtide.core.workload import WorkloadId
 
-# An invocation's payload is small on every provider: everything large is in the store.
+# Providers limit the payload of an invocation, so everything large is in the store.
 MAX_ORDER_BYTES = 64 * 1024
 MAX_RECORD_BYTES = 1 << 20
 MAX_LOSSES = 256
@@ -31,22 +31,22 @@ Finite = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
 
 
 class Place(msgspec.Struct, frozen=True, order=True):
-    """Which part of the work: stage and replica, both from 0."""
+    """A function's place in the job: stage and replica, both from 0."""
 
     stage: int
     replica: int
 
     def __str__(self) -> str:
-        """As in keys: S.R."""
+        """As in keys: `S.R`."""
         return f"{self.stage}.{self.replica}"
 
 
 class FunctionOrder(msgspec.Struct, frozen=True, kw_only=True, tag_field="order", tag="train"):
     """An invocation's payload (JSON): fill a place until the work is done or the lifetime is nearly over.
 
-    `restore_step` is the state to begin from (0: the model as it is built). A successor warms up first and then waits
-    until the incarnation before it, `follows`, has left. With `plan` it is called for a plan that is to follow the
-    present one: it warms up for that and then waits until the control record names it.
+    `restore_step` is the step of the state to start from (0: the model as built). A successor warms up and then waits
+    until the previous incarnation, `follows`, has left. A function with a `plan` is invoked for a plan that is to
+    follow the present one: it warms up for it and then waits until the control record names it.
     """
 
     job_id: WorkloadId
@@ -65,7 +65,7 @@ class FunctionOrder(msgspec.Struct, frozen=True, kw_only=True, tag_field="order"
 
 
 class ProfileOrder(msgspec.Struct, frozen=True, kw_only=True, tag_field="order", tag="profile"):
-    """An invocation's payload: time the layers of the job's model where this function runs, and return the figures."""
+    """An invocation's payload: measure the layers of the job's model in this function, and return the times."""
 
     job_id: WorkloadId
     store_url: str
@@ -78,27 +78,27 @@ Order = FunctionOrder | ProfileOrder
 
 
 class Upcoming(msgspec.Struct, frozen=True, kw_only=True):
-    """The plan that is to follow the present one: those that are to join for it, by "S.R", may warm up and wait."""
+    """The plan that is to follow the present one. `joiners` (incarnation by "S.R") may warm up for it and wait."""
 
     plan: FunctionPlan
     joiners: dict[str, int] = {}
 
 
 class ControlRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What holds for every function. A new attempt means: leave what you wait for, take the state of `restore_step`,
-    redo.
+    """The coordinator's orders to all functions. In a new attempt, functions stop waiting, load the state of
+    `restore_step` and go on from there.
 
-    `incarnations` (by "S.R") are those that may write; `last_step`, where it is set, is the step after which each
-    function saves its state and returns. States are saved after every `save_every` steps, by the replica whose turn it
-    is. `verb` "stop" means: return at once, write nothing more.
+    `incarnations` (by "S.R") are the functions that may write. After `last_step`, if it is set, each function saves its
+    state and returns. States are saved every `save_every` steps, by the replicas in turn. `verb` "stop" means: return
+    at once and write nothing more.
 
-    With `upcoming` a function that comes to `last_step` does not return but waits there for the next attempt: its
-    record has the new plan, and says which functions go on. Functions of generations before `stays_from` may not (None:
-    of none before). `num_available` is how much of the job's stream may be used; with `is_stream_closed` that is all
-    there will ever be. It grows within an attempt until `last_step` is set: a function that then lacks samples for a
-    step ends where it stands. `parameter_url` is the store through which replicas exchange in this attempt (empty: the
-    one of their orders). `term` numbers the control planes where several may lead one after the other (0: there is only
-    one): a record of a later term is not replaced by one of an earlier. Functions do not look at it.
+    With `upcoming` a function that reaches `last_step` does not return but waits there for the next attempt, whose
+    record has the new plan and names the functions that go on. Functions of generations before `stays_from` may not go
+    on (None: no earlier generation may). `num_available` is how many samples of the job's stream may be used; with
+    `is_stream_closed` there will never be more. It grows within an attempt until `last_step` is set; a function that
+    then lacks samples for a step ends where it is. `parameter_url` is the store for exchanges between replicas in this
+    attempt (empty: that of their orders). `term` numbers the control planes, if several may lead one after the other
+    (0: there is only one): a record of a later term is never replaced by one of an earlier term. Functions ignore it.
     """
 
     generation: int
@@ -118,12 +118,12 @@ class ControlRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaneTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the time of the newest step went (FuncPipe, figure 6): seconds of each lane's work, and of waiting.
+    """How the time of the newest step was spent (FuncPipe, figure 6), in seconds of work of each lane.
 
-    `forward_s` and `backward_s` are computation; `upload_s` and `download_s` carry activations and their gradients;
-    `sync_s` is the exchange among replicas, `update_s` the optimizer, `save_s` the state's way to the store. Lanes
-    overlap: `step_s` is less than the sum. `flush_s` is the part of the step in which this function did not compute
-    and did not synchronise.
+    `forward_s` and `backward_s` are computation, `upload_s` and `download_s` transfers of activations and their
+    gradients, `sync_s` the exchange among replicas, `update_s` the optimizer, `save_s` the upload of the state. Lanes
+    overlap, so `step_s` is less than the sum. `flush_s` is the part of the step in which this function neither computed
+    nor synchronised.
     """
 
     step_s: float = 0.0
@@ -140,8 +140,8 @@ class LaneTimes(msgspec.Struct, frozen=True, kw_only=True):
 class StepTotals(msgspec.Struct, frozen=True, kw_only=True):
     """Sums over the `num_steps` newest steps of one place, all of one attempt, one batch size and one gradient size.
 
-    The first step after a begin is left out. `step_s` runs from commit to commit, with all that lies between but for
-    waits for samples that have not arrived; `step_sqr` sums its squares. `compute_s` is forward, backward and update.
+    The first step after a start is left out. `step_s` is the time from commit to commit, without waits for samples that
+    have not arrived; `step_sqr` is the sum of its squares. `compute_s` is forward, backward and update.
     """
 
     global_batch_size: int = 0
@@ -153,8 +153,8 @@ class StepTotals(msgspec.Struct, frozen=True, kw_only=True):
     sync_s: float = 0.0
 
 
-# "parked": at the boundary where another plan follows. "waiting": for samples of a stream. "stuck": what travels does
-# not, so a new attempt is waited for.
+# "parked": waits at the boundary for the next plan. "waiting": for samples of a stream. "stuck": a transfer has failed,
+# and the function waits for a new attempt.
 Phase = Literal[
     "starting",
     "warm",
@@ -171,20 +171,21 @@ Phase = Literal[
 ]
 
 
-# What failed in a function: the user's code, a store or a peer (which may answer another one), or data that is gone
-# for good. Empty: it does not say.
+# What failed in a function: the user's code, a store or a peer (another function may reach it), or data that is lost
+# for good. Empty: not known.
 ErrorCode = Literal["", "user_code", "store", "data"]
 
 
 class FunctionReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What one function has to say, newest state first; each overwrites the one before.
+    """The state of one function; each report overwrites the previous one.
 
-    `step` steps are committed, `saved_step` is the newest state whose meta record it has written (None: none by it).
-    `losses` are the newest (step, mean loss over its own samples, number of samples), from the last stage only;
-    `ids_digest` chains the sample ids of every committed step, from the first stage's replicas only. `num_samples` is
-    what this place has worked off in all. `memory_bytes` is the most it has held. `usage` counts this incarnation's
-    requests (function time is the provider's to say). `totals` measure its newest steps; `pause_s` is how long it stood
-    still between its last step before the present attempt and the first one in it (0: it was not there before).
+    `step` steps are committed; `saved_step` is the newest state whose meta record this function has written (None: it
+    has written none). `losses` are the newest (step, mean loss over its own samples, number of samples), from the last
+    stage only; `ids_digest` chains the sample ids of every committed step, from the first stage's replicas only.
+    `num_samples` is the total number of samples that this place has processed, `memory_bytes` its peak memory. `usage`
+    counts this incarnation's requests (function time is on the provider's bill). `totals` are over its newest steps;
+    `pause_s` is the time between its last step before the present attempt and its first step in it (0: it did not run
+    before).
     """
 
     stage: int
@@ -214,7 +215,7 @@ class FunctionReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageState(msgspec.Struct, frozen=True, kw_only=True):
-    """Makes a stage's saved tensors count: what they are, and the digest of their bytes."""
+    """Describes a stage's saved tensors, with the digest of their bytes. Tensors without it do not count."""
 
     stage: int
     step: int
@@ -228,7 +229,7 @@ class StageState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FunctionResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What an invocation of a FunctionOrder returns (JSON). "left" means: its lifetime was nearly over, state saved."""
+    """What an invocation of a FunctionOrder returns (JSON). "left": its lifetime was nearly over; state saved."""
 
     stage: int
     replica: int
@@ -241,7 +242,7 @@ class FunctionResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Keys:
-    """The names of a job's objects, relative to nothing: with the prefix in front. Cheap; holds no state."""
+    """The full keys of a job's objects, with the prefix in front."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix.rstrip("/")
@@ -252,21 +253,21 @@ class Keys:
         self.artifact = f"{self.prefix}/artifact/model.safetensors"
 
     def report(self, place: Place, incarnation: int) -> str:
-        """Where that function reports."""
+        """The key of that function's report."""
         return f"{self.prefix}/reports/{place}.{incarnation}"
 
     def state(self, step: int, stage: int) -> str:
-        """The tensors of a stage after `step` steps."""
+        """The key of a stage's tensors after `step` steps."""
         return f"{self.prefix}/state/{step:09d}/{stage}"
 
     def state_meta(self, step: int, stage: int) -> str:
-        """The record that makes them count."""
+        """The key of the record that makes these tensors count."""
         return f"{self.state(step, stage)}.meta"
 
     def wire(self, generation: int, attempt: int, step: int) -> str:
-        """The prefix of everything that travels in one attempt at a step."""
+        """The prefix of everything that is sent in one attempt at a step."""
         return f"{self.prefix}/wire/{generation}.{attempt}/{step:09d}"
 
     def left(self, place: Place, incarnation: int) -> str:
-        """Written by an incarnation that has left for its successor: the step it stopped after, its losses, as JSON."""
+        """The key of what an incarnation leaves to its successor: the step it stopped after and its losses, as JSON."""
         return f"{self.prefix}/left/{place}.{incarnation}"

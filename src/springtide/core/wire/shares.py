@@ -1,7 +1,7 @@
-"""The slots through which sharers of a device tell what they do: one fixed-size record each in a mapped file.
+"""The slots in which sharers of a device report their activity: one fixed-size record each in a mapped file.
 
-A worker writes its own slot, without a lock and without a system call; the share daemon reads all of them every few
-milliseconds. Writers run user code, so the reader believes nothing: every field is checked and bounded.
+A worker writes its own slot, without a lock and without a system call; the share daemon reads all slots every few
+milliseconds. Writers run user code, so the reader checks and bounds every field.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import msgspec
 from springtide.core.errors import BackendError
 
 NUM_SLOTS = 1024
-# So many ended iterations are kept in a slot; a reader that comes later than that misses the oldest.
+# How many ended iterations a slot keeps; a reader that is too late misses the oldest.
 NUM_KEPT = 32
 MAX_BATCH_SIZE = 1 << 31
 MAX_QUEUED = 1 << 31
 MAX_ITERATION_S = 1e6
 _MAX_COUNT = 1 << 53
 _WORD_BYTES = 8
-# Words: sequence, begun, ended, start of the running iteration, its batch size, queue length, two spare ones; then
-# the ring of ended iterations, two words each: duration and batch size.
+# Words of a slot: sequence, begun, ended, start of the running iteration, its batch size, queue length, two spare ones;
+# then the ring of ended iterations, two words each: duration and batch size.
 _SEQUENCE, _BEGUN, _ENDED, _STARTED, _BATCH, _QUEUED = range(6)
 _RING = 8
 _NUM_WORDS = _RING + 2 * NUM_KEPT
@@ -47,9 +47,9 @@ class EndedIteration(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SlotReading(msgspec.Struct, frozen=True, kw_only=True):
-    """What a slot says. `started_s` is on the machine's monotonic clock, 0: no iteration runs.
+    """The content of a slot. `started_s` is on the machine's monotonic clock; 0: no iteration runs.
 
-    `finished` are the iterations that ended since the reader last looked, oldest first, at most NUM_KEPT.
+    `finished` are the iterations that ended since the previous reading, oldest first, at most NUM_KEPT.
     """
 
     num_begun: int = 0
@@ -61,7 +61,7 @@ class SlotReading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_slots(path: Path, num_slots: int = NUM_SLOTS) -> None:
-    """Make the file of empty slots (0600), in place of an older one. Raises BackendError."""
+    """Create the file of empty slots (mode 0600), or replace an older one. Raises BackendError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -90,8 +90,8 @@ def clear_slot(path: Path, slot: int) -> None:
 class SlotWriter:
     """The worker's side of a slot. One thread calls `begin` and `end`; any thread may call `queued`.
 
-    `clock` is the machine's monotonic clock, in seconds (time.monotonic). Without a path the calls are the same and
-    go nowhere, so that callers need no case of their own. A call takes well under a microsecond.
+    `clock` is the machine's monotonic clock, in seconds (time.monotonic). With an empty path the calls have no effect,
+    so that callers need no special case. A call takes well under a microsecond.
     """
 
     def __init__(self, path: str, slot: int, clock: Callable[[], float]) -> None:
@@ -112,7 +112,7 @@ class SlotWriter:
         self._words = view.cast("Q")
         self._seconds = view.cast("d")
         self._clock = clock
-        # The counts go on where a slot's earlier life in the same worker stopped; the worker alone writes them.
+        # If the same worker has used the slot before, its counts go on from there.
         self._sequence = (self._words[_SEQUENCE] + 1) & ~1
         self._begun = self._words[_BEGUN]
         self._ended = self._words[_ENDED]
@@ -120,12 +120,12 @@ class SlotWriter:
         self._batch_size = 0
 
     def begin(self, batch_size: int) -> None:
-        """An iteration over `batch_size` samples begins now; one that still ran is taken for abandoned."""
+        """An iteration over `batch_size` samples begins now; one that still runs counts as abandoned."""
         words = self._words
         self._begun += 1
         self._batch_size = batch_size
         self._started_s = started_s = self._clock()
-        # Odd while it is being written: a reader then looks again.
+        # The sequence is odd during a write: a reader then reads again.
         words[_SEQUENCE] = self._sequence + 1
         words[_BEGUN] = self._begun
         words[_BATCH] = batch_size
@@ -134,7 +134,7 @@ class SlotWriter:
         words[_SEQUENCE] = self._sequence
 
     def end(self) -> None:
-        """The iteration that runs ends now; nothing happens if none runs."""
+        """The running iteration ends now; does nothing if none runs."""
         started_s = self._started_s
         if not started_s:
             return
@@ -151,16 +151,16 @@ class SlotWriter:
         words[_SEQUENCE] = self._sequence
 
     def abandon(self) -> None:
-        """The iteration that runs came to nothing (an error, a cancelled batch): it counts as no measurement."""
+        """The running iteration failed or was cancelled: it does not count as a measurement."""
         self._started_s = 0.0
         self._seconds[_STARTED] = 0.0
 
     def queued(self, num_queued: int) -> None:
-        """So many requests wait for this worker now."""
+        """`num_queued` requests wait for this worker now."""
         self._words[_QUEUED] = num_queued
 
     def close(self) -> None:
-        """Let go of the file; nothing may be called afterwards."""
+        """Close the file; no other method may be called afterwards."""
         for view in (self._words, self._seconds, self._view):
             view.release()
         if isinstance(self._memory, mmap.mmap):
@@ -168,10 +168,10 @@ class SlotWriter:
 
 
 class SlotReader:
-    """The daemon's side: reads whole slots, and survives whatever is in them, a file cut short included.
+    """The daemon's side: reads whole slots. Any content is safe to read, even a truncated file.
 
-    It reads by system call and not through a mapping, since reading a mapping of a truncated file kills the
-    reading process (SIGBUS).
+    It uses system calls instead of a mapping, because a read from the mapping of a truncated file kills the process
+    (SIGBUS).
     """
 
     def __init__(self, path: Path) -> None:
@@ -182,9 +182,9 @@ class SlotReader:
         self._seen: dict[int, tuple[bytes, SlotReading]] = {}
 
     def read(self, slot: int) -> SlotReading | None:
-        """Return what the slot says now; None while it is being written, or where there is no such slot.
+        """Return the slot's present content; None while it is being written, or if there is no such slot.
 
-        `finished` holds what ended since the last `read` of the slot that returned something.
+        `finished` holds the iterations that ended since the last `read` of the slot that did not return None.
         """
         if not 0 <= slot < NUM_SLOTS:
             return None
@@ -196,30 +196,30 @@ class SlotReader:
                 return None
             if seen is not None and first == seen[0]:
                 return seen[1]
-            # Written in between, or half written: the sequence is odd, or the two differ.
+            # The sequence is odd during a write, and the two reads differ if there was one in between.
             if not first[0] & 1 and self._pread(offset) == first:
                 return self._take(slot, first, None if seen is None else seen[1])
         return None
 
     def has_changed(self, slot: int) -> bool:
-        """Whether a slot has been written since `read` last returned something of it; the cheapest look there is."""
+        """Whether a slot was written since `read` last returned its content. Cheaper than `read`."""
         seen = self._seen.get(slot)
         head = os.pread(self._descriptor, _HEAD.size, _HEADER_BYTES + slot * SLOT_BYTES)
         return seen is None or seen[0][: _HEAD.size] != head
 
     def forget(self, slot: int) -> None:
-        """Another worker has the slot from now on."""
+        """Drop what is known of a slot that another worker uses from now on."""
         self._seen.pop(slot, None)
 
     def is_of(self, path: Path) -> bool:
-        """Whether this is the file that is at `path` now; it may have been replaced."""
+        """Whether the open file is the one at `path`, which may have been replaced."""
         try:
             return os.path.samestat(os.fstat(self._descriptor), path.stat())
         except OSError:
             return False
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         os.close(self._descriptor)
 
     def _pread(self, offset: int) -> bytes:
@@ -232,7 +232,7 @@ class SlotReader:
         _, begun, ended, started_s, batch_size, num_queued, _, _ = _HEAD.unpack_from(data)
         begun, ended = min(begun, _MAX_COUNT), min(ended, _MAX_COUNT)
         is_running = math.isfinite(started_s) and 0.0 < started_s < MAX_ITERATION_S * 1e6
-        # A first look reports nothing that was there before; counts that go backwards are another worker's.
+        # The first reading reports no iterations from before it. Counts that decrease belong to another worker.
         num_fresh = 0 if before is None or ended < before.num_ended else min(NUM_KEPT, ended - before.num_ended)
         reading = SlotReading(
             num_begun=begun,
@@ -241,7 +241,7 @@ class SlotReader:
             batch_size=min(batch_size, MAX_BATCH_SIZE) if is_running else 0,
             num_queued=min(num_queued, MAX_QUEUED),
         )
-        # What has been reported is not reported again when the same bytes are read once more.
+        # Kept without `finished`, so that iterations are not reported again when the same bytes are read once more.
         self._seen[slot] = (data, reading)
         if not num_fresh:
             return reading
@@ -259,7 +259,7 @@ def _entries(data: bytes, ended: int, num_fresh: int) -> list[EndedIteration]:
 
 
 def _offset_of(descriptor: int, slot: int) -> int:
-    """Where a slot begins. Raises ValueError for a file that has no such slot."""
+    """The offset of a slot. Raises ValueError for a file that has no such slot."""
     header = os.pread(descriptor, _HEADER.size, 0)
     if len(header) < _HEADER.size:
         raise ValueError("it is no file of share slots")

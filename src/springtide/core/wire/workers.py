@@ -1,10 +1,10 @@
 """The messages between the control plane and its workers, and their framing. No pickle: msgspec with limits.
 
 A frame is four bytes (length, big-endian) and that many bytes of msgpack. A worker opens one connection to
-`WorkerSpec.control_address`, says Hello, and from then on sends Reports and receives Orders. Reports are numbered;
-the control plane acknowledges a number once the report is in the journal, and a worker that reconnects repeats what
-was not acknowledged. A worker that loses its control plane goes on training and reconnects; after `lease_s` without
-one it commits a checkpoint and exits, so that no orphan outlives its platform for long.
+`WorkerSpec.control_address`, sends Hello, and from then on sends Reports and receives Orders. Reports are numbered; the
+control plane acknowledges a number once the report is in the journal, and a worker that reconnects repeats the reports
+that were not acknowledged. A worker that loses its control plane goes on training and tries to reconnect; after
+`lease_s` without a control plane it commits a checkpoint and exits, so that orphans do not outlive their platform.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ HEARTBEAT_S = 0.5
 LOST_AFTER_S = 2.0
 _LENGTH = struct.Struct(">I")
 M = TypeVar("M")
-# What a worker says ends in the journal, whose JSON knows neither NaN nor infinity: both are refused when a message
-# arrives.
+# Reports are written to the journal, whose JSON has neither NaN nor infinity: messages with either are refused.
 Finite = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
 Duration = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
 Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e300)]
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a worker process needs to know at birth. Sent to the zygote, or passed as a file.
+    """Everything that a worker process needs at its start. Sent to the zygote, or passed as a file.
 
-    `work_dir` is the workload's directory: `source/`, `checkpoints/`, `artifacts/`, `logs/` and `fence` live in it.
-    `environment` holds torchrun's variables for scripts and whatever the user set. `share` is what the worker holds of
-    its device (None: the whole); it then tells what it does through slot `share_slot` of the file `share_path`
-    (core/share_wire.py). `ordered_at_s` is when its start was ordered, on the machine's monotonic clock (0: unknown).
+    `work_dir` is the workload's directory with `source/`, `checkpoints/`, `artifacts/`, `logs/` and `fence`.
+    `environment` holds torchrun's variables for scripts and those that the user has set. `share` is what the worker
+    holds of its device (None: the whole); a worker with a share reports its activity in slot `share_slot` of the file
+    `share_path` (core/wire/shares.py). `ordered_at_s` is when its start was ordered, on the machine's monotonic clock
+    (0: unknown).
 
-    A worker that shares no file system with the platform has a `store_url`: what has to outlive it is in that object
-    store under the workload's prefix (storage/workload_store.py), and `work_dir` is its own. `listen_host` is the
-    address at which others reach it (empty: they are on its machine, and sockets of that machine will do).
+    A worker that shares no file system with the platform has a `store_url`: what must outlive the worker is in that
+    object store under the workload's prefix (storage/workloads/store.py), and `work_dir` is private to the worker.
+    `listen_host` is the address at which others reach it (empty: they are on the same machine and use its sockets).
     """
 
     workload: TrainingJob | InferenceService
@@ -95,15 +95,15 @@ class Hello(_Report, frozen=True, kw_only=True):
 
 
 class Heartbeat(_Report, frozen=True, kw_only=True):
-    """Sent every HEARTBEAT_S by the control thread; `step` moves only if training does."""
+    """Sent every HEARTBEAT_S by the control thread; `step` shows whether training makes progress."""
 
     step: int = 0
 
 
 class Ready(_Report, frozen=True, kw_only=True):
-    """Warm: a trainer has imported and built its model; a serving replica listens at `address`.
+    """The worker is warm: a trainer has imported and built its model; a serving replica listens at `address`.
 
-    `phases_s` is what the start was made of, in order: seconds by phase (`schedule`, `spawn`, `import`, `load`).
+    `phases_s` is the duration of each phase of the start, in order (`schedule`, `spawn`, `import`, `load`).
     """
 
     address: str = ""
@@ -111,7 +111,7 @@ class Ready(_Report, frozen=True, kw_only=True):
 
 
 class Progress(_Report, frozen=True, kw_only=True):
-    """Sent by rank 0 at most a few times a second. `metrics` is what the user attached; the rest as in the event."""
+    """Sent by rank 0 at most a few times a second. Fields as in `ProgressReported`; `metrics` is from the user."""
 
     generation: int
     step: int
@@ -151,7 +151,7 @@ class CheckpointWritten(_Report, frozen=True, kw_only=True):
 class Finished(_Report, frozen=True, kw_only=True):
     """The training function returned. The worker waits for the acknowledgement before it exits 0.
 
-    `has_result` is false where another member leads: the result is there once the leader has said so.
+    `has_result` is false for members other than the leader: the result exists once the leader has reported.
     """
 
     generation: int
@@ -168,14 +168,14 @@ class Failed(_Report, frozen=True, kw_only=True):
 
 
 class Left(_Report, frozen=True, kw_only=True):
-    """The worker is out of the group for good and exits 0: it shrank away, was preempted, or drained."""
+    """The worker has left the group for good and exits 0, after a shrink, a preemption or a drain."""
 
     generation: int
     step: int = 0
 
 
 class GroupBrokenReport(_Report, frozen=True, kw_only=True, tag="GroupBroken"):
-    """A collective of `generation` failed or ran into its deadline. The worker waits for a new group."""
+    """A collective of `generation` failed or timed out. The worker waits for a new group."""
 
     generation: int
     detail: str
@@ -199,11 +199,11 @@ class Acknowledge(_Order, frozen=True, kw_only=True):
 class FormGroup(_Order, frozen=True, kw_only=True):
     """Form `generation` from `members` (in rank order) and switch to it at the next common step boundary.
 
-    Sent to the members of the old group and of the new one; a worker that is not in `members` leaves at the switch.
-    `previous` is the generation that trains now (0: none). `forced`: a member of it is lost, leave any collective
-    at once. The member with the highest committed step gives its state to those behind. `rendezvous` is where the
-    members meet: `file:///path` or `tcp://host:port`; the generation is the prefix. From the switch on a step is made
-    of `global_batch_size` samples (0: as before).
+    Sent to the members of the old and the new group; a worker that is not in `members` leaves at the switch. `previous`
+    is the generation that trains now (0: none). `forced`: a member of it is lost, so abort any collective at once. The
+    member with the highest committed step sends its state to those behind. `rendezvous` is where the members meet,
+    `file:///path` or `tcp://host:port`, with the generation as a prefix. From the switch on a step has
+    `global_batch_size` samples (0: as before).
     """
 
     generation: int
@@ -222,13 +222,13 @@ class Preempt(_Order, frozen=True, kw_only=True):
 
 
 class Stop(_Order, frozen=True, kw_only=True):
-    """End without a checkpoint: cancelled, or a serving replica that drains for at most `grace_s`."""
+    """Exit without a checkpoint: the job was cancelled, or a serving replica drains for at most `grace_s`."""
 
     grace_s: float = DEFAULT_GRACE_S
 
 
 class FenceOrder(_Order, frozen=True, kw_only=True, tag="Fence"):
-    """The worker belongs to the past (a newer generation owns the job): exit at once, write nothing."""
+    """A newer generation owns the job: exit at once and write nothing."""
 
     reason: str = ""
 
@@ -243,14 +243,14 @@ class SpawnRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="zygote"
 
 
 class Spawned(msgspec.Struct, frozen=True, kw_only=True, tag_field="zygote", tag=True):
-    """From the zygote: the worker lives."""
+    """From the zygote: the worker was forked."""
 
     replica_id: ReplicaId
     pid: int
 
 
 class ChildExited(msgspec.Struct, frozen=True, kw_only=True, tag_field="zygote", tag=True):
-    """From the zygote: the worker is gone and reaped. A signal reads as a negative code, as in subprocess."""
+    """From the zygote: the worker has exited and was reaped. Death by a signal is a negative code, as in subprocess."""
 
     replica_id: ReplicaId
     pid: int

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from springtide.core.errors import InvalidRequest
 from springtide.core.function_search import batch_at
-from springtide.core.model import called_with
+from springtide.core.model import call_factory
 from springtide.core.ports import Store
 from springtide.core.workload import TrainingJob
 from springtide.runtime.data.shards import SampleSchedule, StreamSchedule
@@ -51,7 +51,7 @@ def dataset_of(task: Any, params: Mapping[str, str]) -> Any:
     """The task's dataset: what was handed over, or what its factory makes."""
     dataset = task.dataset
     is_factory = callable(dataset) and not hasattr(dataset, "__getitem__")
-    return called_with(dataset, params=params) if is_factory or isinstance(dataset, type) else dataset
+    return call_factory(dataset, params=params) if is_factory or isinstance(dataset, type) else dataset
 
 
 def named_samples(dataset: Any, store: Store | None) -> Samples | None:

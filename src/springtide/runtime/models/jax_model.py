@@ -10,7 +10,7 @@ import numpy as np
 from jax import tree_util
 
 from springtide.core.errors import CheckpointError, InvalidRequest
-from springtide.core.model import OPTIMIZER_PREFIX, called_with
+from springtide.core.model import OPTIMIZER_PREFIX, call_factory
 
 
 class JaxParts(Protocol):
@@ -38,7 +38,7 @@ class JaxModel:
             parts.compiled.update(step=jax.jit(jax.value_and_grad(parts.loss)), update=jax.jit(self._updated))
         self._step, self._update = parts.compiled["step"], parts.compiled["update"]
         key = jax.random.key(int(np.random.randint(2**31)))  # noqa: NPY002 - the job's seed is in this generator.
-        self._begin(called_with(parts.init, key, params=params))
+        self._begin(call_factory(parts.init, key, params=params))
 
     def _begin(self, weights: Any) -> None:
         self.weights = weights

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from springtide.core.errors import InvalidRequest
-from springtide.core.model import Model, called_with, is_model
+from springtide.core.model import Model, call_factory, is_model
 
 # How a framework is installed that a task wants and the place lacks.
 _EXTRAS: Mapping[str, str] = MappingProxyType({"torch": "runtime", "jax": "jax", "jaxlib": "jax"})
@@ -36,7 +36,7 @@ def model_of(task: Any, params: Mapping[str, str]) -> Model:
         return handed_over
     # A torch module can be called, too, but is no factory.
     is_factory = callable(given) and (isinstance(given, type) or not hasattr(given, "forward"))
-    made = called_with(given, params=params) if is_factory else given
+    made = call_factory(given, params=params) if is_factory else given
     if not is_model(made):
         missing = [name for name in ("gradients", "apply", "state", "load") if not callable(getattr(made, name, None))]
         raise InvalidRequest(

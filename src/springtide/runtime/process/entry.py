@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from springtide.core.errors import InvalidRequest
-from springtide.core.model import ONLY_ON_FUNCTIONS, called_with
+from springtide.core.model import ONLY_ON_FUNCTIONS, call_factory
 from springtide.core.workload import Entrypoint
 
 
@@ -54,7 +54,7 @@ def run_task(task: Any, ctx: Any) -> None:
     import torch
 
     params = ctx.params
-    model = task.model if isinstance(task.model, torch.nn.Module) else called_with(task.model, params=params)
+    model = task.model if isinstance(task.model, torch.nn.Module) else call_factory(task.model, params=params)
     if hasattr(model, "begin_epoch"):
         raise InvalidRequest(
             f"{type(model).__name__} has begin_epoch(), so it may change its size as it trains, which models of jobs "
@@ -63,8 +63,10 @@ def run_task(task: Any, ctx: Any) -> None:
     loss = task.loss() if isinstance(task.loss, type) else task.loss
     # The data comes before prepare: the others go on training until a joiner gets there, and wait for it afterwards.
     is_factory = callable(task.dataset) and not hasattr(task.dataset, "__getitem__")
-    dataset = called_with(task.dataset, params=params) if is_factory or isinstance(task.dataset, type) else task.dataset
-    optimizer = partial(called_with, task.optimizer, params=params) if callable(task.optimizer) else task.optimizer
+    dataset = (
+        call_factory(task.dataset, params=params) if is_factory or isinstance(task.dataset, type) else task.dataset
+    )
+    optimizer = partial(call_factory, task.optimizer, params=params) if callable(task.optimizer) else task.optimizer
     model, _ = ctx.prepare(model, optimizer)
     model.train()
     for batch in ctx.batches(dataset):

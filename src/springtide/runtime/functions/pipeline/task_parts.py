@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from springtide.core.errors import InvalidRequest
-from springtide.core.model import called_with
+from springtide.core.model import call_factory
 from springtide.core.ports import Store
 from springtide.runtime.data.samples import Fetch, Samples, dataset_of, named_samples
 from springtide.runtime.data.shards import seed_everything
@@ -69,7 +69,7 @@ def task_parts(
         model=model,
         layers=layers_or_none(model),
         loss=loss,
-        make_optimizer=lambda parameters: called_with(task.optimizer, parameters, params=params),
+        make_optimizer=lambda parameters: call_factory(task.optimizer, parameters, params=params),
         samples=samples,
     )
 
@@ -79,7 +79,7 @@ def torch_model(task: Any, params: Mapping[str, str]) -> torch.nn.Module:
     for name in ("loss", "optimizer"):
         if not callable(getattr(task, name)):
             raise InvalidRequest(f"a task with a torch model needs a loss and an optimizer; this one has no {name}")
-    model = task.model if isinstance(task.model, torch.nn.Module) else called_with(task.model, params=params)
+    model = task.model if isinstance(task.model, torch.nn.Module) else call_factory(task.model, params=params)
     if not isinstance(model, torch.nn.Module):
         raise InvalidRequest(
             f"the task's model is a {type(model).__name__}, not a torch.nn.Module; a model that has its own "
