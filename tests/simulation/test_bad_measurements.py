@@ -66,8 +66,8 @@ class Doubted:
         state = self.derived.state
         assert state is not None
         # Who is only pursued is planned by what was measured, which changes from report to report.
-        pursued = {key for key, entry in state.book.entries.items() if not entry.is_promised}
-        assert not [fault for fault in verify(state.book) if fault.partition(":")[0] not in pursued]
+        pursued = {key for key, entry in state.reservations.entries.items() if not entry.is_promised}
+        assert not [fault for fault in verify(state.reservations) if fault.partition(":")[0] not in pursued]
         return plan
 
 

@@ -210,7 +210,7 @@ class Watched:
             assert (other.reasons, other.revisit_at_s) == (plan.reasons, plan.revisit_at_s)
         state = self.derived.state
         assert state is not None
-        faults = verify(state.book)
+        faults = verify(state.reservations)
         assert not faults, faults
         return plan
 

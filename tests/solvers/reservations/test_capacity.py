@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from springtide.solvers.reservations.capacity import (
     Steps,
-    at,
-    changed,
-    compared,
+    compare,
     constant,
+    devices_at,
     falls_of,
     largest,
-    raised,
+    mapped,
+    pointwise_max,
     trimmed,
 )
 from springtide.solvers.reservations.fit import (
@@ -32,7 +32,7 @@ from springtide.solvers.reservations.fit import (
 )
 from springtide.solvers.reservations.free_profile import FreeProfile
 from springtide.solvers.reservations.reservation_table import Entry, ReservationTable, verify
-from springtide.solvers.reservations.spare import make_way, use_spare
+from springtide.solvers.reservations.spare import release_surplus, use_spare
 
 EFFORT = 100_000
 LINEAR = tuple(float(n) for n in range(9))
@@ -52,23 +52,23 @@ def _entry(key: str, work: float, deadline_s: float) -> Entry:
     return Entry(key, work, deadline_s, LINEAR, SIZES)
 
 
-def _book(steps: int | Steps, costs: Costs | None = None, now_s: float = 0.0) -> ReservationTable:
-    book = ReservationTable(steps, now_s, costs or _costs())
-    book.begin(now_s, book.costs, EFFORT)
-    return book
+def _table(steps: int | Steps, costs: Costs | None = None, now_s: float = 0.0) -> ReservationTable:
+    reservations = ReservationTable(steps, now_s, costs or _costs())
+    reservations.begin(now_s, reservations.costs, EFFORT)
+    return reservations
 
 
 @given(steps_drawn, steps_drawn, st.integers(0, 70))
 def test_step_functions_agree_with_every_second(one: Steps, other: Steps, now: int) -> None:
     kept = trimmed(one, float(now))
-    both = raised(one, other, float(now))
+    both = pointwise_max(one, other, float(now))
     for second in range(now, 75):
-        assert at(kept, float(second)) == at(one, float(second))
-        assert at(both, float(second)) == max(at(one, float(second)), at(other, float(second)))
+        assert devices_at(kept, float(second)) == devices_at(one, float(second))
+        assert devices_at(both, float(second)) == max(devices_at(one, float(second)), devices_at(other, float(second)))
     assert all(a[1] != b[1] and a[0] < b[0] for a, b in pairwise(kept))
-    assert largest(kept) == max(at(one, float(second)) for second in range(now, 75))
-    assert at(changed(one, lambda count: count // 2), 30.0) == at(one, 30.0) // 2
-    spans = list(compared(one, other, float(now)))
+    assert largest(kept) == max(devices_at(one, float(second)) for second in range(now, 75))
+    assert devices_at(mapped(one, lambda count: count // 2), 30.0) == devices_at(one, 30.0) // 2
+    spans = list(compare(one, other, float(now)))
     assert spans[0][0] == now
     assert spans[-1][1] == math.inf
     assert all(a[1] == b[0] for a, b in pairwise(spans))
@@ -78,7 +78,7 @@ def test_step_functions_agree_with_every_second(one: Steps, other: Steps, now: i
 def test_a_profile_of_steps_is_one_that_use_was_taken_from(steps: Steps) -> None:
     profile = FreeProfile(steps, 0.0)
     other = FreeProfile(20, 0.0)
-    for from_s, until_s, count, _ in compared(steps, constant(0), 0.0):
+    for from_s, until_s, count, _ in compare(steps, constant(0), 0.0):
         other.take(from_s, until_s, 20 - count)
     assert (profile.times, profile.free) == (other.times, other.free)
 
@@ -129,93 +129,93 @@ def test_filling_does_the_work_that_falls_cost() -> None:
 
 
 def test_promises_fit_within_the_capacity_of_every_moment() -> None:
-    book = _book(((0.0, 8), (50.0, 2)))
-    assert not book.admit(_entry("long", 800.0, 110.0))
-    assert book.admit(_entry("short", 320.0, 50.0))
-    assert book.admit(_entry("small", 90.0, 100.0))
-    assert verify(book) == []
-    assert book.entries["short"].end_s <= 50.0
+    reservations = _table(((0.0, 8), (50.0, 2)))
+    assert not reservations.admit(_entry("long", 800.0, 110.0))
+    assert reservations.admit(_entry("short", 320.0, 50.0))
+    assert reservations.admit(_entry("small", 90.0, 100.0))
+    assert verify(reservations) == []
+    assert reservations.entries["short"].end_s <= 50.0
 
 
 def test_more_to_come_is_counted_on_when_it_comes() -> None:
-    book = _book(((0.0, 2), (50.0, 8)))
-    assert book.admit(_entry("wide", 320.0, 95.0))
-    assert max(run.num_devices for run in book.entries["wide"].runs) == 8
-    assert verify(book) == []
+    reservations = _table(((0.0, 2), (50.0, 8)))
+    assert reservations.admit(_entry("wide", 320.0, 95.0))
+    assert max(run.num_devices for run in reservations.entries["wide"].runs) == 8
+    assert verify(reservations) == []
 
 
 def test_a_smaller_capacity_changes_only_who_is_in_the_way() -> None:
-    book = _book(8)
-    assert book.admit(_entry("boosted", 400.0, 600.0))
-    assert book.admit(_entry("steady", 80.0, 100.0))
-    use_spare(book)
-    steady = book.entries["steady"].runs
-    assert book.set_capacity(((0.0, 8), (20.0, 4)))
-    assert book.entries["steady"].runs == steady
-    assert verify(book) == []
+    reservations = _table(8)
+    assert reservations.admit(_entry("boosted", 400.0, 600.0))
+    assert reservations.admit(_entry("steady", 80.0, 100.0))
+    use_spare(reservations)
+    steady = reservations.entries["steady"].runs
+    assert reservations.set_capacity(((0.0, 8), (20.0, 4)))
+    assert reservations.entries["steady"].runs == steady
+    assert verify(reservations) == []
     # The same function said otherwise is nothing new.
-    before = book.entries["boosted"].runs
-    assert book.set_capacity(((0.0, 8), (10.0, 8), (20.0, 4), (60.0, 4)))
-    assert book.entries["boosted"].runs is before
+    before = reservations.entries["boosted"].runs
+    assert reservations.set_capacity(((0.0, 8), (10.0, 8), (20.0, 4), (60.0, 4)))
+    assert reservations.entries["boosted"].runs is before
 
 
 def test_who_is_fixed_is_asked_by_nobody() -> None:
-    book = _book(8)
-    assert book.admit(_entry("fixed", 400.0, 500.0))
-    use_spare(book)
-    fixed = book.entries["fixed"]
+    reservations = _table(8)
+    assert reservations.admit(_entry("fixed", 400.0, 500.0))
+    use_spare(reservations)
+    fixed = reservations.entries["fixed"]
     before = fixed.runs
     fixed.is_fixed = True
-    assert not book.admit(_entry("urgent", 200.0, 40.0))
-    assert not book.set_capacity(4)
-    make_way(book, 4)
-    use_spare(book)
+    assert not reservations.admit(_entry("urgent", 200.0, 40.0))
+    assert not reservations.set_capacity(4)
+    release_surplus(reservations, 4)
+    use_spare(reservations)
     assert fixed.runs is before
     fixed.is_fixed = False
-    assert book.admit(_entry("urgent", 120.0, 40.0))
-    assert verify(book) == []
+    assert reservations.admit(_entry("urgent", 120.0, 40.0))
+    assert verify(reservations) == []
 
 
 def test_what_does_not_fit_goes_on_with_what_is_there_and_nobody_else_gets_that() -> None:
-    book = _book(8)
-    assert book.admit(_entry("a", 300.0, 100.0))
-    assert book.admit(_entry("b", 300.0, 100.0))
+    reservations = _table(8)
+    assert reservations.admit(_entry("a", 300.0, 100.0))
+    assert reservations.admit(_entry("b", 300.0, 100.0))
     told = ((0.0, 8), (20.0, 2))
-    assert not book.has_room(told, 0.0)
-    assert not book.set_capacity(told)
-    runs = {key: entry.runs for key, entry in book.entries.items()}
-    book.lift_capacity(told, 8)
-    assert {key: entry.runs for key, entry in book.entries.items()} == runs
-    assert not any(entry.is_late for entry in book.entries.values())
-    assert min(book.profile.free) >= 0
-    assert verify(book) == []
+    assert not reservations.has_room(told, 0.0)
+    assert not reservations.set_capacity(told)
+    runs = {key: entry.runs for key, entry in reservations.entries.items()}
+    reservations.lift_capacity(told, 8)
+    assert {key: entry.runs for key, entry in reservations.entries.items()} == runs
+    assert not any(entry.is_late for entry in reservations.entries.values())
+    assert min(reservations.profile.free) >= 0
+    assert verify(reservations) == []
     # What is told beyond what they use is free, and no more.
-    assert (book.profile.at(60.0), book.profile.at(90.0)) == (0, 2)
-    assert not book.admit(_entry("c", 100.0, 60.0))
+    assert (reservations.profile.at(60.0), reservations.profile.at(90.0)) == (0, 2)
+    assert not reservations.admit(_entry("c", 100.0, 60.0))
     # Where the devices are not there any more somebody is late, and nobody is forgotten.
-    book.lift_capacity(told, 4)
-    assert sum(entry.is_late for entry in book.entries.values()) == 1
-    assert verify(book) == []
-    assert min(book.profile.free) >= 0
+    reservations.lift_capacity(told, 4)
+    assert sum(entry.is_late for entry in reservations.entries.values()) == 1
+    assert verify(reservations) == []
+    assert min(reservations.profile.free) >= 0
 
 
 @given(steps_drawn, st.lists(st.tuples(st.floats(1.0, 200.0), st.floats(5.0, 120.0)), max_size=6), st.integers(0, 40))
 def test_whatever_capacity_comes_the_book_is_sound(steps: Steps, jobs: list[tuple[float, float]], moment: int) -> None:
-    book = _book(12, _costs(reserve_s=2.0, falls=falls_of(steps, 0.0, 4)))
+    reservations = _table(12, _costs(reserve_s=2.0, falls=falls_of(steps, 0.0, 4)))
     for index, (work, deadline_s) in enumerate(jobs):
-        book.admit(_entry(f"job-{index}", work, deadline_s))
-    use_spare(book)
-    book.commit()
+        reservations.admit(_entry(f"job-{index}", work, deadline_s))
+    use_spare(reservations)
+    reservations.commit()
     now_s = float(moment)
-    book.begin(now_s, book.costs, EFFORT)
-    for key in [key for key, entry in book.entries.items() if entry.end_s <= now_s]:
-        book.drop(key)
-    if not book.set_capacity(steps):
-        book.lift_capacity(steps, 6)
-    assert verify(book) == []
-    assert min(book.profile.free) >= 0
-    anew = FreeProfile(book.steps, now_s)
-    for entry in book.entries.values():
+    reservations.begin(now_s, reservations.costs, EFFORT)
+    for key in [key for key, entry in reservations.entries.items() if entry.end_s <= now_s]:
+        reservations.drop(key)
+    if not reservations.set_capacity(steps):
+        reservations.lift_capacity(steps, 6)
+    assert verify(reservations) == []
+    assert min(reservations.profile.free) >= 0
+    anew = FreeProfile(reservations.steps, now_s)
+    for entry in reservations.entries.values():
         for run in entry.runs:
             anew.take(run.start_s, run.end_s, run.num_devices)
-    assert (anew.times, anew.free) == (book.profile.times, book.profile.free)
+    assert (anew.times, anew.free) == (reservations.profile.times, reservations.profile.free)

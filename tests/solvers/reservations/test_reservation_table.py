@@ -41,11 +41,11 @@ def _entry(key: str, work: float, deadline_s: float, sizes: Sequence[int] = (1, 
     return Entry(key, work, deadline_s, rates, allowed)
 
 
-def _book(capacity: int, now_s: float = 0.0, *, reserves: bool = False) -> ReservationTable:
+def _table(capacity: int, now_s: float = 0.0, *, reserves: bool = False) -> ReservationTable:
     costs = _costs(reserves=reserves)
-    book = ReservationTable(capacity, now_s, costs)
-    book.begin(now_s, costs, EFFORT)
-    return book
+    reservations = ReservationTable(capacity, now_s, costs)
+    reservations.begin(now_s, costs, EFFORT)
+    return reservations
 
 
 def test_the_cheapest_size_that_makes_the_deadline_is_taken() -> None:
@@ -91,87 +91,87 @@ def test_a_gap_too_short_for_its_change_is_left_alone() -> None:
 
 
 def test_others_are_planned_anew_before_a_job_is_refused() -> None:
-    book = _book(8)
-    assert book.admit(_entry("loose", 400.0, 500.0))
-    use_spare(book)
-    assert book.entries["loose"].size_at(0.0) == 8
+    reservations = _table(8)
+    assert reservations.admit(_entry("loose", 400.0, 500.0))
+    use_spare(reservations)
+    assert reservations.entries["loose"].size_at(0.0) == 8
     # All devices are in use until 55 s, and this one cannot wait so long.
-    assert book.admit(_entry("tight", 120.0, 40.0))
-    assert book.entries["tight"].size_at(0.0) == 4
-    assert book.entries["loose"].size_at(0.0) <= 4
-    assert verify(book) == []
+    assert reservations.admit(_entry("tight", 120.0, 40.0))
+    assert reservations.entries["tight"].size_at(0.0) == 4
+    assert reservations.entries["loose"].size_at(0.0) <= 4
+    assert verify(reservations) == []
 
 
 def test_nobody_gets_in_at_the_price_of_a_promise() -> None:
-    book = _book(8)
-    assert book.admit(_entry("first", 400.0, 60.0))
-    before = book.entries["first"].runs
-    assert not book.admit(_entry("second", 400.0, 60.0))
-    assert list(book.entries) == ["first"]
-    assert book.entries["first"].runs == before
-    assert verify(book) == []
+    reservations = _table(8)
+    assert reservations.admit(_entry("first", 400.0, 60.0))
+    before = reservations.entries["first"].runs
+    assert not reservations.admit(_entry("second", 400.0, 60.0))
+    assert list(reservations.entries) == ["first"]
+    assert reservations.entries["first"].runs == before
+    assert verify(reservations) == []
 
 
 def test_a_job_that_is_taken_out_leaves_its_devices_to_the_next() -> None:
-    book = _book(8)
-    assert book.admit(_entry("first", 400.0, 60.0))
-    assert not book.admit(_entry("second", 400.0, 60.0))
-    book.drop("first")
-    assert book.profile.free == [8]
-    assert book.admit(_entry("second", 400.0, 60.0))
-    assert verify(book) == []
+    reservations = _table(8)
+    assert reservations.admit(_entry("first", 400.0, 60.0))
+    assert not reservations.admit(_entry("second", 400.0, 60.0))
+    reservations.drop("first")
+    assert reservations.profile.free == [8]
+    assert reservations.admit(_entry("second", 400.0, 60.0))
+    assert verify(reservations) == []
 
 
 def test_a_late_job_stands_in_nobodys_way() -> None:
-    book = _book(8)
+    reservations = _table(8)
     late = _entry("late", 4000.0, 10.0)
-    book.put(late)
+    reservations.put(late)
     assert late.is_late
     assert late.size_at(0.0) == 8
-    assert book.admit(_entry("new", 80.0, 30.0))
-    assert book.entries["new"].end_s <= 30.0
-    assert verify(book) == []
+    assert reservations.admit(_entry("new", 80.0, 30.0))
+    assert reservations.entries["new"].end_s <= 30.0
+    assert verify(reservations) == []
 
 
 def test_less_capacity_is_taken_only_if_every_promise_holds_or_by_force() -> None:
-    book = _book(8)
-    assert book.admit(_entry("a", 300.0, 100.0))
-    assert book.admit(_entry("b", 300.0, 100.0))
-    assert not book.set_capacity(4)
-    assert book.capacity == 8
-    assert verify(book) == []
-    book.force_capacity(4)
-    assert sum(entry.is_late for entry in book.entries.values()) == 1
-    assert verify(book) == []
+    reservations = _table(8)
+    assert reservations.admit(_entry("a", 300.0, 100.0))
+    assert reservations.admit(_entry("b", 300.0, 100.0))
+    assert not reservations.set_capacity(4)
+    assert reservations.capacity == 8
+    assert verify(reservations) == []
+    reservations.force_capacity(4)
+    assert sum(entry.is_late for entry in reservations.entries.values()) == 1
+    assert verify(reservations) == []
 
 
 def test_spare_devices_go_where_they_save_most_for_what_they_add() -> None:
-    book = _book(4)
+    reservations = _table(4)
     flat = Entry("flat", 100.0, 1000.0, (0.0, 1.0, 1.05, 1.08, 1.1), (1, 2, 4))
     steep = Entry("steep", 100.0, 1000.0, (0.0, 1.0, 1.9, 2.8, 3.6), (1, 2, 4))
-    assert book.admit(flat)
-    assert book.admit(steep)
-    use_spare(book)
+    assert reservations.admit(flat)
+    assert reservations.admit(steep)
+    use_spare(reservations)
     assert steep.size_at(0.0) == 2
-    assert verify(book) == []
+    assert verify(reservations) == []
 
 
 def test_spare_devices_move_nobody_who_would_gain_less_than_a_change_costs() -> None:
-    book = _book(8)
+    reservations = _table(8)
     entry = _entry("short", 4.0, 100.0)
-    assert book.admit(entry)
-    book.commit()
-    book.begin(3.0, book.costs, EFFORT)
-    use_spare(book)
+    assert reservations.admit(entry)
+    reservations.commit()
+    reservations.begin(3.0, reservations.costs, EFFORT)
+    use_spare(reservations)
     assert entry.size_at(3.0) == 1
 
 
 def test_verify_finds_what_is_wrong() -> None:
-    book = _book(2)
+    reservations = _table(2)
     entry = _entry("a", 100.0, 20.0)
     entry.runs = (PlannedStretch(0.0, 23.0, 4, 3.0),)
-    book.load(entry)
-    faults = verify(book)
+    reservations.load(entry)
+    faults = verify(reservations)
     assert len(faults) == 3  # steps left, after the deadline, more devices than there are
 
 
@@ -201,7 +201,7 @@ def test_a_plan_that_is_carried_out_keeps_every_promise(
     arrivals: list[tuple[float, float, float, dict[int, float]]], capacity: int, reserves: bool
 ) -> None:
     costs = _costs(reserves=reserves)
-    book = ReservationTable(capacity, 0.0, costs)
+    reservations = ReservationTable(capacity, 0.0, costs)
     moments = sorted((at_s, index) for index, (at_s, *_) in enumerate(arrivals))
     promised: dict[str, float] = {}
     ended: dict[str, float] = {}
@@ -209,7 +209,7 @@ def test_a_plan_that_is_carried_out_keeps_every_promise(
     for _ in range(400):
         planned = [
             edge
-            for entry in book.entries.values()
+            for entry in reservations.entries.values()
             for run in entry.runs
             for edge in (run.start_s, run.end_s)
             if edge > now_s
@@ -219,28 +219,28 @@ def test_a_plan_that_is_carried_out_keeps_every_promise(
         if not planned:
             break
         now_s = min(planned)
-        book.begin(now_s, costs, EFFORT)
-        for key in [key for key, entry in book.entries.items() if entry.end_s <= now_s]:
+        reservations.begin(now_s, costs, EFFORT)
+        for key in [key for key, entry in reservations.entries.items() if entry.end_s <= now_s]:
             # What was planned has been done by then: no step is left.
-            assert book.entries[key].left <= 1e-6 * max(1.0, book.entries[key].work)
+            assert reservations.entries[key].left <= 1e-6 * max(1.0, reservations.entries[key].work)
             # Who had nothing left when it was planned anew ends in that instant, which is no moment of its own here.
-            ended[key] = book.entries[key].end_s
-            book.drop(key)
+            ended[key] = reservations.entries[key].end_s
+            reservations.drop(key)
         while moments and moments[0][0] <= now_s:
             _, index = moments.pop(0)
             _, work, slack_s, profile = arrivals[index]
             entry = _drawn(index, work, now_s + slack_s, profile)
-            if book.admit(entry):
+            if reservations.admit(entry):
                 promised[entry.key] = entry.deadline_s
-        use_spare(book)
-        assert verify(book) == []
+        use_spare(reservations)
+        assert verify(reservations) == []
         anew = FreeProfile(capacity, now_s)
-        for entry in book.entries.values():
+        for entry in reservations.entries.values():
             for run in entry.runs:
                 anew.take(run.start_s, run.end_s, run.num_devices)
-        assert (anew.times, anew.free) == (book.profile.times, book.profile.free)
-        book.commit()
-    assert not book.entries
+        assert (anew.times, anew.free) == (reservations.profile.times, reservations.profile.free)
+        reservations.commit()
+    assert not reservations.entries
     assert ended.keys() == promised.keys()
     assert all(ended[key] <= deadline_s + 1e-6 for key, deadline_s in promised.items())
 

@@ -1,4 +1,4 @@
-"""Fitting one job into a free profile: the cheapest run that makes its deadline, with every change paid for."""
+"""Fits one job into a free profile: the cheapest runs that make its deadline, the cost of every change included."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Runs = tuple[PlannedStretch, ...]
 
 
 class FitTask(NamedTuple):
-    """What has to be fitted: `work` steps by `deadline_s` (infinite: as soon as possible), from `ready_s` on.
+    """The work to fit: `work` steps by `deadline_s` (infinite: as soon as possible), from `ready_s` on.
 
-    `rates[n]` is steps/s on n devices; `sizes` are the numbers worth having, ascending, each faster than every
-    smaller one. `held` devices are held now and go on without a new overhead, but for `residual_s` that their last
-    change still costs.
+    `rates[n]` is steps/s on n devices; `sizes` are the numbers of devices worth having, ascending, each faster than
+    every smaller one. Going on with the `held` devices costs no new overhead, only the `residual_s` that is left of the
+    last change.
     """
 
     work: float
@@ -42,9 +42,9 @@ class FitTask(NamedTuple):
 class Costs(NamedTuple):
     """What a change to n devices costs in seconds: `now(n)` at this moment, `later[n]` at any later one.
 
-    `reserve[n]` is kept free behind the end of a job on n devices, so that it can be moved for another's sake. At each
-    of the moments `falls` (ascending) devices go away; a job that runs on through one may have to move then, and that
-    is paid for beforehand.
+    `reserve[n]` is added to the end of a job on n devices, so that it can be moved to make room for another. At each of
+    the moments `falls` (ascending) devices go away; a job that runs through one may have to move then, and its
+    schedule has time for that from the beginning.
     """
 
     now: Callable[[int], float]
@@ -53,16 +53,16 @@ class Costs(NamedTuple):
     falls: Sequence[float] = ()
 
     def without_reserve(self) -> Costs:
-        """The same, with nothing kept free but for the falls."""
+        """The same without the reserve; time for the falls is kept."""
         return self._replace(reserve=[0.0] * len(self.later))
 
     def without_falls(self) -> Costs:
-        """The same, as if no device went away any more."""
+        """The same, as if no devices went away."""
         return self._replace(falls=()) if self.falls else self
 
     def end_s(self, num_devices: int, start_s: float, done_s: float) -> float:
-        """When a run ends that begins at `start_s` and has done its work by `done_s` if nothing disturbs it: with its
-        reserve, and one change for every fall inside of it."""
+        """When a run ends that begins at `start_s` and would have done its work at `done_s`: with the reserve, and one
+        change for every fall before its end."""
         end_s = done_s + self.reserve[num_devices]
         falls = self.falls
         if falls:
@@ -103,7 +103,7 @@ def start_later(profile: FreeProfile, task: FitTask, now_s: float, limit_s: floa
             start_s = profile.earliest(n, duration_s, from_s, limit_now_s - duration_s)
             if start_s is None:
                 break
-            # How many falls are lived through depends on when it starts: with more of them it is looked for anew.
+            # The number of falls inside the run depends on its start: if there are more now, search for a longer gap.
             end_s = costs.end_s(n, start_s, start_s + bare_s)
             if end_s <= start_s + duration_s or profile.least(start_s, end_s) >= n:
                 if end_s < best_end_s and end_s <= limit_s:
@@ -114,15 +114,15 @@ def start_later(profile: FreeProfile, task: FitTask, now_s: float, limit_s: floa
 
 
 def fill(profile: FreeProfile, task: FitTask, now_s: float, limit_s: float, costs: Costs, sizes: Sequence[int]) -> Runs:
-    """Runs of changing size, at most the largest of `sizes`: progressive filling with the changes paid for.
+    """Runs of changing size, at most the largest of `sizes`: progressive filling that pays for every change.
 
     In every interval of the profile the task takes as many devices as are free there, unless the change costs more
-    than it brings until the interval ends. Empty if the work does not end by `limit_s`.
+    time than it saves until the interval ends. Empty if the work does not end by `limit_s`.
     """
     times, free, rates = profile.times, profile.free, task.rates
     num_intervals, top, left = len(times), sizes[-1], task.work
     at_s = max(now_s, task.ready_s)
-    # While a change is under way a job may hold more than it may have; it does not go on like that.
+    # During a change a job may hold a number of devices that is not one of its sizes; it cannot stay there.
     size = task.held if task.ready_s <= now_s and task.held in task.sizes else 0
     pending_s = overhead_s = task.residual_s if size else 0.0
     begun_s = at_s
@@ -151,12 +151,12 @@ def fill(profile: FreeProfile, task: FitTask, now_s: float, limit_s: float, cost
         if size:
             done_s = at_s + pending_s + left / rates[size]
             while fall < num_falls and falls[fall] < min(done_s, until_s):
-                # Moving then is work that has to be done, too.
+                # The move at a fall counts as additional work.
                 left += costs.later[size] * rates[size]
                 done_s += costs.later[size]
                 fall += 1
             if done_s <= until_s:
-                # The reserve is kept as far as these devices are free.
+                # The reserve is added as far as these devices are free.
                 end_s = done_s + costs.reserve[size]
                 if end_s > limit_s:
                     return ()
@@ -173,15 +173,15 @@ def fill(profile: FreeProfile, task: FitTask, now_s: float, limit_s: float, cost
 
 
 def _largest(sizes: Sequence[int], room: int) -> int:
-    """The largest size that `room` devices hold; 0 if none does."""
+    """The largest size of at most `room` devices; 0 if there is none."""
     index = bisect_right(sizes, room)
     return sizes[index - 1] if index else 0
 
 
 def fit(profile: FreeProfile, task: FitTask, now_s: float, costs: Costs) -> Runs:
-    """Fit the task by its deadline: now at the cheapest constant size, else with changing sizes, at most as large as
-    needed, else later. Without a reserve only what starts now: where there will be a place later is not known.
-    Empty if it does not fit."""
+    """Fit the task by its deadline; empty if it does not fit. In this order: from now on at the cheapest constant size;
+    with changing sizes, the largest as small as possible; later; from now on without a reserve. A later start needs the
+    reserve, because it is not known yet which devices will be free then."""
     deadline_s, sizes = task.deadline_s, task.sizes
     if deadline_s == math.inf:
         return _soonest(profile, task, now_s, costs)
@@ -198,7 +198,7 @@ def fit(profile: FreeProfile, task: FitTask, now_s: float, costs: Costs) -> Runs
 
 
 def _soonest(profile: FreeProfile, task: FitTask, now_s: float, costs: Costs) -> Runs:
-    """The runs that end first: a constant one, going on as it is, or one of changing size."""
+    """The runs that end first: of one size from now on or later, of changing size, or with the devices held now."""
     found = [
         start_later(profile, task, now_s, math.inf, costs),
         fill(profile, task, now_s, math.inf, costs, task.sizes),
@@ -209,7 +209,7 @@ def _soonest(profile: FreeProfile, task: FitTask, now_s: float, costs: Costs) ->
 
 
 def work_done(runs: Sequence[PlannedStretch], rates: Sequence[float], until_s: float) -> float:
-    """Steps that the runs bring until `until_s`."""
+    """Steps that the runs do until `until_s`."""
     done = 0.0
     for start_s, end_s, n, overhead_s in runs:
         if start_s >= until_s:

@@ -1,4 +1,4 @@
-"""How many devices are free at every moment to come: a step function that stretches of use are taken from."""
+"""How many devices are free at every moment to come: a step function from which schedules take their devices."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from springtide.solvers.reservations.capacity import Steps, trimmed
 class FreeProfile:
     """Free devices over time, as breakpoints `times` (seconds, ascending) and `free` (devices from there on).
 
-    The last entry holds for ever. Neighbouring entries always differ, so that equal functions have equal lists,
-    whatever was taken and given back before: nothing computed from a profile can depend on its history.
+    The last entry holds for ever. Neighbouring entries always differ, so that equal functions have equal lists: what is
+    computed from a profile does not depend on the order in which devices were taken and given back.
     """
 
     __slots__ = ("free", "times")
@@ -43,8 +43,8 @@ class FreeProfile:
             self.times[0] = now_s
 
     def take(self, start_s: float, end_s: float, num_devices: int) -> None:
-        """Use `num_devices` (negative: give them back) from `start_s` until `end_s`; what lies before the start of
-        the profile is left out."""
+        """Use `num_devices` (negative: give them back) from `start_s` until `end_s`; time before the start of the
+        profile is ignored."""
         times, free = self.times, self.free
         start_s = max(start_s, times[0])
         if end_s <= start_s or not num_devices:
@@ -70,7 +70,7 @@ class FreeProfile:
         return index
 
     def least(self, start_s: float, end_s: float) -> int:
-        """The fewest devices that are free at any moment of [start_s, end_s), which must not be empty or past."""
+        """The smallest number of free devices in [start_s, end_s), which must not be empty or past."""
         first = max(0, bisect_right(self.times, start_s) - 1)
         last = bisect_left(self.times, end_s, first + 1)
         if last == first + 1:

@@ -1,29 +1,39 @@
-"""The reservation table: a schedule for every job, all of them together within the capacity, and how jobs get in."""
+"""The reservation table: a schedule for every job, all together within the capacity, and the admission of new jobs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from springtide.solvers.reservations.capacity import Steps, at, compared, constant, largest, raised, trimmed
+from springtide.solvers.reservations.capacity import (
+    Steps,
+    compare,
+    constant,
+    devices_at,
+    largest,
+    pointwise_max,
+    trimmed,
+)
 from springtide.solvers.reservations.fit import Costs, FitTask, PlannedStretch, Runs, fit, work_done
 from springtide.solvers.reservations.free_profile import FreeProfile
 
-# A deadline or a capacity is kept if it is missed by no more than floating point can tell.
+# A deadline counts as kept if it is missed by no more than this, since times are rounded.
 TOLERANCE_S = 1e-6
 
 
 class Entry:
     """One job in the reservation table.
 
-    `work` steps were left at `since_s`; `was` is the schedule from then on, as it is being carried out, and `runs`
-    the one under construction. `left`, `held` and `residual_s` say where the job stands at the table's moment (steps
-    left, devices held until now, overhead still to pay for them). `is_promised`: its deadline must hold.
-    `is_late`: it cannot hold any more, the job ends as soon as possible and stands in no other job's way.
-    `is_fixed`: it goes on as it is and is never planned anew.
+    `work` steps were left at `since_s`. `committed` is the schedule from then on that is being carried out, `runs` the
+    one of the decision under way. `left` (steps), `held` (devices until now) and `residual_s` (overhead still to pay
+    for these) are the state of the job at the table's `now_s`.
+
+    `is_promised`: its deadline must be kept. `is_late`: its deadline cannot be kept any more; the job is planned to end
+    as soon as possible, and no other job is planned anew for it. `is_fixed`: it is never planned anew.
     """
 
     __slots__ = (
+        "committed",
         "deadline_s",
         "held",
         "is_fixed",
@@ -37,7 +47,6 @@ class Entry:
         "runs",
         "since_s",
         "sizes",
-        "was",
         "work",
     )
 
@@ -66,7 +75,7 @@ class Entry:
         self.is_promised = is_promised
         self.is_late = self.is_fixed = False
         self.runs: Runs = ()
-        self.was: Runs = ()
+        self.committed: Runs = ()
 
     @property
     def end_s(self) -> float:
@@ -74,11 +83,11 @@ class Entry:
 
     @property
     def fastest_s(self) -> float:
-        """How long the rest takes on the fastest size, without overhead."""
+        """How long the steps left take on the fastest size, without overhead."""
         return self.left / self.rates[self.sizes[-1]]
 
     def size_at(self, now_s: float) -> int:
-        """How many devices it is to hold from `now_s` on."""
+        """How many devices it holds right after `now_s` by its schedule."""
         for run in self.runs:
             if run.start_s > now_s:
                 break
@@ -86,16 +95,16 @@ class Entry:
                 return run.num_devices
         return 0
 
-    def stand(self, now_s: float, num_held: int | None = None) -> None:
-        """Work out where the job stands at `now_s` from the schedule that was carried out until then.
+    def advance_to(self, now_s: float, num_held: int | None = None) -> None:
+        """Update `left`, `held` and `residual_s` to `now_s` by the schedule that was carried out until then.
 
-        `num_held` devices are held: that shows whether a change planned for this very moment has been made.
+        `num_held` devices are held now: this tells whether a change planned for this very moment has been made.
         """
-        if not self.was:
+        if not self.committed:
             return
-        self.left = max(0.0, self.work - work_done(self.was, self.rates, now_s))
+        self.left = max(0.0, self.work - work_done(self.committed, self.rates, now_s))
         self.held, self.residual_s = num_held or 0, 0.0
-        for run in self.was:
+        for run in self.committed:
             if run.start_s <= now_s <= run.end_s and num_held in (None, run.num_devices):
                 self.held = run.num_devices
                 self.residual_s = max(0.0, run.start_s + run.overhead_s - now_s)
@@ -109,10 +118,10 @@ class Entry:
 
 
 class ReservationTable:
-    """All schedules and the free profile they leave, at one moment. Every change keeps every promise, or is not made.
+    """All schedules and the free devices they leave, at one moment. A change that would break a promise is not made.
 
-    `steps` says how many devices there are for them at every moment to come. `effort` bounds how much may still be
-    tried in this decision: the number of profile intervals looked at.
+    `steps` is the capacity at every moment to come. `effort` bounds the search that is left in this decision, as a
+    number of profile intervals to look at; `tries` is the number of orders in which jobs are planned anew.
     """
 
     def __init__(self, capacity: int | Steps, now_s: float, costs: Costs) -> None:
@@ -126,21 +135,21 @@ class ReservationTable:
 
     @property
     def capacity(self) -> int:
-        """The most devices there are for the schedules at any moment to come."""
+        """The largest number of devices at any moment to come."""
         return largest(self.steps)
 
     def begin(self, now_s: float, costs: Costs, effort: int, held: Mapping[str, int] | None = None) -> None:
-        """Go to `now_s`: work out where every job stands there. `held` counts the devices of jobs that hold some."""
+        """Begin a decision at `now_s`. `held` counts the devices of the jobs that hold some."""
         self.now_s, self.costs, self.effort = now_s, costs, effort
         self.profile.forget_before(now_s)
         for entry in self.entries.values():
-            entry.stand(now_s, None if held is None else held.get(entry.key, 0))
+            entry.advance_to(now_s, None if held is None else held.get(entry.key, 0))
 
     def commit(self) -> None:
-        """What is in the table is being carried out from now on."""
+        """End a decision: the schedules in the table are the ones that are carried out from now on."""
         for entry in self.entries.values():
-            if entry.runs is not entry.was:
-                entry.work, entry.since_s, entry.was = entry.left, self.now_s, entry.runs
+            if entry.runs is not entry.committed:
+                entry.work, entry.since_s, entry.committed = entry.left, self.now_s, entry.runs
 
     def load(self, entry: Entry) -> None:
         """Put a job with its schedule into the table, unchecked."""
@@ -158,7 +167,7 @@ class ReservationTable:
         entry.runs = runs
         _take(self.profile, runs)
 
-    def can_alone(self, entry: Entry) -> bool:
+    def is_feasible_alone(self, entry: Entry) -> bool:
         """Whether the job could make its deadline if it had all devices it can use from now on."""
         return self.latest_start_s(entry) >= self.now_s
 
@@ -168,71 +177,71 @@ class ReservationTable:
         return entry.deadline_s - min(costs.later[n] + entry.left / rates[n] for n in entry.sizes)
 
     def admit(self, entry: Entry, *, repairs: bool = True, is_certain: bool = False) -> bool:
-        """Find room for a new job: beside all others, else by changing their schedules. Returns whether it is in.
+        """Find room for a new job, if necessary (and `repairs`) by planning others anew; returns whether it is in.
 
-        No other job is replanned for one that could not make its deadline even alone, unless it `is_certain` that it
-        can.
+        No other job is planned anew for one that could not make its deadline even alone, unless `is_certain` says that
+        it can.
         """
         runs = self._fit(self.profile, entry)
         if runs:
             entry.runs = runs
             self.load(entry)
             return True
-        return repairs and (is_certain or self.can_alone(entry)) and self._repair(entry)
+        return repairs and (is_certain or self.is_feasible_alone(entry)) and self._repair(entry)
 
     def has_room(self, capacity: int | Steps, now_s: float) -> bool:
         """Whether all schedules fit as they are if there are so many devices from `now_s` on."""
         least = self.profile.least
         return all(
             after >= before or least(from_s, until_s) >= before - after
-            for from_s, until_s, before, after in compared(self.steps, _steps_of(capacity, now_s), now_s)
+            for from_s, until_s, before, after in compare(self.steps, _steps_of(capacity, now_s), now_s)
         )
 
     def set_capacity(self, capacity: int | Steps) -> bool:
-        """Change the number of devices, for good or step by step. If the schedules do not fit any more some are made
-        anew, or all; returns whether every promise still holds. Otherwise nothing is changed."""
+        """Change the number of devices, for good or step by step, and plan anew the jobs that do not fit any more.
+        Returns whether every promise can be kept; if not, nothing is changed."""
         before = trimmed(self.steps, self.now_s)
         after = _steps_of(capacity, self.now_s)
         self._shift(before, after)
-        if before == after or min(self.profile.free) >= 0 or self._give_way():
+        if before == after or min(self.profile.free) >= 0 or self._replan_overcommitted():
             return True
         self._shift(after, before)
         return False
 
     def force_capacity(self, capacity: int | Steps) -> None:
-        """Change the number of devices unconditionally: a job that cannot keep its deadline then is late."""
+        """Change the number of devices unconditionally; jobs that cannot keep their deadlines then are late."""
         if self.set_capacity(capacity):
             return
-        everyone = sorted(self.entries.values(), key=self._urgency)
+        entries = sorted(self.entries.values(), key=self._urgency)
         self.steps = _steps_of(capacity, self.now_s)
         self.profile = FreeProfile(self.steps, self.now_s)
         self.entries = {}
-        for entry in everyone:
+        for entry in entries:
             entry.runs = ()
-        for entry in everyone:
+        for entry in entries:
             self.put(entry)
 
-    def lift_capacity(self, capacity: Steps, num_there: int) -> None:
-        """Change the number of devices where the schedules do not fit into it, but devices for them are there.
+    def lift_capacity(self, capacity: Steps, num_present: int) -> None:
+        """Set a capacity that the schedules do not fit into although enough devices, `num_present`, are present.
 
-        The schedules go on counting on what they use, up to `num_there`; beyond that none counts on it. A job that
-        does not fit into what is there either is late.
+        The schedules keep the devices that they use, up to `num_present`; no schedule gets more than `capacity` beyond
+        that. A job that does not fit into `num_present` devices is late.
         """
-        there = trimmed(raised(capacity, constant(num_there), self.now_s), self.now_s)
-        if not self.has_room(there, self.now_s):
-            self.force_capacity(there)
+        present = trimmed(pointwise_max(capacity, constant(num_present), self.now_s), self.now_s)
+        if not self.has_room(present, self.now_s):
+            self.force_capacity(present)
         moments = sorted({*self.profile.times, *(from_s for from_s, _ in self.steps if from_s > self.now_s)})
-        used = tuple([(from_s, at(self.steps, from_s) - self.profile.at(from_s)) for from_s in moments])
-        self._shift(trimmed(self.steps, self.now_s), trimmed(raised(capacity, used, self.now_s), self.now_s))
+        used = tuple([(from_s, devices_at(self.steps, from_s) - self.profile.at(from_s)) for from_s in moments])
+        self._shift(trimmed(self.steps, self.now_s), trimmed(pointwise_max(capacity, used, self.now_s), self.now_s))
 
     def _shift(self, before: Steps, after: Steps) -> None:
         self.steps = after
-        for from_s, until_s, there, to_be in compared(before, after, self.now_s):
-            self.profile.take(from_s, until_s, there - to_be)
+        for from_s, until_s, before_count, after_count in compare(before, after, self.now_s):
+            self.profile.take(from_s, until_s, before_count - after_count)
 
-    def _give_way(self) -> bool:
-        """Plan anew until no device is missing any more: of the jobs that run while some are, first late ones, then
-        those that hold most beyond their need; in the end all. If that does not help nothing is changed."""
+    def _replan_overcommitted(self) -> bool:
+        """Plan jobs anew until no device is missing at any moment: of the jobs that run while devices are missing, late
+        ones first, then those with the largest surplus; in the end all jobs. If that fails, nothing is changed."""
         times, free = self.profile.times, self.profile.free
         short = [(times[i], times[i + 1] if i + 1 < len(times) else math.inf) for i, n in enumerate(free) if n < 0]
         able = [entry for entry in self.entries.values() if not entry.is_fixed]
@@ -251,7 +260,7 @@ class ReservationTable:
         return self._replan(inside) or self._replan(able)
 
     def put(self, entry: Entry) -> None:
-        """Take in a job that is promised already: by its deadline if that can be, else late but as soon as it can."""
+        """Add a job that is promised already: by its deadline if possible, else as a late job."""
         if not entry.is_late and self.admit(entry):
             return
         entry.is_late = True
@@ -260,12 +269,12 @@ class ReservationTable:
         self.load(entry)
 
     def fit_one(self, entry: Entry) -> Runs:
-        """The schedule the entry would get beside all others; empty if there is none. Nothing is changed."""
+        """The schedule that the entry would get beside all others; empty if there is none. The table is unchanged."""
         return self._fit(self.profile, entry)
 
     def plan_anew(self, entry: Entry) -> bool:
-        """Find another schedule for a job in the table, as for a new one; returns whether there is one. If not, nothing
-        is changed."""
+        """Give a job in the table another schedule, as if it were new; returns whether there is one. If not, nothing is
+        changed."""
         before = entry.runs
         self.change_runs(entry, ())
         runs = self._fit(self.profile, entry)
@@ -285,41 +294,41 @@ class ReservationTable:
                 return ()
             task = task._replace(sizes=sizes)
         runs = fit(profile, task, self.now_s, self.costs)
-        # Starting now is looked up, everything else is searched for size by size.
+        # A constant run from now on costs one look at the profile; everything else is searched size by size.
         is_simple = len(runs) == 1 and runs[0].start_s == self.now_s
         self.effort -= 8 + len(profile.times) * (1 if is_simple else 2 + len(sizes))
         return runs
 
     def _urgency(self, entry: Entry) -> tuple[bool, float, str]:
-        """The order of planning: jobs that are late come last, then the nearest latest possible start comes first."""
+        """The key for the order of planning: the earliest latest possible start first, late jobs last."""
         return entry.is_late, entry.deadline_s - entry.fastest_s, entry.key
 
     def _repair(self, new: Entry) -> bool:
-        """Make room by planning others anew: first those that hold most beyond their need, then all."""
+        """Make room for a new job by planning others anew: those with the largest surplus first, in the end all."""
         deadline_s = new.deadline_s
         able = [entry for entry in self.entries.values() if entry is not new and not entry.is_fixed]
-        givers = [entry for entry in able if entry.runs and entry.runs[0].start_s < deadline_s]
-        surplus = {entry.key: self.surplus(entry) for entry in givers}
-        givers.sort(key=lambda entry: (-surplus[entry.key], entry.deadline_s, entry.key))
+        donors = [entry for entry in able if entry.runs and entry.runs[0].start_s < deadline_s]
+        surplus = {entry.key: self.surplus(entry) for entry in donors}
+        donors.sort(key=lambda entry: (-surplus[entry.key], entry.deadline_s, entry.key))
         count = 1
-        while count < len(givers) and self.effort > 0:
-            if self._replan([*givers[:count], new]):
+        while count < len(donors) and self.effort > 0:
+            if self._replan([*donors[:count], new]):
                 return True
             count *= 2
         return self.effort > 0 and self._replan([*able, new])
 
     def surplus(self, entry: Entry) -> int:
-        """Devices held beyond the fewest that make the deadline."""
+        """Devices planned beyond the fewest that make the deadline."""
         left_s = entry.deadline_s - self.now_s
         later, rates, left = self.costs.later, entry.rates, entry.left
         need = next((n for n in entry.sizes if later[n] + left / rates[n] <= left_s), entry.sizes[-1])
         return max((run.num_devices for run in entry.runs), default=0) - need
 
     def _replan(self, group: Sequence[Entry]) -> bool:
-        """Plan all of `group` anew beside the others: the most urgent first; a job that does not fit then comes
-        earlier.
+        """Plan all of `group` anew beside the other jobs, the most urgent first; returns whether all of them fit.
 
-        Adopted only if every job fits that has to. This is list scheduling with repair of the order ("squeaky wheel").
+        A job that does not fit moves forward in the order, and all are planned again: list scheduling with repair of
+        the order ("squeaky wheel"). If not all jobs fit in any order that is tried, nothing is changed.
         """
         base = self.profile.copy()
         for entry in group:
@@ -352,39 +361,39 @@ class ReservationTable:
         return False
 
 
-def verify(book: ReservationTable, *, slack_s: float = TOLERANCE_S) -> list[str]:
-    """What is wrong with the table, in sentences; empty if all its promises hold.
+def verify(table: ReservationTable, *, slack_s: float = TOLERANCE_S) -> list[str]:
+    """Check the table by its schedules alone; returns its faults as sentences, none if every promise is kept.
 
-    Worked out from the schedules alone: no device too many at any moment, every job's work done by its schedule, no
-    gap in time, and every promise that is not given up ends by its deadline.
+    Never more devices are in use than there are, every schedule does the work of its job, its runs do not overlap, and
+    every job that is not late ends by its deadline.
     """
     faults: list[str] = []
     changes: dict[float, int] = {}
-    for entry in book.entries.values():
+    for entry in table.entries.values():
         previous_s = -math.inf
         for start_s, end_s, n, _ in entry.runs:
             if start_s < previous_s or end_s < start_s or n < 1:
                 faults.append(f"{entry.key}: its runs overlap or are empty: {entry.runs}")
             previous_s = end_s
-            if end_s > book.now_s:
-                begin_s = max(start_s, book.now_s)
+            if end_s > table.now_s:
+                begin_s = max(start_s, table.now_s)
                 changes[begin_s] = changes.get(begin_s, 0) + n
                 changes[end_s] = changes.get(end_s, 0) - n
         if not entry.runs and not entry.is_late:
             faults.append(f"{entry.key}: it has no schedule")
         done = work_done(entry.runs, entry.rates, math.inf)
-        missing = (entry.work if entry.runs is entry.was else entry.left) - done
+        missing = (entry.work if entry.runs is entry.committed else entry.left) - done
         if entry.runs and missing > TOLERANCE_S * max(1.0, entry.work) + 1e-3 * entry.rates[entry.sizes[0]]:
             faults.append(f"{entry.key}: {missing:g} steps are left at the end of its schedule")
         if not entry.is_late and entry.end_s > entry.deadline_s + slack_s:
             faults.append(f"{entry.key}: ends {entry.end_s - entry.deadline_s:g} s after its deadline")
-    for moment_s in [from_s for from_s, _ in book.steps if from_s > book.now_s]:
+    for moment_s in [from_s for from_s, _ in table.steps if from_s > table.now_s]:
         changes.setdefault(moment_s, 0)
     used = 0
     for moment_s in sorted(changes):
         used += changes[moment_s]
-        if used > max(0, at(book.steps, moment_s)):
-            faults.append(f"{used} of {at(book.steps, moment_s)} devices are in use at {moment_s:g} s")
+        if used > max(0, devices_at(table.steps, moment_s)):
+            faults.append(f"{used} of {devices_at(table.steps, moment_s)} devices are in use at {moment_s:g} s")
             break
     return faults
 

@@ -12,9 +12,15 @@ from springtide.core.decision import Capacity, Drain, Overheads, PoolAllocation,
 from springtide.core.resources import Topology, make_node
 from springtide.core.workload import JobState
 from springtide.scheduling.decisions.fingerprint import nodes_fingerprint
-from springtide.scheduling.policies.springtide.capacity import NOBODY, Guests, counted_on, falls_told, is_roomier
+from springtide.scheduling.policies.springtide.capacity import (
+    NO_WORKLOAD,
+    StayingJobs,
+    announced_falls,
+    has_more_devices,
+    promisable_capacity,
+)
 from springtide.scheduling.policies.springtide.memory import State, costs_of
-from springtide.scheduling.policies.springtide.moves import delays, detours
+from springtide.scheduling.policies.springtide.moves import delays, jobs_to_stop_first
 from springtide.scheduling.policies.springtide.policy import DerivedPromises, Springtide
 from springtide.solvers.reservations.reservation_table import ReservationTable, verify
 
@@ -43,16 +49,16 @@ def _all(node: str) -> tuple[str, ...]:
 
 def test_what_is_told_is_counted_on_but_never_more_than_is_there_now() -> None:
     snapshot = Snapshot(now_s=10.0, cluster=WHOLE, capacity=_capacity((0.0, 20), (20.0, 16), (30.0, 8)))
-    assert counted_on(snapshot, 0.0, 0, Guests()) == ((0.0, 12), (20.0, 16), (30.0, 8))
-    assert counted_on(snapshot, 0.25, 2, Guests()) == ((0.0, 7), (20.0, 10), (30.0, 4))
-    assert falls_told(snapshot) == (30.0, 30.0)
-    assert counted_on(Snapshot(now_s=0.0, cluster=WHOLE), 0.0, 0, Guests()) == ((0.0, 12),)
-    assert falls_told(Snapshot(now_s=0.0, cluster=WHOLE)) == ()
+    assert promisable_capacity(snapshot, 0.0, 0, StayingJobs()) == ((0.0, 12), (20.0, 16), (30.0, 8))
+    assert promisable_capacity(snapshot, 0.25, 2, StayingJobs()) == ((0.0, 7), (20.0, 10), (30.0, 4))
+    assert announced_falls(snapshot) == (30.0, 30.0)
+    assert promisable_capacity(Snapshot(now_s=0.0, cluster=WHOLE), 0.0, 0, StayingJobs()) == ((0.0, 12),)
+    assert announced_falls(Snapshot(now_s=0.0, cluster=WHOLE)) == ()
 
 
 def test_servers_that_are_not_counted_on_may_go_at_any_moment() -> None:
     snapshot = Snapshot(now_s=10.0, cluster=WHOLE, capacity=_capacity((0.0, 4), (30.0, 8), (40.0, 4)))
-    assert [round(at_s) for at_s in falls_told(snapshot)] == [10, 10, 40]
+    assert [round(at_s) for at_s in announced_falls(snapshot)] == [10, 10, 40]
     # 30 s of work on four devices and 2 s to start; two servers may go at once and one at 40 s, and each time it may
     # have to move.
     tight, loose = (make_view(name, steps=120, deadline_s=10.0 + s, most=4) for name, s in (("a", 37.0), ("b", 39.0)))
@@ -61,8 +67,8 @@ def test_servers_that_are_not_counted_on_may_go_at_any_moment() -> None:
 
 
 def test_more_is_more_only_from_now_on() -> None:
-    assert is_roomier(((0.0, 4),), ((0.0, 4), (50.0, 8)), 10.0)
-    assert not is_roomier(((0.0, 4),), ((0.0, 8), (20.0, 4)), 30.0)
+    assert has_more_devices(((0.0, 4),), ((0.0, 4), (50.0, 8)), 10.0)
+    assert not has_more_devices(((0.0, 4),), ((0.0, 8), (20.0, 4)), 30.0)
 
 
 def test_a_promise_counts_on_what_will_be_there() -> None:
@@ -200,15 +206,15 @@ def test_on_a_server_that_is_emptied_jobs_stay_and_nobody_comes(is_promised: boo
 
 def test_who_leaves_such_a_server_leaves_its_devices_to_nobody() -> None:
     held = {"a": _given("n1/0", "n1/1", "n0/0"), "b": _given("n0/1")}
-    guests = Guests(leaving=frozenset(_all("n1")))
-    shown = guests.shown(Snapshot(now_s=0.0, cluster=WHOLE, allocations=held))
-    assert shown.allocations == {"a": _given("n0/0"), "b": _given("n0/1"), NOBODY: _given("n1/0", "n1/1")}
-    stays = Guests(leaving=frozenset(_all("n1")), promised={"a": (2, 50.0)})
-    assert stays.shown(Snapshot(now_s=0.0, cluster=WHOLE, allocations=held)).allocations == held
+    staying = StayingJobs(draining=frozenset(_all("n1")))
+    shown = staying.for_placement(Snapshot(now_s=0.0, cluster=WHOLE, allocations=held))
+    assert shown.allocations == {"a": _given("n0/0"), "b": _given("n0/1"), NO_WORKLOAD: _given("n1/0", "n1/1")}
+    stays = StayingJobs(draining=frozenset(_all("n1")), promised={"a": (2, 50.0)})
+    assert stays.for_placement(Snapshot(now_s=0.0, cluster=WHOLE, allocations=held)).allocations == held
     snapshot = Snapshot(now_s=0.0, cluster=WHOLE, capacity=_capacity((0.0, 12), (90.0, 4), (95.0, 8)))
     # Two of the four are with the one that stays, until it ends.
-    assert counted_on(snapshot, 0.0, 0, stays) == ((0.0, 10), (50.0, 8), (90.0, 4), (95.0, 8))
-    assert counted_on(snapshot, 0.0, 0, stays.without_promised())[0] == (0.0, 8)
+    assert promisable_capacity(snapshot, 0.0, 0, stays) == ((0.0, 10), (50.0, 8), (90.0, 4), (95.0, 8))
+    assert promisable_capacity(snapshot, 0.0, 0, stays.without_promised())[0] == (0.0, 8)
 
 
 def test_jobs_that_cannot_change_their_workers_stay_while_others_come() -> None:
@@ -249,7 +255,7 @@ def test_who_gets_a_movers_devices_waits_until_it_is_warm() -> None:
     assert waits_s["y"] == 0.0
     # Two that would wait for each other: one lets go first, and the other waits for nobody.
     swap = {"mover": held["shrinks"], "shrinks": held["mover"]}
-    (first,) = detours(snapshot, swap)
+    (first,) = jobs_to_stop_first(snapshot, swap)
     assert delays(state, snapshot, swap)["mover" if first == "shrinks" else "shrinks"] == 0.0
 
 
@@ -272,4 +278,4 @@ def test_after_any_of_this_the_book_is_sound() -> None:
         memory = policy.decide(replace(snapshot, capacity=_capacity((0.0, count), (50.0, 8))), derived).memory
         state = derived.state
         assert state is not None
-        assert verify(state.book) == []
+        assert verify(state.reservations) == []

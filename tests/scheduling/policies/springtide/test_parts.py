@@ -12,7 +12,7 @@ from springtide.core.resources import Topology, make_node
 from springtide.scheduling.decisions.cache import RowTable
 from springtide.scheduling.decisions.fingerprint import nodes_fingerprint
 from springtide.scheduling.placement.topology import layout_of
-from springtide.scheduling.policies.springtide.blocks import is_used, mark_used, pin, remember
+from springtide.scheduling.policies.springtide.blocks import admit_on_used_block, is_used, mark_used, record_devices
 from springtide.scheduling.policies.springtide.memory import (
     PAD_S,
     State,
@@ -21,7 +21,7 @@ from springtide.scheduling.policies.springtide.memory import (
     decode,
     entry_of,
 )
-from springtide.scheduling.policies.springtide.moves import detours
+from springtide.scheduling.policies.springtide.moves import jobs_to_stop_first
 from springtide.scheduling.policies.springtide.packing import Packing
 from springtide.scheduling.policies.springtide.places import retime
 from springtide.scheduling.policies.springtide.reasons import why_impossible, why_no_room
@@ -41,7 +41,7 @@ def _devices(*addresses: int) -> tuple[str, ...]:
 def _state(now_s: float = 0.0) -> State:
     snapshot = Snapshot(now_s=now_s, cluster=FOUR_NODES)
     state = State(ReservationTable(32, now_s, costs_of(snapshot.overheads, 8)))
-    state.book.begin(now_s, costs_of(snapshot.overheads, 8), 10_000)
+    state.reservations.begin(now_s, costs_of(snapshot.overheads, 8), 10_000)
     return state
 
 
@@ -106,16 +106,16 @@ def test_only_circles_take_a_detour() -> None:
     held = {"a": PoolAllocation(device_ids=_devices(0)), "b": PoolAllocation(device_ids=_devices(1))}
     snapshot = Snapshot(now_s=0.0, cluster=FOUR_NODES, allocations=held)
     swap = {"a": PoolAllocation(device_ids=_devices(1)), "b": PoolAllocation(device_ids=_devices(0))}
-    assert detours(snapshot, swap) == {"a"}
+    assert jobs_to_stop_first(snapshot, swap) == {"a"}
     chain = {"a": PoolAllocation(device_ids=_devices(1)), "b": PoolAllocation(device_ids=_devices(2))}
-    assert detours(snapshot, chain) == set()
-    assert detours(snapshot, dict(held)) == set()
+    assert jobs_to_stop_first(snapshot, chain) == set()
+    assert jobs_to_stop_first(snapshot, dict(held)) == set()
 
 
 def test_a_block_counts_as_used_once_somebody_has_left_it() -> None:
     layout = layout_of(FOUR_NODES)
     state = _state()
-    remember(state, 0.0, {"a": PoolAllocation(device_ids=_devices(4, 5, 6, 7))})
+    record_devices(state, 0.0, {"a": PoolAllocation(device_ids=_devices(4, 5, 6, 7))})
     mark_used(state, layout, 0.0, {})
     assert not is_used(state, layout, _devices(4, 5, 6, 7))  # Only passed through within one instant.
     mark_used(state, layout, 5.0, {})
@@ -131,9 +131,9 @@ def test_a_hurried_job_is_let_in_on_a_block_that_was_used() -> None:
     state.change_s = 2.0
     snapshot = Snapshot(now_s=0.0, cluster=FOUR_NODES)
     entry = entry_of(PromiseRow(make_view("a", steps=80, deadline_s=12.1)), 80.0, since_s=0.0)
-    assert not pin(state, layout, snapshot, entry)
+    assert not admit_on_used_block(state, layout, snapshot, entry)
     state.used = [0, 0, 0, 0b100]
-    assert pin(state, layout, snapshot, entry)
+    assert admit_on_used_block(state, layout, snapshot, entry)
     assert state.pinned["a"] == _devices(*range(16, 24))
     assert entry.runs == (PlannedStretch(0.0, 12.0 + PAD_S, 8, 2.0 + PAD_S),)
 
@@ -145,18 +145,18 @@ def test_the_memory_gives_the_state_back() -> None:
     (row,) = rows.read(snapshot)
     state = _state()
     entry = entry_of(row, 1000.0, since_s=0.0)
-    assert state.book.admit(entry)
-    state.book.commit()
+    assert state.reservations.admit(entry)
+    state.reservations.commit()
     state.used, state.cluster = [0, 5], nodes_fingerprint(FOUR_NODES)
-    remember(state, 0.0, {"a": PoolAllocation(device_ids=_devices(2, 3))})
+    record_devices(state, 0.0, {"a": PoolAllocation(device_ids=_devices(2, 3))})
     index_of = {device_id: number for number, device_id in enumerate(FOUR_NODES.device_ids())}
     memory = msgspec.json.decode(msgspec.json.encode(state.encode(index_of)))
     again = decode(memory, rows.by_id, snapshot, state.cluster, FOUR_NODES.device_ids())
     assert again.encode(index_of) == memory
-    assert again.book.entries["a"].runs == entry.runs
-    assert again.book.profile.free == state.book.profile.free
+    assert again.reservations.entries["a"].runs == entry.runs
+    assert again.reservations.profile.free == state.reservations.profile.free
     empty = decode({"rule": "somebody else's"}, {}, snapshot, "", FOUR_NODES.device_ids())
-    assert not empty.book.entries
+    assert not empty.reservations.entries
     gone = decode(memory, {}, snapshot, state.cluster, FOUR_NODES.device_ids())
     assert gone.num_gone == 1
 
@@ -175,17 +175,17 @@ def test_spare_devices_go_to_everyone_before_anyone_gets_more() -> None:
     views = tuple(make_view(f"j{index}", steps=1000) for index in range(5))
     snapshot = Snapshot(now_s=0.0, cluster=FOUR_NODES, jobs=views)
     rows = [PromiseRow(view) for view in views]
-    counts = share_spare(state.book, rows, snapshot)
+    counts = share_spare(state.reservations, rows, snapshot)
     assert set(counts) == {f"j{index}" for index in range(5)}
     assert sum(counts.values()) <= 32
-    state.book.profile.take(0.0, 100.0, 29)
-    assert share_spare(state.book, rows, snapshot) == {"j0": 1, "j1": 1, "j2": 1}
+    state.reservations.profile.take(0.0, 100.0, 29)
+    assert share_spare(state.reservations, rows, snapshot) == {"j0": 1, "j1": 1, "j2": 1}
 
 
 def test_words_carry_their_evidence() -> None:
     state = _state()
     row = PromiseRow(make_view("a", steps=4000, deadline_s=100.0))
     entry = entry_of(row, 4000.0, since_s=0.0)
-    assert "on 8 devices it takes 8 min" in why_impossible(entry, row, state.book)
-    state.book.profile.take(0.0, 1000.0, 30)
-    assert "of which 2 are free" in why_no_room(entry, state.book, {})
+    assert "on 8 devices it takes 8 min" in why_impossible(entry, row, state.reservations)
+    state.reservations.profile.take(0.0, 1000.0, 30)
+    assert "of which 2 are free" in why_no_room(entry, state.reservations, {})

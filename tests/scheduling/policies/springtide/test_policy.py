@@ -60,7 +60,7 @@ class Watched:
             assert other.revisit_at_s == plan.revisit_at_s
         state = self.derived.state
         assert state is not None
-        faults = verify(state.book)
+        faults = verify(state.reservations)
         assert not faults, faults
         self.plans += 1
         return plan

@@ -168,7 +168,7 @@ def test_who_cannot_gain_enough_or_is_promised_something_is_not_tried(view: JobV
 def test_who_has_a_profile_is_not_tried() -> None:
     flat = make_view("a", profile={1: 10.0, 2: 4.0}, most=2, steps=1_000_000, state=JobState.RUNNING)
     flat = with_fields(flat, resized_at_s=10.0, progress_at_s=900.0)
-    assert PromiseRow(flat).reach == ()
+    assert PromiseRow(flat).trial_sizes == ()
     plan = look(Springtide(), [flat], slots=2, held={"a": [0]}, now_s=1000.0)
     assert counts(plan) == {"a": 1}
     assert plan.revisit_at_s is None

@@ -1,4 +1,4 @@
-"""Which blocks of devices jobs have been on before: changes to them cost less, and a hurried job may count on that."""
+"""Blocks of devices that jobs have been on before: a change to one costs less, so that an urgent job may still fit."""
 
 from __future__ import annotations
 
@@ -11,30 +11,32 @@ from springtide.scheduling.policies.springtide.memory import PAD_S, Devices, Sta
 from springtide.solvers.reservations.fit import PlannedStretch
 from springtide.solvers.reservations.reservation_table import Entry
 
-# Of the blocks of a size so many have to have been used for a job to count on getting one of them.
+# From this fraction of used blocks of its size on, a job is admitted on a block that is not free yet.
 NEARLY_ALL = 0.75
 
 
-def same(one: Devices | None, other: Devices | None) -> bool:
+def same_devices(one: Devices | None, other: Devices | None) -> bool:
     """Whether both are the same devices, in whatever order."""
     return one is other or (one is not None and other is not None and len(one) == len(other) and set(one) == set(other))
 
 
-def remember(state: State, now_s: float, placed: Mapping[WorkloadId, PoolAllocation]) -> None:
-    """Record the devices, and which blocks have been used: those that a job leaves after being on them."""
-    devices: dict[WorkloadId, Devices] = {who: given.device_ids for who, given in placed.items()}
+def record_devices(state: State, now_s: float, placed: Mapping[WorkloadId, PoolAllocation]) -> None:
+    """Record the devices of every workload, and since when it has them."""
+    decided: dict[WorkloadId, Devices] = {
+        workload_id: allocation.device_ids for workload_id, allocation in placed.items()
+    }
     formed_s: dict[WorkloadId, float] = {}
-    for who, given in devices.items():
-        before = state.devices.get(who)
-        formed_s[who] = state.formed_s.get(who, now_s) if same(before, given) else now_s
-    state.devices, state.formed_s = devices, formed_s
-    state.held = {str(who): len(given) for who, given in devices.items()}
+    for workload_id, devices in decided.items():
+        before = state.devices.get(workload_id)
+        formed_s[workload_id] = state.formed_s.get(workload_id, now_s) if same_devices(before, devices) else now_s
+    state.devices, state.formed_s = decided, formed_s
+    state.held = {str(workload_id): len(devices) for workload_id, devices in decided.items()}
 
 
 def mark_used(state: State, layout: Layout, now_s: float, stays: Mapping[WorkloadId, Devices]) -> None:
-    """Note the blocks that jobs have left since the last decision, or leave now."""
-    for who, devices in state.devices.items():
-        if not same(stays.get(who), devices) and state.formed_s.get(who, now_s) < now_s:
+    """Mark the blocks that jobs have been on and do not have in `stays`."""
+    for workload_id, devices in state.devices.items():
+        if not same_devices(stays.get(workload_id), devices) and state.formed_s.get(workload_id, now_s) < now_s:
             block = block_of(layout, devices)
             if block is None:
                 continue
@@ -44,17 +46,17 @@ def mark_used(state: State, layout: Layout, now_s: float, stays: Mapping[Workloa
 
 
 def is_used(state: State, layout: Layout, devices: Devices) -> bool:
-    """Whether some job has been on exactly these devices, as far as is remembered."""
+    """Whether a job is known to have been on exactly these devices."""
     block = block_of(layout, devices)
     return block is not None and block[0] < len(state.used) and bool(state.used[block[0]] >> block[1] & 1)
 
 
-def pin(state: State, layout: Layout, snapshot: Snapshot, entry: Entry) -> bool:
-    """Let a job that has no time for fresh devices in on an idle block that a job was on before, if there is one.
+def admit_on_used_block(state: State, layout: Layout, snapshot: Snapshot, entry: Entry) -> bool:
+    """Admit a job that has no time for a change to fresh devices on an idle block that a job has been on before.
 
-    The reservation table promises it the run there; `settle` places it there. Returns whether it is in.
+    The reservation table promises it the run there; `assign_devices` places it there. Returns whether it is in.
     """
-    book, now_s = state.book, state.book.now_s
+    reservations, now_s = state.reservations, state.reservations.now_s
     if entry.ready_s > now_s:
         return False
     taken = 0
@@ -64,39 +66,39 @@ def pin(state: State, layout: Layout, snapshot: Snapshot, entry: Entry) -> bool:
         taken |= layout.bitmap(devices)
     idle = layout.present & ~taken
     cost_s = state.change_s + PAD_S
-    bare = book.costs.without_reserve()
+    bare = reservations.costs.without_reserve()
     for n in entry.sizes:
         level = n.bit_length() - 1
         run = PlannedStretch(now_s, bare.end_s(n, now_s, now_s + cost_s + entry.left / entry.rates[n]), n, cost_s)
         if n & (n - 1) or level >= len(state.used) or run.end_s > entry.deadline_s:
             continue
-        if book.profile.least(now_s, run.end_s) < n:
+        if reservations.profile.least(now_s, run.end_s) < n:
             continue
         for number in addresses(state.used[level]):
             block = block_at(number << level, level)
             if not block & ~idle:
                 entry.runs = (run,)
-                book.load(entry)
+                reservations.load(entry)
                 state.pinned[WorkloadId(entry.key)] = layout.devices_of(block)
                 return True
-    return _squeeze_in(state, layout, entry)
+    return _admit_on_freed_block(state, layout, entry)
 
 
-def _squeeze_in(state: State, layout: Layout, entry: Entry) -> bool:
-    """The same, for a block that other jobs have to leave first: at sizes of which nearly every block has been used, so
-    that the one that comes free most likely is. If it is not after all, the job is out again."""
-    book = state.book
+def _admit_on_freed_block(state: State, layout: Layout, entry: Entry) -> bool:
+    """Admit the job on a block that other jobs have to leave first, at a size of which nearly all blocks have been
+    used: the block that becomes free most likely is one of them. If it is not, `assign_devices` drops the job again."""
+    reservations = state.reservations
     cost_s = state.change_s + PAD_S
     for n in entry.sizes:
         level = n.bit_length() - 1
         if n & (n - 1) or level >= len(state.used) or n > layout.largest_block:
             continue
         is_usual = state.used[level].bit_count() >= NEARLY_ALL * (layout.present.bit_count() >> level)
-        if not is_usual or book.now_s + cost_s + entry.left / entry.rates[n] > entry.deadline_s:
+        if not is_usual or reservations.now_s + cost_s + entry.left / entry.rates[n] > entry.deadline_s:
             continue
-        # As if it held them already and had this much of a change still to pay for.
+        # Fitted as if it held the devices already, with the cheaper change still to pay for.
         entry.held, entry.residual_s = n, cost_s
-        is_in = book.admit(entry, is_certain=True)
+        is_in = reservations.admit(entry, is_certain=True)
         entry.held, entry.residual_s = 0, 0.0
         if is_in:
             return True

@@ -1,4 +1,4 @@
-"""What promises of the policy `springtide` may count on over time: devices that are announced."""
+"""How many devices the promises of the policy `springtide` may use over time, also while nodes are drained."""
 
 from __future__ import annotations
 
@@ -12,53 +12,54 @@ from msgspec.structs import replace
 from springtide.core.decision import EMPTY, PoolAllocation, Snapshot
 from springtide.core.resources import DeviceId
 from springtide.core.workload import WorkloadId
-from springtide.scheduling.policies.springtide.blocks import same
+from springtide.scheduling.policies.springtide.blocks import same_devices
 from springtide.scheduling.policies.springtide.memory import State
 from springtide.scheduling.policies.springtide.rows import PromiseRow
-from springtide.solvers.reservations.capacity import Steps, at, changed, compared, constant, falls_of, trimmed
+from springtide.solvers.reservations.capacity import Steps, compare, constant, devices_at, falls_of, mapped, trimmed
 
-# What may happen at any moment is taken to happen right after a decision.
+# Devices that may go away at any moment are assumed to go so long after a decision.
 SOON_S = 1e-3
-# Stands for the holder of devices that no workload may get.
-NOBODY = WorkloadId("")
+# The holder, in the snapshot for placement, of devices that no workload may get.
+NO_WORKLOAD = WorkloadId("")
 
 
-class Guests(NamedTuple):
-    """Workloads that may stay on nodes being emptied. No other workload gets their devices, which go with their
-    holders.
+class StayingJobs(NamedTuple):
+    """The jobs that may stay on draining nodes. When one of them ends, no other workload gets its devices there.
 
-    `leaving` are all such devices. `promised` says for jobs in the reservation table how many of them each holds, and
-    until when by its schedule; `others` are the jobs outside of it that stay, with what they hold in all.
+    `draining` are all devices of these nodes. `promised` maps jobs of the reservation table to how many of these
+    devices they hold, and until when by their schedules. `others` maps jobs outside the table to how many devices they
+    hold, on these nodes or not.
     """
 
-    leaving: frozenset[DeviceId] = frozenset()
+    draining: frozenset[DeviceId] = frozenset()
     promised: Mapping[str, tuple[int, float]] = EMPTY
     others: Mapping[WorkloadId, int] = EMPTY
 
-    def without_promised(self) -> Guests:
-        """The same, where the jobs in the reservation table go elsewhere now."""
+    def without_promised(self) -> StayingJobs:
+        """The same, with no job of the reservation table staying."""
         return self._replace(promised=EMPTY)
 
-    def shown(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot for placing: a workload that has to leave such devices lacks them; none may get them."""
+    def for_placement(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot in which devices are chosen: draining devices of workloads that have to leave them belong to
+        NO_WORKLOAD."""
         held: dict[WorkloadId, PoolAllocation] = {}
         left: list[DeviceId] = []
-        for who, given in snapshot.allocations.items():
-            kept = tuple([device for device in given.device_ids if device not in self.leaving])
-            if len(kept) == given.num_devices or who in self.promised or who in self.others:
-                held[who] = given
+        for workload_id, allocation in snapshot.allocations.items():
+            kept = tuple([device for device in allocation.device_ids if device not in self.draining])
+            if len(kept) == allocation.num_devices or workload_id in self.promised or workload_id in self.others:
+                held[workload_id] = allocation
                 continue
-            left += [device for device in given.device_ids if device in self.leaving]
+            left += [device for device in allocation.device_ids if device in self.draining]
             if kept:
-                held[who] = replace(given, device_ids=kept)
+                held[workload_id] = replace(allocation, device_ids=kept)
         if left:
-            held[NOBODY] = PoolAllocation(device_ids=tuple(left))
+            held[NO_WORKLOAD] = PoolAllocation(device_ids=tuple(left))
         return replace(snapshot, allocations=held)
 
 
-def guests_of(state: State, snapshot: Snapshot) -> Guests:
-    """The jobs in the reservation table that are where it was decided, on devices of nodes that are being emptied."""
-    leaving = frozenset(
+def find_staying_jobs(state: State, snapshot: Snapshot) -> StayingJobs:
+    """The jobs of the reservation table that hold the devices decided for them, some of these on draining nodes."""
+    draining = frozenset(
         [
             device.device_id
             for node in snapshot.cluster.nodes
@@ -66,94 +67,96 @@ def guests_of(state: State, snapshot: Snapshot) -> Guests:
             for device in node.devices
         ]
     )
-    if not leaving:
-        return Guests()
+    if not draining:
+        return StayingJobs()
     promised: dict[str, tuple[int, float]] = {}
     now_s = snapshot.now_s
-    for key, entry in state.book.entries.items():
-        given = snapshot.allocations.get(WorkloadId(key))
-        if given is None or leaving.isdisjoint(given.device_ids):
+    for key, entry in state.reservations.entries.items():
+        allocation = snapshot.allocations.get(WorkloadId(key))
+        if allocation is None or draining.isdisjoint(allocation.device_ids):
             continue
-        run = next((run for run in entry.was if run.start_s <= now_s < run.end_s), None)
-        if run is None or run.num_devices != given.num_devices:
+        run = next((run for run in entry.committed if run.start_s <= now_s < run.end_s), None)
+        if run is None or run.num_devices != allocation.num_devices:
             continue
-        if same(state.devices.get(WorkloadId(key)), given.device_ids):
-            promised[key] = len(leaving.intersection(given.device_ids)), run.end_s
-    return Guests(leaving, promised)
+        if same_devices(state.devices.get(WorkloadId(key)), allocation.device_ids):
+            promised[key] = len(draining.intersection(allocation.device_ids)), run.end_s
+    return StayingJobs(draining, promised)
 
 
-def counted_on(snapshot: Snapshot, reserve_fraction: float, num_serving: int, guests: Guests) -> Steps:
-    """How many devices promises may use from each moment on: those told, until the next such moment no more than
-    there are, less the reserve and `num_serving` devices of services.
+def promisable_capacity(snapshot: Snapshot, reserve_fraction: float, num_serving: int, staying: StayingJobs) -> Steps:
+    """How many devices promises may use from each moment on: the announced ones, at present no more than there are,
+    less the reserve and `num_serving` devices of services.
 
-    Until more are told to come, devices of nodes that are being emptied count only while their holders have them.
+    Up to the first announced rise, devices of draining nodes count only while a job stays on them.
     """
-    steps = _told(snapshot, len(snapshot.cluster.device_ids()))
-    if guests.leaving:
-        steps = _while_guests_stay(steps, snapshot, guests)
-    return changed(steps, lambda count: max(0, count - int(count * reserve_fraction) - num_serving))
+    steps = _announced(snapshot, len(snapshot.cluster.device_ids()))
+    if staying.draining:
+        steps = _while_jobs_stay(steps, snapshot, staying)
+    return mapped(steps, lambda count: max(0, count - int(count * reserve_fraction) - num_serving))
 
 
-def _while_guests_stay(told: Steps, snapshot: Snapshot, guests: Guests) -> Steps:
-    num_lasting = len(snapshot.cluster.device_ids()) - len(guests.leaving)
-    rise_s = next((later[0] for before, later in pairwise(told) if later[1] > before[1]), math.inf)
-    ends = sorted({until_s for _, until_s in guests.promised.values()})
+def _while_jobs_stay(announced: Steps, snapshot: Snapshot, staying: StayingJobs) -> Steps:
+    num_lasting = len(snapshot.cluster.device_ids()) - len(staying.draining)
+    rise_s = next((later[0] for before, later in pairwise(announced) if later[1] > before[1]), math.inf)
+    ends = sorted({until_s for _, until_s in staying.promised.values()})
     steps: list[tuple[float, int]] = []
-    for from_s in sorted({from_s for from_s, _ in told} | {end_s for end_s in ends if end_s < rise_s}):
+    for from_s in sorted({from_s for from_s, _ in announced} | {end_s for end_s in ends if end_s < rise_s}):
         moment_s = max(from_s, snapshot.now_s)
-        count = at(told, moment_s)
+        count = devices_at(announced, moment_s)
         if moment_s < rise_s:
-            count = min(count, num_lasting + sum(n for n, until_s in guests.promised.values() if until_s > moment_s))
+            count = min(count, num_lasting + sum(n for n, until_s in staying.promised.values() if until_s > moment_s))
         steps.append((from_s, count))
     return trimmed(steps, snapshot.now_s)
 
 
-def _told(snapshot: Snapshot, num_there: int) -> Steps:
+def _announced(snapshot: Snapshot, num_present: int) -> Steps:
     if not snapshot.capacity:
-        return constant(num_there)
+        return constant(num_present)
     steps = trimmed([(step.from_s, step.num_devices) for step in snapshot.capacity], snapshot.now_s)
-    return ((0.0, min(num_there, steps[0][1])), *steps[1:])
+    return ((0.0, min(num_present, steps[0][1])), *steps[1:])
 
 
-def falls_told(snapshot: Snapshot) -> tuple[float, ...]:
-    """When devices go away, once for every node's worth of them. Those that are there and not counted on may go at any
-    moment: at once, so that a job that is promised something now has time for it."""
+def announced_falls(snapshot: Snapshot) -> tuple[float, ...]:
+    """When devices go away, once for every node's worth of them. Present devices that were not announced may go at any
+    moment; they count as going at once, so that every promise made now has time for that change."""
     if not snapshot.capacity:
         return ()
-    now_s, num_there = snapshot.now_s, len(snapshot.cluster.device_ids())
+    now_s, num_present = snapshot.now_s, len(snapshot.cluster.device_ids())
     unit = max((len(node.devices) for node in snapshot.cluster.nodes), default=1)
-    steps = _told(snapshot, num_there)
-    num_uncounted = -(-max(0, num_there - steps[0][1]) // unit)
+    steps = _announced(snapshot, num_present)
+    num_uncounted = -(-max(0, num_present - steps[0][1]) // unit)
     return (*[now_s + SOON_S] * num_uncounted, *falls_of(steps, now_s + SOON_S, unit))
 
 
-def is_roomier(before: Steps, after: Steps, now_s: float) -> bool:
-    """Whether there are more devices at any moment to come."""
-    return before != after and any(to_be > there for _, _, there, to_be in compared(before, after, now_s))
+def has_more_devices(before: Steps, after: Steps, now_s: float) -> bool:
+    """Whether `after` has more devices than `before` at any moment from `now_s` on."""
+    return before != after and any(later > earlier for _, _, earlier, later in compare(before, after, now_s))
 
 
-def matters(state: State, snapshot: Snapshot, reserve_fraction: float, jobs: Container[WorkloadId]) -> bool:
-    """Whether the capacity that is told now is a reason to decide anew: what is promised does not fit any more, or
-    there is more of it and a job waits for that."""
+def capacity_matters(state: State, snapshot: Snapshot, reserve_fraction: float, jobs: Container[WorkloadId]) -> bool:
+    """Whether the announced capacity is a reason to decide anew: promises no longer fit into it, or it has grown while
+    a job waits for devices."""
     num_serving = 0
     if snapshot.services:
-        num_serving = sum(count for who, count in state.held.items() if who not in jobs)
-    steps = counted_on(snapshot, reserve_fraction, num_serving, guests_of(state, snapshot))
-    told = trimmed(state.told, snapshot.now_s)
-    if steps == told:
+        num_serving = sum(count for workload_id, count in state.held.items() if workload_id not in jobs)
+    steps = promisable_capacity(snapshot, reserve_fraction, num_serving, find_staying_jobs(state, snapshot))
+    known = trimmed(state.promisable, snapshot.now_s)
+    if steps == known:
         return False
-    if state.waiting and is_roomier(state.told, steps, snapshot.now_s):
+    if state.waiting and has_more_devices(state.promisable, steps, snapshot.now_s):
         return True
-    # Where promises count on more than was announced, every change of capacity is a reason to decide anew.
-    return told != trimmed(state.book.steps, snapshot.now_s) or not state.book.has_room(steps, snapshot.now_s)
+    # Where promises use more than they may, every change of capacity is a reason to decide anew.
+    reservations = state.reservations
+    return known != trimmed(reservations.steps, snapshot.now_s) or not reservations.has_room(steps, snapshot.now_s)
 
 
-def note_taken(state: State, rows: Mapping[WorkloadId, PromiseRow], now_s: float) -> None:
-    """Jobs whose workers all run although not all of their devices are shown any more: those are being taken.
+def forget_taken_devices(state: State, rows: Mapping[WorkloadId, PromiseRow], now_s: float) -> None:
+    """Count jobs whose devices are being taken as holding none. Such a job has no devices in the decided plan any more,
+    but all of its workers still run.
 
-    What they have done is not lost, but they hold nothing that they could go on with for free.
+    It loses no progress, but going on will cost it a change.
     """
-    for key, entry in state.book.entries.items():
+    for key, entry in state.reservations.entries.items():
         row = rows.get(WorkloadId(key))
         if row is None or not entry.held or WorkloadId(key) in state.devices:
             continue

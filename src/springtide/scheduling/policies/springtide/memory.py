@@ -14,33 +14,37 @@ from springtide.solvers.reservations.capacity import Steps, constant
 from springtide.solvers.reservations.fit import Costs, PlannedStretch
 from springtide.solvers.reservations.reservation_table import Entry, ReservationTable
 
-# Plans add this much to the cost of a change: reality is then never later than the plan, whatever the control
-# loop's timing and floating point do, and a job that ends leaves before another one starts in its place.
+# Plans add this much to the cost of a change. The real change is then never later than planned, in spite of the control
+# loop's timing and of rounding, and a job that ends has left before another one starts in its place.
 PAD_S = 0.01
 
 Devices = Sequence[DeviceId]
 
 
 class State:
-    """What was decided: the reservation table, the jobs outside of it, the devices, and which blocks were used.
+    """What was decided so far, for jobs in the reservation table and outside of it.
 
-    `devices` are those decided for each job, `formed_s` since when a job is on them. `used[k]` is a bitmap of the
-    aligned blocks of 2**k devices that some job has been on. `held` counts the devices decided for each job, also
-    where it is not known any more which they were. `told` is what promises were to count on at the last decision; the
-    reservation table counts on more where they did not fit. `num_surplus` devices are there now and no promise counts
-    on them. `trials` says of jobs on which number of devices they are being tried (0: on none now), and how often they
-    have been tried.
+    `devices` are those decided for each workload, `formed_s` is when it got them. `held` counts them, also after a
+    change of the cluster, when it is not known any more which devices they were. `used[k]` is a bitmap of the aligned
+    blocks of 2**k devices that a job has been on.
+
+    `promisable` is the capacity for promises at the last decision; the reservation table has more (`steps`) where
+    promises did not fit into it. `num_surplus` devices are present now, but no promise may use them.
+
+    `scales` and `slowed` are factors on the profiled speed of a job: by measurement, and for its scattered devices.
+    `stop_first` are the jobs that have to be stopped before they get their new devices (moves.py). `trials` holds, for
+    each job that is or was tried on more devices, their number (0: no trial now) and the number of trials so far.
     """
 
-    def __init__(self, book: ReservationTable) -> None:
-        self.book = book
+    def __init__(self, reservations: ReservationTable) -> None:
+        self.reservations = reservations
         self.devices: dict[WorkloadId, Devices] = {}
         self.held: dict[str, int] = {}
-        self.told = book.steps
+        self.promisable = reservations.steps
         self.num_surplus = 0
         self.formed_s: dict[WorkloadId, float] = {}
         self.used: list[int] = []
-        # The fingerprints of the nodes, and of all that the last decision was made from.
+        # The fingerprints of the nodes, and of all that the last decision read.
         self.cluster = ""
         self.fingerprint = ""
         self.until_s: float | None = None
@@ -51,34 +55,34 @@ class State:
         self.num_gone = 0
         self.notes: dict[WorkloadId, str] = {}
         self.pinned: dict[WorkloadId, Devices] = {}
-        self.coded: dict[WorkloadId, tuple[Devices, list[int]]] = {}
+        self.encoded: dict[WorkloadId, tuple[Devices, list[int]]] = {}
         self.waiting: set[str] = set()
-        self.detours: list[WorkloadId] = []
+        self.stop_first: list[WorkloadId] = []
         self.trials: dict[WorkloadId, tuple[int, int]] = {}
 
     def encode(self, index_of: Mapping[DeviceId, int]) -> dict[str, Any]:
-        """As plain values. Devices are their numbers in the cluster."""
-        before, self.coded = self.coded, {}
-        for who, devices in self.devices.items():
-            known = before.get(who)
+        """As plain values; a device is its number in the cluster."""
+        before, self.encoded = self.encoded, {}
+        for workload_id, devices in self.devices.items():
+            known = before.get(workload_id)
             if known is None or known[0] is not devices:
                 known = (devices, [index_of[device] for device in devices])
-            self.coded[who] = known
+            self.encoded[workload_id] = known
         return {
             "rule": RULE,
             "fingerprint": self.fingerprint,
             "cluster": self.cluster,
-            "capacity": _encoded(self.book.steps),
-            **({"told": _encoded(self.told)} if self.told != self.book.steps else {}),
+            "capacity": _encoded(self.reservations.steps),
+            **({"told": _encoded(self.promisable)} if self.promisable != self.reservations.steps else {}),
             "until_s": self.until_s,
             "used": [format(bits, "x") for bits in self.used],
-            "devices": {str(who): numbers for who, (_, numbers) in self.coded.items()},
-            "notes": {str(who): text for who, text in self.notes.items()},
+            "devices": {str(workload_id): numbers for workload_id, (_, numbers) in self.encoded.items()},
+            "notes": {str(workload_id): text for workload_id, text in self.notes.items()},
             "waiting": sorted(self.waiting),
-            "detours": [str(who) for who in self.detours],
+            "detours": [str(workload_id) for workload_id in self.stop_first],
             "slowed": dict(self.slowed),
-            **({"trials": {str(who): list(trial) for who, trial in self.trials.items()}} if self.trials else {}),
-            "formed_s": {str(who): at_s for who, at_s in self.formed_s.items()},
+            **({"trials": {str(job_id): list(trial) for job_id, trial in self.trials.items()}} if self.trials else {}),
+            "formed_s": {str(workload_id): at_s for workload_id, at_s in self.formed_s.items()},
             "jobs": {
                 entry.key: [
                     entry.work,
@@ -86,9 +90,9 @@ class State:
                     entry.ready_s,
                     self.scales.get(entry.key, 1.0),
                     int(entry.is_late) + 2 * int(entry.is_promised),
-                    [value for run in entry.was for value in run],
+                    [value for run in entry.committed for value in run],
                 ]
-                for entry in self.book.entries.values()
+                for entry in self.reservations.entries.values()
             },
         }
 
@@ -99,7 +103,7 @@ RULE = "springtide-2"
 def decode(
     memory: Any, rows: Mapping[WorkloadId, PromiseRow], snapshot: Snapshot, cluster: str, device_ids: Devices
 ) -> State:
-    """The state that was encoded; a fresh one if the memory is another policy's. Jobs that are gone are left out."""
+    """The encoded state without the jobs that are gone; a fresh state if the memory is of another policy."""
     is_ours = isinstance(memory, dict) and memory.get("rule") == RULE
     now_s = snapshot.now_s
     capacity = _decoded(memory["capacity"] if is_ours else len(device_ids))
@@ -107,22 +111,22 @@ def decode(
     state.cluster = cluster
     if not is_ours:
         return state
-    state.told = _decoded(memory.get("told", memory["capacity"]))
+    state.promisable = _decoded(memory.get("told", memory["capacity"]))
     state.fingerprint, state.until_s = memory["fingerprint"], memory["until_s"]
     state.waiting = set(memory["waiting"])
-    state.notes = {WorkloadId(who): text for who, text in memory["notes"].items()}
-    state.trials = {WorkloadId(who): (size, number) for who, (size, number) in memory.get("trials", {}).items()}
+    state.notes = {WorkloadId(workload_id): text for workload_id, text in memory["notes"].items()}
+    state.trials = {WorkloadId(job_id): (size, number) for job_id, (size, number) in memory.get("trials", {}).items()}
     if memory["cluster"] == cluster:
         state.used = [int(bits, 16) for bits in memory["used"]]
         state.devices = {
-            WorkloadId(who): tuple([device_ids[number] for number in numbers])
-            for who, numbers in memory["devices"].items()
+            WorkloadId(workload_id): tuple([device_ids[number] for number in numbers])
+            for workload_id, numbers in memory["devices"].items()
         }
-        state.detours = [WorkloadId(who) for who in memory["detours"]]
-        state.formed_s = {WorkloadId(who): at_s for who, at_s in memory["formed_s"].items()}
+        state.stop_first = [WorkloadId(workload_id) for workload_id in memory["detours"]]
+        state.formed_s = {WorkloadId(workload_id): at_s for workload_id, at_s in memory["formed_s"].items()}
     else:
-        _find_again(state, memory, snapshot, device_ids)
-    state.held = {who: len(numbers) for who, numbers in memory["devices"].items()}
+        _recover_devices(state, memory, snapshot, device_ids)
+    state.held = {workload_id: len(numbers) for workload_id, numbers in memory["devices"].items()}
     state.cluster = memory["cluster"]
     for key, (work, since_s, ready_s, scale, flags, flat) in memory["jobs"].items():
         row = rows.get(WorkloadId(key))
@@ -138,7 +142,9 @@ def decode(
             PlannedStretch(flat[at], flat[at + 1], flat[at + 2], flat[at + 3]) for at in range(0, len(flat), 4)
         )
         is_late, is_promised = bool(flags & 1), bool(flags & 2)
-        state.book.load(_planned(state, row, work, since_s, ready_s, runs, is_late=is_late, is_promised=is_promised))
+        state.reservations.load(
+            _committed_entry(state, row, work, since_s, ready_s, runs, is_late=is_late, is_promised=is_promised)
+        )
     return state
 
 
@@ -150,34 +156,35 @@ def _decoded(known: Any) -> Steps:
     return constant(known) if isinstance(known, int) else tuple([(from_s, count) for from_s, count in known])
 
 
-def _find_again(state: State, memory: Mapping[str, Any], snapshot: Snapshot, device_ids: Devices) -> None:
-    """On other nodes the addresses mean other devices: a job that holds as many as it was given keeps those."""
+def _recover_devices(state: State, memory: Mapping[str, Any], snapshot: Snapshot, device_ids: Devices) -> None:
+    """Recover the decided devices after a change of the nodes, when the remembered numbers mean other devices: a job
+    that holds as many devices as were decided for it keeps those."""
     alive = set(device_ids)
     for name, numbers in memory["devices"].items():
-        who = WorkloadId(name)
-        given = snapshot.allocations.get(who)
-        if given is not None and given.num_devices == len(numbers) and alive >= set(given.device_ids):
-            state.devices[who] = given.device_ids
-            state.formed_s[who] = memory["formed_s"].get(name, snapshot.now_s)
+        workload_id = WorkloadId(name)
+        allocation = snapshot.allocations.get(workload_id)
+        if allocation is not None and allocation.num_devices == len(numbers) and alive >= set(allocation.device_ids):
+            state.devices[workload_id] = allocation.device_ids
+            state.formed_s[workload_id] = memory["formed_s"].get(name, snapshot.now_s)
 
 
-def renew(state: State, row: PromiseRow) -> None:
-    """A job's view has changed: its entry becomes what the memory would make of it, and nothing else."""
-    old = state.book.entries.get(row.job_id)
+def refresh_entry(state: State, row: PromiseRow) -> None:
+    """Make the entry of a job anew from its changed view: the same entry that `decode` would make."""
+    old = state.reservations.entries.get(row.job_id)
     if old is not None:
-        state.book.entries[old.key] = _planned(
+        state.reservations.entries[old.key] = _committed_entry(
             state,
             row,
             old.work,
             old.since_s,
             old.ready_s,
-            old.was,
+            old.committed,
             is_late=old.is_late,
             is_promised=old.is_promised,
         )
 
 
-def _planned(
+def _committed_entry(
     state: State,
     row: PromiseRow,
     work: float,
@@ -188,13 +195,13 @@ def _planned(
     is_late: bool,
     is_promised: bool,
 ) -> Entry:
-    """The entry of a job that has its place in the plan."""
+    """The entry of a job whose schedule is `runs`."""
     entry = entry_of(row, work, since_s=since_s, ready_s=ready_s, scale=state.scales.get(row.job_id, 1.0))
     factor = state.slowed.get(row.job_id, 1.0)
     if factor != 1.0:
         entry.rates = tuple([rate * factor for rate in entry.rates])
     entry.is_late, entry.is_promised = is_late, is_promised
-    entry.was = entry.runs = runs
+    entry.committed = entry.runs = runs
     return entry
 
 
@@ -217,13 +224,13 @@ def entry_of(
 
 
 def costs_of(overheads: Overheads, largest: int, falls: Sequence[float] = ()) -> Costs:
-    """What changes cost in plans: always as on a set of devices that no job has used, and a little more."""
+    """What changes cost in plans: as on devices that no job has used, and PAD_S more."""
     later = (0.0, *(overheads.cost_s(n) + PAD_S for n in range(1, largest + 1)))
     return Costs(later.__getitem__, later, later, falls)
 
 
 def block_of(layout: Layout, devices: Devices) -> tuple[int, int] | None:
-    """Level and number of the aligned block that the devices fill; None if they are no block."""
+    """Level and number of the aligned block that consists of these devices; None if there is none."""
     count = len(devices)
     if not count or count & (count - 1):
         return None

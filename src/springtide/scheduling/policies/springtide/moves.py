@@ -1,4 +1,4 @@
-"""Which jobs wait for which when jobs of the policy `springtide` change places: circles, and how long it takes."""
+"""Which jobs wait for each other's devices when they move, and for how long; a cycle is broken by stopping a job."""
 
 from __future__ import annotations
 
@@ -11,81 +11,94 @@ from springtide.scheduling.policies.springtide.memory import State
 Placed = dict[WorkloadId, PoolAllocation]
 
 
-def detours(snapshot: Snapshot, placed: Placed) -> set[WorkloadId]:
-    """The running jobs that have to let go of their devices before they go to their new ones, or two would wait for
-    each other: those whose new devices are held by another job that moves, too."""
-    waits = {who: others for who, others in _waits(snapshot, placed).items() if who in snapshot.allocations}
-    return _circles(waits)
+def jobs_to_stop_first(snapshot: Snapshot, placed: Placed) -> set[WorkloadId]:
+    """The running jobs to stop before they get their new devices, since jobs would wait for each other's devices in a
+    cycle otherwise."""
+    waits = {
+        workload_id: others
+        for workload_id, others in _waits_for(snapshot, placed).items()
+        if workload_id in snapshot.allocations
+    }
+    return _cycle_breakers(waits)
 
 
 def delays(state: State, snapshot: Snapshot, placed: Placed) -> Mapping[WorkloadId, float]:
-    """For how many seconds the new devices of a job are still held by others: a job that moves keeps its own until
-    its workers on the new ones are warm, and so does one that is moving already."""
+    """For how many seconds other jobs still hold the new devices of each job: a job that moves, or is moving already,
+    keeps its devices until its workers on the new ones are warm."""
     held = snapshot.allocations
     decided = state.devices
     warming = {
-        device: who
-        for who, given in held.items()
-        if (mine := decided.get(who)) is not given.device_ids and mine and len(given.device_ids) > len(mine)
-        if who in placed
-        for device in given.device_ids
+        device: workload_id
+        for workload_id, allocation in held.items()
+        if (own := decided.get(workload_id)) is not allocation.device_ids
+        and own
+        and len(allocation.device_ids) > len(own)
+        if workload_id in placed
+        for device in allocation.device_ids
     }
-    waits = _waits(snapshot, placed)
+    waits = _waits_for(snapshot, placed)
     if not waits and not warming:
         return {}
-    circles = _circles({who: others for who, others in waits.items() if who in held})
+    stopped = _cycle_breakers({workload_id: others for workload_id, others in waits.items() if workload_id in held})
     found: dict[WorkloadId, float] = {}
-    later = state.book.costs.later
+    later = state.reservations.costs.later
 
-    def delay_s(who: WorkloadId) -> float:
-        if who not in found:
-            # A job that lets go first keeps no other waiting.
-            found[who] = 0.0
-            movers = [other for other in waits.get(who, ()) if other not in circles]
-            under_way = {warming[device] for device in placed[who].device_ids if device in warming} - {who}
-            found[who] = max(
+    def delay_s(workload_id: WorkloadId) -> float:
+        if workload_id not in found:
+            found[workload_id] = 0.0
+            # A job that is stopped first delays no other job.
+            movers = [other for other in waits.get(workload_id, ()) if other not in stopped]
+            moving = {warming[device] for device in placed[workload_id].device_ids if device in warming}
+            moving.discard(workload_id)
+            found[workload_id] = max(
                 *(later[placed[other].num_devices] + delay_s(other) for other in movers),
-                *(later[placed[other].num_devices] for other in under_way),
+                *(later[placed[other].num_devices] for other in moving),
                 0.0,
                 0.0,
             )
-        return found[who]
+        return found[workload_id]
 
-    return {who: delay_s(who) for who, given in placed.items() if held.get(who) is not given}
+    return {
+        workload_id: delay_s(workload_id)
+        for workload_id, allocation in placed.items()
+        if held.get(workload_id) is not allocation
+    }
 
 
-def _waits(snapshot: Snapshot, placed: Placed) -> dict[WorkloadId, set[WorkloadId]]:
-    """For each job that is to get devices held by others: those of the others that move to other devices themselves."""
+def _waits_for(snapshot: Snapshot, placed: Placed) -> dict[WorkloadId, set[WorkloadId]]:
+    """For each job that is to get devices of moving jobs: those jobs. They move to other devices themselves."""
     held = snapshot.allocations
-    # A job that only gives devices up does so at once.
+    # A job that only gives devices up is not among them: it does so at once.
     movers = [
-        who
-        for who, given in placed.items()
-        if (before := held.get(who)) is not None
-        and before is not given
-        and before.device_ids != given.device_ids
-        and not set(given.device_ids) <= set(before.device_ids)
+        workload_id
+        for workload_id, allocation in placed.items()
+        if (before := held.get(workload_id)) is not None
+        and before is not allocation
+        and before.device_ids != allocation.device_ids
+        and not set(allocation.device_ids) <= set(before.device_ids)
     ]
     if not movers:
         return {}
-    holder = {device: who for who in movers for device in held[who].device_ids}
+    holder = {device: workload_id for workload_id in movers for device in held[workload_id].device_ids}
     waits: dict[WorkloadId, set[WorkloadId]] = {}
-    for who, given in placed.items():
-        if held.get(who) is given:
+    for workload_id, allocation in placed.items():
+        if held.get(workload_id) is allocation:
             continue
-        others = {holder[device] for device in given.device_ids if device in holder} - {who}
+        others = {holder[device] for device in allocation.device_ids if device in holder} - {workload_id}
         if others:
-            waits[who] = others
+            waits[workload_id] = others
     return waits
 
 
-def _circles(waits: Mapping[WorkloadId, set[WorkloadId]]) -> set[WorkloadId]:
-    """The jobs to take out so that no job waits for itself, directly or through others."""
+def _cycle_breakers(waits: Mapping[WorkloadId, set[WorkloadId]]) -> set[WorkloadId]:
+    """The jobs to take out so that no job waits for itself, directly or through other jobs."""
     found: set[WorkloadId] = set()
     while True:
-        # Remove every job that waits for no waiting job, until only circles are left.
+        # Remove every job that waits for no waiting job, until only cycles are left.
         waits = {
-            who: left for who, others in waits.items() if (left := {o for o in others if o in waits and o not in found})
+            workload_id: left
+            for workload_id, others in waits.items()
+            if (left := {o for o in others if o in waits and o not in found})
         }
         if not waits:
             return found

@@ -1,4 +1,4 @@
-"""Making room in one piece: running jobs are moved out of an aligned block so that another job's workers lie in it."""
+"""Empties an aligned block by moving running jobs out of it, so that all workers of another job fit into it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from springtide.scheduling.placement.topology import Layout, addresses, block_at
 
 
 class Packing:
-    """Which job is where, as bitmaps of addresses, and the moves that were made from there.
+    """Which devices each job is on, as bitmaps of addresses, and which jobs were moved.
 
-    Only jobs in `movable` are moved, and only those that take less than the block they make room for, so that the
-    search ends. A job that is moved goes to an idle block of its own size, or makes smaller ones move on.
+    Only jobs in `movable` are moved, and only those that are smaller than the block that is emptied, so that the search
+    ends. A moved job goes to an idle block of its size, or to one that smaller jobs are moved out of in turn.
     """
 
     def __init__(self, layout: Layout, places: Mapping[WorkloadId, int], movable: Collection[WorkloadId]) -> None:
@@ -27,51 +27,51 @@ class Packing:
         for bits in places.values():
             taken |= bits
         self.idle = layout.present & ~taken
-        self._owner = {address: who for who, bits in self.places.items() for address in addresses(bits)}
+        self._owner = {address: workload_id for workload_id, bits in self.places.items() for address in addresses(bits)}
 
-    def gather(self, who: WorkloadId) -> bool:
-        """Give `who` as many devices as it has now, in one aligned block. If that cannot be, nothing is changed."""
+    def gather(self, workload_id: WorkloadId) -> bool:
+        """Give the workload as many devices as it has now in one aligned block; if there is none, change nothing."""
         before = dict(self.places), self.idle, set(self.moved), dict(self._owner)
-        count = self.places[who].bit_count()
-        self._release(who)
-        if self._place(who, count):
+        count = self.places[workload_id].bit_count()
+        self._release(workload_id)
+        if self._place(workload_id, count):
             return True
         self.places, self.idle, self.moved, self._owner = before
         return False
 
-    def _release(self, who: WorkloadId) -> None:
-        bits = self.places.pop(who)
+    def _release(self, workload_id: WorkloadId) -> None:
+        bits = self.places.pop(workload_id)
         self.idle |= bits
         for address in addresses(bits):
             del self._owner[address]
 
-    def _place(self, who: WorkloadId, count: int) -> bool:
+    def _place(self, workload_id: WorkloadId, count: int) -> bool:
         """Find the aligned block that the fewest devices in use have to leave, and empty it."""
         level = (count - 1).bit_length()
         if level >= self.layout.num_levels:
             return False
         present, idle = self._counts(self.layout.present, level), self._counts(self.idle, level)
         used = present - idle
-        # An idle block inside a larger one that is idle too is worth more than one that is left over.
+        # Among equals, the block with the fewest idle devices around it: large idle blocks are worth keeping.
         around = np.repeat(self._counts(self.idle, level + 1), 2)[: len(used)]
         fitting = np.flatnonzero(present >= count)
         ranked = fitting[np.lexsort((fitting, around[fitting], used[fitting]))].tolist()
-        start = next((at << level for at in ranked if not used[at] or self._can_empty(at << level, level)), None)
+        start = next((n << level for n in ranked if not used[n] or self._can_empty(n << level, level)), None)
         if start is None:
             return False
         block = block_at(start, level)
-        leaving = {who: self.places[who] for who in self._inside(start, level)}
-        for other in leaving:
+        evicted = {other: self.places[other] for other in self._inside(start, level)}
+        for other in evicted:
             self._release(other)
         chosen = 0
         for address in addresses(block & self.layout.present)[:count]:
             chosen |= 1 << address
-        self.places[who] = chosen
+        self.places[workload_id] = chosen
         self.idle &= ~chosen
-        self._owner.update(dict.fromkeys(addresses(chosen), who))
-        self.moved.add(who)
-        order = sorted(leaving, key=lambda other: (-leaving[other].bit_count(), other))
-        return all(self._place(other, leaving[other].bit_count()) for other in order)
+        self._owner.update(dict.fromkeys(addresses(chosen), workload_id))
+        self.moved.add(workload_id)
+        order = sorted(evicted, key=lambda other: (-evicted[other].bit_count(), other))
+        return all(self._place(other, evicted[other].bit_count()) for other in order)
 
     def _counts(self, bits: int, level: int) -> npt.NDArray[np.int64]:
         """How many of the addresses in each block of 2**`level` are in the bitmap."""
@@ -85,18 +85,18 @@ class Packing:
         """The jobs in the block, each once, by address."""
         owner = self._owner
         found = (owner.get(address) for address in range(start, start + (1 << level)))
-        return list(dict.fromkeys(who for who in found if who is not None))
+        return list(dict.fromkeys(job_id for job_id in found if job_id is not None))
 
     def _can_empty(self, start: int, level: int) -> bool:
-        """Whether all jobs in the block may be moved, and are smaller than it or do not lie in one block anyway."""
+        """Whether all jobs in the block may be moved and are inside it and smaller, or not in one block anyway."""
         inside = self._inside(start, level)
-        if not all(who in self.movable for who in inside):
+        if not all(job_id in self.movable for job_id in inside):
             return False
         block = block_at(start, level)
         return all(
             ((bits.bit_count() - 1).bit_length() < level and not bits & ~block)
-            or (who not in self.moved and not _is_block(bits))
-            for who, bits in ((who, self.places[who]) for who in inside)
+            or (job_id not in self.moved and not _is_block(bits))
+            for job_id, bits in ((job_id, self.places[job_id]) for job_id in inside)
         )
 
 

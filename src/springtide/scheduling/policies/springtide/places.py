@@ -1,4 +1,4 @@
-"""From schedules to devices: compact places, moves for jobs that can afford one, and what each place costs."""
+"""From numbers of devices to devices: compact places, moves that jobs can afford, and their cost in the schedules."""
 
 from __future__ import annotations
 
@@ -9,98 +9,112 @@ from springtide.core.decision import PoolAllocation, Snapshot
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.placement.placing import place
 from springtide.scheduling.placement.topology import Blocks, Layout, layout_of
-from springtide.scheduling.policies.springtide.blocks import is_used, same
-from springtide.scheduling.policies.springtide.capacity import NOBODY, Guests
+from springtide.scheduling.policies.springtide.blocks import is_used, same_devices
+from springtide.scheduling.policies.springtide.capacity import NO_WORKLOAD, StayingJobs
 from springtide.scheduling.policies.springtide.memory import PAD_S, Devices, State
 from springtide.scheduling.policies.springtide.moves import Placed, delays
 from springtide.scheduling.policies.springtide.packing import Packing
 from springtide.solvers.reservations.fit import Costs, PlannedStretch, Runs, work_done
 from springtide.solvers.reservations.reservation_table import Entry, ReservationTable
 
-# So often a plan is changed because its jobs cannot lie close together; then they lie as they can.
+# Rounds of replanning for jobs whose devices are too scattered; after that many, scattered devices are accepted.
 MAX_ROUNDS = 12
-MAX_RELENTS = 3
+# How often one job is replanned in these rounds.
+MAX_ADJUSTMENTS = 3
 # On 2**3 times as many nodes as it needs a job is 2.17 times slower (ElasticFlow, Figure 2(b)).
 SCATTERED_SLOWDOWN = 2.17
 SCATTERED_DOUBLINGS = 3
 
 
-def settle(
+def assign_devices(
     state: State,
-    guests: Guests,
+    staying: StayingJobs,
     snapshot: Snapshot,
     spare: Mapping[WorkloadId, int],
     services: Mapping[WorkloadId, int],
     effort: int,
 ) -> Placed:
-    """Place each job, and change the schedules to what their places cost.
+    """Choose the devices of every workload, and change the schedules in the reservation table to what this costs.
 
-    `guests` stay where they are. `spare` counts the devices of jobs outside the reservation table. A job whose group
-    would lie on more nodes than it needs gets other devices in time: it keeps what it has, becomes smaller, or waits. A
-    job that is moved pays for it in its schedule. The reservation table is changed accordingly; every promise in it
-    still holds.
+    `spare` counts the devices of jobs outside the reservation table. The jobs in `staying` keep their devices. A job
+    that would be scattered over more nodes than it needs is replanned: it keeps its devices, gets fewer, or starts
+    later. A job that is moved pays for the move in its schedule. No promise in the table is broken by this.
     """
-    book = state.book
+    reservations = state.reservations
     layout = layout_of(snapshot.cluster)
-    if guests.leaving:
-        snapshot = guests.shown(snapshot)
-        if NOBODY in snapshot.allocations:
-            services = {**services, NOBODY: snapshot.allocations[NOBODY].num_devices}
+    if staying.draining:
+        snapshot = staying.for_placement(snapshot)
+        if NO_WORKLOAD in snapshot.allocations:
+            services = {**services, NO_WORKLOAD: snapshot.allocations[NO_WORKLOAD].num_devices}
     held = snapshot.allocations
-    book.effort = max(book.effort, effort)
-    # A job that cannot change its workers while it runs stays where it is.
+    reservations.effort = max(reservations.effort, effort)
+    # Jobs that keep their devices: those that cannot change their workers while they run, and those that may stay.
     fixed: set[WorkloadId] = {view.job.job_id for view in snapshot.jobs if not view.job.elastic} & held.keys()
-    fixed |= {WorkloadId(key) for key in (*guests.promised, *guests.others)}
-    relented: dict[str, int] = {}
-    gathered = _gather(state, layout, snapshot, {**services, **_counts(book), **spare}, fixed)
+    fixed |= {WorkloadId(key) for key in (*staying.promised, *staying.others)}
+    num_adjustments: dict[str, int] = {}
+    compact = _find_compact_places(state, layout, snapshot, {**services, **_counts(reservations), **spare}, fixed)
     for number in range(MAX_ROUNDS + 1):
-        spare = _within(spare, book, state.num_surplus)
-        counts = {**services, **_counts(book), **spare}
-        movable = {who for who in spare if who in held} - fixed
+        spare = _within(spare, reservations, state.num_surplus)
+        counts = {**services, **_counts(reservations), **spare}
+        movable = {workload_id for workload_id in spare if workload_id in held} - fixed
         wanted = {
-            who: devices
-            for who, devices in state.devices.items()
-            if who in counts and (who not in held or held[who].device_ids != devices)
+            workload_id: devices
+            for workload_id, devices in state.devices.items()
+            if workload_id in counts and (workload_id not in held or held[workload_id].device_ids != devices)
         }
         if number == 0:
-            wanted.update(gathered)
-        wanted.update({who: devices for who, devices in state.pinned.items() if len(devices) == counts.get(who)})
+            wanted.update(compact)
+        wanted.update(
+            {
+                workload_id: devices
+                for workload_id, devices in state.pinned.items()
+                if len(devices) == counts.get(workload_id)
+            }
+        )
         placed = place(counts, snapshot, movable=movable, wanted=wanted)
         if _scattered(state, layout, placed):
-            movable |= {WorkloadId(key) for key in _can_move(book)} - fixed
+            movable |= {WorkloadId(key) for key in _movable_jobs(reservations)} - fixed
             placed = place(counts, snapshot, movable=movable, wanted=wanted)
             placed = _pack(state, layout, snapshot, placed, movable, spare)
         if number == MAX_ROUNDS:
-            _accept(state, layout, snapshot, placed)
+            _accept_places(state, layout, snapshot, placed)
             break
-        troubled = _price(state, layout, snapshot, placed)
+        broken = _price_changes(state, layout, snapshot, placed)
         scattered = _scattered(state, layout, placed)
-        if not troubled and not scattered:
+        if not broken and not scattered:
             break
-        for key in dict.fromkeys([*troubled, *scattered]):
-            relented[key] = relented.get(key, 0) + 1
-            is_better = relented[key] <= MAX_RELENTS and _relent(state, key, layout, placed, fixed)
-            if is_better or key not in book.entries:
+        for key in dict.fromkeys([*broken, *scattered]):
+            num_adjustments[key] = num_adjustments.get(key, 0) + 1
+            is_replanned = num_adjustments[key] <= MAX_ADJUSTMENTS and _adjust_schedule(
+                state, key, layout, placed, fixed
+            )
+            if is_replanned or key not in reservations.entries:
                 continue
-            if key in state.newcomers and (key in scattered or relented[key] > 1):
-                book.drop(key)
+            if key in state.newcomers and (key in scattered or num_adjustments[key] > 1):
+                reservations.drop(key)
             elif key in scattered:
-                _slow_down(state, key, layout, placed)
-        if not troubled and {**services, **_counts(book), **spare} == counts and not fixed.intersection(scattered):
+                _apply_slowdown(state, key, layout, placed)
+        if (
+            not broken
+            and {**services, **_counts(reservations), **spare} == counts
+            and not fixed.intersection(scattered)
+        ):
             break
-    placed.pop(NOBODY, None)
+    placed.pop(NO_WORKLOAD, None)
     return placed
 
 
-def _within(spare: Mapping[WorkloadId, int], book: ReservationTable, num_surplus: int) -> Mapping[WorkloadId, int]:
-    """The jobs outside the table that still fit, the last ones dropped first: a promise may have been replanned."""
-    room = book.profile.at(book.now_s) + num_surplus
+def _within(
+    spare: Mapping[WorkloadId, int], reservations: ReservationTable, num_surplus: int
+) -> Mapping[WorkloadId, int]:
+    """The jobs outside the table that still fit after replanning; those at the end of `spare` are left out first."""
+    room = reservations.profile.at(reservations.now_s) + num_surplus
     if sum(spare.values()) <= room:
         return spare
     fitting: dict[WorkloadId, int] = {}
-    for who, count in spare.items():
+    for workload_id, count in spare.items():
         if count <= room:
-            fitting[who] = count
+            fitting[workload_id] = count
             room -= count
     return fitting
 
@@ -113,117 +127,130 @@ def _pack(
     movable: set[WorkloadId],
     spare: Mapping[WorkloadId, int],
 ) -> Placed:
-    """Where groups would lie on more nodes than they need, let others move out of a block for them."""
+    """Move other jobs out of aligned blocks for the jobs that would be scattered over more nodes than they need."""
     scattered = [WorkloadId(key) for key in _scattered(state, layout, placed)]
     if not scattered:
         return placed
-    # A job that starts or changes its size now may as well do so elsewhere.
+    # A job that starts or changes its size now does not pay more for other devices.
     free = {
-        who
-        for who, given in placed.items()
-        if (who in state.book.entries or who in spare) and not same(state.devices.get(who), given.device_ids)
+        workload_id
+        for workload_id, allocation in placed.items()
+        if (workload_id in state.reservations.entries or workload_id in spare)
+        and not same_devices(state.devices.get(workload_id), allocation.device_ids)
     }
-    packing = Packing(layout, {who: layout.bitmap(given.device_ids) for who, given in placed.items()}, movable | free)
-    scattered.sort(key=lambda who: (-placed[who].num_devices, who))
-    for who in scattered:
-        packing.gather(who)
+    packing = Packing(
+        layout,
+        {workload_id: layout.bitmap(allocation.device_ids) for workload_id, allocation in placed.items()},
+        movable | free,
+    )
+    scattered.sort(key=lambda workload_id: (-placed[workload_id].num_devices, workload_id))
+    for workload_id in scattered:
+        packing.gather(workload_id)
     result = dict(placed)
-    for who in packing.moved:
-        bits = packing.places[who]
-        given = snapshot.allocations.get(who)
-        held = given.device_ids if given is not None else ()
-        if given is not None and layout.bitmap(held) == bits:
-            result[who] = given
+    for workload_id in packing.moved:
+        bits = packing.places[workload_id]
+        allocation = snapshot.allocations.get(workload_id)
+        held = allocation.device_ids if allocation is not None else ()
+        if allocation is not None and layout.bitmap(held) == bits:
+            result[workload_id] = allocation
             continue
         kept = [device for device in held if device in layout.address_of and bits >> layout.address_of[device] & 1]
         devices = (*kept, *(device for device in layout.devices_of(bits) if device not in kept))
-        result[who] = PoolAllocation(device_ids=devices, global_batch_size=placed[who].global_batch_size)
+        result[workload_id] = PoolAllocation(
+            device_ids=devices, global_batch_size=placed[workload_id].global_batch_size
+        )
     return result
 
 
-def _accept(state: State, layout: Layout, snapshot: Snapshot, placed: Placed) -> None:
-    """Make the schedules true to their places without changing sizes. A newcomer that would not make it there is out
-    again, before anything was promised to it."""
-    book, now_s = state.book, state.book.now_s
+def _accept_places(state: State, layout: Layout, snapshot: Snapshot, placed: Placed) -> None:
+    """Change the schedules to what their places cost, at the same sizes. A newcomer that would miss its deadline there
+    is dropped; nothing has been promised to it yet."""
+    reservations, now_s = state.reservations, state.reservations.now_s
     waits_s = delays(state, snapshot, placed)
-    for key, entry in list(book.entries.items()):
-        given = placed.get(WorkloadId(key))
-        if given is None or same(state.devices.get(WorkloadId(key)), given.device_ids):
+    for key, entry in list(reservations.entries.items()):
+        allocation = placed.get(WorkloadId(key))
+        if allocation is None or same_devices(state.devices.get(WorkloadId(key)), allocation.device_ids):
             continue
-        _speed_up(state, entry)
-        factor = _placed_factor(layout, given.device_ids)
+        _restore_speed(state, entry)
+        factor = _placed_factor(layout, allocation.device_ids)
         if factor < 1.0:
             state.slowed[key] = factor
             entry.rates = tuple([rate * factor for rate in entry.rates])
-        going_on = [run for run in entry.runs if run.end_s > now_s]
-        cost_s = _cost_s(state, layout, given) + waits_s.get(WorkloadId(key), 0.0)
-        runs = retime(going_on, entry.left, entry.rates, now_s, cost_s, book.costs)
-        if fits(book, entry, runs):
-            book.change_runs(entry, runs)
+        remaining = [run for run in entry.runs if run.end_s > now_s]
+        cost_s = _change_cost_s(state, layout, allocation) + waits_s.get(WorkloadId(key), 0.0)
+        runs = retime(remaining, entry.left, entry.rates, now_s, cost_s, reservations.costs)
+        if fits(reservations, entry, runs):
+            reservations.change_runs(entry, runs)
         elif key in state.newcomers:
-            book.drop(key)
+            reservations.drop(key)
             del placed[WorkloadId(key)]
 
 
-def _gather(
+def _find_compact_places(
     state: State, layout: Layout, snapshot: Snapshot, counts: Mapping[WorkloadId, int], fixed: set[WorkloadId]
 ) -> dict[WorkloadId, Devices]:
-    """Compact places for jobs that lie scattered, if there are some and the jobs can afford to move."""
+    """Idle compact places for scattered jobs that can afford to move."""
     found: dict[WorkloadId, Devices] = {}
     idle: Blocks | None = None
-    for key in _can_move(state.book) if state.slowed else ():
-        who = WorkloadId(key)
-        if key not in state.slowed or who in fixed:
+    for key in _movable_jobs(state.reservations) if state.slowed else ():
+        workload_id = WorkloadId(key)
+        if key not in state.slowed or workload_id in fixed:
             continue
-        given = snapshot.allocations.get(who)
-        if given is None or given.num_devices != counts.get(who) or not same(state.devices.get(who), given.device_ids):
+        allocation = snapshot.allocations.get(workload_id)
+        if (
+            allocation is None
+            or allocation.num_devices != counts.get(workload_id)
+            or not same_devices(state.devices.get(workload_id), allocation.device_ids)
+        ):
             continue
         if idle is None:
             taken = 0
             for held in snapshot.allocations.values():
                 taken |= layout.bitmap(held.device_ids)
             idle = Blocks(layout, layout.present & ~taken)
-        if idle.fits(given.num_devices):
-            chosen = idle.take(given.num_devices)
-            found[who] = tuple([device for at in chosen if (device := layout.device_at[at]) is not None])
+        if idle.fits(allocation.num_devices):
+            chosen = idle.take(allocation.num_devices)
+            found[workload_id] = tuple(
+                [device for number in chosen if (device := layout.device_at[number]) is not None]
+            )
     return found
 
 
-def _speed_up(state: State, entry: Entry) -> None:
-    """A job that gets another place is as fast as its profile says again."""
+def _restore_speed(state: State, entry: Entry) -> None:
+    """Undo the slowdown of scattered devices: the job gets other ones."""
     factor = state.slowed.pop(entry.key, 1.0)
     if factor != 1.0:
         entry.rates = tuple([rate / factor for rate in entry.rates])
 
 
-def _slow_down(state: State, key: str, layout: Layout, placed: Placed) -> bool:
-    """A group that lies on more nodes than it needs is slower: its schedule says so. Returns whether sizes change."""
-    book = state.book
-    entry = book.entries[key]
-    given = placed[WorkloadId(key)]
-    _speed_up(state, entry)
-    factor = _placed_factor(layout, given.device_ids)
+def _apply_slowdown(state: State, key: str, layout: Layout, placed: Placed) -> bool:
+    """Plan a scattered job at its lower speed; returns whether its sizes change."""
+    reservations = state.reservations
+    entry = reservations.entries[key]
+    allocation = placed[WorkloadId(key)]
+    _restore_speed(state, entry)
+    factor = _placed_factor(layout, allocation.device_ids)
     state.slowed[key] = factor
     entry.rates = tuple([rate * factor for rate in entry.rates])
-    going_on = [run for run in entry.runs if run.end_s > book.now_s]
-    first = going_on[0]
-    overhead_s = first.overhead_s if first.start_s >= book.now_s else entry.residual_s
-    runs = retime(going_on, entry.left, entry.rates, book.now_s, overhead_s, book.costs)
-    if fits(book, entry, runs):
-        book.change_runs(entry, runs)
+    remaining = [run for run in entry.runs if run.end_s > reservations.now_s]
+    first = remaining[0]
+    overhead_s = first.overhead_s if first.start_s >= reservations.now_s else entry.residual_s
+    runs = retime(remaining, entry.left, entry.rates, reservations.now_s, overhead_s, reservations.costs)
+    if fits(reservations, entry, runs):
+        reservations.change_runs(entry, runs)
         return False
-    if not book.plan_anew(entry):
-        # It ends late, but where it is: giving its devices away now would only make it worse.
+    if not reservations.plan_anew(entry):
+        # It will be late. It keeps its devices: without them it would end even later.
         entry.is_late = True
-        if fits(book, entry, runs):
-            book.change_runs(entry, runs)
+        if fits(reservations, entry, runs):
+            reservations.change_runs(entry, runs)
         else:
-            book.plan_anew(entry)
+            reservations.plan_anew(entry)
     return True
 
 
 def _placed_factor(layout: Layout, devices: Devices) -> float:
-    """The part of its compact speed at which a group on these devices runs."""
+    """The speed of a job on these devices as a fraction of its speed on as few nodes as possible."""
     nodes, fewest = len(layout.nodes_of(layout.bitmap(devices))), layout.nodes_needed(len(devices))
     return float(SCATTERED_SLOWDOWN ** (-math.log2(nodes / fewest) / SCATTERED_DOUBLINGS))
 
@@ -231,9 +258,8 @@ def _placed_factor(layout: Layout, devices: Devices) -> float:
 def retime(
     runs: Sequence[PlannedStretch], left: float, rates: Sequence[float], now_s: float, overhead_s: float, costs: Costs
 ) -> Runs:
-    """The same sizes at the same moments from `now_s` on, the first one with another overhead: it ends when its work
-    is done, earlier or later than before. What was kept in reserve pays for it first; what is kept for the falls to
-    come stays."""
+    """The runs from `now_s` on with `overhead_s` for the first one: sizes and starts stay the same, and the end moves
+    with the work that is left. A larger overhead uses up the reserve first; the time for falls to come is kept."""
     result: list[PlannedStretch] = []
     last = len(runs) - 1
     bare = costs.without_reserve()
@@ -250,190 +276,202 @@ def retime(
     return tuple(result)
 
 
-def fits(book: ReservationTable, entry: Entry, runs: Runs) -> bool:
-    """Whether the entry can have these runs instead of its own; the reservation table is left as it was."""
+def fits(reservations: ReservationTable, entry: Entry, runs: Runs) -> bool:
+    """Whether the entry can have these runs in place of its own. The table is unchanged."""
     if not entry.is_late and runs[-1].end_s > entry.deadline_s:
         return False
     before = entry.runs
-    book.change_runs(entry, ())
+    reservations.change_runs(entry, ())
     is_free = all(
-        book.profile.least(run.start_s, run.end_s) >= run.num_devices for run in runs if run.end_s > book.now_s
+        reservations.profile.least(run.start_s, run.end_s) >= run.num_devices
+        for run in runs
+        if run.end_s > reservations.now_s
     )
-    book.change_runs(entry, before)
+    reservations.change_runs(entry, before)
     return is_free
 
 
-def _counts(book: ReservationTable) -> dict[WorkloadId, int]:
-    now_s = book.now_s
-    counts = {WorkloadId(key): entry.size_at(now_s) for key, entry in book.entries.items()}
-    return {who: count for who, count in counts.items() if count}
+def _counts(reservations: ReservationTable) -> dict[WorkloadId, int]:
+    now_s = reservations.now_s
+    counts = {WorkloadId(key): entry.size_at(now_s) for key, entry in reservations.entries.items()}
+    return {workload_id: count for workload_id, count in counts.items() if count}
 
 
-def _can_move(book: ReservationTable) -> list[str]:
-    """The running jobs that could be moved now: out of what they have in reserve, or if others make way."""
+def _movable_jobs(reservations: ReservationTable) -> list[str]:
+    """The running jobs that can pay for a move now, from their reserve or from the time left to their deadline."""
     able: list[str] = []
-    now_s = book.now_s
-    for key, entry in book.entries.items():
+    now_s = reservations.now_s
+    for key, entry in reservations.entries.items():
         n = entry.size_at(now_s)
         if not n or n != entry.held:
             continue
-        cost_s = book.costs.later[n]
+        cost_s = reservations.costs.later[n]
         last = entry.runs[-1]
-        spare_s = (work_done(entry.runs, entry.rates, last.end_s) - _work(entry)) / entry.rates[last.num_devices]
+        spare_work = work_done(entry.runs, entry.rates, last.end_s) - _scheduled_work(entry)
+        spare_s = spare_work / entry.rates[last.num_devices]
         if entry.is_late or spare_s >= cost_s or last.end_s + cost_s <= entry.deadline_s:
             able.append(key)
     return able
 
 
-def _work(entry: Entry) -> float:
-    return entry.work if entry.runs is entry.was else entry.left
+def _scheduled_work(entry: Entry) -> float:
+    return entry.work if entry.runs is entry.committed else entry.left
 
 
-def _cost_s(state: State, layout: Layout, given: PoolAllocation) -> float:
-    """What a change to these devices costs: less where some job was before."""
-    is_cheap = is_used(state, layout, given.device_ids)
-    return state.change_s + PAD_S if is_cheap else state.book.costs.later[given.num_devices]
+def _change_cost_s(state: State, layout: Layout, allocation: PoolAllocation) -> float:
+    """What a change to these devices costs; it is less on a block that a job has been on before."""
+    has_been_used = is_used(state, layout, allocation.device_ids)
+    return state.change_s + PAD_S if has_been_used else state.reservations.costs.later[allocation.num_devices]
 
 
-def _price(state: State, layout: Layout, snapshot: Snapshot, placed: Placed) -> list[str]:
-    """Price the schedules for their places: a used block costs less, a move costs, and so does waiting for the
-    job that is still there. Returns the jobs whose schedules do not hold then."""
-    book, now_s = state.book, state.book.now_s
+def _price_changes(state: State, layout: Layout, snapshot: Snapshot, placed: Placed) -> list[str]:
+    """Put the cost of every change into the schedules: the change itself, and the wait until other jobs have left the
+    devices. Returns the jobs whose schedules do not fit with it."""
+    reservations, now_s = state.reservations, state.reservations.now_s
     waits_s = delays(state, snapshot, placed)
     broken: list[str] = []
-    for key, entry in list(book.entries.items()):
-        who = WorkloadId(key)
-        given = placed.get(who)
-        if given is None:
+    for key, entry in list(reservations.entries.items()):
+        workload_id = WorkloadId(key)
+        allocation = placed.get(workload_id)
+        if allocation is None:
             continue
-        is_same = same(state.devices.get(who), given.device_ids)
+        is_same = same_devices(state.devices.get(workload_id), allocation.device_ids)
         first = entry.runs[0]
         if is_same and first.num_devices == entry.held:
             continue
-        if key in state.slowed and _placed_factor(layout, given.device_ids) == 1.0:
-            _speed_up(state, entry)
-        n = given.num_devices
-        cost_s = _cost_s(state, layout, given) + waits_s.get(who, 0.0)
+        if key in state.slowed and _placed_factor(layout, allocation.device_ids) == 1.0:
+            _restore_speed(state, entry)
+        n = allocation.num_devices
+        cost_s = _change_cost_s(state, layout, allocation) + waits_s.get(workload_id, 0.0)
         if first.start_s >= now_s and first.overhead_s == cost_s:
             continue
-        going_on = [run for run in entry.runs if run.end_s > now_s]
-        runs = retime(going_on, entry.left, entry.rates, now_s, cost_s, book.costs)
-        if not fits(book, entry, runs):
-            runs = retime(going_on, entry.left, entry.rates, now_s, cost_s, book.costs.without_falls())
-        if fits(book, entry, runs):
-            book.change_runs(entry, runs)
+        remaining = [run for run in entry.runs if run.end_s > now_s]
+        runs = retime(remaining, entry.left, entry.rates, now_s, cost_s, reservations.costs)
+        if not fits(reservations, entry, runs):
+            runs = retime(remaining, entry.left, entry.rates, now_s, cost_s, reservations.costs.without_falls())
+        if fits(reservations, entry, runs):
+            reservations.change_runs(entry, runs)
             continue
         residual_s, entry.residual_s = entry.residual_s, cost_s
-        if n != entry.held or not book.plan_anew(entry):
+        if n != entry.held or not reservations.plan_anew(entry):
             entry.residual_s = residual_s
         broken.append(key)
     return broken
 
 
 def _scattered(state: State, layout: Layout, placed: Placed) -> list[str]:
-    """The jobs whose devices change and would lie on more nodes than so many need."""
+    """The jobs that get other devices now, scattered over more nodes than necessary and slower than planned there."""
     found: list[str] = []
-    for key in state.book.entries:
-        given = placed.get(WorkloadId(key))
-        if given is None or same(state.devices.get(WorkloadId(key)), given.device_ids):
+    for key in state.reservations.entries:
+        allocation = placed.get(WorkloadId(key))
+        if allocation is None or same_devices(state.devices.get(WorkloadId(key)), allocation.device_ids):
             continue
-        if _placed_factor(layout, given.device_ids) < state.slowed.get(key, 1.0):
+        if _placed_factor(layout, allocation.device_ids) < state.slowed.get(key, 1.0):
             found.append(key)
     return found
 
 
-def _relent(state: State, key: str, layout: Layout, placed: Placed, fixed: set[WorkloadId]) -> bool:
-    """Replan a job that cannot be placed as planned; returns whether anything was changed."""
-    book = state.book
-    entry = book.entries.get(key)
+def _adjust_schedule(state: State, key: str, layout: Layout, placed: Placed, fixed: set[WorkloadId]) -> bool:
+    """Replan a job that cannot be placed as planned, by the first of several ways that works; returns whether anything
+    was changed."""
+    reservations = state.reservations
+    entry = reservations.entries.get(key)
     if entry is None:
         return True
-    now_s = book.now_s
+    now_s = reservations.now_s
     current = entry.size_at(now_s)
     if current == entry.held and entry.held:
-        # It was to be moved and cannot afford it, or only to where it would be scattered: it stays.
-        is_news = WorkloadId(key) not in fixed
+        # It was to be moved, but cannot pay for that or would be scattered: it keeps its devices.
+        is_new = WorkloadId(key) not in fixed
         fixed.add(WorkloadId(key))
-        return is_news
-    if entry.was and entry.held and now_s < entry.was[-1].end_s:
-        going_on = next(run for run in entry.was if run.end_s > now_s)
-        if going_on.num_devices == entry.held and fits(book, entry, entry.was):
-            book.change_runs(entry, entry.was)
+        return is_new
+    if entry.committed and entry.held and now_s < entry.committed[-1].end_s:
+        remaining = next(run for run in entry.committed if run.end_s > now_s)
+        if remaining.num_devices == entry.held and fits(reservations, entry, entry.committed):
+            reservations.change_runs(entry, entry.committed)
             return True
-    if entry.was and not entry.held and entry.was[0].start_s > now_s and fits(book, entry, entry.was):
-        book.change_runs(entry, entry.was)
+    if (
+        entry.committed
+        and not entry.held
+        and entry.committed[0].start_s > now_s
+        and fits(reservations, entry, entry.committed)
+    ):
+        reservations.change_runs(entry, entry.committed)
         return True
-    if entry.held and _hold_on(book, entry):
+    if entry.held and _keep_until_next_change(reservations, entry):
         return True
     taken = 0
-    for who, given in placed.items():
-        if who != key:
-            taken |= layout.bitmap(given.device_ids)
+    for workload_id, allocation in placed.items():
+        if workload_id != key:
+            taken |= layout.bitmap(allocation.device_ids)
     idle = Blocks(layout, layout.present & ~taken)
     sizes = entry.sizes
     placeable = [n for n in sizes if n <= entry.held or (n != current and idle.fits(n))]
     if placeable:
         entry.sizes = placeable
-        is_planned = book.plan_anew(entry)
+        is_planned = reservations.plan_anew(entry)
         entry.sizes = sizes
         if is_planned:
             return True
-    if _make_way(book, entry, current):
+    if _shrink_another(reservations, entry, current):
         return True
-    return _later(book, entry)
+    return _start_later(reservations, entry)
 
 
-def _hold_on(book: ReservationTable, entry: Entry) -> bool:
-    """Keep what is held until one of the next moments at which something changes, and go on from there."""
-    now_s, left, held, ready_s, residual_s = book.now_s, entry.left, entry.held, entry.ready_s, entry.residual_s
+def _keep_until_next_change(reservations: ReservationTable, entry: Entry) -> bool:
+    """Let the job keep its devices until the next moment at which devices are freed or taken and from which on it can
+    be fitted anew; returns whether there is one among the next few."""
+    now_s, left, held, ready_s, residual_s = reservations.now_s, entry.left, entry.held, entry.ready_s, entry.residual_s
     if held not in entry.sizes:
         return False
     before = entry.runs
-    book.change_runs(entry, ())
+    reservations.change_runs(entry, ())
     found: Runs = ()
-    for until_s in book.profile.times[1:5]:
+    for until_s in reservations.profile.times[1:5]:
         first = PlannedStretch(now_s, until_s, held, min(residual_s, until_s - now_s))
         done = max(0.0, until_s - now_s - residual_s) * entry.rates[held]
         if done >= left or until_s - now_s < 1.0:
             continue
-        if book.profile.least(now_s, until_s) < held:
+        if reservations.profile.least(now_s, until_s) < held:
             break
         entry.left, entry.ready_s, entry.held, entry.residual_s = left - done, until_s, 0, 0.0
-        rest = book.fit_one(entry)
+        rest = reservations.fit_one(entry)
         entry.left, entry.ready_s, entry.held, entry.residual_s = left, ready_s, held, residual_s
         if rest:
             found = (first, *rest)
             break
-    book.change_runs(entry, found or before)
+    reservations.change_runs(entry, found or before)
     return bool(found)
 
 
-def _make_way(book: ReservationTable, entry: Entry, count: int) -> bool:
-    """Halve a job that frees a block of `count` devices by it and still makes its deadline; returns whether one did."""
-    now_s = book.now_s
+def _shrink_another(reservations: ReservationTable, entry: Entry, count: int) -> bool:
+    """Shrink another job that frees a block of `count` devices by that and still makes its deadline; returns whether
+    there is one."""
+    now_s = reservations.now_s
     able: list[tuple[bool, int, str, Entry, Runs]] = []
-    for key, other in book.entries.items():
+    for key, other in reservations.entries.items():
         size = other.size_at(now_s)
         half = max((n for n in other.sizes if n <= size - count and n & (n - 1) == 0), default=0)
         if other is entry or other.is_fixed or not half or size & (size - 1):
             continue
-        overhead_s = other.residual_s if half == other.held else book.costs.later[half]
+        overhead_s = other.residual_s if half == other.held else reservations.costs.later[half]
         done_s = now_s + overhead_s + other.left / other.rates[half]
-        run = PlannedStretch(now_s, book.costs.without_reserve().end_s(half, now_s, done_s), half, overhead_s)
+        run = PlannedStretch(now_s, reservations.costs.without_reserve().end_s(half, now_s, done_s), half, overhead_s)
         able.append((half != other.held, size, key, other, (run,)))
     for _, _, _, other, runs in sorted(able, key=lambda item: item[:3]):
-        if fits(book, other, runs):
-            book.change_runs(other, runs)
+        if fits(reservations, other, runs):
+            reservations.change_runs(other, runs)
             return True
     return False
 
 
-def _later(book: ReservationTable, entry: Entry) -> bool:
-    """Let the job begin, or go on, at one of the next moments at which something changes; others make way then."""
+def _start_later(reservations: ReservationTable, entry: Entry) -> bool:
+    """Plan the job to start or go on at one of the next moments at which devices are freed or taken, replanning others
+    if necessary; returns whether that worked."""
     ready_s = entry.ready_s
-    for moment_s in [at_s for at_s in book.profile.times[1:4] if at_s > book.now_s]:
+    for moment_s in [at_s for at_s in reservations.profile.times[1:4] if at_s > reservations.now_s]:
         entry.ready_s = moment_s
-        is_planned = book.plan_anew(entry)
+        is_planned = reservations.plan_anew(entry)
         entry.ready_s = ready_s
         if is_planned:
             return True

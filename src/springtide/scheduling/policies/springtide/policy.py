@@ -1,8 +1,8 @@
 """Springtide: every promised deadline has a place in one plan over all time to come, and the plan makes room.
 
-A job is promised its deadline if a schedule for it fits beside the schedules of all promises, with the price of every
-change in it; if none fits, the others are planned anew around it before it is refused. Idle devices speed up the
-jobs that gain most. See docs/policies/springtide.md.
+A job is promised its deadline if a schedule for it fits beside those of all other promises, the cost of every change
+included. If none fits, the other jobs are planned anew around it; if that fails too, it is refused. Idle devices speed
+up the jobs that gain most. See docs/policies/springtide.md.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from springtide.core.resources import DeviceId, Topology
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.decisions.cache import RowTable
 from springtide.scheduling.decisions.fingerprint import Fingerprints, Reads, RowChanges
-from springtide.scheduling.policies.springtide.capacity import matters
+from springtide.scheduling.policies.springtide.capacity import capacity_matters
 from springtide.scheduling.policies.springtide.decision import Decision, deviates
-from springtide.scheduling.policies.springtide.memory import State, decode, renew
+from springtide.scheduling.policies.springtide.memory import State, decode, refresh_entry
 from springtide.scheduling.policies.springtide.reasons import ReservedFuture, reasons_of, same_reasons
 from springtide.scheduling.policies.springtide.rows import READS, PromiseRow
 from springtide.scheduling.replicas import next_idle_at_s
@@ -28,35 +28,36 @@ from springtide.solvers.reservations.reservation_table import Entry
 
 
 class DerivedPromises:
-    """What follows from the snapshots seen and the memory, kept for the next decision (see decisions/cache.py)."""
+    """Values derived from earlier snapshots and the memory, kept for the next decision (see decisions/cache.py)."""
 
     def __init__(self) -> None:
         self.table: RowTable[PromiseRow] = RowTable(lambda view, _: PromiseRow(view))
         self.fingerprints = Fingerprints(READS)
-        # The last plan with the memory in it, as the state that it stands for.
+        # The last plan, its memory, and the state that this memory encodes.
         self.memory: Any = None
         self.state: State | None = None
         self.plan: Plan | None = None
-        # Before any job was asked to let go of its devices first.
+        # The allocations that were decided, also of jobs that the plan stops first (`State.stop_first`).
         self.wanted: Mapping[WorkloadId, PoolAllocation] = EMPTY
-        # What was held when the plan was said.
+        # What every workload held when the last plan was returned.
         self.held: Mapping[WorkloadId, Allocation] = EMPTY
+        # Whether no job deviated from the last plan when it was returned.
         self.is_checked = False
         self._topology: Topology | None = None
         self.index_of: dict[DeviceId, int] = {}
 
     def number_devices(self, topology: Topology) -> None:
-        """Number the devices of a cluster that was not seen before."""
+        """Number the devices of the cluster, if it is another one than the last time."""
         if self._topology is not topology:
             self._topology = topology
             self.index_of = {device_id: number for number, device_id in enumerate(topology.device_ids())}
 
 
 class Springtide(msgspec.Struct, frozen=True, kw_only=True):
-    """`reserve_fraction` of the devices is promised to no job, for failures (the devices still run what is spare).
+    """`reserve_fraction` of the devices is promised to no job, for failures; without failures they run spare work.
 
-    `effort` bounds how long a decision looks for room by planning others anew: so many intervals of time are looked
-    at, some hundredths of a second's worth. A bound in steps, not seconds, so that the same input gives the same plan.
+    `effort` bounds the search for room by planning other jobs anew, in intervals of time looked at; the default takes
+    some hundredths of a second. It is not in seconds, so that the same input gives the same plan.
     """
 
     reserve_fraction: float = 0.0
@@ -75,31 +76,31 @@ class Springtide(msgspec.Struct, frozen=True, kw_only=True):
         rows = table.read(snapshot)
         cluster = derived.fingerprints.nodes(snapshot.cluster)
         fingerprint = derived.fingerprints.of(snapshot, rows, table.changes)
-        is_seen = derived.state is not None and derived.memory is memory and derived.state.cluster == cluster
-        if is_seen and derived.state is not None:
+        is_known = derived.state is not None and derived.memory is memory and derived.state.cluster == cluster
+        if is_known and derived.state is not None:
             state = derived.state
             for row in table.fresh:
-                renew(state, row)
+                refresh_entry(state, row)
         else:
             state = decode(memory, table.by_id, snapshot, cluster, snapshot.cluster.device_ids())
-        stands = (
+        is_valid = (
             state.fingerprint == fingerprint
             and memory is not None
             and (state.until_s is None or snapshot.now_s < state.until_s)
-            and not any(deviates(row, state) for row in (table.fresh if is_seen and derived.is_checked else rows))
+            and not any(deviates(row, state) for row in (table.fresh if is_known and derived.is_checked else rows))
             and not (
-                (snapshot.capacity or len(state.book.steps) > 1)
-                and matters(state, snapshot, self.reserve_fraction, table.by_id)
+                (snapshot.capacity or len(state.reservations.steps) > 1)
+                and capacity_matters(state, snapshot, self.reserve_fraction, table.by_id)
             )
         )
-        # A job that has not reported anew since then says the same again, as long as the plan is the same.
-        derived.is_checked = stands
-        if not stands:
+        # While the plan stays the same, a job that does not deviate from it can do so only after its next report.
+        derived.is_checked = is_valid
+        if not is_valid:
             plan = self._decide_anew(snapshot, derived, state, cluster)
-        elif not is_seen or derived.plan is None:
-            plan = _recalled(snapshot, derived, state)
+        elif not is_known or derived.plan is None:
+            plan = _restored_plan(snapshot, derived, state)
         else:
-            plan = _continued(snapshot, derived, state, derived.plan)
+            plan = _updated_plan(snapshot, derived, state, derived.plan)
         derived.memory, derived.state, derived.plan, derived.held = plan.memory, state, plan, snapshot.allocations
         return plan
 
@@ -110,54 +111,55 @@ class Springtide(msgspec.Struct, frozen=True, kw_only=True):
         )
         decision.run()
         kept = [row for row in rows if row.job_id not in decision.rejected]
-        # A job that is refused will not be there the next time.
+        # A refused job is not in the next snapshot.
         state.fingerprint = derived.fingerprints.of(snapshot, kept, RowChanges())
         derived.number_devices(snapshot.cluster)
         memory = state.encode(derived.index_of)
         derived.wanted = decision.allocations
-        return _say(snapshot, state, derived.wanted, kept, decision.rejected, memory)
+        return _build_plan(snapshot, state, derived.wanted, kept, decision.rejected, memory)
 
 
-def _recalled(snapshot: Snapshot, derived: DerivedPromises, state: State) -> Plan:
-    """The plan that stands, from what is remembered of it."""
+def _restored_plan(snapshot: Snapshot, derived: DerivedPromises, state: State) -> Plan:
+    """The plan that is still valid, rebuilt from the memory."""
     rows = derived.table.rows
     batch_of = {row.job_id: row.view.job.global_batch_size for row in rows}
     wanted: dict[WorkloadId, PoolAllocation] = {}
-    for who, devices in state.devices.items():
-        held = snapshot.allocations.get(who)
-        batch = batch_of.get(who)
+    for workload_id, devices in state.devices.items():
+        held = snapshot.allocations.get(workload_id)
+        batch = batch_of.get(workload_id)
         if held is not None and held.device_ids == tuple(devices) and held.global_batch_size == batch:
-            wanted[who] = held
+            wanted[workload_id] = held
         else:
-            wanted[who] = PoolAllocation(device_ids=tuple(devices), global_batch_size=batch)
+            wanted[workload_id] = PoolAllocation(device_ids=tuple(devices), global_batch_size=batch)
     derived.wanted = wanted
-    return _say(snapshot, state, wanted, rows, EMPTY, snapshot.memory)
+    return _build_plan(snapshot, state, wanted, rows, EMPTY, snapshot.memory)
 
 
-def _continued(snapshot: Snapshot, derived: DerivedPromises, state: State, plan: Plan) -> Plan:
-    """The plan that stands, from the last plan: only some rows are fresh, or hold something else now."""
+def _updated_plan(snapshot: Snapshot, derived: DerivedPromises, state: State, plan: Plan) -> Plan:
+    """The plan that is still valid, from the last plan: only reasons and admissions of some jobs may differ."""
     assert isinstance(plan.future, ReservedFuture)
     rows, before, now = derived.table.rows, derived.held, snapshot.allocations
     future = plan.future.at(snapshot.now_s)
     changed = derived.table.fresh
     if now is not before:
-        moved = {who for who, given in now.items() if before.get(who) is not given} | (before.keys() - now.keys())
+        changed_ids = {job_id for job_id, allocation in now.items() if before.get(job_id) is not allocation}
+        changed_ids |= before.keys() - now.keys()
         by_id = derived.table.by_id
-        changed = changed + [by_id[who] for who in moved if who in by_id]
+        changed = changed + [by_id[job_id] for job_id in changed_ids if job_id in by_id]
     if not (changed or snapshot.services or plan.rejected):
         return replace(plan, future=future)
-    allocations = _without_detours(snapshot, state, derived.wanted)
+    allocations = _without_stopped_jobs(snapshot, state, derived.wanted)
     return Plan(
         allocations=allocations,
-        admitted=_admitted(rows, state.book.entries),
+        admitted=_admitted(rows, state.reservations.entries),
         future=future,
-        reasons=same_reasons(plan.reasons, changed, snapshot, allocations, rows, state.book, state.notes),
+        reasons=same_reasons(plan.reasons, changed, snapshot, allocations, rows, state.reservations, state.notes),
         revisit_at_s=_revisit_at_s(snapshot, state),
         memory=snapshot.memory,
     )
 
 
-def _say(
+def _build_plan(
     snapshot: Snapshot,
     state: State,
     allocations: Mapping[WorkloadId, PoolAllocation],
@@ -165,30 +167,30 @@ def _say(
     rejected: Mapping[WorkloadId, Refusal],
     memory: Any,
 ) -> Plan:
-    allocations = _without_detours(snapshot, state, allocations)
+    allocations = _without_stopped_jobs(snapshot, state, allocations)
     return Plan(
         allocations=allocations,
-        admitted=_admitted(rows, state.book.entries),
+        admitted=_admitted(rows, state.reservations.entries),
         rejected=rejected,
         future=ReservedFuture(
-            {WorkloadId(key): entry.runs for key, entry in state.book.entries.items()}, snapshot.now_s
+            {WorkloadId(key): entry.runs for key, entry in state.reservations.entries.items()}, snapshot.now_s
         ),
-        reasons=reasons_of(snapshot, allocations, rows, state.book, state.notes),
+        reasons=reasons_of(snapshot, allocations, rows, state.reservations, state.notes),
         revisit_at_s=_revisit_at_s(snapshot, state),
         memory=memory,
     )
 
 
-def _without_detours(
+def _without_stopped_jobs(
     snapshot: Snapshot, state: State, wanted: Mapping[WorkloadId, PoolAllocation]
 ) -> Mapping[WorkloadId, PoolAllocation]:
-    """A job on a detour gets none for now: it has to let go of devices that the job on its new ones waits for."""
-    leaving: set[WorkloadId] = set()
-    for who in state.detours:
-        held = snapshot.allocations.get(who)
-        if held is not None and who in wanted and not set(held.device_ids) <= set(wanted[who].device_ids):
-            leaving.add(who)
-    return {who: given for who, given in wanted.items() if who not in leaving} if leaving else wanted
+    """The wanted allocations without those of jobs that must be stopped first and still hold other devices."""
+    stopping: set[WorkloadId] = set()
+    for job_id in state.stop_first:
+        held = snapshot.allocations.get(job_id)
+        if held is not None and job_id in wanted and not set(held.device_ids) <= set(wanted[job_id].device_ids):
+            stopping.add(job_id)
+    return {job_id: given for job_id, given in wanted.items() if job_id not in stopping} if stopping else wanted
 
 
 def _admitted(rows: Sequence[PromiseRow], entries: Mapping[str, Entry]) -> dict[WorkloadId, float]:

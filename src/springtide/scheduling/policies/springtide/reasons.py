@@ -1,4 +1,4 @@
-"""What the policy `springtide` says: one dominant reason for every change, refusal and waiting job, and the future."""
+"""One dominant reason for every change, refusal and waiting job of the policy `springtide`; and the planned future."""
 
 from __future__ import annotations
 
@@ -13,29 +13,33 @@ from springtide.solvers.reservations.reservation_table import Entry, Reservation
 NUM_NAMED = 3
 
 
-def why_impossible(entry: Entry, row: PromiseRow, book: ReservationTable) -> str:
+def why_impossible(entry: Entry, row: PromiseRow, reservations: ReservationTable) -> str:
     """Why a job cannot make its deadline even alone."""
-    sizes = [n for n in entry.sizes if n <= book.capacity]
-    left_s = entry.deadline_s - book.now_s
+    sizes = [n for n in entry.sizes if n <= reservations.capacity]
+    left_s = entry.deadline_s - reservations.now_s
     if not sizes:
-        return f"needs at least {entry.sizes[0]} devices, the platform has {book.capacity} for jobs"
-    best = min(sizes, key=lambda n: (book.costs.later[n] + entry.left / entry.rates[n], n))
-    needs_s = book.costs.later[best] + entry.left / entry.rates[best]
+        return f"needs at least {entry.sizes[0]} devices, the platform has {reservations.capacity} for jobs"
+    best = min(sizes, key=lambda n: (reservations.costs.later[n] + entry.left / entry.rates[n], n))
+    needs_s = reservations.costs.later[best] + entry.left / entry.rates[best]
     return (
         f"impossible even alone: on {_devices(best)} it takes {_span(needs_s)}, start included, "
         f"and its deadline is in {_span(max(0.0, left_s))}"
     )
 
 
-def why_no_room(entry: Entry, book: ReservationTable, rows: Mapping[WorkloadId, PromiseRow]) -> str:
-    """Why a job that could make its deadline alone finds no room beside the promises that stand."""
-    left_s = entry.deadline_s - book.now_s
-    later, rates, left = book.costs.later, entry.rates, entry.left
-    fitting = [n for n in entry.sizes if n <= book.capacity and later[n] + left / rates[n] <= left_s]
+def why_no_room(entry: Entry, reservations: ReservationTable, rows: Mapping[WorkloadId, PromiseRow]) -> str:
+    """Why a job that could make its deadline alone does not fit beside the promises given before."""
+    left_s = entry.deadline_s - reservations.now_s
+    later, rates, left = reservations.costs.later, entry.rates, entry.left
+    fitting = [n for n in entry.sizes if n <= reservations.capacity and later[n] + left / rates[n] <= left_s]
     need = fitting[0] if fitting else entry.sizes[-1]
-    free = max(0, book.profile.least(book.now_s, entry.deadline_s))
+    free = max(0, reservations.profile.least(reservations.now_s, entry.deadline_s))
     holders = sorted(
-        ((other.size_at(book.now_s), key) for key, other in book.entries.items() if other.size_at(book.now_s)),
+        (
+            (other.size_at(reservations.now_s), key)
+            for key, other in reservations.entries.items()
+            if other.size_at(reservations.now_s)
+        ),
         key=lambda holder: (-holder[0], holder[1]),
     )
     named = ", ".join(
@@ -55,23 +59,23 @@ def reasons_of(
     snapshot: Snapshot,
     allocations: Mapping[WorkloadId, PoolAllocation],
     rows: list[PromiseRow],
-    book: ReservationTable,
+    reservations: ReservationTable,
     notes: Mapping[WorkloadId, str],
 ) -> dict[WorkloadId, str]:
     """One reason for each job whose devices change or that holds none."""
     reasons: dict[WorkloadId, str] = {}
     held_by = snapshot.allocations
     for row in rows:
-        who = row.job_id
-        given, held = allocations.get(who), held_by.get(who)
-        if given is None or given is not held:
-            reason = _reason_of(who, given, held, book, notes)
+        workload_id = row.job_id
+        allocation, held = allocations.get(workload_id), held_by.get(workload_id)
+        if allocation is None or allocation is not held:
+            reason = _reason_of(workload_id, allocation, held, reservations, notes)
             if reason:
-                reasons[who] = reason
+                reasons[workload_id] = reason
     for view in snapshot.services:
-        who = view.service.service_id
-        if allocations.get(who) != held_by.get(who):
-            reasons[who] = notes.get(who, "its load")
+        workload_id = view.service.service_id
+        if allocations.get(workload_id) != held_by.get(workload_id):
+            reasons[workload_id] = notes.get(workload_id, "its load")
     return reasons
 
 
@@ -81,51 +85,53 @@ def same_reasons(
     snapshot: Snapshot,
     allocations: Mapping[WorkloadId, PoolAllocation],
     rows: list[PromiseRow],
-    book: ReservationTable,
+    reservations: ReservationTable,
     notes: Mapping[WorkloadId, str],
 ) -> Mapping[WorkloadId, str]:
-    """What `reasons_of` would say of a plan that stands: only `changed` rows, or what they hold, are others
-    than when `before` was said."""
+    """What `reasons_of` returns for a plan that is still valid, where `before` was returned the last time and only the
+    jobs of `changed`, or what they hold, have changed since. Returns `before` itself if no reason changes."""
     if snapshot.services:
-        return reasons_of(snapshot, allocations, rows, book, notes)
-    told: dict[WorkloadId, str] = {}
+        return reasons_of(snapshot, allocations, rows, reservations, notes)
+    updated: dict[WorkloadId, str] = {}
     for row in changed:
-        who = row.job_id
-        told[who] = _reason_of(who, allocations.get(who), snapshot.allocations.get(who), book, notes)
-    if all(before.get(who, "") == reason for who, reason in told.items()):
+        job_id = row.job_id
+        updated[job_id] = _reason_of(
+            job_id, allocations.get(job_id), snapshot.allocations.get(job_id), reservations, notes
+        )
+    if all(before.get(job_id, "") == reason for job_id, reason in updated.items()):
         return before
-    # In the order of the rows, as if all had been looked at.
-    merged = {**before, **told}
+    # In the order of the rows, as `reasons_of` returns them.
+    merged = {**before, **updated}
     return {row.job_id: reason for row in rows if (reason := merged.get(row.job_id, ""))}
 
 
 def _reason_of(
-    who: WorkloadId,
-    given: PoolAllocation | None,
+    workload_id: WorkloadId,
+    allocation: PoolAllocation | None,
     held: PoolAllocation | None,
-    book: ReservationTable,
+    reservations: ReservationTable,
     notes: Mapping[WorkloadId, str],
 ) -> str:
-    """Empty: its devices stay as they are."""
-    if given is not None and given is held:
+    """The reason of one workload; empty if its devices do not change."""
+    if allocation is not None and allocation is held:
         return ""
     before = held.num_devices if held is not None else 0
-    after = given.num_devices if given is not None else 0
-    if after and after == before and given is not None and held is not None:
-        if given.device_ids != held.device_ids:
+    after = allocation.num_devices if allocation is not None else 0
+    if after and after == before and allocation is not None and held is not None:
+        if allocation.device_ids != held.device_ids:
             return "moved, so that another job's workers lie close together; it has the time for it"
         return ""
-    return notes.get(who) or _why(before, after, book.entries.get(who), book)
+    return notes.get(workload_id) or _why(before, after, reservations.entries.get(workload_id), reservations)
 
 
-def _why(before: int, after: int, entry: Entry | None, book: ReservationTable) -> str:
-    now_s = book.now_s
+def _why(before: int, after: int, entry: Entry | None, reservations: ReservationTable) -> str:
+    now_s = reservations.now_s
     if entry is None:
         if after > before:
             return f"starting on {_devices(after)}" if not before else "devices that no promise needs now"
-        # With an empty reservation table, it is other jobs without a deadline that have the devices.
+        # With an empty reservation table, other jobs without a deadline have the devices.
         others = "others need devices, too" if after else "others have the devices"
-        why = "promised deadlines need the devices" if book.entries else others
+        why = "promised deadlines need the devices" if reservations.entries else others
         return why if before else f"waiting: {why}"
     if after > before:
         if not before:
@@ -136,20 +142,20 @@ def _why(before: int, after: int, entry: Entry | None, book: ReservationTable) -
     if before:
         return "makes room for more urgent deadlines; it goes on in time for its own"
     if any(run.start_s > now_s for run in entry.runs):
-        # When exactly is in the plan, which changes: a reason is a sentence that stands.
+        # Without the time, which changes with every plan: it is shown in the plan itself.
         return "planned to start later, in time for its deadline"
     return "no device for it yet; it starts as soon as there is one"
 
 
 class ReservedFuture(Mapping[WorkloadId, Schedule]):
-    """The reserved schedules as seen from `now_s`, made into planned runs only when they are asked for."""
+    """The schedules of the reservation table from `now_s` on, converted to planned runs only when they are read."""
 
     def __init__(self, runs: Mapping[WorkloadId, Sequence[PlannedStretch]], now_s: float) -> None:
         self._runs = runs
         self._now_s = now_s
 
     def at(self, now_s: float) -> ReservedFuture:
-        """The same schedules as seen from another moment."""
+        """The same schedules from another moment on."""
         return ReservedFuture(self._runs, now_s)
 
     def __iter__(self) -> Iterator[WorkloadId]:
@@ -171,7 +177,7 @@ def _devices(count: int) -> str:
 
 
 def _span(seconds: float) -> str:
-    """A length of time in the unit in which people would say it."""
+    """A length of time in seconds, minutes or hours, whichever reads best."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,4 +1,4 @@
-"""What the policy `springtide` knows of each job: sizes worth having, speeds, and what it may promise. Read once."""
+"""One row for each job with what the policy `springtide` reads of it: sizes worth having, speeds, what to promise."""
 
 from __future__ import annotations
 
@@ -23,37 +23,41 @@ from springtide.scheduling.decisions.fingerprint import (
 )
 from springtide.scheduling.placement.allocation_ledger import most_workers
 
-# Measured speeds that differ by less than this are the same: noise is no reason to decide anew.
+# Measured speeds that differ by less than this fraction count as equal: noise is no reason to decide anew.
 SPEED_STEP_FRACTION = 0.1
-# What a job reports of a new size counts as measured from this long after the change: one moment decides nothing.
+# A speed at a new size counts as measured so long after the change, since the first reports may be wrong.
 SETTLE_S = 20.0
-# A job of unknown length is weighed against others as if it had an hour on its smallest size to go.
+# A job of unknown length is assumed to need so long on its smallest size.
 UNKNOWN_RUN_S = 3600.0
 
 
 class PromiseRow:
     """One job as the policy sees it.
 
-    `rates[n]` is steps/s on n devices by its profile (without one: by what was measured), `scale` what was measured
-    over what was profiled, `sizes` the numbers of devices it is given. `can_promise`: profile and length were known
-    when it came, so its hard deadline is promised or it is refused. `is_pursued`: it has a hard deadline, but its
-    speed was learnt only while it ran. `reach` are the numbers of devices it may be tried on whatever was measured
-    there: none for a job with a profile or a promise. `is_settled`: it has reported for a while at its present size.
-    `speed_bucket` is its speed on its smallest size, in steps of a tenth; None where it is not known.
+    `rates[n]` is steps/s on n devices by the profile, or as measured if there is none. `scale` is the measured speed
+    over the profiled one. `sizes` are the numbers of devices that the job is given.
+
+    `can_promise`: profile and length were known when the job came, so its hard deadline is promised or it is refused.
+    `attempts_deadline`: it has a hard deadline, but its speed was measured only while it ran, so that it is planned to
+    meet the deadline without a promise.
+
+    `trial_sizes` are the sizes it may be tried on although it was slow there; a job with a profile or a promise has
+    none. `is_settled`: its speed at its present size counts as measured. `speed_bucket` is its speed on its smallest
+    size, on a logarithmic scale in steps of a tenth; None if unknown.
     """
 
     __slots__ = (
+        "attempts_deadline",
         "can_promise",
         "deadline_s",
         "is_known",
-        "is_pursued",
         "is_settled",
         "job_id",
         "rates",
-        "reach",
         "scale",
         "sizes",
         "speed_bucket",
+        "trial_sizes",
         "view",
     )
 
@@ -67,11 +71,11 @@ class PromiseRow:
         if curve.source == "profile" and curve.sizes:
             self.scale = curve.rate(curve.sizes[0]) / rates[curve.sizes[0]]
         if not job.elastic:
-            # Its processes cannot change their number.
+            # It cannot change the number of its workers while it runs.
             self.sizes: tuple[int, ...] = (min(view.num_replicas or most, most),)
         else:
             self.sizes = _granted(curve.sizes) or (min(view.bounds.min_workers, most_workers(view)),)
-        # A plan made before its owner lowered the bound, or a change half done, may hold more than it may have now.
+        # An older plan, or a change that is under way, may give it more devices than its bounds allow now.
         longest = max(self.sizes[-1], job.num_virtual_shards, job.max_workers, view.num_replicas)
         missing = longest + 1 - len(rates)
         self.rates: tuple[float, ...] = rates + rates[-1:] * missing if missing > 0 else rates
@@ -84,9 +88,9 @@ class PromiseRow:
         self.deadline_s = math.inf if deadline_s is None else deadline_s
         is_hard = self.is_known and job.goal.is_hard
         self.can_promise = is_hard and curve.source == "profile"
-        self.is_pursued = is_hard and not self.can_promise
+        self.attempts_deadline = is_hard and not self.can_promise
         is_tried = job.elastic and curve.source == "measured" and view.promise.admitted_at_s is None
-        self.reach: tuple[int, ...] = (
+        self.trial_sizes: tuple[int, ...] = (
             _granted(range(view.bounds.min_workers, most_workers(view) + 1)) if is_tried and has_speed else ()
         )
         self.is_settled = (
@@ -98,7 +102,7 @@ class PromiseRow:
         )
 
     def steps_left(self, now_s: float, num_held: int) -> float:
-        """Steps left by what was reported, and by what the devices held have done since then."""
+        """Steps left: by the last report, less what `num_held` devices should have done since then."""
         view = self.view
         if view.total_steps is None:
             return UNKNOWN_RUN_S * self.rates[self.sizes[0]]
@@ -109,15 +113,16 @@ class PromiseRow:
 
 
 def _granted(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Of the sizes worth having, the powers of two, whose aligned blocks can always be made to fit, and both ends.
+    """Of the sizes worth having, the smallest, the largest, and the powers of two.
 
-    On a small cluster the smallest that a job accepts may be the only one that fits.
+    Aligned blocks of powers of two can always be made to fit; on a small cluster the smallest size may be the only one
+    that does.
     """
     return tuple(n for n in sizes if n in (sizes[0], sizes[-1]) or n & (n - 1) == 0)
 
 
 def _edited_goal(row: PromiseRow) -> object:
-    """The goal is the one that the job came with until its owner changes it."""
+    """The goal, if the owner has changed it since the submission."""
     goal, num_edits = row.view.job.goal, row.view.bounds.num_edits
     return (num_edits, goal.deadline_s, goal.is_hard) if num_edits else None
 
@@ -133,7 +138,7 @@ READS = Reads(
         Projection(
             "trials",
             ("job", "promise.admitted_at_s", "changes.resized_at_s", "progress.progress_at_s"),
-            lambda row: (row.view.changes.resized_at_s, row.is_settled) if row.reach else None,
+            lambda row: (row.view.changes.resized_at_s, row.is_settled) if row.trial_sizes else None,
         ),
         Projection("goal", ("job", "bounds.num_edits"), _edited_goal),
     ),

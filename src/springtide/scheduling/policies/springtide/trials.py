@@ -1,6 +1,6 @@
-"""Jobs whose speed is only known from measurements: no job is given up for one bad moment.
+"""Trials of larger sizes for jobs without a profile, whose first measurements may have been wrong.
 
-At a new size a job is left alone until its speed there is measured. Later it is tried again on idle devices.
+A job keeps a new size until its speed there is measured. If it was slow there, it is tried again later on idle devices.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from springtide.scheduling.speed_reasons import WHY_TRIED, why_fewer
 from springtide.solvers.reservations.fit import PlannedStretch
 from springtide.solvers.reservations.reservation_table import Entry
 
-# A job is tried on more so long after its last change; after each trial that brought nothing twice as long.
+# A job is tried on more devices so long after its last change; each trial without a gain doubles the time.
 RETRY_S = 300.0
 MAX_DOUBLINGS = 4
 
 
 def is_settling(row: PromiseRow, state: State, now_s: float) -> bool:
-    """Whether a job's speed at the size that was decided for it is still to be measured.
+    """Whether the speed of a job at its decided size is not measured yet.
 
-    A change that is not confirmed after `RETRY_S` never will be.
+    A change that is not confirmed within `RETRY_S` is not waited for any longer.
     """
     decided_s = state.formed_s.get(row.job_id)
-    if not row.reach or decided_s is None:
+    if not row.trial_sizes or decided_s is None:
         return False
     resized_at_s = row.view.changes.resized_at_s
     if resized_at_s is None or resized_at_s < decided_s:
@@ -36,46 +36,47 @@ def is_settling(row: PromiseRow, state: State, now_s: float) -> bool:
 
 
 def is_cut_short(row: PromiseRow, state: State, now_s: float) -> bool:
-    """Whether what was measured so far would take devices from a job before it was measured there for long enough.
+    """Whether a job would lose devices by its first measurements at its size, before these are enough.
 
-    What its owner does not allow any more goes at once.
+    Devices beyond its owner's present bounds do not count: they go at once.
     """
-    return is_settling(row, state, now_s) and row.sizes[-1] < len(state.devices[row.job_id]) <= row.reach[-1]
+    return is_settling(row, state, now_s) and row.sizes[-1] < len(state.devices[row.job_id]) <= row.trial_sizes[-1]
 
 
-def _goes_on_with(entry: Entry, now_s: float) -> int:
-    """The size at which a job of the table runs to its end; 0 if it changes, or the job is promised, late or fixed."""
+def _constant_size(entry: Entry, now_s: float) -> int:
+    """The size at which a job of the table is to run to its end; 0 if its size will change, or if it is promised, late
+    or fixed."""
     is_free = not (entry.is_promised or entry.is_late or entry.is_fixed)
     return entry.size_at(now_s) if is_free and len(entry.runs) == 1 else 0
 
 
 class Trials:
-    """The trials in one decision. `kept` says what some jobs may keep, whatever their curve says of that size now:
-    a job that is settling what it has, a job on trial what it had before.
+    """The trials in one decision. `kept` maps jobs to a size that they may keep whatever was measured there: their
+    present size while it is being measured, and during a trial the size before it.
     """
 
     def __init__(self, state: State, rows: Mapping[WorkloadId, PromiseRow], now_s: float) -> None:
         self._state, self._now_s = state, now_s
-        self._going: dict[WorkloadId, int] = {}
-        self._given_up: set[WorkloadId] = set()
+        self._running: dict[WorkloadId, int] = {}
+        self._aborted: set[WorkloadId] = set()
         self.kept: dict[WorkloadId, int] = {}
-        # When a job is to be tried that could be now, but for the time since its last trial.
+        # When each job is due for a trial that is possible now except for the time since its last change.
         self.moments_s: list[float] = []
-        for who in [who for who in state.trials if who not in rows]:
-            del state.trials[who]
-        for who, row in rows.items():
-            if not row.reach and who not in state.trials:
+        for workload_id in [workload_id for workload_id in state.trials if workload_id not in rows]:
+            del state.trials[workload_id]
+        for workload_id, row in rows.items():
+            if not row.trial_sizes and workload_id not in state.trials:
                 continue
-            size, number = state.trials.get(who, (0, 0))
-            has = len(state.devices.get(who, ()))
-            if size and size == has and is_settling(row, state, now_s) and size <= row.reach[-1]:
-                self._going[who] = size
-                self.kept[who] = max([n for n in row.reach if n < size], default=row.sizes[0])
+            size, number = state.trials.get(workload_id, (0, 0))
+            has = len(state.devices.get(workload_id, ()))
+            if size and size == has and is_settling(row, state, now_s) and size <= row.trial_sizes[-1]:
+                self._running[workload_id] = size
+                self.kept[workload_id] = max([n for n in row.trial_sizes if n < size], default=row.sizes[0])
                 continue
             if size:
                 self._end(row, size, number)
             if is_cut_short(row, state, now_s):
-                self.kept[who] = has
+                self.kept[workload_id] = has
 
     def _end(self, row: PromiseRow, size: int, number: int) -> None:
         measured = row.view.learnt.throughput_samples_per_s
@@ -88,33 +89,33 @@ class Trials:
     def share(
         self, rows: Sequence[PromiseRow], snapshot: Snapshot, counts: dict[WorkloadId, int], num_surplus: int
     ) -> None:
-        """Raise counts where idle devices are left when every other job has what it wants.
+        """Raise the counts of jobs on trial, if devices are left that no other job gains by.
 
-        A job on trial goes on as long as that is so. A new trial needs devices that promises count on to be free for
-        long enough, and a job that could gain by it, at best, several times what it costs.
+        A trial that is under way goes on as long as there are such devices. A new one needs devices that promises could
+        use, free for long enough, and a job that would gain several times what the trial costs, at best.
         """
-        state, book, now_s = self._state, self._state.book, self._now_s
-        room = book.profile.at(now_s) + num_surplus
-        for who, size in self._going.items():
-            if who in book.entries:
+        state, reservations, now_s = self._state, self._state.reservations, self._now_s
+        room = reservations.profile.at(now_s) + num_surplus
+        for workload_id, size in self._running.items():
+            if workload_id in reservations.entries:
                 continue
-            more = size - counts.get(who, 0)
-            if counts.get(who) and sum(counts.values()) + more <= room:
-                counts[who] = size
+            more = size - counts.get(workload_id, 0)
+            if counts.get(workload_id) and sum(counts.values()) + more <= room:
+                counts[workload_id] = size
             else:
-                # Others needed the devices, which says nothing of the job.
-                state.trials[who] = (0, state.trials[who][1] - 1)
-                self._given_up.add(who)
+                # The trial ends because others need the devices; it does not count as one without a gain.
+                state.trials[workload_id] = (0, state.trials[workload_id][1] - 1)
+                self._aborted.add(workload_id)
         for row in rows:
-            if not row.reach:
+            if not row.trial_sizes:
                 continue
-            entry = book.entries.get(row.job_id)
-            count = counts.get(row.job_id, 0) if entry is None else _goes_on_with(entry, now_s)
+            entry = reservations.entries.get(row.job_id)
+            count = counts.get(row.job_id, 0) if entry is None else _constant_size(entry, now_s)
             size = self._next_size(row, snapshot, count)
             if not size:
                 continue
-            span_s = book.costs.later[size] + SETTLE_S
-            if book.profile.least(now_s, now_s + span_s) < sum(counts.values()) + size - count:
+            span_s = reservations.costs.later[size] + SETTLE_S
+            if reservations.profile.least(now_s, now_s + span_s) < sum(counts.values()) + size - count:
                 continue
             due_s = self._due_s(row)
             if due_s > now_s:
@@ -122,31 +123,32 @@ class Trials:
                 continue
             if entry is None:
                 counts[row.job_id] = size
-            elif not self._raise(entry, size, sum(counts.values())):
+            elif not self._enlarge(entry, size, sum(counts.values())):
                 continue
             state.trials[row.job_id] = (size, state.trials.get(row.job_id, (0, 0))[1] + 1)
 
-    def _raise(self, entry: Entry, size: int, num_others: int) -> bool:
-        """Plan a job of the table on `size` devices from now on, at its believed speed; returns whether it fits."""
-        book, now_s = self._state.book, self._now_s
-        overhead_s = book.costs.now(size)
-        end_s = book.costs.end_s(size, now_s, now_s + overhead_s + entry.left / entry.rates[size])
+    def _enlarge(self, entry: Entry, size: int, num_others: int) -> bool:
+        """Plan a job of the table on `size` devices from now on, at its present estimate of speed; returns whether that
+        fits."""
+        reservations, now_s = self._state.reservations, self._now_s
+        overhead_s = reservations.costs.now(size)
+        end_s = reservations.costs.end_s(size, now_s, now_s + overhead_s + entry.left / entry.rates[size])
         before = entry.runs
-        book.change_runs(entry, ())
-        fits = end_s <= entry.deadline_s and book.profile.least(now_s, end_s) >= size + num_others
-        book.change_runs(entry, (PlannedStretch(now_s, end_s, size, overhead_s),) if fits else before)
+        reservations.change_runs(entry, ())
+        fits = end_s <= entry.deadline_s and reservations.profile.least(now_s, end_s) >= size + num_others
+        reservations.change_runs(entry, (PlannedStretch(now_s, end_s, size, overhead_s),) if fits else before)
         return fits
 
     def _next_size(self, row: PromiseRow, snapshot: Snapshot, count: int) -> int:
         """The next larger size if the job runs undisturbed on `count` and could gain enough there; otherwise 0."""
-        who, view = row.job_id, row.view
-        held = snapshot.allocations.get(who)
-        is_still = held is not None and held.num_devices == count == len(self._state.devices.get(who, ()))
-        size = next((n for n in row.reach if n > count), 0)
-        if not (size and count and is_still and view.state is JobState.RUNNING) or who in self._going:
+        workload_id, view = row.job_id, row.view
+        held = snapshot.allocations.get(workload_id)
+        is_still = held is not None and held.num_devices == count == len(self._state.devices.get(workload_id, ()))
+        size = next((n for n in row.trial_sizes if n > count), 0)
+        if not (size and count and is_still and view.state is JobState.RUNNING) or workload_id in self._running:
             return 0
         left_s = row.steps_left(self._now_s, count) / (row.rates[count] * row.scale)
-        cost_s = 2 * self._state.book.costs.later[size] + SETTLE_S
+        cost_s = 2 * self._state.reservations.costs.later[size] + SETTLE_S
         return size if left_s * (1.0 - count / size) >= MIN_GAIN * cost_s else 0
 
     def _due_s(self, row: PromiseRow) -> float:
@@ -154,19 +156,19 @@ class Trials:
         since_s = max(row.view.changes.resized_at_s or 0.0, self._state.formed_s.get(row.job_id, 0.0))
         return since_s + RETRY_S * float(2 ** min(number, MAX_DOUBLINGS))
 
-    def note(
+    def reasons(
         self, rows: Sequence[PromiseRow], snapshot: Snapshot, placed: Mapping[WorkloadId, PoolAllocation]
     ) -> dict[WorkloadId, str]:
-        """The reasons of jobs that are tried on more, or are given less because more brought them nothing."""
+        """The reasons of jobs that are tried on more devices, or get fewer because more brought no speed."""
         notes: dict[WorkloadId, str] = {}
         for row in rows:
-            given, held = placed.get(row.job_id), snapshot.allocations.get(row.job_id)
-            if given is None or held is None or not row.reach or row.job_id in self._given_up:
+            allocation, held = placed.get(row.job_id), snapshot.allocations.get(row.job_id)
+            if allocation is None or held is None or not row.trial_sizes or row.job_id in self._aborted:
                 continue
             measured = row.view.learnt.throughput_samples_per_s
-            # A job that is moved holds for a moment more than it ever ran on.
-            if given.num_devices == row.sizes[-1] < held.num_devices and held.num_devices in measured:
-                notes[row.job_id] = why_fewer(measured, held.num_devices, given.num_devices)
-            elif self._state.trials.get(row.job_id, (0, 0))[0] == given.num_devices > held.num_devices:
+            # While a job moves, it holds more devices than it has ever run on.
+            if allocation.num_devices == row.sizes[-1] < held.num_devices and held.num_devices in measured:
+                notes[row.job_id] = why_fewer(measured, held.num_devices, allocation.num_devices)
+            elif self._state.trials.get(row.job_id, (0, 0))[0] == allocation.num_devices > held.num_devices:
                 notes[row.job_id] = WHY_TRIED
         return notes
