@@ -78,7 +78,7 @@ class Control:
             "springtide",
             (),
             make,
-            ground=PlatformBuild(
+            build=PlatformBuild(
                 journal=open_journal(journal_url, folder, holder=folder.name),
                 source_store=ObjectSources(store, folder),
                 nodes=lambda: self.machines.nodes(),

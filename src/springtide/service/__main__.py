@@ -14,7 +14,7 @@ from springtide.service.server import configure_logging
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parse the arguments and serve. Exit codes: 0 ended in order, 1 failed, 2 wrong use."""
+    """Parse the arguments and serve. Exit codes: 0 for a regular end, 1 for a failure, 2 for wrong arguments."""
     parser = argparse.ArgumentParser(prog="python -m springtide.service", description=__doc__)
     parser.add_argument("--state", type=Path, required=True, help="the state directory")
     parser.add_argument("--slots", type=int, default=None, help="device slots (default: GPUs, else cores)")

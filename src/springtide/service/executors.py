@@ -1,4 +1,4 @@
-"""One executor out of two: the processes of this machine, and the functions of a service that jobs may run on."""
+"""Combines two executors into one: that of machines or pods, and that of jobs on a function service."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from springtide.core.workload import TrainingJob, WorkloadId
 
 
 class PostingExecutor(Executor, Protocol):
-    """An executor that takes events from outside, too."""
+    """An executor that also takes events from outside."""
 
     def post(self, event: Event) -> None:
         """Hand over an event; thread-safe."""
@@ -28,25 +28,25 @@ class PostingExecutor(Executor, Protocol):
 
 
 class JobsOnFunctions(Executor, Protocol):
-    """The executor of jobs on functions, as far as it is needed here."""
+    """The part of the executor of jobs on functions that is used here."""
 
     def send_events_to(self, post: Callable[[Event], None]) -> None:
-        """Let events go there."""
+        """Pass every event to `post`."""
         ...
 
     def knows(self, job_id: WorkloadId) -> bool:
-        """Whether the job has ever been begun on functions."""
+        """Whether the job was ever started on functions."""
         ...
 
     def status(self, job_id: WorkloadId) -> FunctionRunStatus | None:
-        """A job's functions as they are, or were last."""
+        """The newest known status of a job's functions; None for a job on machines."""
         ...
 
 
 class RoutedExecutor:
-    """Hands each action to the executor of its job: `functions` for a job with a menu, `machines` for all else.
+    """Routes each action to one of two executors: `functions` for jobs with a menu, `machines` for everything else.
 
-    Both speak through the stream of events of `machines`, so that `wait` and `acknowledge` are its own.
+    Events of `functions` are posted to `machines`, so that one `wait` returns the events of both.
     """
 
     def __init__(self, machines: PostingExecutor, functions: JobsOnFunctions) -> None:
@@ -56,7 +56,7 @@ class RoutedExecutor:
         functions.send_events_to(machines.post)
 
     def recover(self, standing: Standing) -> None:
-        """Split what should be running between the two."""
+        """Give each executor its part of what should be running."""
         starts = [*standing.replicas, *(action for action in standing.actions if isinstance(action, StartReplica))]
         self._on_functions |= {start.workload_id for start in starts if _is_on_functions(start)}
         self.machines.recover(
@@ -81,20 +81,20 @@ class RoutedExecutor:
         (self.functions if self._is_for_functions(action) else self.machines).start(action)
 
     def wait(self, deadline_s: float | None) -> Sequence[Event]:
-        """Return as soon as something happened at either, or nothing at the deadline."""
+        """Return the events of both executors as soon as there are any; an empty sequence at the deadline."""
         return self.machines.wait(deadline_s)
 
     def acknowledge(self, events: Sequence[Event]) -> None:
-        """The events are durable in the journal."""
+        """Tell both executors that the events are durable in the journal."""
         self.machines.acknowledge(events)
         self.functions.acknowledge(events)
 
     def post(self, event: Event) -> None:
-        """Hand over an event from outside; `wait` returns at once."""
+        """Add an event from outside and wake `wait`. Thread-safe."""
         self.machines.post(event)
 
     def sharing(self) -> SharingStatus:
-        """How the devices of the machines are shared; a function service shares nothing."""
+        """How the devices of the machines are shared; functions do not share devices."""
         return self.machines.sharing()
 
     def status(self, job_id: WorkloadId) -> FunctionRunStatus | None:
@@ -107,7 +107,7 @@ class RoutedExecutor:
         if isinstance(action, StopReplica):
             return action.workload_id in self._on_functions
         if isinstance(action, EndJob):
-            # A job that rested when the platform was restarted has objects to be removed, too.
+            # A job that had no replica when the platform was restarted still has objects to remove.
             return action.job_id in self._on_functions or self.functions.knows(action.job_id)
         if isinstance(action, ResizeJob | PreemptJob):
             return action.job_id in self._on_functions

@@ -1,4 +1,4 @@
-"""The live state as it leaves the platform: what the policy is shown, without what only workers need."""
+"""Exports the live state: the snapshot that the policy gets, without the parts that only workers need."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NOWHERE = Entrypoint(source_path="")
 
 
 def live_state(platform: PlatformLike) -> LiveState:
-    """Return the platform's present state. Sources, parameters and keys stay where they are: no policy reads them."""
+    """Return the platform's present state, without sources, parameters and keys, which no policy reads."""
     snapshot = platform.snapshot()
     return LiveState(
         policy=platform.view().policy,

@@ -1,4 +1,4 @@
-"""Finding a workload by what people call it: its id, or its name where that is clear."""
+"""Find a workload by its id, or by its name where that is unique."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from springtide.core.workload import WorkloadId
 from springtide.service.ports import ViewLike
 
 
-def find_job(view: ViewLike, called: str) -> JobRecord:
-    """Return the job of that id or unique name. Raises NotFound, or Conflict if several bear the name.
+def find_job(view: ViewLike, id_or_name: str) -> JobRecord:
+    """Return the job of that id or name. Raises NotFound, or Conflict if the name is ambiguous.
 
-    Among several jobs of one name the only unfinished one is meant.
+    If several jobs have the name and exactly one of them is unfinished, that one is returned.
     """
-    record = view.jobs.get(WorkloadId(called))
+    record = view.jobs.get(WorkloadId(id_or_name))
     if record is not None:
         return record
-    namesakes = [record for record in view.jobs.values() if record.job.name == called]
+    namesakes = [record for record in view.jobs.values() if record.job.name == id_or_name]
     if not namesakes:
-        raise NotFound(f"there is no job {called!r:.80}; `springtide ps` lists every job")
+        raise NotFound(f"there is no job {id_or_name!r:.80}; `springtide ps` lists every job")
     unfinished = [record for record in namesakes if not record.lifecycle.state.is_terminal]
     for candidates in (namesakes, unfinished):
         if len(candidates) == 1:
             return candidates[0]
     ids = ", ".join(record.workload_id for record in namesakes[-5:])
-    raise Conflict(f"{len(namesakes)} jobs are named {called!r}; use an id, the newest are {ids}")
+    raise Conflict(f"{len(namesakes)} jobs are named {id_or_name!r}; use an id, the newest are {ids}")
 
 
 def find_service(view: ViewLike, name: str) -> ServiceRecord:
@@ -35,14 +35,14 @@ def find_service(view: ViewLike, name: str) -> ServiceRecord:
     return record
 
 
-def find_workload(view: ViewLike, called: str) -> JobRecord | ServiceRecord:
+def find_workload(view: ViewLike, id_or_name: str) -> JobRecord | ServiceRecord:
     """Return the service of that name, else the job of that id or name. Removed services are found too."""
-    service = view.services.get(WorkloadId(called))
+    service = view.services.get(WorkloadId(id_or_name))
     if service is not None:
         return service
     try:
-        return find_job(view, called)
+        return find_job(view, id_or_name)
     except NotFound:
         raise NotFound(
-            f"there is no job or service {called!r:.80}; `springtide ps` lists every job and service"
+            f"there is no job or service {id_or_name!r:.80}; `springtide ps` lists every job and service"
         ) from None

@@ -44,29 +44,30 @@ LOG = logging.getLogger("springtide.platform")
 _CLOCK_BEGAN = "clock_began_unix_s"
 # On the platform's own clock: the local midnight before it was created.
 _MIDNIGHT = "midnight_s"
-# A platform that goes down waits this long for its workers: the longest usual grace and a little more.
+# How long a shutdown waits for the workers: the longest usual grace period plus a margin.
 LONGEST_DRAIN_S = 25.0
-# From the order to the first step a worker of a small model took 2.1 to 2.4 s on a busy machine of two cores, nearly
-# all of it importing and building the model. Plans reserve so much at every change; training stands still for less.
+# Measured on a busy machine with two cores: from the order to its first step, a worker of a small model took 2.1 to
+# 2.4 s, nearly all of it for importing and building the model. Plans reserve this time at every change; the pause in
+# training is shorter.
 LOCAL_OVERHEADS = Overheads(change_s=2.5)
 
 
 class EventExecutor(Executor, Protocol):
-    """An executor that also takes events from outside: requests of users, load that the gateway saw."""
+    """An executor that also takes events from outside: requests of users, load that the gateway observed."""
 
     def post(self, event: Event) -> None:
-        """Hand an event to the loop; thread-safe, wakes it."""
+        """Hand an event to the loop and wake it. Thread-safe."""
         ...
 
 
 class PlatformBuild(msgspec.Struct, frozen=True, kw_only=True):
-    """What a platform stands on where that is not one machine and its state directory.
+    """The parts of a platform that runs on a cluster instead of one machine and its state directory.
 
-    `journal` is the platform's to close. `nodes` says, once the executor is there, what there is to hold now; from its
-    `recover` on the executor tells what joins and what is lost. `overheads` is what a change of a job costs there, or,
-    with `learns_overheads`, what is believed of that until changes were seen. `store_url` is where datasets live.
-    `cluster` says how the platform stands with its cluster, from any thread. `on_superseded` is called on the loop's
-    thread, before anything else, when another control plane has taken the journal over.
+    The platform closes `journal`. `nodes` is called once the executor exists and returns the nodes of that moment;
+    from `recover` on, the executor posts nodes that join or are lost. `overheads` is what a change of a job costs
+    there; with `learns_overheads` it is only the estimate used until changes have been measured. `store_url` is where
+    datasets are stored. `cluster` returns the cluster's status and may be called from any thread. `on_superseded` is
+    called on the loop's thread, before anything else, when another control plane has taken the journal over.
     """
 
     journal: DurableJournal
@@ -94,8 +95,8 @@ class PlatformView(msgspec.Struct, frozen=True, kw_only=True):
 class PlatformClock:
     """Seconds since the platform was created, monotonic while it runs.
 
-    At a restart the clock goes on from wall time, so that deadlines count the time the platform was down; a wall
-    clock that was set back in between never takes it below what the journal has seen.
+    After a restart the clock continues from wall time, so that deadlines include the time the platform was down. If
+    the wall clock was set back in the meantime, the clock continues from the latest time in the journal.
     """
 
     def __init__(self, began_unix_s: float, lowest_s: float) -> None:
@@ -121,41 +122,41 @@ class Platform:
         function_status: Callable[[WorkloadId], FunctionRunStatus | None] = lambda workload_id: None,
         has_parameter_store: bool = False,
         sharing: Callable[[], SharingStatus] = SharingStatus,
-        ground: PlatformBuild | None = None,
+        build: PlatformBuild | None = None,
     ) -> None:
-        """`nodes` are those of this machine, `tide` the empty memory of days that the past is folded into.
+        """`nodes` are the nodes of this machine; `tide` is an empty record of past days, filled from the journal.
 
-        `function_status` says which functions run a job, and `sharing` which workloads share which device, from
-        any thread; with `has_parameter_store` what functions tell each other goes through one. `ground` is there where
-        the platform is more than this machine: then `nodes` are those beside its own.
+        `function_status` returns which functions run a job and `sharing` which workloads share which device; both may
+        be called from any thread. `has_parameter_store` says that functions exchange data through a parameter store.
+        `build` is given where the platform runs on a cluster: then `nodes` are in addition to the cluster's own.
         """
         self.state_dir = state_dir
         self.policy_name = policy_name
         self.usd_per_device_hour = usd_per_device_hour
-        self._ground = ground
+        self._build = build
         self._nodes = {node.node_id: node for node in nodes}
-        self.source_store: SourceStore = DirectorySources(state_dir) if ground is None else ground.source_store
+        self.source_store: SourceStore = DirectorySources(state_dir) if build is None else build.source_store
         self._crash_point = crash_point or (lambda name: None)
         self._function_status = function_status
         self._sharing = sharing
         self.has_parameter_store = has_parameter_store
         self._lock_file = _lock(state_dir)
-        self._journal: DurableJournal = SqliteJournal(state_dir / "journal.db") if ground is None else ground.journal
+        self._journal: DurableJournal = SqliteJournal(state_dir / "journal.db") if build is None else build.journal
         began = self._journal.meta(_CLOCK_BEGAN)
         if began is None:
             began = repr(time.time())
             self._journal.set_meta(_CLOCK_BEGAN, began)
         midnight = self._journal.meta(_MIDNIGHT)
         if midnight is None:
-            # Kept, so that what was said of a moment is said again on replay, wherever that is.
+            # Stored, so that a replay in another time zone gets the same times of day.
             midnight = repr(midnight_before_s(float(began)) - float(began))
             self._journal.set_meta(_MIDNIGHT, midnight)
         if tide is not None and tide.day_s == DAY_S:
             tide = replace(tide, midnight_s=float(midnight))
         self._controller = Controller(
             self.make_policy(),
-            overheads=LOCAL_OVERHEADS if ground is None else ground.overheads,
-            learns_overheads=ground is not None and ground.learns_overheads,
+            overheads=LOCAL_OVERHEADS if build is None else build.overheads,
+            learns_overheads=build is not None and build.learns_overheads,
             on_policy_error=lambda error: LOG.error(
                 "policy %s is broken, everyone keeps what they hold: %s", policy_name, error
             ),
@@ -164,8 +165,8 @@ class Platform:
         self.clock = PlatformClock(float(began), self._journal.last_now_s())
         self.wall_clock_offset_s = time.time() - self.clock.now_s()
         self._executor = make_executor(self.clock)
-        if ground is not None:
-            self._nodes |= {node.node_id: node for node in ground.nodes()}
+        if build is not None:
+            self._nodes |= {node.node_id: node for node in build.nodes()}
         self._listeners: list[Callable[[int, Step, PlatformView], None]] = []
         self._tickets: dict[int, tuple[Event, Future[int]]] = {}
         self._tickets_lock = threading.Lock()
@@ -176,23 +177,23 @@ class Platform:
         self.failure: BaseException | None = None
         self._on_stop: Callable[[], None] = lambda: None
         self._view = self._make_view(0)
-        self._shown = self._controller.snapshot(self.clock.now_s())
+        self._snapshot = self._controller.snapshot(self.clock.now_s())
         self._thread = threading.Thread(target=self._main, name="springtide-loop", daemon=True)
 
     def subscribe(self, listener: Callable[[int, Step, PlatformView], None]) -> None:
-        """Have `listener(seq, step, view)` called on the loop's thread for every journaled step, old ones first.
+        """Have `listener(seq, step, view)` called on the loop's thread for every journaled step, oldest first.
 
-        Call before `start`. It must be quick and must not raise.
+        Subscribe before `start`. The listener must be quick and must not raise.
         """
         self._listeners.append(listener)
 
     def start(self, on_stop: Callable[[], None]) -> None:
         """Recover from the journal and start the loop. `on_stop` is called once when the loop has ended."""
         self._on_stop = on_stop
-        seq = recover(self._controller, self._guarded_executor(), self._journal, on_step=self._tell)
+        seq = recover(self._controller, self._guarded_executor(), self._journal, on_step=self._notify)
         self._view = self._make_view(seq)
-        self._shown = self._controller.snapshot(self.clock.now_s())
-        if self._ground is None:
+        self._snapshot = self._controller.snapshot(self.clock.now_s())
+        if self._build is None:
             self._post_nodes()
         self._executor.post(PlatformStarted())
         self._thread.start()
@@ -204,7 +205,7 @@ class Platform:
             if node_id not in self._nodes:
                 self._executor.post(NodeLost(node_id=node_id))
         for node_id, node in self._nodes.items():
-            # A node that was on loan is still: its label is what the journal says.
+            # The journal decides the label: a node that was on loan before the restart still is.
             if node_id not in known or replace(known[node_id], pool=node.pool) != node:
                 self._executor.post(NodeJoined(node=node))
 
@@ -216,19 +217,19 @@ class Platform:
         return self._view
 
     def snapshot(self) -> Snapshot:
-        """What the policy would be shown at this instant, for what-if questions. Any thread may call."""
-        return replace(self._shown, now_s=self.clock.now_s())
+        """The snapshot that the policy would get at this instant, for what-if questions. Thread-safe."""
+        return replace(self._snapshot, now_s=self.clock.now_s())
 
     def function_status(self, workload_id: WorkloadId) -> FunctionRunStatus | None:
-        """Which functions run a job now; None for any other job, and while its coordinator is away."""
+        """Which functions run a job now; None for a job on machines and while no coordinator runs for the job."""
         return self._function_status(workload_id)
 
     def sharing(self) -> SharingStatus:
-        """Which workloads share which device now, what is granted to each, and what enforces it. Any thread may ask."""
+        """Which workloads share which device now, what is granted to each, and what enforces it. Thread-safe."""
         return self._sharing()
 
     def make_policy(self) -> Policy:
-        """The policy that decides here, in an instance of its own."""
+        """A new instance of the policy that decides on this platform."""
         return WithFunctions(WithinBudget(make_live_policy(self.policy_name), self.usd_per_device_hour))
 
     def post(self, event: Event) -> None:
@@ -238,7 +239,7 @@ class Platform:
     def submit(self, event: Event, timeout_s: float = 10.0) -> int:
         """Hand an event to the loop and wait until it is durable. Returns its journal number.
 
-        Raises BackendError after `timeout_s`: then it is not known yet whether the event will be recorded.
+        Raises BackendError after `timeout_s`; the event may still be recorded later.
         """
         ticket: Future[int] = Future()
         with self._tickets_lock:
@@ -255,7 +256,7 @@ class Platform:
                 self._tickets.pop(id(event), None)
 
     def wait_change(self, after_seq: int, timeout_s: float) -> int:
-        """Block until a step later than `after_seq` is journaled, or the timeout. Returns the newest number."""
+        """Block until a step later than `after_seq` is journaled or the timeout passes. Returns the newest number."""
         with self._changed:
             self._changed.wait_for(lambda: self._view.seq > after_seq or self._stopping.is_set(), timeout_s)
             return self._view.seq
@@ -265,31 +266,31 @@ class Platform:
 
     def data_store_url(self) -> str:
         """The URL of the store for datasets. Raises InvalidRequest."""
-        return data_store_url(self.state_dir) if self._ground is None else self._ground.store_url
+        return data_store_url(self.state_dir) if self._build is None else self._build.store_url
 
     def cluster(self) -> ClusterStatus | None:
-        """How the platform stands with its cluster; None where it is one machine's. Any thread may ask."""
-        return None if self._ground is None else self._ground.cluster()
+        """The status of the Kubernetes cluster; None for a platform on one machine. Thread-safe."""
+        return None if self._build is None else self._build.cluster()
 
     def request_shutdown(self, *, stop_workers: bool) -> None:
-        """Ask the loop to end: at once, or once every job has checkpointed and every replica is gone."""
+        """Ask the loop to end: with `stop_workers` once every job has checkpointed and every replica is gone, else at once."""
         if self._stopping.is_set():
             return
         self.stop_workers = stop_workers
         self._end_by_s = time.monotonic() + (LONGEST_DRAIN_S if stop_workers else 0.0)
         self._stopping.set()
-        # Without workers to stop, an event that changes nothing wakes the loop out of its wait.
+        # With no workers to stop, PlatformStarted changes nothing; it only wakes the loop.
         self._executor.post(PlatformStopping() if stop_workers else PlatformStarted())
 
     def _guarded_executor(self) -> _CrashPoints:
-        if self._ground is not None:
-            # What joins or is lost from the executor's recovery on comes after what is told here.
+        if self._build is not None:
+            # The nodes are posted before the recovery, so that events which the recovery produces come after them.
             return _CrashPoints(self._executor, self._crash_point, self._is_draining, None, self._post_nodes)
         devices = frozenset(device.device_id for node in self._nodes.values() for device in node.devices)
         return _CrashPoints(self._executor, self._crash_point, self._is_draining, devices)
 
     def _is_draining(self) -> float | None:
-        """Until when (platform clock) the loop may wait for workers; None while the platform is not going down."""
+        """Until when (platform clock) the loop may wait for workers; None unless the platform is shutting down."""
         if not self._stopping.is_set():
             return None
         return self.clock.now_s() + max(0.0, self._end_by_s - time.monotonic())
@@ -302,7 +303,7 @@ class Platform:
         return is_drained or time.monotonic() >= self._end_by_s
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the loop to end, then let go of the journal and the directory."""
+        """Wait for the loop to end, then close the journal and unlock the directory."""
         self._thread.join(timeout_s)
         self._journal.close()
         os.close(self._lock_file)
@@ -320,8 +321,8 @@ class Platform:
             )
         except Superseded as error:
             self.failure = error
-            if self._ground is not None:
-                self._ground.on_superseded(error)
+            if self._build is not None:
+                self._build.on_superseded(error)
         except Exception as error:
             LOG.exception("the control loop failed")
             self.failure = error
@@ -333,9 +334,9 @@ class Platform:
 
     def _on_step(self, seq: int, step: Step) -> None:
         self._view = self._make_view(seq)
-        # Taken here, on the loop's own thread, where nothing changes meanwhile.
-        self._shown = self._controller.snapshot(step.now_s)
-        self._tell(seq, step)
+        # Taken on the loop's own thread, so that the state cannot change during the copy.
+        self._snapshot = self._controller.snapshot(step.now_s)
+        self._notify(seq, step)
         with self._tickets_lock:
             for event in step.events:
                 known = self._tickets.get(id(event))
@@ -344,7 +345,7 @@ class Platform:
         with self._changed:
             self._changed.notify_all()
 
-    def _tell(self, seq: int, step: Step) -> None:
+    def _notify(self, seq: int, step: Step) -> None:
         for listener in self._listeners:
             listener(seq, step, self._view)
 
@@ -362,7 +363,7 @@ class Platform:
 
 
 class _CrashingJournal:
-    """The journal with a named crash point on either side of every append."""
+    """The journal, with a named crash point before and after every append."""
 
     def __init__(self, journal: DurableJournal, crash_point: Callable[[str], None]) -> None:
         self._journal = journal
@@ -379,11 +380,11 @@ class _CrashingJournal:
 
 
 class _CrashPoints:
-    """The executor with a named crash point on either side of every effect that the loop starts.
+    """The executor, with a named crash point before and after every effect that the loop starts.
 
-    After a restart it adopts only replicas on one of `devices`: where the machine was cut into other nodes before,
-    the control plane learns that those are lost, and the replicas left on them must end. None: the executor itself
-    knows its devices. `before_recovery` is called before the executor recovers.
+    After a restart only replicas on one of `devices` are adopted: if the machine was divided into other nodes before,
+    those nodes are reported as lost and the replicas on them must end. With None the executor itself knows its
+    devices. `before_recovery` is called before the executor recovers.
     """
 
     def __init__(
@@ -418,7 +419,7 @@ class _CrashPoints:
         )
 
     def wait(self, deadline_s: float | None) -> Sequence[Event]:
-        # While the platform drains, the loop must wake at the end of its waiting time even without events.
+        # During a shutdown the loop must wake when the time for the workers is over, even without events.
         end_s = self._draining()
         moments = [moment for moment in (deadline_s, end_s) if moment is not None]
         return self._executor.wait(min(moments, default=None))
@@ -446,14 +447,14 @@ LOOP_CRASH_POINTS = (
         for side in ("before", "after")
     ),
 )
-# Those that only a platform with pools passes.
+# Crash points that only a platform with pools reaches.
 LOAN_CRASH_POINTS = tuple(
     f"loop.start.{action}.{side}" for action in ("DrainNode", "LabelNode") for side in ("before", "after")
 )
 
 
 def _lock(state_dir: Path) -> int:
-    """Hold the state directory for this process alone. Raises BackendError if another platform runs on it."""
+    """Lock the state directory for this process. Raises BackendError if another platform runs on it."""
     descriptor = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -23,7 +23,7 @@ Source = JobSourceIn | ServiceSourceIn
 
 
 class ViewLike(Protocol):
-    """The platform's truth after journal step `seq`, never changed."""
+    """The state of the platform after journal step `seq`. Immutable."""
 
     @property
     def seq(self) -> int:
@@ -37,12 +37,12 @@ class ViewLike(Protocol):
 
     @property
     def jobs(self) -> Mapping[WorkloadId, JobRecord]:
-        """Every job ever submitted, in that order."""
+        """Every job ever submitted, in order of submission."""
         ...
 
     @property
     def services(self) -> Mapping[WorkloadId, ServiceRecord]:
-        """Every service ever deployed, in that order."""
+        """Every service ever deployed, in order of deployment."""
         ...
 
     @property
@@ -57,7 +57,7 @@ class ViewLike(Protocol):
 
     @property
     def future(self) -> Mapping[WorkloadId, Schedule]:
-        """What the policy plans for the time to come, as far as it does."""
+        """What the policy plans ahead for each workload; empty for a policy that does not plan ahead."""
         ...
 
 
@@ -68,37 +68,37 @@ class SourceStore(Protocol):
     """
 
     def address(self, place: PurePosixPath) -> str:
-        """What workers are told of where the file is."""
+        """The address under which workers find the file."""
         ...
 
     def holds(self, address: str, text: str) -> bool:
-        """Whether the file at an address is this text; False if it is not there any more."""
+        """Whether the file at an address has this text; False if the file is gone."""
         ...
 
     def may_write(self, place: PurePosixPath, source: Source) -> bool:
-        """Whether there is no source at that place yet, or this very one."""
+        """Whether the place is free or already holds this same source."""
         ...
 
     def write(self, place: PurePosixPath, source: Source) -> None:
-        """Keep the main file at that place and the others beside it. They are durable when this returns."""
+        """Store the main file at that place and the others beside it. They are durable when this returns."""
         ...
 
     def has(self, workload_id: WorkloadId) -> bool:
-        """Whether anything is kept of a workload of that id."""
+        """Whether anything is stored for a workload of that id."""
         ...
 
-    def import_root(self, asked: str) -> str:
-        """The directory that workers import neighbours from, asked for one. Raises InvalidRequest."""
+    def import_root(self, requested: str) -> str:
+        """The directory from which workers import neighbouring files, for a requested one. Raises InvalidRequest."""
         ...
 
     def fetch_logs(self, workload_id: WorkloadId) -> None:
-        """Bring the logs that are kept elsewhere to where they are read, as far as they are not there."""
+        """Download logs that are stored elsewhere into the folder from which they are read, unless they are there."""
         ...
 
     def retire(self, workload_id: WorkloadId, *, keeps_artifacts: bool) -> int:
-        """Take away what is kept of a workload that has ended; returns of how many files. May be done again.
+        """Delete what is stored for a workload that has ended. Returns the number of files. Idempotent.
 
-        What it made stays where `keeps_artifacts` says so.
+        With `keeps_artifacts` the workload's artifacts stay.
         """
         ...
 
@@ -112,45 +112,45 @@ class Submissions(Protocol):
     def submit_job(
         self, request: JobIn, key: str | None, container: ContainerSettings | None = None
     ) -> tuple[JobRecord, bool]:
-        """Submit a job. Returns its record and whether it is new; False: the key was used for it before.
+        """Submit a job. Returns its record and whether it is new; False if the key was used for it before.
 
-        `container` is what its pods are made of, where workloads are pods and have no object yet.
+        `container` describes the job's pods, where workloads are pods and the job comes from an object.
         """
         ...
 
     def deploy_service(
         self, name: str, request: ServiceIn, container: ContainerSettings | None = None
     ) -> ServiceRecord:
-        """Deploy a service, or a new revision of it. The same request again changes nothing."""
+        """Deploy a service or a new revision of it. Repeating a request changes nothing."""
         ...
 
     def remove_service(self, name: str) -> ServiceRecord:
         """Drain a service and remove it."""
         ...
 
-    def cancel_job(self, called: str) -> JobRecord:
+    def cancel_job(self, id_or_name: str) -> JobRecord:
         """End a job; cancelling a cancelled one changes nothing."""
         ...
 
-    def pause_job(self, called: str) -> JobRecord:
+    def pause_job(self, id_or_name: str) -> JobRecord:
         """Have a job checkpoint and release its devices; pausing a paused one changes nothing."""
         ...
 
-    def resume_job(self, called: str, budget_usd: float | None = None) -> JobRecord:
+    def resume_job(self, id_or_name: str, budget_usd: float | None = None) -> JobRecord:
         """Let a paused job continue, with a new budget where one is given."""
         ...
 
-    def change_job(self, called: str, wish: RequestModel) -> JobRecord:
-        """Give a job that has not ended what `wish`, a JobChangeIn, names."""
+    def change_job(self, id_or_name: str, changes: RequestModel) -> JobRecord:
+        """Change what `changes`, a JobChangeIn, names of a job that has not ended."""
         ...
 
-    def scale(self, called: str, bounds: ScaleIn) -> JobRecord | ServiceRecord:
+    def scale(self, id_or_name: str, bounds: ScaleIn) -> JobRecord | ServiceRecord:
         """Set new bounds on workers or replicas."""
         ...
 
 
 class PlatformLike(Protocol):
-    """The running platform. Every method may be called from any thread."""
+    """The running platform. Every method may be id_or_name from any thread."""
 
     @property
     def wall_clock_offset_s(self) -> float:
@@ -167,32 +167,32 @@ class PlatformLike(Protocol):
 
     @property
     def usd_per_device_hour(self) -> float:
-        """What a device costs."""
+        """The price of one device, in US dollars per hour."""
         ...
 
     @property
     def has_parameter_store(self) -> bool:
-        """Whether what functions tell each other goes through a parameter store."""
+        """Whether functions exchange data through a parameter store."""
         ...
 
     def snapshot(self) -> Snapshot:
-        """What the policy would be shown at this instant."""
+        """The snapshot that the policy would get at this instant."""
         ...
 
     def make_policy(self) -> Policy:
-        """The policy that decides here, in an instance of its own."""
+        """A new instance of the policy that decides on this platform."""
         ...
 
     def submit(self, event: Event, timeout_s: float = 10.0) -> int:
-        """Hand over an event; return its journal number once it is durable. Raises BackendError after `timeout_s`."""
+        """Hand over an event and wait until it is durable. Returns its journal number. Raises BackendError on timeout."""
         ...
 
     def wait_change(self, after_seq: int, timeout_s: float) -> int:
-        """Block until a step later than `after_seq` is journaled, or the timeout. Returns the newest number."""
+        """Block until a step later than `after_seq` is journaled or the timeout passes. Returns the newest number."""
         ...
 
     def function_status(self, workload_id: WorkloadId) -> FunctionRunStatus | None:
-        """Which functions run a job now; None for any other job, and while its coordinator is away."""
+        """Which functions run a job now; None for a job on machines and while no coordinator runs for the job."""
         ...
 
     def sharing(self) -> SharingStatus:
@@ -209,17 +209,17 @@ class PlatformLike(Protocol):
         ...
 
     def cluster(self) -> ClusterStatus | None:
-        """How the platform stands with its cluster; None where it is one machine's."""
+        """The status of the Kubernetes cluster; None for a platform on one machine."""
         ...
 
     def workload_dir(self, workload_id: WorkloadId) -> Path:
-        """Where everything of one workload lives."""
+        """The directory that holds everything about one workload."""
         ...
 
     def subscribe(self, listener: Callable[[int, Step, Any], None]) -> None:
-        """Have `listener(seq, step, view)` called for every journaled step, the old ones first."""
+        """Have `listener(seq, step, view)` id_or_name for every journaled step, oldest first."""
         ...
 
     def request_shutdown(self, *, stop_workers: bool) -> None:
-        """Ask the platform to end."""
+        """Ask the platform to end; with `stop_workers` after all workers have checkpointed and ended."""
         ...

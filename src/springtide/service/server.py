@@ -1,4 +1,4 @@
-"""Serving one application on one socket: the server, the signals that end it, and the points where tests crash it."""
+"""Serves one application on one socket: the server, the signals that end it, and the crash points for tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CRASH_AT = "SPRINGTIDE_CRASH_AT"
 
 
 def server_of(app: ASGIApp) -> uvicorn.Server:
-    """A server of the application on the sockets it will be given; it logs nothing but what is wrong."""
+    """A server for the application; pass the sockets to `run`. It logs only warnings and errors."""
     return uvicorn.Server(
         uvicorn.Config(
             app,
@@ -39,7 +39,7 @@ def server_of(app: ASGIApp) -> uvicorn.Server:
 
 
 def lifespan_of(gateway: Gateway) -> Callable[[Any], contextlib.AbstractAsyncContextManager[None]]:
-    """What runs around the serving: the gateway's tasks."""
+    """The application's lifespan: start the gateway's tasks before serving and end them afterwards."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: object) -> AsyncIterator[None]:
@@ -69,9 +69,9 @@ def bind(port: int, host: str = LOOPBACK) -> socket.socket:
 
 @contextlib.contextmanager
 def signals_end(server: uvicorn.Server) -> Iterator[None]:
-    """SIGTERM, SIGINT and SIGHUP (a closed terminal) end the serving; what comes after it is never cut short.
+    """Make SIGTERM, SIGINT and SIGHUP (a closed terminal) end the server, without interrupting the cleanup after it.
 
-    uvicorn raises what it caught once more when it has ended: these handlers are what it then finds.
+    uvicorn raises a caught signal again after it has ended: then these handlers run instead of the default ones.
     """
     names = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     before = {name: signal.signal(name, lambda *_: setattr(server, "should_exit", True)) for name in names}
@@ -83,10 +83,10 @@ def signals_end(server: uvicorn.Server) -> Iterator[None]:
 
 
 def crash_point_of(setting: str) -> Callable[[str], None]:
-    """Read "name:n": end the process without any clean-up when the named crash point is passed for the n-th time.
+    """Parse "name:n": the process ends without any cleanup when it reaches the named crash point for the n-th time.
 
-    For the tests that kill the control plane between any two effects. Empty: nothing happens.
-    Raises InvalidRequest if n is no number.
+    Used by tests that kill the control plane between two effects. An empty setting does nothing.
+    Raises InvalidRequest if n is not a number.
     """
     if not setting:
         return lambda name: None
@@ -108,7 +108,7 @@ def crash_point_of(setting: str) -> Callable[[str], None]:
 
 
 def configure_logging() -> None:
-    """Lines with time and level on standard error; `springtide up` sends them to platform.log."""
+    """Log to standard error with time and level; `springtide up` redirects that to platform.log."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    # One line for every call to an API server would bury everything else.
+    # httpx logs a line for every call to an API server, which would hide everything else.
     logging.getLogger("httpx2").setLevel(logging.WARNING)

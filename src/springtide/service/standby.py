@@ -1,4 +1,4 @@
-"""What a control plane answers while another one leads: that it is alive, which one leads, and when to ask again."""
+"""The HTTP server of a control plane that does not lead: it answers health checks and refuses everything else."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
 class Standby:
-    """Serves health and refusals on a socket that is kept open for whatever is served there next.
+    """Serves health checks and refusals on a socket that stays open, so that the platform can serve on it next.
 
-    `role` says what this control plane does meanwhile (`standby`, `starting`), `leader` which one leads, as far as is
-    known; both are asked at each request. `standby` counts as ready, since it can lead at any moment; `starting` does
-    not.
+    `role` returns what this control plane is doing (`standby` or `starting`) and `leader` the identity of the leader,
+    empty if not known; both are called at each request. A standby counts as ready, because it can lead at any moment.
     """
 
     def __init__(self, listener: socket.socket, role: Callable[[], str], leader: Callable[[], str]) -> None:
@@ -40,17 +39,17 @@ class Standby:
                 ]
             )
         )
-        # Both share one queue of connections: what comes between the two servers waits there.
-        socket_of_its_own = listener.dup()
+        # The duplicate shares the queue of connections: clients that connect between the two servers wait there.
+        listener_copy = listener.dup()
         self._thread = threading.Thread(
-            target=self._server.run, args=([socket_of_its_own],), name="springtide-standby", daemon=True
+            target=self._server.run, args=([listener_copy],), name="springtide-standby", daemon=True
         )
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """Answer no more; the socket that was given stays open."""
+        """Stop serving. The listener passed to the constructor stays open."""
         self._server.should_exit = True
         self._thread.join(_JOIN_S)
 

@@ -267,7 +267,7 @@ class _ControlPlane:
             function_status=functions.status,
             has_parameter_store=functions.has_parameter_store,
             sharing=self._sharing,
-            ground=PlatformBuild(
+            build=PlatformBuild(
                 journal=journal,
                 source_store=ObjectSources(store, state_dir),
                 nodes=nodes,
