@@ -273,7 +273,7 @@ class Platform:
         return None if self._build is None else self._build.cluster()
 
     def request_shutdown(self, *, stop_workers: bool) -> None:
-        """Ask the loop to end: with `stop_workers` once every job has checkpointed and every replica is gone, else at once."""
+        """Ask the loop to end: once jobs have checkpointed and replicas are gone, or at once."""
         if self._stopping.is_set():
             return
         self.stop_workers = stop_workers

@@ -184,7 +184,7 @@ class PlatformLike(Protocol):
         ...
 
     def submit(self, event: Event, timeout_s: float = 10.0) -> int:
-        """Hand over an event and wait until it is durable. Returns its journal number. Raises BackendError on timeout."""
+        """Post an event and wait until it is durable. Returns its journal number. Raises BackendError on timeout."""
         ...
 
     def wait_change(self, after_seq: int, timeout_s: float) -> int:

@@ -547,7 +547,7 @@ def test_a_quiet_service_is_told_of_seldom(tmp_path):
             start = asyncio.get_running_loop().time()
             harness.events.clear()
             for second in range(100, 130):
-                queue.tell(start + second)
+                queue.report_load(start + second)
             assert 2 <= len(harness.events) <= 4
             assert harness.events[-1].idle_s > harness.events[0].idle_s
 

@@ -27,7 +27,7 @@ def play(advice, rates, start_s=0.0, idle_s=0.0):
         for _ in range(rate):
             advice.arrived()
         now_s += 1.0
-        advice.second(now_s, num_queued=0, idle_s=idle_s)
+        advice.tick(now_s, num_queued=0, idle_s=idle_s)
     return advice.wanted
 
 
@@ -43,9 +43,9 @@ def test_a_late_loop_counts_the_mean_and_a_hasty_one_nothing():
     for _ in range(3):
         for _ in range(150):
             advice.arrived()
-        advice.second(advice._looked_at_s + 2.0, num_queued=0, idle_s=0.0)
+        advice.tick(advice._observed_at_s + 2.0, num_queued=0, idle_s=0.0)
     assert advice.wanted == 1, "150 requests in two seconds are 75 a second"
-    advice.second(advice._looked_at_s + 0.1, num_queued=500, idle_s=0.0)
+    advice.tick(advice._observed_at_s + 0.1, num_queued=500, idle_s=0.0)
     assert advice.wanted == 1
 
 
@@ -93,7 +93,7 @@ async def _ask_a_sleeping_service(service):
     await gateway.startup()
     queue = gateway._queues["s"]
     before = queue.observe(0.0).wanted_replicas
-    asked = asyncio.ensure_future(queue.ask(lambda schema: None, 5.0, asyncio.Event().wait))
+    asked = asyncio.ensure_future(queue.submit(lambda schema: None, 5.0, asyncio.Event().wait))
     await asyncio.sleep(0)
     await gateway.shutdown()
     await asyncio.gather(asked, return_exceptions=True)

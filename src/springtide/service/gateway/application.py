@@ -1,9 +1,9 @@
 """The inference gateway: `POST /f/{name}` and the Open Inference Protocol v2 on bare Starlette routes.
 
 `POST /f/{name}` takes a JSON object {"parameter": value, ...}, or a bare list for the only parameter, and answers
-{"outputs": what predict returned}. A replica that dies before it has answered is replaced once: predict is taken to
-be idempotent. A refusal is {"error": {"code", "message"}}, on v2 paths {"error": sentence}. The header `X-Springtide`
-of an answer tells queue, cold start and batch size, and the share of a device behind it.
+{"outputs": what predict returned}. If a replica dies before it has answered, the request is sent to another one once:
+predict is assumed to be idempotent. An error is {"error": {"code", "message"}}, on v2 paths {"error": sentence}. The
+header `X-Springtide` of an answer holds the time in the queue, the cold start, the batch size and the replica's share.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MAX_DISCARDED_BYTES = 8 << 20
 _BODY_TIMEOUT_S = 10.0
 _TICK_S = 1.0
 _JSON = (b"content-type", b"application/json")
-_MAX_NAMES_TOLD = 20
+_MAX_LISTED_NAMES = 20
 _ERROR_SCHEMA = {
     "type": "object",
     "properties": {
@@ -68,7 +68,7 @@ _CODES = {
 
 
 class _Reply(msgspec.Struct, frozen=True):
-    """An HTTP answer. `service` labels the metrics; empty for what concerns no deployed service."""
+    """An HTTP answer."""
 
     status: int
     body: bytes
@@ -76,19 +76,21 @@ class _Reply(msgspec.Struct, frozen=True):
 
 
 class _HttpError(SpringtideError):
-    """An answer that is no success and has a status of its own."""
+    """An error answer with the given HTTP status; `details` are merged into the error object."""
 
-    def __init__(self, status: int, message: str, headers: _Headers = (), told: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, status: int, message: str, headers: _Headers = (), details: dict[str, Any] | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.headers = headers
-        self.told = told or {}
+        self.details = details or {}
 
 
 class Gateway:
     """The data plane. `update` may be called from any thread; everything else runs on the event loop.
 
-    `post` gets LoadObserved events on the event loop and must not block.
+    `post` is called with LoadObserved events on the event loop and must not block.
     """
 
     def __init__(
@@ -105,12 +107,12 @@ class Gateway:
         self._routes: tuple[ServiceRoute, ...] = ()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._queues: dict[str, ServiceQueue] = {}
-        self._leaving: list[ServiceQueue] = []
+        self._closing: list[ServiceQueue] = []
         self._ticker: asyncio.Task[None] | None = None
         self._is_open = False
 
     def update(self, routes: Sequence[ServiceRoute]) -> None:
-        """Take over the platform's whole view of its services. Thread-safe; before `startup` it is kept for then."""
+        """Replace the routes of all services. Thread-safe; routes set before `startup` are applied there."""
         with self._lock:
             if self._routes == (wanted := tuple(routes)):
                 return
@@ -119,7 +121,7 @@ class Gateway:
                 self._loop.call_soon_threadsafe(self._apply)
 
     async def startup(self) -> None:
-        """Begin to connect, and to tell the load once a second."""
+        """Connect to the replicas and start reporting the load once a second."""
         with self._lock:
             self._loop = asyncio.get_running_loop()
         self._is_open = True
@@ -127,22 +129,22 @@ class Gateway:
         self._ticker = self._loop.create_task(self._tick())
 
     async def shutdown(self) -> None:
-        """Answer what waits with 503 and hang up."""
+        """Answer all waiting requests with 503 and close the connections."""
         with self._lock:
             self._loop = None
         self._is_open = False
         if self._ticker is not None:
             self._ticker.cancel()
             await asyncio.gather(self._ticker, return_exceptions=True)
-        for queue in [*self._queues.values(), *self._leaving]:
+        for queue in [*self._queues.values(), *self._closing]:
             queue.abort()
         self._queues.clear()
-        # The transports close in the loop's next turns.
+        # Transports need a few iterations of the event loop to close.
         for _ in range(3):
             await asyncio.sleep(0)
 
     def routes(self) -> list[Route]:
-        """The Starlette routes, to be mounted at the root."""
+        """The Starlette routes; mount them at the root."""
         served: list[tuple[str, dict[str, _Handler]]] = [
             ("/f/{name}", {"POST": self._call, "GET": self._describe}),
             ("/v2", {"GET": self._server_metadata}),
@@ -161,12 +163,12 @@ class Gateway:
         return 0 if queue is None else queue.num_ready
 
     def first_answer_s(self, name: str) -> float | None:
-        """How long the named service took from ready to its first answer when it last started from nothing."""
+        """Seconds from ready to the first answer when the named service last started from zero replicas."""
         queue = self._queues.get(name)
         return None if queue is None else queue.first_answer_s
 
     def openapi_paths(self) -> dict[str, Any]:
-        """The OpenAPI `paths` of the deployed services, from their type hints where a replica has told them."""
+        """The OpenAPI `paths` of the deployed services; a service's schema is known once a replica has sent it."""
         paths: dict[str, Any] = {}
         for name, queue in sorted(self._queues.items()):
             schema = queue.schema
@@ -200,7 +202,7 @@ class Gateway:
             if route is None or route.service.service_id != queue.service.service_id:
                 del self._queues[name]
                 queue.close(NotFound(f"the service {name!r} was removed"))
-                self._leaving.append(queue)
+                self._closing.append(queue)
         for name, route in routes.items():
             if name in self._queues:
                 self._queues[name].apply(route)
@@ -211,14 +213,14 @@ class Gateway:
         loop = asyncio.get_running_loop()
         while True:
             for queue in self._queues.values():
-                queue.second(loop.time())
-            self._leaving = [queue for queue in self._leaving if queue.is_busy]
+                queue.tick(loop.time())
+            self._closing = [queue for queue in self._closing if queue.is_busy]
             await asyncio.sleep(_TICK_S)
 
     def _count(self, scope: Scope, status: int, seconds: float) -> None:
         name = scope["path_params"].get("name")
         if name in self._queues and scope["method"] == "POST":
-            # Only deployed services become labels: names in paths are the caller's to choose.
+            # Only deployed services become labels, because callers can put any name into a path.
             self._metrics.answered(name, status, seconds)
 
     def _queue(self, scope: Scope) -> ServiceQueue:
@@ -227,18 +229,18 @@ class Gateway:
         if queue is None:
             validate_name(name, "service")
             known = sorted(self._queues)
-            told = ", ".join(known[:_MAX_NAMES_TOLD]) + (", ..." if len(known) > _MAX_NAMES_TOLD else "")
-            raise NotFound(f"there is no service {name!r}; " + (f"there is: {told}" if known else "none is deployed"))
+            listed = ", ".join(known[:_MAX_LISTED_NAMES]) + (", ..." if len(known) > _MAX_LISTED_NAMES else "")
+            raise NotFound(f"there is no service {name!r}; " + (f"there is: {listed}" if known else "none is deployed"))
         version = scope["path_params"].get("version")
         if version is not None and version != str(queue.service.revision):
             raise NotFound(f"{name!r} is served as version {queue.service.revision}, not {version!r:.20}")
         return queue
 
-    async def _ask(
+    async def _submit(
         self, queue: ServiceQueue, scope: Scope, receive: Receive, prepare: Callable[[ServiceSchema], Call]
     ) -> tuple[GatewayReply, _Headers]:
-        """Return a successful answer and its headers. Raises the error that is to be answered."""
-        answer = await queue.ask(prepare, self._timeout_s(scope), lambda: _until_gone(receive))
+        """Return a successful answer and its headers. Raises the error to answer with."""
+        answer = await queue.submit(prepare, self._timeout_s(scope), lambda: _until_disconnected(receive))
         headers = (_springtide_header(answer, queue.service.share),)
         if answer.outcome.status != "ok":
             sentence = answer.outcome.body.decode("utf-8", "replace")
@@ -252,11 +254,11 @@ class Gateway:
         body = await _read_body(scope, receive)
         value = parse_json(body)
         try:
-            answer, headers = await self._ask(queue, scope, receive, lambda schema: check_call(schema, body, value))
+            answer, headers = await self._submit(queue, scope, receive, lambda schema: check_call(schema, body, value))
         except InvalidRequest as error:
             if error.status != 422 or queue.schema is None:
                 raise
-            raise _HttpError(422, str(error), told={"expected": queue.schema.body_schema()}) from None
+            raise _HttpError(422, str(error), details={"expected": queue.schema.body_schema()}) from None
         return _Reply(200, b'{"outputs":' + answer.outcome.body + b"}", headers)
 
     async def _infer(self, scope: Scope, receive: Receive) -> _Reply:
@@ -271,13 +273,13 @@ class Gateway:
                 raise MalformedRequest(f"the inputs cannot be written as JSON: {error}") from None
             return check_call(schema, body, arguments)
 
-        answer, headers = await self._ask(queue, scope, receive, prepare)
-        assert queue.schema is not None, "a replica has answered, so it has told its schema"
+        answer, headers = await self._submit(queue, scope, receive, prepare)
+        assert queue.schema is not None, "a replica sends its schema before it answers"
         service = queue.service
-        told = infer_answer(
+        reply = infer_answer(
             request, service.name, str(service.revision), queue.schema, msgspec.json.decode(answer.outcome.body)
         )
-        return _Reply(200, msgspec.json.encode(told), headers)
+        return _Reply(200, msgspec.json.encode(reply), headers)
 
     def _timeout_s(self, scope: Scope) -> float:
         text = _header(scope, b"x-springtide-timeout")
@@ -294,7 +296,7 @@ class Gateway:
         service, schema = queue.service, queue.schema
         host = (_header(scope, b"host") or b"localhost").decode("latin-1")
         url = f"{scope.get('scheme', 'http')}://{host}/f/{service.name}"
-        told: dict[str, Any] = {
+        description: dict[str, Any] = {
             "name": service.name,
             "revision": service.revision,
             "ready_replicas": queue.num_ready,
@@ -308,8 +310,8 @@ class Gateway:
             "example": _example(url, schema),
         }
         if schema is None:
-            told["note"] = "the schema is known once a first replica has started; the first call starts one"
-        return _Reply(200, msgspec.json.encode(told))
+            description["note"] = "the schema is known once a first replica has started; the first call starts one"
+        return _Reply(200, msgspec.json.encode(description))
 
     async def _server_metadata(self, scope: Scope, receive: Receive) -> _Reply:
         version = getattr(springtide, "__version__", "0")
@@ -321,11 +323,11 @@ class Gateway:
 
     async def _model_metadata(self, scope: Scope, receive: Receive) -> _Reply:
         queue = self._queue(scope)
-        told = model_metadata(queue.service.name, str(queue.service.revision), queue.schema)
-        return _Reply(200, msgspec.json.encode(told))
+        metadata = model_metadata(queue.service.name, str(queue.service.revision), queue.schema)
+        return _Reply(200, msgspec.json.encode(metadata))
 
     async def _model_ready(self, scope: Scope, receive: Receive) -> _Reply:
-        """Ready: a replica can answer, or the service sleeps at zero and a request would wake it."""
+        """Answer 200 if a replica is ready, or if the service is scaled to zero and a request would start one."""
         queue = self._queue(scope)
         if queue.num_ready:
             state = "ready"
@@ -334,16 +336,16 @@ class Gateway:
         else:
             state = "scaled_to_zero"
         is_ready = state != "starting"
-        told = {"name": queue.service.name, "ready": is_ready, "state": state}
+        readiness = {"name": queue.service.name, "ready": is_ready, "state": state}
         headers = () if is_ready else ((b"retry-after", b"1"),)
-        return _Reply(200 if is_ready else 503, msgspec.json.encode(told), headers)
+        return _Reply(200 if is_ready else 503, msgspec.json.encode(readiness), headers)
 
 
 _Handler = Callable[[Scope, Receive], Awaitable[_Reply]]
 
 
 class _Endpoint:
-    """A raw ASGI application for one path: picks the handler, turns errors into answers, counts."""
+    """A raw ASGI application for one path: calls the method's handler, turns errors into answers, counts requests."""
 
     def __init__(self, handlers: dict[str, _Handler], count: Callable[[Scope, int, float], None]) -> None:
         self._handlers = handlers
@@ -377,7 +379,7 @@ class _Endpoint:
             headers = () if retry_after is None else ((b"retry-after", retry_after),)
             return _error(scope, error.status, str(error), headers)
         except _HttpError as error:
-            return _error(scope, error.status, str(error), error.headers, error.told)
+            return _error(scope, error.status, str(error), error.headers, error.details)
         except InvalidRequest as error:
             return _error(scope, error.status, str(error))
         except Exception:
@@ -386,14 +388,14 @@ class _Endpoint:
 
 
 def _error(
-    scope: Scope, status: int, message: str, headers: _Headers = (), told: dict[str, Any] | None = None
+    scope: Scope, status: int, message: str, headers: _Headers = (), details: dict[str, Any] | None = None
 ) -> _Reply:
-    """Return an error in the path's format: v2 wants a sentence, the rest is as the control API answers."""
-    # A sentence may quote the caller's text, which may hold lone surrogates.
+    """Return an error in the format of the path: a sentence for v2, else the format of the control API."""
+    # The message may quote the caller's text, which may contain lone surrogates.
     sentence = message.encode("utf-8", "replace").decode()
     if scope["path"].startswith("/v2"):
         return _Reply(status, msgspec.json.encode({"error": sentence}), headers)
-    problem = {"code": _CODES.get(status, "http_error"), "message": sentence, **(told or {})}
+    problem = {"code": _CODES.get(status, "http_error"), "message": sentence, **(details or {})}
     return _Reply(status, msgspec.json.encode({"error": problem}), headers)
 
 
@@ -409,7 +411,7 @@ def _header(scope: Scope, name: bytes) -> bytes | None:
 
 
 async def _read_body(scope: Scope, receive: Receive) -> bytes:
-    """Read the whole body. Raises _HttpError 413 above the limit, 408 when it does not come, 415 when encoded."""
+    """Read the whole body. Raises _HttpError 413 above the limit, 408 after a timeout, 415 for a compressed body."""
     too_large = f"the body is over {MAX_BODY_BYTES} bytes; send fewer items per request"
     encoding = _header(scope, b"content-encoding")
     if encoding is not None and encoding.lower() != b"identity":
@@ -439,22 +441,22 @@ async def _read_body(scope: Scope, receive: Receive) -> bytes:
             408, f"the body did not come within {_BODY_TIMEOUT_S:.0f} s", ((b"connection", b"close"),)
         ) from None
     if num_bytes > MAX_BODY_BYTES:
-        # Read to its end and thrown away: a client cut off while it sends would never see the answer.
+        # The body is read to its end and discarded: a client that is cut off while sending would not read the answer.
         raise _HttpError(413, too_large)
     return b"".join((*chunks, body)) if chunks else body
 
 
-async def _until_gone(receive: Receive) -> None:
+async def _until_disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 def _springtide_header(answer: GatewayReply, share: Share | None) -> tuple[bytes, bytes]:
-    held = "" if share is None else f" share={share.request:g}..{share.limit:g}"
+    share_text = "" if share is None else f" share={share.request:g}..{share.limit:g}"
     return (
         b"x-springtide",
         f"queue={_ms(answer.queue_s)} cold_start={_ms(answer.cold_start_s)} batch={answer.num_batch_items} "
-        f"replica={answer.replica_id}{held}".encode(),
+        f"replica={answer.replica_id}{share_text}".encode(),
     )
 
 
@@ -464,7 +466,7 @@ def _ms(seconds: float) -> str:
 
 
 def _example(url: str, schema: ServiceSchema | None) -> str:
-    """Return a curl command with a value that fits each required parameter."""
+    """Return a curl command with a valid example value for each required parameter."""
     arguments: dict[str, Any] = {}
     for parameter in schema.parameters if schema else ():
         if parameter.is_required:

@@ -47,7 +47,7 @@ _EXPECTED = msgspec.json.encode([sum(_ROW)])
 _CONSTANT = b'{"outputs":' + _EXPECTED + b"}"
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 15.0
-# A guard against regressions, not a limit of nature: queueing, checks, batching and figures are real work.
+# A guard against regressions: queueing, checks, batching and metrics take time too.
 _MOST_OVER_PARTS = 3.0
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -127,7 +127,7 @@ class _Phase:
 
     @property
     def cpu_us(self) -> float:
-        """CPU time per request of the processes that serve it; the client's is not in it."""
+        """CPU time per request of the serving processes, without the client's."""
         return self.cpu_s / len(self.latencies_s) * 1e6
 
     @property
@@ -147,8 +147,8 @@ async def _measure(
     server_pid, replica_pid = pids
     baseline = _Phase([direct.call] * concurrency, (replica_pid,))
     ours = _Phase([client.call for client in clients], pids)
-    floor = _Phase([client.constant for client in clients], (server_pid,))
-    phases = (baseline, ours, floor)
+    constant = _Phase([client.constant for client in clients], (server_pid,))
+    phases = (baseline, ours, constant)
     warm = [_Phase(phase._senders, phase._pids) for phase in phases]
     for phase in warm:
         await phase.run(num_requests // 4)
@@ -157,9 +157,9 @@ async def _measure(
             await phase.run(num_requests)
     case = f"c={concurrency}"
     return [
-        _row(f"{case} latency p50", "us", ours.p50_us, baseline.p50_us, floor.p50_us),
-        _row(f"{case} CPU per request", "us", ours.cpu_us, baseline.cpu_us, floor.cpu_us),
-        _row(f"{case} throughput", "1/s", ours.per_s, baseline.per_s, floor.per_s),
+        _row(f"{case} latency p50", "us", ours.p50_us, baseline.p50_us, constant.p50_us),
+        _row(f"{case} CPU per request", "us", ours.cpu_us, baseline.cpu_us, constant.cpu_us),
+        _row(f"{case} throughput", "1/s", ours.per_s, baseline.per_s, constant.per_s),
     ]
 
 
@@ -169,7 +169,7 @@ def _row(case: str, unit: str, ours: float, baseline: float, bound: float) -> di
         "ours": round(ours, 1),
         "baseline": round(baseline, 1),
         "baseline_name": "the same replica, called directly over its socket",
-        # A run too short for the steps in which CPU time is counted has no ratio.
+        # CPU time is counted in steps of 10 ms: a very short run may measure none and has no ratio.
         "ratio": round(ours / baseline, 3) if baseline else None,
         "bound": round(bound, 1),
         "bound_name": "the same HTTP server answering a constant",
@@ -188,7 +188,7 @@ def _cpu_s(pids: tuple[int, ...]) -> float:
 
 @asynccontextmanager
 async def _replica(directory: Path) -> Any:
-    """Start a replica by the runtime's entry point, play its control plane, and yield its pid and address."""
+    """Start a replica by the runtime's entry point, act as its control plane, and yield its pid and address."""
     source = directory / "sums.py"
     source.write_text(_SOURCE)
     control = directory / "control.sock"
@@ -247,7 +247,7 @@ async def _server(address: str) -> Any:
 
 
 async def _first(ready: asyncio.Future[Any], process: asyncio.subprocess.Process, what: str) -> Any:
-    """Wait for what the process says first. Raises BackendError if it ends before, or says nothing."""
+    """Return the first output of the process. Raises BackendError if it ends before or stays silent."""
     ended = asyncio.get_running_loop().create_task(process.wait())
     done, _ = await asyncio.wait({ready, ended}, timeout=_START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
     ended.cancel()
@@ -356,7 +356,7 @@ def _service(source_path: str) -> InferenceService:
 
 
 class _Constant:
-    """The floor: reads the body and answers what the gateway would, as a raw ASGI application like the gateway's."""
+    """The bound: reads the body and answers what the gateway would, as a raw ASGI application like the gateway's."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         while (await receive()).get("more_body", False):

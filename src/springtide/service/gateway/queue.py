@@ -1,4 +1,4 @@
-"""One service's queue in the gateway: holds requests, forms batches, sends them to replicas, matches the answers.
+"""The queue of one service in the gateway: holds requests, forms batches, sends them to replicas, returns answers.
 
 Everything runs on the event loop. `springtide.serving` decides which requests are admitted, batched and sent where.
 """
@@ -27,12 +27,12 @@ from springtide.serving.router import ReplicaLoad, ServiceRoute, pick_replica
 from springtide.serving.schema import Call, ServiceSchema
 
 _RETRY_AFTER_S = 2.0
-_MIN_TELL_INTERVAL_S = 1.0
+_MIN_REPORT_INTERVAL_S = 1.0
 
 
 @dataclass(slots=True)
-class _Sent:
-    """A batch at a replica."""
+class _SentBatch:
+    """A batch that a replica has not answered yet."""
 
     pendings: list[Pending]
     sent_at_s: float
@@ -40,9 +40,9 @@ class _Sent:
 
 
 class ServiceQueue:
-    """One deployed service. `tell` posts its load; `apply` follows the platform's view of its replicas."""
+    """The queue of one deployed service. `post` is called with its load; `apply` updates the set of its replicas."""
 
-    def __init__(self, route: ServiceRoute, metrics: GatewayMetrics, tell: Callable[[LoadObserved], None]) -> None:
+    def __init__(self, route: ServiceRoute, metrics: GatewayMetrics, post: Callable[[LoadObserved], None]) -> None:
         self._loop = asyncio.get_running_loop()
         now_s = self._loop.time()
         self.service: InferenceService = route.service
@@ -53,17 +53,17 @@ class ServiceQueue:
         self._queue_seconds = metrics.queue.labels(route.service.name)
         self._batch_items = metrics.batch.labels(route.service.name)
         self._in_flight_gauge = metrics.in_flight.labels(route.service.name)
-        self._tell = tell
-        self._told: LoadObserved | None = None
-        self._told_at_s = -1e9
+        self._post = post
+        self._reported: LoadObserved | None = None
+        self._reported_at_s = -1e9
         self._clients: dict[ReplicaId, ReplicaClient] = {}
-        self._leaving: set[ReplicaClient] = set()
+        self._retired: set[ReplicaClient] = set()
         self._loading: frozenset[ReplicaId] = frozenset()
-        self._were_ready: set[ReplicaId] = set()
+        self._seen_ready: set[ReplicaId] = set()
         self._held: dict[int, Pending] = {}
         self._waiting: dict[int, Waiting] = {}
         self._pendings: dict[int, Pending] = {}
-        self._sent: dict[int, _Sent] = {}
+        self._sent: dict[int, _SentBatch] = {}
         self._num_in_flight = 0
         self._next_id = 0
         self._expected = 1.0
@@ -72,7 +72,7 @@ class ServiceQueue:
         self._woken_at_s: float | None = None
         self._ready_at_s: float | None = None
         self._is_first_answer_due = False
-        # From the first ready replica to the first answer that went out, at the last start from nothing.
+        # Seconds from the first ready replica to the first answer, at the last start from zero replicas.
         self.first_answer_s: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._closed: SpringtideError | None = None
@@ -84,13 +84,13 @@ class ServiceQueue:
 
     @property
     def num_queued(self) -> int:
-        """How many requests wait, held ones included."""
+        """The number of waiting requests, including those held until the schema is known."""
         return len(self._waiting) + len(self._held)
 
     @property
     def is_loading(self) -> bool:
-        """Whether a replica is on its way: started and never ready so far."""
-        return bool(self._loading - self._were_ready)
+        """Whether a replica was started that has not been ready yet."""
+        return bool(self._loading - self._seen_ready)
 
     @property
     def is_busy(self) -> bool:
@@ -98,15 +98,15 @@ class ServiceQueue:
         return bool(self._sent)
 
     def apply(self, route: ServiceRoute) -> None:
-        """Take over the platform's view: connect to new ready replicas, send nothing more to those that left."""
-        if not _answers_alike(route.service, self.service):
+        """Follow the platform's view: connect to new ready replicas, send nothing more to those that left it."""
+        if not _have_same_replicas(route.service, self.service):
             self.schema = None
         self.service = route.service
         self.advice.apply(route.service, len(route.replicas))
         self._failure, self._waits = route.failure, route.waits
         usable = {replica.replica_id: replica for replica in route.replicas if replica.is_ready and replica.address}
         self._loading = frozenset(replica.replica_id for replica in route.replicas if not replica.is_ready)
-        self._were_ready &= {replica.replica_id for replica in route.replicas}
+        self._seen_ready &= {replica.replica_id for replica in route.replicas}
         for replica_id, client in list(self._clients.items()):
             replica = usable.get(replica_id)
             if replica is None or (replica.address, replica.token) != (client.address, client.token):
@@ -125,24 +125,25 @@ class ServiceQueue:
         if self._failure:
             for pending in list(self._pendings.values()):
                 if not pending.is_sent:
-                    self._fail(pending, self._given_up())
-        self._pump()
+                    self._fail(pending, self._service_failed())
+        self._dispatch()
 
-    async def ask(
+    async def submit(
         self,
         prepare: Callable[[ServiceSchema], Call],
         timeout_s: float,
-        until_gone: Callable[[], Coroutine[Any, Any, None]],
+        until_disconnected: Callable[[], Coroutine[Any, Any, None]],
     ) -> GatewayReply:
         """Queue one request and wait for its answer.
 
-        `prepare` checks the request against the schema (and raises InvalidRequest), as soon as there is one.
-        `until_gone` returns when the client has left. Raises RequestRefused, InvalidRequest or ClientGone.
+        `prepare` checks the request against the schema as soon as that is known, and raises InvalidRequest.
+        `until_disconnected` returns when the client has disconnected. Raises RequestRefused, InvalidRequest or
+        ClientGone.
         """
         if self._closed is not None:
             raise self._closed
         if self._failure:
-            raise self._given_up()
+            raise self._service_failed()
         now_s = self._loop.time()
         self.window.arrived(now_s)
         self.advice.arrived()
@@ -173,11 +174,11 @@ class ServiceQueue:
         if self.schema is not None:
             pending.call = prepare(self.schema)
         self._expected = expected_company(self._expected, num_queued + self._num_in_flight + 1)
-        watch = DisconnectWatch(self._loop, pending, self._expire, until_gone)
+        watch = DisconnectWatch(self._loop, pending, self._expire, until_disconnected)
         latency_s: float | None = None
         try:
             self._enqueue(pending)
-            self._wake(num_ready)
+            self._report_waiting(num_ready)
             answer = await pending.future
             latency_s = self._loop.time() - now_s
             return answer
@@ -195,22 +196,22 @@ class ServiceQueue:
             wanted=self.advice.wanted,
         )
 
-    def second(self, now_s: float) -> None:
-        """Another second has passed: ask how many replicas are wanted, and post the load if it is worth telling."""
-        self.advice.second(now_s, num_queued=self.num_queued, idle_s=self.observe(now_s).idle_s)
-        self.tell(now_s)
+    def tick(self, now_s: float) -> None:
+        """Called once a second: update the advised number of replicas, and post the load if it has changed enough."""
+        self.advice.tick(now_s, num_queued=self.num_queued, idle_s=self.observe(now_s).idle_s)
+        self.report_load(now_s)
 
-    def tell(self, now_s: float, *, always: bool = False) -> None:
-        """Post the load if it is worth telling."""
+    def report_load(self, now_s: float, *, always: bool = False) -> None:
+        """Post the load if it differs enough from the last report, or `always`."""
         load = self.observe(now_s)
-        if always or is_worth_telling(self._told, self._told_at_s, load, now_s, self.service.idle_s):
-            self._told, self._told_at_s = load, now_s
-            self._tell(load)
+        if always or is_worth_telling(self._reported, self._reported_at_s, load, now_s, self.service.idle_s):
+            self._reported, self._reported_at_s = load, now_s
+            self._post(load)
 
     def close(self, error: SpringtideError) -> None:
-        """The service is gone, or the gateway ends: answer what waits with `error`, and let what is sent finish.
+        """Fail all waiting requests with `error` and let the sent ones finish: the service or the gateway ends.
 
-        What a replica sends back undone from now on is answered with `error`, too: there is no other to send it to.
+        A request that a draining replica returns unanswered from now on fails with `error` too.
         """
         self._closed = error
         for pending in list(self._pendings.values()):
@@ -224,23 +225,23 @@ class ServiceQueue:
     def abort(self) -> None:
         """Close every connection at once."""
         self.close(RequestRefused(503, "the gateway shuts down; send the request again", _RETRY_AFTER_S))
-        for client in list(self._leaving):
+        for client in list(self._retired):
             client.close()
 
-    def _wake(self, num_ready: int) -> None:
-        """Tell the control plane at once that requests are held (once per burst), or that a queue has appeared."""
+    def _report_waiting(self, num_ready: int) -> None:
+        """Report at once that requests wait without a ready replica (once per burst), or that a queue has formed."""
         now_s = self._loop.time()
         if num_ready == 0:
             if self._woken_at_s is None and self.num_queued:
                 self._woken_at_s = now_s
                 self.advice.wake()
-                self.tell(now_s, always=True)
+                self.report_load(now_s, always=True)
         elif (
             self._waiting
-            and (self._told is None or self._told.queued == 0)
-            and now_s - self._told_at_s >= _MIN_TELL_INTERVAL_S
+            and (self._reported is None or self._reported.queued == 0)
+            and now_s - self._reported_at_s >= _MIN_REPORT_INTERVAL_S
         ):
-            self.tell(now_s)
+            self.report_load(now_s)
 
     def _enqueue(self, pending: Pending) -> None:
         self._pendings[pending.request_id] = pending
@@ -248,10 +249,10 @@ class ServiceQueue:
             self._held[pending.request_id] = pending
             return
         self._waiting[pending.request_id] = _waiting(pending, pending.call, self.schema)
-        self._pump()
+        self._dispatch()
 
     def _requeue(self, pendings: list[Pending]) -> None:
-        """Put requests back in front of the queue, in their order: they have waited longest."""
+        """Put requests back at the front of the queue in their order, because they have waited longest."""
         front: dict[int, Waiting] = {}
         for pending in pendings:
             if self._closed is not None:
@@ -267,7 +268,7 @@ class ServiceQueue:
         self._held.pop(pending.request_id, None)
         self._waiting.pop(pending.request_id, None)
         if not self.num_queued and not self.num_ready:
-            # No request waits any more; the next burst wakes the control plane anew.
+            # The burst is over: the next one wakes the control plane again.
             self._woken_at_s = None
 
     def _fail(self, pending: Pending, error: SpringtideError) -> None:
@@ -275,8 +276,8 @@ class ServiceQueue:
             pending.future.set_exception(error)
         self._forget(pending)
 
-    def _given_up(self) -> RequestRefused:
-        """Nothing will serve until the owner acts, so the caller is told neither to wait nor to retry."""
+    def _service_failed(self) -> RequestRefused:
+        """The service has failed and only its owner can deploy it again, so the answer has no Retry-After."""
         return RequestRefused(503, f"service {self.service.name!r} has failed: {self._failure}; deploy it again")
 
     def _expire(self, pending: Pending) -> None:
@@ -298,8 +299,8 @@ class ServiceQueue:
             )
         self._fail(pending, error)
 
-    def _pump(self) -> None:
-        """Send batches while there are requests and replicas with room."""
+    def _dispatch(self) -> None:
+        """Send batches while requests wait and a replica can take one."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -323,7 +324,7 @@ class ServiceQueue:
             for request_id in decision.expired:
                 self._expire(self._pendings[request_id])
             if isinstance(decision, WaitUntil):
-                self._timer = self._loop.call_at(decision.at_s, self._pump)
+                self._timer = self._loop.call_at(decision.at_s, self._dispatch)
                 return
             if decision.request_ids:
                 self._send(
@@ -331,7 +332,7 @@ class ServiceQueue:
                 )
 
     def _pick(self) -> ReplicaClient | None:
-        """Choose a replica. A second batch goes to a busy one only when it is full: until then it can still grow."""
+        """Choose a replica. A busy one gets a second batch only if that is full: until then it can still grow."""
         oldest = self._pendings[next(iter(self._waiting))]
         loads = [
             ReplicaLoad(
@@ -365,7 +366,7 @@ class ServiceQueue:
             for pending in pendings:
                 self._fail(pending, RequestRefused(413, str(error)))
             return
-        self._sent[batch_id] = _Sent(pendings, now_s, num_items)
+        self._sent[batch_id] = _SentBatch(pendings, now_s, num_items)
         self._batch_items.observe(num_items)
         self._count_in_flight(len(pendings))
 
@@ -376,7 +377,7 @@ class ServiceQueue:
     def _on_ready(self, client: ReplicaClient, schema: ServiceSchema) -> None:
         now_s = self._loop.time()
         self.schema = schema
-        self._were_ready.add(client.replica_id)
+        self._seen_ready.add(client.replica_id)
         self.window.busy(now_s)
         if self.num_ready == 1:
             self._ready_at_s = now_s
@@ -392,7 +393,7 @@ class ServiceQueue:
                 self._fail(pending, error)
                 continue
             self._waiting[pending.request_id] = _waiting(pending, pending.call, schema)
-        self._pump()
+        self._dispatch()
 
     def _on_answer(self, client: ReplicaClient, reply: Answered | Draining) -> None:
         now_s = self._loop.time()
@@ -404,7 +405,7 @@ class ServiceQueue:
             for pending in sent.pendings:
                 self._fail(pending, RequestRefused(502, "the replica answered another number of requests than it got"))
         else:
-            # A batch sent ahead also waits at the replica; only what it kept the replica busy counts.
+            # A batch sent to a busy replica waits there first; only the time that the replica worked on it counts.
             began_s = max(sent.sent_at_s, self._answered_at_s.get(client.replica_id, 0.0))
             self._call_s = smooth(self._call_s, now_s - began_s)
             if self._is_first_answer_due and self._ready_at_s is not None:
@@ -415,13 +416,13 @@ class ServiceQueue:
                         GatewayReply(outcome, client.replica_id, pending.queue_s, pending.cold_start_s, sent.num_items)
                     )
         self._answered_at_s[client.replica_id] = now_s
-        # An answer that no caller waits for any more was still work: the service was busy until now.
+        # The service was busy until now, even if the callers of this batch have left.
         self.window.busy(now_s)
-        self._dismiss(client)
-        self._pump()
+        self._close_if_done(client)
+        self._dispatch()
 
     def _on_lost(self, client: ReplicaClient, batch_ids: tuple[int, ...]) -> None:
-        """The connection broke: what was not answered is sent once more elsewhere, assuming predict is idempotent."""
+        """Send the unanswered requests of a lost connection to another replica, once: predict is assumed idempotent."""
         again: list[Pending] = []
         for batch_id in batch_ids:
             sent = self._sent.pop(batch_id)
@@ -435,33 +436,33 @@ class ServiceQueue:
         self._requeue(again)
         if client.is_draining:
             self._retire(client)
-        self._dismiss(client)
+        self._close_if_done(client)
         if self.num_queued:
-            self._wake(self.num_ready)
-        self._pump()
+            self._report_waiting(self.num_ready)
+        self._dispatch()
 
     def _retire(self, client: ReplicaClient) -> None:
-        """Send nothing more to this replica; hang up once it has answered what it has."""
+        """Send nothing more to this replica and close the connection once it has answered everything."""
         client.is_retired = True
         if self._clients.get(client.replica_id) is client:
             del self._clients[client.replica_id]
         self._answered_at_s.pop(client.replica_id, None)
-        self._leaving.add(client)
-        self._dismiss(client)
+        self._retired.add(client)
+        self._close_if_done(client)
 
-    def _dismiss(self, client: ReplicaClient) -> None:
+    def _close_if_done(self, client: ReplicaClient) -> None:
         if client.is_retired and not client.outstanding:
-            self._leaving.discard(client)
+            self._retired.discard(client)
             client.close()
 
 
-def _answers_alike(one: InferenceService, other: InferenceService) -> bool:
-    """Whether both are answered by the same replicas: where only shares differ, those go on and say nothing anew."""
+def _have_same_replicas(one: InferenceService, other: InferenceService) -> bool:
+    """Whether the same replicas serve both: if only shares differ, they keep running and send no new schema."""
     if one.revision == other.revision:
         return True
     has_shares = one.share is not None and other.share is not None
-    same = replace(other, share=one.share, capacity_per_s=one.capacity_per_s, revision=one.revision)
-    return has_shares and one == same
+    other_with_share = replace(other, share=one.share, capacity_per_s=one.capacity_per_s, revision=one.revision)
+    return has_shares and one == other_with_share
 
 
 def _waiting(pending: Pending, call: Call, schema: ServiceSchema | None) -> Waiting:

@@ -1,4 +1,4 @@
-"""The gateway's connection to one serving replica: many batches at a time over one socket. Runs on the event loop."""
+"""The gateway's connection to one replica: several batches at a time over one socket. Runs on the event loop."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from springtide.serving.schema import ServiceSchema
 _FIRST_BACKOFF_S = 0.02
 _LAST_BACKOFF_S = 1.0
 _CONNECT_TIMEOUT_S = 5.0
-# TCP keepalives find a dead machine; a live kernel answers them even while a model keeps its process busy.
+# TCP keepalives detect a dead machine. The kernel answers them even while a model keeps its process busy.
 _KEEPALIVE_IDLE_S = 2
 _KEEPALIVE_INTERVAL_S = 1
 _KEEPALIVE_PROBES = 3
@@ -39,13 +39,14 @@ _UNACKNOWLEDGED_MS = 5000
 
 
 class ReplicaClient:
-    """Keeps one replica connected. Everything it learns it tells through the callbacks, on the event loop.
+    """Keeps a connection to one replica open. All callbacks run on the event loop.
 
-    `on_ready` follows each Welcome; `on_answer` each Answered or Draining; `on_draining` when the replica says that
-    it ends; `on_lost` gets the ids of the batches that a broken connection left without an answer.
-    `is_retired` is the owner's word: nothing new goes there, and the connection is not opened again.
+    `on_ready` is called after each Welcome, `on_answer` after each Answered or Draining, `on_draining` when a Pong
+    says that the replica drains, and `on_lost` with the ids of the unanswered batches when the connection breaks.
+    The owner sets `is_retired`: then it sends nothing more, and the connection is not opened again.
 
-    With a `token` each side proves to the other that it knows that (serving/frames.py), before anything is asked.
+    With a `token`, each side proves to the other that it knows the token before any request is sent
+    (serving/frames.py).
     """
 
     def __init__(
@@ -78,26 +79,26 @@ class ReplicaClient:
         self._task = asyncio.get_running_loop().create_task(self._connect())
 
     def predict(self, batch_id: int, calls: tuple[bytes, ...]) -> None:
-        """Send a batch; what became of it comes back through a callback. Raises BackendError above the frame limit."""
+        """Send a batch. The result arrives through a callback. Raises BackendError if it exceeds the frame limit."""
         assert self._transport is not None, "predict is for connected replicas"
         frame = encode_frame(Predict(batch_id=batch_id, calls=calls))
         self.outstanding[batch_id] = None
         self._transport.write(frame)
 
     def ping(self) -> None:
-        """Ask for a Pong, which tells whether the replica drains."""
+        """Ask for a Pong, which says whether the replica drains."""
         if self._transport is not None:
             self._transport.write(encode_frame(Ping()))
 
     def close(self) -> None:
-        """End the connection for good. What is unanswered counts as lost."""
+        """Close the connection for good. Unanswered batches count as lost."""
         self.is_closed = True
         self._task.cancel()
         if self._transport is not None:
             self._transport.close()
 
     async def _connect(self) -> None:
-        """Try until connected; the platform takes the route away when the replica is gone for good."""
+        """Try until connected. If the replica is gone, the platform removes its route and this client is closed."""
         loop = asyncio.get_running_loop()
         backoff_s = _FIRST_BACKOFF_S
         while not self.is_closed:
@@ -105,16 +106,16 @@ class ReplicaClient:
                 async with asyncio.timeout(_CONNECT_TIMEOUT_S):
                     if self.address.startswith("unix://"):
                         path = self.address.removeprefix("unix://")
-                        await loop.create_unix_connection(lambda: _Wire(self), path)
+                        await loop.create_unix_connection(lambda: _ReplicaProtocol(self), path)
                     else:
                         host, _, port = self.address.removeprefix("tcp://").rpartition(":")
-                        await loop.create_connection(lambda: _Wire(self), host.strip("[]"), int(port))
+                        await loop.create_connection(lambda: _ReplicaProtocol(self), host.strip("[]"), int(port))
                 return
             except (OSError, TimeoutError, ValueError):
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(backoff_s * 2, _LAST_BACKOFF_S)
 
-    def take(self, reply: Reply) -> None:
+    def handle_reply(self, reply: Reply) -> None:
         if isinstance(reply, Answered | Draining):
             if isinstance(reply, Draining):
                 self.is_draining = True
@@ -126,12 +127,12 @@ class ReplicaClient:
                 self.is_draining = True
                 self._on_draining(self)
         elif isinstance(reply, Challenge):
-            self._prove(reply)
+            self._answer_challenge(reply)
         else:
-            self._welcome(reply)
+            self._handle_welcome(reply)
 
-    def _prove(self, challenge: Challenge) -> None:
-        """Show that this is the gateway. Raises BackendError where nothing is known to show."""
+    def _answer_challenge(self, challenge: Challenge) -> None:
+        """Prove that this is the gateway. Raises BackendError without a token."""
         if not self.token or self.is_connected:
             raise BackendError("it asks for a proof, and there is no secret between it and this gateway")
         assert self._transport is not None
@@ -140,8 +141,8 @@ class ReplicaClient:
         self._expected_proof = replica_proof(*proofs)
         self._transport.write(encode_frame(Greet(nonce=nonce, proof=gateway_proof(*proofs))))
 
-    def _welcome(self, welcome: Welcome) -> None:
-        """The replica is ready. Raises BackendError if it is another one, or does not know the secret."""
+    def _handle_welcome(self, welcome: Welcome) -> None:
+        """Mark the replica as ready. Raises BackendError if it is another replica or does not know the token."""
         if self.token:
             is_right = bool(self._expected_proof) and is_proof(welcome.proof, self._expected_proof)
             if not is_right or welcome.replica_id != self.replica_id:
@@ -151,8 +152,8 @@ class ReplicaClient:
         self._backoff_s = _FIRST_BACKOFF_S
         self._on_ready(self, welcome.schema)
 
-    def connected(self, transport: asyncio.Transport) -> None:
-        """The socket is open; the replica is ready once it has said Welcome."""
+    def handle_connected(self, transport: asyncio.Transport) -> None:
+        """The socket is open; the replica becomes ready with its Welcome."""
         self._transport = transport
         self._expected_proof = b""
         raw = transport.get_extra_info("socket")
@@ -163,8 +164,8 @@ class ReplicaClient:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEPALIVE_PROBES)
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
 
-    def lost(self) -> None:
-        """The socket is gone: tell what was unanswered and, unless closed, connect anew."""
+    def handle_lost(self) -> None:
+        """Report the unanswered batches of a broken connection and, unless closed or retired, connect again."""
         self._transport = None
         self.is_connected = False
         unanswered = tuple(self.outstanding)
@@ -174,14 +175,14 @@ class ReplicaClient:
         self._on_lost(self, unanswered)
 
     async def _reconnect(self) -> None:
-        """Connect again after a doubling pause: a peer that accepts and then fails the proof is asked less often."""
+        """Connect again after a doubling pause, so that a peer that fails the proof is tried less often."""
         backoff_s, self._backoff_s = self._backoff_s, min(self._backoff_s * 2, _LAST_BACKOFF_S)
         await asyncio.sleep(backoff_s)
         await self._connect()
 
 
-class _Wire(asyncio.Protocol):
-    """Bytes to messages."""
+class _ReplicaProtocol(asyncio.Protocol):
+    """Decodes received bytes into replies and passes them to the client."""
 
     def __init__(self, client: ReplicaClient) -> None:
         self._client = client
@@ -193,17 +194,17 @@ class _Wire(asyncio.Protocol):
         if self._client.is_closed:
             self._transport.abort()
             return
-        self._client.connected(self._transport)
+        self._client.handle_connected(self._transport)
 
     def data_received(self, data: bytes) -> None:
         try:
             for reply in self._reader.feed(data):
-                self._client.take(reply)
+                self._client.handle_reply(reply)
         except BackendError as error:
-            # A peer that breaks the protocol is no replica: drop the connection and begin with a new stream.
+            # The peer broke the protocol: drop the connection and start again with a new stream.
             assert self._transport is not None
             self._client.problem = str(error)
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._client.lost()
+        self._client.handle_lost()

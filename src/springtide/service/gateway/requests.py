@@ -1,4 +1,4 @@
-"""A request inside the gateway: what is known of it, when it ends by itself, its answer or why there is none."""
+"""A request inside the gateway: its state, its answer or error, and the watch on its deadline and its client."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class RequestRefused(SpringtideError):
 
 
 class ClientGone(SpringtideError):
-    """The client closed its connection; its answer has no reader."""
+    """The client closed its connection before it was answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayReply:
-    """What a replica said to one request, and how it got there."""
+    """The answer of a replica to one request, with the times on the way to it."""
 
     outcome: BatchOutcome
     replica_id: ReplicaId
@@ -41,7 +41,7 @@ class GatewayReply:
 
 @dataclass(slots=True, eq=False)
 class Pending:
-    """A request inside the gateway. `call` is None while no replica has told the schema yet."""
+    """A request inside the gateway. `call` is None until a replica has sent the schema to check the request against."""
 
     request_id: int
     prepare: Callable[[ServiceSchema], Call]
@@ -57,19 +57,22 @@ class Pending:
 
 
 class DisconnectWatch:
-    """Ends a request at its deadline and, from 20 ms on, when its client has left. Most are answered before that."""
+    """Ends a request at its deadline or when its client disconnects.
+
+    Watching the client costs a task, so it starts after 20 ms, when most requests have been answered.
+    """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         pending: Pending,
         expire: Callable[[Pending], None],
-        until_gone: Callable[[], Coroutine[Any, Any, None]],
+        until_disconnected: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:
         self._loop = loop
         self._pending = pending
         self._expire = expire
-        self._until_gone = until_gone
+        self._until_disconnected = until_disconnected
         self._task: asyncio.Task[None] | None = None
         if pending.deadline_s - pending.arrived_at_s > _WATCH_AFTER_S:
             self._timer = loop.call_at(pending.arrived_at_s + _WATCH_AFTER_S, self._begin)
@@ -78,7 +81,7 @@ class DisconnectWatch:
 
     def _begin(self) -> None:
         self._timer = self._loop.call_at(self._pending.deadline_s, self._expire, self._pending)
-        self._task = self._loop.create_task(self._until_gone())
+        self._task = self._loop.create_task(self._until_disconnected())
         self._task.add_done_callback(self._gone)
 
     def _gone(self, task: asyncio.Task[None]) -> None:

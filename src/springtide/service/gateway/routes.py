@@ -1,4 +1,4 @@
-"""What the gateway is told of the platform's services after each step: which replicas there are, and where."""
+"""Builds the gateway's routes from the platform's view: the services and the addresses of their replicas."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def service_routes(
     token_of: Callable[[WorkloadId], str] = lambda service_id: "",
     waits_of: Callable[[WorkloadId], str] = lambda service_id: "",
 ) -> list[ServiceRoute]:
-    """Return the routes of all deployed services. A replica that is asked to stop is out of them at once.
+    """Return the routes of all deployed services. Replicas that were asked to stop are left out at once.
 
-    `token_of` is the secret that a service's replicas share with the gateway (empty: their addresses are private),
-    `waits_of` says why requested replicas do not come up, where the backend knows.
+    `token_of` returns the secret that a service's replicas share with the gateway (empty where their addresses are
+    private), `waits_of` the backend's reason why requested replicas do not start, if it knows one.
     """
     return [
         ServiceRoute(
@@ -43,5 +43,5 @@ def service_routes(
 
 
 def _waits(record: ServiceRecord) -> str:
-    """Why a service with a share, queued requests and no replica waits; empty for any other service."""
+    """Why a service with a share and queued requests has no replica; empty for any other service."""
     return record.reason if record.queued and record.service.share and not record.replicas else ""
