@@ -21,7 +21,7 @@ from springtide.client.datasets import (
 )
 from springtide.core.errors import BackendError, Conflict, InvalidRequest, NotFound
 from springtide.core.workload import WorkloadId
-from springtide.service.api.data_routes import DataDesk
+from springtide.service.api.data_routes import DatasetCatalog
 from springtide.storage.datasets.manifest import DatasetStatus
 from springtide.storage.datasets.place import data_store_url
 from springtide.storage.datasets.reading import DatasetReader
@@ -29,11 +29,11 @@ from springtide.storage.workloads.artifacts import Artifact
 
 
 class Platform:
-    """The platform as a client sees it, with the real desk behind it; `asked` is what went over the wire."""
+    """The platform as a client sees it, with the real catalog behind it; `asked` is what went over the wire."""
 
     def __init__(self, state_dir):
         self.state_dir = state_dir
-        self.desk = DataDesk(self)
+        self.catalog = DatasetCatalog(self)
         self.asked = []
         self.loses_answers = 0
 
@@ -50,23 +50,23 @@ class Platform:
         parts = path.removeprefix("/v1/data").strip("/").split("/")
         self.asked.append((method, len(parts)))
         if method == "GET" and parts == [""]:
-            return self.desk.listed()
+            return self.catalog.listed()
         if method == "GET":
-            return self.desk.one(parts[0]) if len(parts) == 1 else self.desk.shard(parts[0], parts[2])
+            return self.catalog.one(parts[0]) if len(parts) == 1 else self.catalog.shard(parts[0], parts[2])
         if method == "DELETE":
-            return self.desk.remove(parts[0])
+            return self.catalog.remove(parts[0])
         if method == "POST":
-            answer = self.desk.change(parts[0], body)
+            answer = self.catalog.change(parts[0], body)
             if self.loses_answers:
                 self.loses_answers -= 1
                 raise BackendError("the connection to the platform was lost")
             return answer
-        with self.desk.upload() as file:
+        with self.catalog.upload() as file:
             file.write(body)
-            return self.desk.take_shard(parts[0], Artifact(sha256=parts[2], num_bytes=len(body)), file)
+            return self.catalog.take_shard(parts[0], Artifact(sha256=parts[2], num_bytes=len(body)), file)
 
     def samples(self, name):
-        reader = DatasetReader(self.desk.store, name)
+        reader = DatasetReader(self.catalog.store, name)
         found = reader.read(np.arange(reader.num_samples))
         reader.close()
         return found

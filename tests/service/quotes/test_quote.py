@@ -17,7 +17,7 @@ from springtide.core.status.quote import Quote
 from springtide.service.api.application import build_api
 from springtide.service.export import live_state
 from springtide.service.quotes import quote as quote_module
-from springtide.service.quotes.quote import QuoteDesk
+from springtide.service.quotes.quote import LiveQuotes
 from springtide.service.submission.experience import FITTED_SPREAD, MEASURED_SPREAD, declared_steps, experience_of
 from springtide.service.submission.option_models import JobOptionsIn
 from springtide.service.submission.schemas import JobIn
@@ -269,13 +269,13 @@ def test_why_says_when_nobody_knows(asking):
 
 
 def test_who_asks_while_another_quote_takes_too_long_is_told_to_come_back(promising, monkeypatch):
-    monkeypatch.setattr(quote_module, "PATIENCE_S", 0.0)
-    desk = QuoteDesk(promising)
+    monkeypatch.setattr(quote_module, "MAX_WAIT_S", 0.0)
+    quotes = LiveQuotes(promising)
     request = JobIn.model_validate(known_body(deadline_s=400), strict=False)
-    with desk._turn(0.0):
+    with quotes._turn(0.0):
         with pytest.raises(CapacityError, match="ask again"):
-            desk.quote(request)
+            quotes.quote(request)
         job = promising.submit(JobSubmitted(job=training_job("a", deadline_s=1.0)))
         assert job
-        assert desk.offers(promising.current.jobs["a"]) == ()
-    assert desk.quote(request).verdict == "accepted"
+        assert quotes.offers(promising.current.jobs["a"]) == ()
+    assert quotes.quote(request).verdict == "accepted"

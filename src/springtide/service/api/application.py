@@ -1,4 +1,4 @@
-"""The control API as one application: the routes, the authentication before them, and the platform's own pages."""
+"""The control API as one FastAPI application: routes, authentication, metrics and the OpenAPI description."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from springtide.service.history.pool_reports import PoolReports
 from springtide.service.history.series import SeriesIndex
 from springtide.service.metrics.platform import PlatformCollector
 from springtide.service.ports import PlatformLike, Submissions
-from springtide.service.quotes.quote import QuoteDesk
+from springtide.service.quotes.quote import LiveQuotes
 from springtide.service.status.search_reports import SearchDesk
 from springtide.service.status.sharing import SharingReports
 from springtide.service.submission.function_menus import service_of
@@ -48,12 +48,12 @@ def build_api(
 ) -> FastAPI:
     """Return the application. Call it before the platform starts: it subscribes to the journal's steps.
 
-    `extra_routes` (the gateway's, the dashboard's) stand behind the same authentication. `registry` gets the platform's
-    figures and answers /metrics. `function_paths` describes the calls of the deployed services for /openapi.json. A
-    `history` that is given must be fed by the caller. `lifespan` runs around the serving. `first_answer_s` says for the
-    name of a service how many seconds its first answer took after its last start from zero replicas. With a
-    `token_place`, which says where users find the token, the platform may be called by other machines, under any name.
-    `submissions` takes requests otherwise than by handing them to the platform.
+    `extra_routes` (of the gateway and the dashboard) are behind the same authentication. The platform's metrics are
+    added to `registry`, which /metrics serves. `function_paths` returns the OpenAPI paths of the deployed services. If
+    `history` is given, the caller must add the steps to it. `first_answer_s` returns for a service's name how many
+    seconds its first answer took after its last start from zero replicas. `token_place` tells users where to find the
+    token; if it is given, the platform may be called from other machines and under any host name. `submissions`
+    replaces the direct submission to the platform.
     """
     if history is None:
         history = HistoryIndex()
@@ -64,7 +64,7 @@ def build_api(
     app = FastAPI(
         title="Springtide", version=__version__, docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan
     )
-    quotes = QuoteDesk(platform)
+    quotes = LiveQuotes(platform)
     series = SeriesIndex()
     platform.subscribe(series.add)
     searches = SearchDesk(lambda: service_of(platform.view()))
@@ -79,11 +79,11 @@ def build_api(
     app.include_router(pool_routes(pools))
     app.include_router(share_routes(shares))
     app.include_router(cluster_routes(platform))
-    app.include_router(data_routes.data_routes(data_routes.DataDesk(platform)))
-    _add_house_routes(app, registry, function_paths)
+    app.include_router(data_routes.data_routes(data_routes.DatasetCatalog(platform)))
+    _add_common_routes(app, registry, function_paths)
     app.router.routes.extend(extra_routes)
     add_problem_handlers(app)
-    # The last one added is the first to see a request.
+    # The middleware added last sees a request first.
     app.add_middleware(RequestLimits)
     if token_place:
         app.add_middleware(AccessControl, token=token, is_open_to_network=True, token_place=token_place)
@@ -92,8 +92,8 @@ def build_api(
     return app
 
 
-def _add_house_routes(app: FastAPI, registry: CollectorRegistry, function_paths: Callable[[], dict[str, Any]]) -> None:
-    """Add the routes of health, metrics and the OpenAPI description, which every platform has."""
+def _add_common_routes(app: FastAPI, registry: CollectorRegistry, function_paths: Callable[[], dict[str, Any]]) -> None:
+    """Add the routes for health, metrics and the OpenAPI description."""
 
     @app.get(
         "/healthz",
@@ -120,7 +120,7 @@ def _add_house_routes(app: FastAPI, registry: CollectorRegistry, function_paths:
 
     @app.get("/readyz", include_in_schema=False)
     async def readyz() -> Response:
-        # Served only once the journal was read and the loop runs; before that, `Standby` answers on this address.
+        # Served only once the journal has been read and the loop runs; before that, `Standby` answers here.
         return Response(b'{"status":"leading"}', media_type="application/json")
 
     @app.get(
@@ -135,7 +135,7 @@ def _add_house_routes(app: FastAPI, registry: CollectorRegistry, function_paths:
         return Response(await run_in_threadpool(generate_latest, registry), media_type=CONTENT_TYPE_LATEST)
 
     def described() -> dict[str, Any]:
-        # The control API never changes, the deployed functions come and go.
+        # The description of the control API is made once; the deployed functions change.
         control = openapi.describe(app)
         return {**control, "paths": {**control["paths"], **function_paths()}}
 

@@ -1,4 +1,4 @@
-"""Authentication of the API: the token, where it is kept, and the middleware that checks every request."""
+"""Authentication of the API: the token, its file, and the middleware that checks every request."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ address that it prints.</p></body></html>
 
 
 def load_or_create_token(state_dir: Path) -> str:
-    """Return the platform's token, made on first use. Raises InvalidRequest if others could read it, StorageError."""
+    """Return the platform's token, created on first use. Raises InvalidRequest if others can read it, StorageError."""
     path = state_dir / "token"
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -71,11 +71,11 @@ def load_or_create_token(state_dir: Path) -> str:
 
 
 class AccessControl:
-    """ASGI middleware: loopback hosts only, no foreign origins, and the token on everything but a few open paths.
+    """ASGI middleware: allows loopback hosts only, rejects other origins, and requires the token except on open paths.
 
-    With `is_open_to_network` it may be called by any name: a Service's, an ingress's, an address. No page of another
-    site gets in by that, because a browser shows it neither the token nor the cookie. `token_place` says where to find
-    the token.
+    With `is_open_to_network` any Host header is allowed: the name of a Service or an ingress, or an address. Pages of
+    other sites still cannot use the API, because a browser sends them neither the token nor the cookie. `token_place`
+    tells users where to find the token.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class AccessControl:
         self._token_place = token_place
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request in, answer it, or refuse it."""
+        """Pass the request on, or answer it here with a login page, a redirect or a refusal."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
@@ -109,13 +109,13 @@ class AccessControl:
             await answer(scope, receive, sender)
 
     def _answer(self, scope: Scope, headers: Headers) -> Response | None:
-        """The answer of the middleware itself; None lets the request through. Raises Unauthorized."""
+        """The middleware's own answer; None passes the request on. Raises Unauthorized."""
         path: str = scope["path"]
         if path == "/login" and scope["method"] in ("GET", "HEAD"):
             return self._login(scope)
         if path in _OPEN_PATHS or path.startswith("/static/"):
             return None
-        if self._is_known(headers):
+        if self._has_token(headers):
             return None
         if scope["method"] == "GET" and "text/html" in headers.get("accept", "") and not path.startswith("/v1/"):
             return HTMLResponse(_HOW_TO_GET_IN, status_code=401, headers={"Cache-Control": "no-store"})
@@ -130,27 +130,27 @@ class AccessControl:
             given = parse_qs(scope["query_string"].decode("ascii", "replace"), max_num_fields=8).get("token", [""])
         except ValueError:
             given = [""]
-        if len(given) != 1 or not self._fits(given[0]):
+        if len(given) != 1 or not self._is_token(given[0]):
             return HTMLResponse(_HOW_TO_GET_IN, status_code=401, headers={"Cache-Control": "no-store"})
         answer = RedirectResponse("/", status_code=303, headers={"Cache-Control": "no-store"})
         answer.set_cookie(COOKIE, self._token.decode(), httponly=True, samesite="strict", path="/", max_age=30 * 86400)
         return answer
 
-    def _is_known(self, headers: Headers) -> bool:
+    def _has_token(self, headers: Headers) -> bool:
         scheme, _, given = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and self._fits(given.strip()):
+        if scheme.lower() == "bearer" and self._is_token(given.strip()):
             return True
-        # A wrong Authorization header is refused even if a valid cookie comes with it.
+        # A wrong Authorization header is refused even together with a valid cookie.
         if "authorization" in headers:
             return False
-        return self._fits(cookie_parser(headers.get("cookie", "")).get(COOKIE, ""))
+        return self._is_token(cookie_parser(headers.get("cookie", "")).get(COOKIE, ""))
 
-    def _fits(self, given: str) -> bool:
+    def _is_token(self, given: str) -> bool:
         return hmac.compare_digest(given.encode("utf-8", "replace"), self._token)
 
 
 def _check_host(headers: Headers) -> None:
-    """Raise Forbidden for another host's name (DNS rebinding)."""
+    """Refuse another host's name (DNS rebinding). Raises RequestForbidden."""
     hosts = headers.getlist("host")
     if len(hosts) != 1 or _HOST.fullmatch(hosts[0]) is None:
         raise RequestForbidden(
@@ -159,7 +159,7 @@ def _check_host(headers: Headers) -> None:
 
 
 def _check_origin(method: str, headers: Headers, *, may_be_encrypted: bool) -> None:
-    """Raise Forbidden for a change that another site's page asks for (request forgery)."""
+    """Refuse a change requested by another site's page (request forgery). Raises RequestForbidden."""
     if method in _SAFE_METHODS:
         return
     host = headers.get("host", "").lower()

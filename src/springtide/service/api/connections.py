@@ -1,7 +1,7 @@
-"""How many connections there may be, and how long and how large the head of a request: bounds below the application.
+"""Limits on connections: their number, and the time and size of a request's head, checked in the HTTP protocol.
 
-Without them a client that opens connections and says nothing, or never ends a header, holds descriptors and memory
-that the control plane needs.
+Without them a client that opens idle connections, or never ends a header, would use up the descriptors and the memory
+of the control plane.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _log = logging.getLogger(__name__)
 HEAD_TIMEOUT_S = 10.0
 MAX_HEAD_BYTES = 64 * 1024
 WANTED_DESCRIPTORS = 65_536
-# The journal, workers, replicas and log files need descriptors whatever happens on the port.
+# Reserved for the journal, workers, replicas and log files.
 _RESERVED_DESCRIPTORS = 256
 
 
 def raise_descriptor_limit() -> int:
-    """Let this process open as many files as it may by itself (at most 65,536 are of use). Returns how many."""
+    """Raise this process's soft limit of open files towards its hard limit, to 65,536 at most. Returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = WANTED_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, WANTED_DESCRIPTORS)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -32,7 +32,7 @@ def raise_descriptor_limit() -> int:
 
 
 class BoundedConnection(HttpToolsProtocol):
-    """One HTTP connection: a request's head has to arrive within 10 s and 64 KiB; too many connections are refused."""
+    """An HTTP connection whose request heads must arrive within 10 s and 64 KiB; surplus connections are closed."""
 
     max_connections = 4096
     head_timeout_s = HEAD_TIMEOUT_S
@@ -40,7 +40,7 @@ class BoundedConnection(HttpToolsProtocol):
     _num_head_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a connection, if there is room for one more."""
+        """Accept the connection unless the maximum is reached."""
         super().connection_made(transport)
         if len(self.connections) > self.max_connections:
             transport.abort()
@@ -48,12 +48,11 @@ class BoundedConnection(HttpToolsProtocol):
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone."""
         self._stop_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came, unless the head that it belongs to grows without end."""
+        """Parse received bytes; close the connection if a request's head becomes too large."""
         super().data_received(data)
         if self._head_timer is None:
             return
@@ -62,12 +61,12 @@ class BoundedConnection(HttpToolsProtocol):
             self._close()
 
     def on_message_begin(self) -> None:
-        """The first byte of a request: from here on its head is waited for."""
+        """Start the timeout of the head with the first byte of a request."""
         super().on_message_begin()
         self._await_head()
 
     def on_headers_complete(self) -> None:
-        """The head is there; what follows is bounded by the application."""
+        """Stop the timeout: RequestLimits checks the body."""
         self._stop_timer()
         super().on_headers_complete()
 
@@ -88,7 +87,7 @@ class BoundedConnection(HttpToolsProtocol):
 
 
 def connection_class(num_descriptors: int) -> type[BoundedConnection]:
-    """The protocol for a process that may open `num_descriptors` files: connections never take the last of them."""
+    """The protocol class for a process that may open `num_descriptors` files, some of which stay reserved."""
 
     class Connection(BoundedConnection):
         max_connections = max(64, min(BoundedConnection.max_connections, num_descriptors - _RESERVED_DESCRIPTORS))

@@ -1,4 +1,4 @@
-"""The dashboard's routes: one server-rendered page and its own static files. What it shows comes over the REST API."""
+"""The dashboard's routes: one server-rendered page and its static files. The page gets its data over the REST API."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ MEDIA_TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-# Everything comes from this origin and nothing is inline, so that text from a job can never run as code.
+# Scripts and styles come from this origin only and never inline, so that text from a job cannot run as code.
 CONTENT_SECURITY_POLICY = (
     "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-# What a newcomer types first; the page shows these while nothing has been handed over yet.
+# The page shows these while nothing has been submitted yet.
 FIRST_COMMANDS = (
     ("springtide hello", "a first run: one training job resized without a restart, one service scaled to zero"),
     ("springtide run examples/digits.py --deadline 10m", "train a small network with a deadline"),
@@ -31,7 +31,7 @@ FIRST_COMMANDS = (
 
 
 class StaticFiles:
-    """The static files, in memory. Their digest is part of every address, so that browsers may keep them for ever."""
+    """The static files, in memory. Their digest is part of every address, so that browsers may cache them for ever."""
 
     def __init__(self, folder: Path) -> None:
         self._files = {

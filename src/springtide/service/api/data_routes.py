@@ -1,4 +1,7 @@
-"""The REST routes of datasets: shards come as streams into the platform's store, then one small change counts them."""
+"""The REST routes of datasets.
+
+Clients upload shards into the platform's store first; then one small request adds them to a dataset.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +53,8 @@ _EXAMPLE = {
 }
 
 
-class DataDesk:
-    """Keeps the datasets of one platform, in its functions' store or in that of its state directory."""
+class DatasetCatalog:
+    """The datasets of one platform, in its object store or in its state directory."""
 
     def __init__(self, platform: PlatformLike) -> None:
         self._platform = platform
@@ -62,7 +65,7 @@ class DataDesk:
 
     @property
     def store(self) -> Store:
-        """The store, opened when it is first needed. Raises InvalidRequest, StorageError."""
+        """The store, opened on first use. Raises InvalidRequest, StorageError."""
         with self._lock:
             if self._store is None:
                 try:
@@ -75,18 +78,18 @@ class DataDesk:
 
     def listed(self) -> list[DatasetStatus]:
         """Every dataset, by name."""
-        return list_datasets(self.store, time.time()) if self._is_there() else []
+        return list_datasets(self.store, time.time()) if self._has_store() else []
 
     def one(self, name: str) -> DatasetStatus:
         """One dataset. Raises NotFound."""
-        found = self._known(name).find()
+        found = self._log_of(name).find()
         if found is None:
             raise _unknown(name)
         return status_of(found, time.time())
 
     def shard(self, name: str, sha256: str) -> Artifact:
-        """A shard that was sent before. Raises NotFound."""
-        log = self._known(name)
+        """A shard that was uploaded before. Raises NotFound."""
+        log = self._log_of(name)
         try:
             found = log.shards.find(checked_digest(sha256))
         except StorageError as error:
@@ -97,7 +100,7 @@ class DataDesk:
 
     @contextmanager
     def upload(self) -> Iterator[IO[bytes]]:
-        """A nameless file for what comes in: nothing of it is left if the platform dies. Raises CapacityError."""
+        """A temporary file for an upload, which vanishes if the platform dies. Raises CapacityError."""
         with self._lock:
             if self._num_uploads >= MAX_UPLOADS:
                 raise CapacityError(f"{MAX_UPLOADS} shards are being sent already; send this one a moment later")
@@ -111,11 +114,11 @@ class DataDesk:
                 self._num_uploads -= 1
 
     def take_shard(self, name: str, artifact: Artifact, file: IO[bytes]) -> Artifact:
-        """Store what was sent, if it is a shard. Raises InvalidRequest for what is none, StorageError."""
+        """Check that the uploaded file is a shard and store it. Raises InvalidRequest, StorageError."""
         if artifact.num_bytes == 0:
             raise InvalidRequest("this is no shard of a dataset: it has no bytes")
         file.flush()
-        # Mapped, not read: a shard may be a quarter of a gigabyte. The last reference to it ends the mapping.
+        # Mapped instead of read, because a shard may have 256 MiB. The mapping ends with its last reference.
         data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         try:
             shard_contents(data)
@@ -125,8 +128,8 @@ class DataDesk:
         return artifact
 
     def change(self, name: str, change: DatasetChange) -> DatasetStatus:
-        """Put, append or close. Raises InvalidRequest, NotFound, Conflict, StorageError."""
-        log = self._known(name) if change.verb == "close" else DatasetLog(self.store, name)
+        """Carry out a put, append or close. Raises InvalidRequest, NotFound, Conflict, StorageError."""
+        log = self._log_of(name) if change.verb == "close" else DatasetLog(self.store, name)
         now_s = time.time()
 
         def part(manifest: DatasetManifest | None) -> DatasetPart | None:
@@ -135,53 +138,53 @@ class DataDesk:
             make = whole_part if change.verb == "put" else appended_part
             return make(name, manifest, change.arrays, change.shards, now_s, change.part_id)
 
-        standing = log.find()
+        current = log.find()
         if change.verb != "close":
             if not change.shards or not change.arrays:
                 raise InvalidRequest("a change of a dataset needs its arrays and at least one shard")
-            # Invalid requests are refused before the shards are looked for, which takes longer.
-            if part(standing) is not None:
+            # Invalid requests are refused first, because checking the shards takes longer.
+            if part(current) is not None:
                 _check_shards(log, change)
-        return status_of(log.commit(part, standing), now_s)
+        return status_of(log.commit(part, current), now_s)
 
     def remove(self, name: str) -> None:
-        """Take a dataset away. Raises NotFound, and Conflict while a job trains on it as a stream."""
+        """Delete a dataset. Raises NotFound, and Conflict while a job trains on it as a stream."""
         for record in self._platform.view().jobs.values():
             if record.job.stream == name and not record.lifecycle.state.is_terminal:
                 raise Conflict(
                     f"the job {record.job.job_id} trains on {name!r}; cancel it first: "
                     f"springtide cancel {record.job.job_id}"
                 )
-        self._known(name)
+        self._log_of(name)
         remove_dataset(self.store, name)
 
-    def _known(self, name: str) -> DatasetLog:
-        """For read requests: an invalid name is answered as an unknown one. Raises NotFound, StorageError."""
+    def _log_of(self, name: str) -> DatasetLog:
+        """The log of an existing dataset; an invalid name counts as unknown. Raises NotFound, StorageError."""
         try:
             validate_name(name)
         except InvalidRequest:
             raise _unknown(name) from None
-        if not self._is_there():
+        if not self._has_store():
             raise _unknown(name)
         return DatasetLog(self.store, name)
 
-    def _is_there(self) -> bool:
-        """Whether there is a store to look into: a directory is made with the first shard, not by looking."""
+    def _has_store(self) -> bool:
+        """Whether the store exists: a store in a directory is created by the first upload, not by a read."""
         parts = urlsplit(self._platform.data_store_url())
         return self._store is not None or parts.scheme != "file" or Path(unquote(parts.path)).is_dir()
 
 
-def data_routes(desk: DataDesk) -> APIRouter:
+def data_routes(catalog: DatasetCatalog) -> APIRouter:
     router = APIRouter(prefix="/v1/data", tags=["platform"])
-    told = openapi.answers(_schema(DatasetStatus), "The dataset as it is now.", 400, 404, 409, 413, 422, 503)
+    dataset = openapi.answers(_schema(DatasetStatus), "The dataset as it is now.", 400, 404, 409, 413, 422, 503)
 
     @router.get("", summary="Every dataset", responses=openapi.answers(_list_schema(), "By name.", 503))
     async def list_all() -> Response:
-        return _encoded(await run_in_threadpool(desk.listed))
+        return _encoded(await run_in_threadpool(catalog.listed))
 
-    @router.get("/{name}", summary="One dataset", responses=told)
+    @router.get("/{name}", summary="One dataset", responses=dataset)
     async def get_one(name: str) -> Response:
-        return _encoded(await run_in_threadpool(desk.one, name))
+        return _encoded(await run_in_threadpool(catalog.one, name))
 
     @router.post(
         "/{name}",
@@ -192,12 +195,12 @@ def data_routes(desk: DataDesk) -> APIRouter:
                 "content": {"application/json": {"schema": {"type": "object"}, "example": _EXAMPLE}},
             }
         },
-        responses=told,
+        responses=dataset,
     )
     async def change(request: Request, name: str) -> Response:
         validate_name(name, "the dataset's name")
-        asked = _decoded(await _read_json(request))
-        return _encoded(await run_in_threadpool(desk.change, name, asked))
+        body = _decoded(await _read_json(request))
+        return _encoded(await run_in_threadpool(catalog.change, name, body))
 
     @router.delete(
         "/{name}",
@@ -206,20 +209,20 @@ def data_routes(desk: DataDesk) -> APIRouter:
     )
     async def remove(request: Request, name: str) -> Response:
         await read_nothing(request)
-        await run_in_threadpool(desk.remove, name)
+        await run_in_threadpool(catalog.remove, name)
         return _encoded({"removed": name})
 
-    _add_shard_routes(router, desk)
+    _add_shard_routes(router, catalog)
     return router
 
 
-def _add_shard_routes(router: APIRouter, desk: DataDesk) -> None:
-    """Add the routes that upload shards; a shard belongs to no dataset until a change names it."""
+def _add_shard_routes(router: APIRouter, catalog: DatasetCatalog) -> None:
+    """Add the routes that upload shards. A shard belongs to no dataset until a change names it."""
     known = openapi.answers(_schema(Artifact), "The shard is there.", 404, 413, 422, 503)
 
     @router.get("/{name}/shards/{sha256}", summary="Whether a shard was sent before", responses=known)
     async def get_shard(name: str, sha256: str) -> Response:
-        return _encoded(await run_in_threadpool(desk.shard, name, sha256))
+        return _encoded(await run_in_threadpool(catalog.shard, name, sha256))
 
     @router.put(
         "/{name}/shards/{sha256}",
@@ -233,14 +236,14 @@ def _add_shard_routes(router: APIRouter, desk: DataDesk) -> None:
         responses=known,
     )
     async def put_shard(request: Request, name: str, sha256: str) -> Response:
-        # Names are checked before anything is taken in, and before anything is made for it.
+        # Checked before any of the body is read or a file is created.
         try:
             checked_digest(sha256)
         except StorageError as error:
             raise InvalidRequest(str(error)) from None
         validate_name(name, "the dataset's name")
         found, num_bytes = hashlib.sha256(), 0
-        with desk.upload() as file:
+        with catalog.upload() as file:
             async for chunk in request.stream():
                 num_bytes += len(chunk)
                 if num_bytes > MAX_FRAME_BYTES:
@@ -250,7 +253,7 @@ def _add_shard_routes(router: APIRouter, desk: DataDesk) -> None:
             if found.hexdigest() != sha256:
                 raise InvalidRequest(f"the {num_bytes:,} bytes that came do not have the digest {sha256}; send again")
             artifact = Artifact(sha256=sha256, num_bytes=num_bytes)
-            return _encoded(await run_in_threadpool(desk.take_shard, name, artifact, file))
+            return _encoded(await run_in_threadpool(catalog.take_shard, name, artifact, file))
 
 
 def _check_shards(log: DatasetLog, change: DatasetChange) -> None:
@@ -273,7 +276,7 @@ async def _read_json(request: Request) -> bytes:
 
 def _decoded(body: bytes) -> DatasetChange:
     try:
-        # First whether it is JSON at all, then whether it is a change.
+        # Decoded twice, to tell invalid JSON (400) from JSON that is not a change (422).
         msgspec.json.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise Malformed(f"the body is not valid JSON: {error}") from None
@@ -288,7 +291,7 @@ def _encoded(value: Any) -> Response:
 
 
 def _schema(kind: type) -> dict[str, Any]:
-    """The JSON schema of one answer, with its definitions inline."""
+    """The JSON schema of a struct, with its definitions inline."""
     _, found = msgspec.json.schema_components((kind,), ref_template="{name}")
     shape: dict[str, Any] = found[kind.__name__]
     for described in shape["properties"].values():

@@ -1,4 +1,4 @@
-"""How much a request may bring, and how slowly: bounds on address, headers and body, checked while they arrive."""
+"""Limits on a request's address, headers and body, and on pauses in the body, checked while it arrives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from springtide.core.errors import InvalidRequest
 from springtide.service.submission.problems import HeadersTooLarge, Malformed, TooLarge, TooSlow, problem_of
 
 MAX_API_BODY_BYTES = 2 * 1024 * 1024
-# A shard of a dataset; its route streams it to a file.
+# One shard of a dataset, which its route streams to a file.
 MAX_DATA_BODY_BYTES = 256 * 1024 * 1024
 MAX_BODY_BYTES = 64 * 1024 * 1024
 MAX_HEADER_BYTES = 16 * 1024
@@ -19,8 +19,9 @@ MAX_BODY_PAUSE_S = 10.0
 
 
 class RequestLimits:
-    """ASGI middleware: stops reading at the limit. The control API takes 2 MiB, its datasets a shard at a time;
-    inference has its own, lower bound.
+    """ASGI middleware that stops reading a request at its limit.
+
+    The limit is 2 MiB for the control API and one shard for uploads of datasets; the gateway has a lower one for calls.
     """
 
     def __init__(self, app: ASGIApp, *, max_body_pause_s: float = MAX_BODY_PAUSE_S) -> None:
@@ -49,7 +50,7 @@ class RequestLimits:
         async def receiver() -> Message:
             nonlocal num_bytes, is_complete
             if is_complete:
-                # What follows is only the end of the connection, which may take its time.
+                # Only the disconnect is still to come, and that has no time limit.
                 return await receive()
             try:
                 async with asyncio.timeout(self._max_body_pause_s):

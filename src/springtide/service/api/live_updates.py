@@ -21,13 +21,13 @@ from springtide.service.status.status import platform_status
 MAX_STREAMS = 32
 SHORTEST_GAP_S = 0.25
 KEEP_ALIVE_S = 10.0
-# A stream without a reader keeps its thread for at most this long.
+# A stream whose client has left keeps its thread for at most this long.
 WAIT_S = 1.0
 _RETRY_MS = 1000
 
 
 class LiveStreams:
-    """Hands out streams, each with a thread to wait in; so many that answering requests never waits for one."""
+    """Creates the streams. Each waits in a thread of its own, so that streams never block the threads of requests."""
 
     def __init__(
         self,
@@ -43,18 +43,18 @@ class LiveStreams:
         self._keep_alive_s = keep_alive_s
         self._num_open = 0
 
-    def check_room(self) -> None:
-        """Raise CapacityError if as many streams as there may be are open."""
+    def check_capacity(self) -> None:
+        """Raise CapacityError if the maximum number of streams is open."""
         if self._num_open >= MAX_STREAMS:
             raise CapacityError(f"{MAX_STREAMS} streams are open already; close one, or ask /v1/status now and then")
 
     async def stream(self, after_seq: int, base_url: str) -> AsyncGenerator[bytes, None]:
-        """Yield one event at once and one after each change, with comments in between while nothing changes."""
-        # Every stream waits in a thread of its own, beside the ones that answer requests.
+        """Yield an event at once and after each change, and keep-alive comments while nothing changes."""
+        # A limiter of its own gives every stream its own thread, in addition to those that answer requests.
         limiter = anyio.CapacityLimiter(1)
         yield b"retry: %d\n\n" % _RETRY_MS
         if after_seq > self._platform.view().seq:
-            # The number is from another platform.
+            # The client got this number from another platform.
             after_seq = -1
         last_sent_at = time.monotonic()
         while True:
@@ -63,7 +63,7 @@ class LiveStreams:
             seq = await anyio.to_thread.run_sync(wait, abandon_on_cancel=True, limiter=limiter)
             if seq <= after_seq:
                 if time.monotonic() - began_at < WAIT_S / 2:
-                    # Only a platform that is ending answers early without news.
+                    # wait_change returns early without a new step only when the platform is ending.
                     return
                 if time.monotonic() - last_sent_at > self._keep_alive_s:
                     last_sent_at = time.monotonic()
@@ -74,8 +74,8 @@ class LiveStreams:
             platform = self._platform
             offset_s, price = platform.wall_clock_offset_s, platform.usd_per_device_hour
             drains = platform.snapshot().drains
-            # After a measurement a search report takes some milliseconds of computation: in the stream's own thread.
-            tell = partial(
+            # After a measurement the search report takes milliseconds to compute, so it runs in the stream's thread.
+            make_status = partial(
                 platform_status,
                 view,
                 platform.now_s(),
@@ -87,13 +87,13 @@ class LiveStreams:
                 self._searches.status,
                 self._shares,
             )
-            status = with_cluster(await anyio.to_thread.run_sync(tell, limiter=limiter), platform.cluster())
+            status = with_cluster(await anyio.to_thread.run_sync(make_status, limiter=limiter), platform.cluster())
             after_seq = view.seq
             yield b"id: %d\nevent: status\ndata: %s\n\n" % (after_seq, msgspec.json.encode(status))
             await anyio.sleep(max(0.0, SHORTEST_GAP_S - (time.monotonic() - last_sent_at)))
 
     async def counted(self, chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-        """Pass chunks on, counted as an open stream until the last one."""
+        """Yield the chunks, and count this as an open stream until the last one."""
         self._num_open += 1
         try:
             async with aclosing(chunks) as source:

@@ -1,4 +1,4 @@
-"""The description of the REST API: the shapes of core.status merged into OpenAPI, and a page that lists it all."""
+"""The OpenAPI description of the REST API, with the structs of core/status merged in, and a page that lists it."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ _METHODS = ("get", "post", "put", "delete")
 
 
 def reference(model: type) -> dict[str, str]:
-    """Return the reference to a shape of the description."""
+    """Return the reference to a schema of the description."""
     return {"$ref": "#/components/schemas/" + model.__name__}
 
 
 def list_of(model: type) -> dict[str, Any]:
-    """Return the schema of a list of such shapes."""
+    """Return the schema of a list of such values."""
     return {"type": "array", "items": reference(model)}
 
 
 def answers(
     schema: dict[str, Any], description: str, *problems: int, status: int = 200, media_type: str = "application/json"
 ) -> dict[int | str, dict[str, Any]]:
-    """Return a route's `responses`: what it answers, and the statuses with which it refuses."""
+    """Return a route's `responses`: the answer on success, and the statuses of its errors."""
     described: dict[int | str, dict[str, Any]] = {
         status: {"description": description, "content": {media_type: {"schema": schema}}}
     }
@@ -65,7 +65,7 @@ def answers(
 
 
 def takes(model: type[BaseModel], example: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return a route's `openapi_extra`: the body that it takes."""
+    """Return a route's `openapi_extra`: the schema and an example of its body."""
     content: dict[str, Any] = {"schema": reference(model)}
     if example is not None:
         content["example"] = example
@@ -86,7 +86,7 @@ _PROBLEMS = {
 
 
 def describe(app: FastAPI) -> dict[str, Any]:
-    """Return the OpenAPI description of every route, made once."""
+    """Return the OpenAPI description of every route; it is built once and cached in the app."""
     if app.openapi_schema is not None:
         return app.openapi_schema
     described: dict[str, Any] = get_openapi(
@@ -122,7 +122,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
 
 
 def _replace_validation_answers(described: dict[str, Any]) -> None:
-    """Replace FastAPI's 422 schema, which is never answered: every refusal here is a Problem."""
+    """Replace FastAPI's schema of a 422: every error of this API is a Problem."""
     for operations in described["paths"].values():
         for operation in operations.values():
             problem = operation.get("responses", {}).get("422")
@@ -131,7 +131,7 @@ def _replace_validation_answers(described: dict[str, Any]) -> None:
 
 
 def render_page(described: dict[str, Any]) -> str:
-    """Return a plain page that lists every operation. It loads nothing, so that it works without a network."""
+    """Return an HTML page that lists every operation. It loads no other files, so it works without a network."""
     sections: list[str] = []
     for tag in (*(tag["name"] for tag in described["tags"]), None):
         rows = [

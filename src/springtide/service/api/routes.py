@@ -1,4 +1,7 @@
-"""The REST routes, one function for each group: what is asked comes from service.schemas, what is said from status."""
+"""The REST routes of the platform, jobs, services and workloads, one function for each group.
+
+Request bodies are the models of service/submission/schemas.py, answers the structs of core/status/.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ from springtide.service.history.series import SeriesIndex, planned_of
 from springtide.service.logs import reading as logs
 from springtide.service.lookup import find_job, find_service, find_workload
 from springtide.service.ports import PlatformLike, Submissions
-from springtide.service.quotes.quote import QuoteDesk
+from springtide.service.quotes.quote import LiveQuotes
 from springtide.service.status.cluster_evidence import (
     PodsByWorkload,
     cluster_evidence,
@@ -73,14 +76,14 @@ _TEXT = {"type": "string"}
 
 @dataclass(frozen=True, slots=True)
 class ApiContext:
-    """What every route is served from."""
+    """What the routes need to answer, and the statuses that several of them return."""
 
     platform: PlatformLike
     history: HistoryIndex
     series: SeriesIndex
     submissions: Submissions
     streams: LiveStreams
-    quotes: QuoteDesk
+    quotes: LiveQuotes
     pools: PoolReports
     searches: SearchDesk
     shares: SharingReports
@@ -94,9 +97,9 @@ class ApiContext:
         return [self.service(record, request, pods=pods) for record in listed_services(self.platform.view())]
 
     def job(self, record: JobRecord, *, with_map: bool = False, pods: PodsByWorkload | None = None) -> JobStatus:
-        """The job's status at this instant; `with_map` what its search expects of every configuration, too.
+        """The job's status at this instant, with `with_map` also its search's prediction for every configuration.
 
-        `pods` are those of all workloads, where they have been counted already.
+        `pods` are the pods of all workloads, if the caller has grouped them already.
         """
         planned = self.platform.view().future.get(record.workload_id, ())
         price = self.platform.usd_per_device_hour
@@ -114,7 +117,7 @@ class ApiContext:
         )
         return with_pods(status, pods_by_workload(self.platform.cluster()) if pods is None else pods)
 
-    def everything(self, request: Request) -> PlatformStatus:
+    def status(self, request: Request) -> PlatformStatus:
         platform = self.platform
         offset_s, price = platform.wall_clock_offset_s, platform.usd_per_device_hour
         drains = platform.snapshot().drains
@@ -131,17 +134,17 @@ class ApiContext:
         )
         return with_cluster(status, platform.cluster())
 
-    def why(self, called: str) -> Explanation:
-        """Why the workload of that id or name is where it is, and what is expected of it."""
+    def why(self, id_or_name: str) -> Explanation:
+        """Why the workload of that id or name is in its state, and what is expected of it."""
         view = self.platform.view()
-        record = find_workload(view, called)
+        record = find_workload(view, id_or_name)
         outlook = outlook_of(record, self.platform) if isinstance(record, JobRecord) else None
         if (
             isinstance(record, JobRecord)
             and record.lifecycle.state is JobState.REJECTED
             and not record.lifecycle.alternatives
         ):
-            # The policy named none; what it would accept now can still be asked.
+            # The policy named no alternatives; a quote finds what it would accept now.
             record = replace(record, lifecycle=replace(record.lifecycle, alternatives=self.quotes.offers(record)))
         entries = self.history.entries(record.workload_id)
         live, now_s = self.platform.function_status(record.workload_id), self.platform.now_s()
@@ -206,7 +209,7 @@ def job_routes(context: ApiContext) -> APIRouter:
 
 
 def _add_changes(router: APIRouter, context: ApiContext) -> None:
-    """What changes a job that was submitted."""
+    """Add the routes that change a submitted job."""
     submissions = context.submissions
     changed = openapi.answers(_JOB, "The job as it is now.", 400, 404, 409, 413, 415, 422, 503)
 
@@ -217,8 +220,8 @@ def _add_changes(router: APIRouter, context: ApiContext) -> None:
         responses=changed,
     )
     async def change_job(request: Request, id: str) -> Response:
-        wish = await read_body(request, JobChangeIn)
-        return encoded(context.job(await run_in_threadpool(submissions.change_job, id, wish)))
+        changes = await read_body(request, JobChangeIn)
+        return encoded(context.job(await run_in_threadpool(submissions.change_job, id, changes)))
 
     @router.post("/{id}/cancel", summary="End a job", responses=changed)
     async def cancel_job(request: Request, id: str) -> Response:
@@ -237,8 +240,8 @@ def _add_changes(router: APIRouter, context: ApiContext) -> None:
         responses=changed,
     )
     async def resume_job(request: Request, id: str) -> Response:
-        wish = await read_body(request, ResumeIn) if await request.body() else ResumeIn()
-        return encoded(context.job(await run_in_threadpool(submissions.resume_job, id, wish.budget_usd)))
+        body = await read_body(request, ResumeIn) if await request.body() else ResumeIn()
+        return encoded(context.job(await run_in_threadpool(submissions.resume_job, id, body.budget_usd)))
 
 
 def service_routes(context: ApiContext) -> APIRouter:
@@ -332,7 +335,7 @@ def workload_routes(context: ApiContext) -> APIRouter:
             lines, _ = await run_in_threadpool(logs.read_tail, folder, tail, replica)
             return Response(logs.as_text(lines), media_type=media_type)
         await run_in_threadpool(logs.list_logs, folder, replica)
-        context.streams.check_room()
+        context.streams.check_capacity()
         chunks = logs.follow(folder, tail, replica, lambda: is_over(platform, workload_id))
         return StreamingResponse(
             context.streams.counted(chunks), media_type=media_type, headers={"Cache-Control": "no-store"}
@@ -351,7 +354,7 @@ def platform_routes(context: ApiContext) -> APIRouter:
         responses=openapi.answers(openapi.reference(PlatformStatus), "Devices, jobs and services."),
     )
     async def get_status(request: Request) -> Response:
-        return encoded(await run_in_threadpool(context.everything, request))
+        return encoded(await run_in_threadpool(context.status, request))
 
     @router.get(
         "/timeline",
@@ -379,7 +382,7 @@ def platform_routes(context: ApiContext) -> APIRouter:
         after_seq: Annotated[int, Query(ge=-1, le=2**62)] = -1,
         last_event_id: Annotated[str, Header()] = "",
     ) -> Response:
-        context.streams.check_room()
+        context.streams.check_capacity()
         if last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) < 18:
             after_seq = max(after_seq, int(last_event_id))
         return StreamingResponse(
@@ -412,13 +415,13 @@ def platform_routes(context: ApiContext) -> APIRouter:
 
 
 async def read_body(request: Request, model: type[BodyT]) -> BodyT:
-    """Return the checked body. Raises InvalidRequest."""
+    """Read a JSON body and check it against `model`. Raises InvalidRequest."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise UnsupportedMediaType(
             f"the body is declared as {media_type or 'nothing'!r:.80}; send JSON with Content-Type: application/json"
         )
-    # A large body takes a while to check; other requests are answered meanwhile.
+    # Checking a large body takes time: a thread does it, so that the event loop can answer other requests.
     return await run_in_threadpool(parse_body, await request.body(), model)
 
 
@@ -429,18 +432,19 @@ async def read_nothing(request: Request) -> None:
 
 
 def encoded(value: Any, status: int = 200) -> Response:
+    """Return a value as a JSON response that must not be cached."""
     return Response(
         msgspec.json.encode(value), status, media_type="application/json", headers={"Cache-Control": "no-store"}
     )
 
 
 def base_url(request: Request) -> str:
-    """The address under which the platform was asked; the authentication has checked the host."""
+    """The address at which the client reached the platform; AccessControl has checked the host."""
     return f"http://{request.headers['host']}"
 
 
 def is_over(platform: PlatformLike, workload_id: WorkloadId) -> bool:
-    """Whether nothing of the workload runs or will ever run again."""
+    """Whether nothing of the workload runs now or can run again."""
     view = platform.view()
     job, service = view.jobs.get(workload_id), view.services.get(workload_id)
     if job is not None:

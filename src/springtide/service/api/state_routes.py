@@ -1,4 +1,4 @@
-"""The REST routes of the platform's state: quotes and an export of it, pools, shared devices, its cluster."""
+"""The REST routes for quotes, the export of the live state, pools, shared devices and the cluster."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from springtide.service.api.routes import JOB_EXAMPLE, encoded, read_body
 from springtide.service.export import live_state
 from springtide.service.history.pool_reports import PoolReports
 from springtide.service.ports import PlatformLike
-from springtide.service.quotes.quote import QuoteDesk
+from springtide.service.quotes.quote import LiveQuotes
 from springtide.service.status.sharing import SharingReports
 from springtide.service.submission.schemas import JobIn
 
 
-def quote_routes(platform: PlatformLike, desk: QuoteDesk) -> APIRouter:
+def quote_routes(platform: PlatformLike, quotes: LiveQuotes) -> APIRouter:
     router = APIRouter(prefix="/v1", tags=["platform"])
 
     @router.post(
@@ -36,7 +36,7 @@ def quote_routes(platform: PlatformLike, desk: QuoteDesk) -> APIRouter:
     )
     async def ask_quote(request: Request) -> Response:
         body = await read_body(request, JobIn)
-        return encoded(await run_in_threadpool(desk.quote, body))
+        return encoded(await run_in_threadpool(quotes.quote, body))
 
     @router.get(
         "/export",

@@ -1,4 +1,4 @@
-"""Quotes from the live platform: the request as a submission would make it, put to the platform's own policy."""
+"""Quotes from the live platform: asks the platform's policy what would happen to a job if it were submitted now."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from springtide.service.submission.schemas import JobIn, check_job
 from springtide.service.submission.shares import check_share
 from springtide.service.submission.submission import family_of, make_job
 
-# Quotes are worked out one at a time, so that many callers never slow the control loop; one waits at most so long.
-PATIENCE_S = 20.0
+# Quotes are computed one at a time, so that many callers do not slow down the control loop. A caller waits this long.
+MAX_WAIT_S = 20.0
 
 
-class QuoteDesk:
-    """Answers quotes on the caller's thread: an instance of the policy of its own is asked about a snapshot."""
+class LiveQuotes:
+    """Computes quotes on the caller's thread, with a new instance of the policy and a snapshot of the platform."""
 
     def __init__(self, platform: PlatformLike) -> None:
         self._platform = platform
@@ -37,12 +37,12 @@ class QuoteDesk:
         self._one_at_a_time = threading.Lock()
 
     def quote(self, request: JobIn) -> Quote:
-        """Say what submitting `request` now would meet. Raises InvalidRequest, CapacityError (too many ask)."""
+        """Predict what would happen if `request` were submitted now. Raises InvalidRequest, CapacityError."""
         check_job(request)
         check_functions(request)
         sources.check_source(request.source)
         self._platform.source_store.import_root(request.source.import_root)
-        with self._turn(PATIENCE_S):
+        with self._turn(MAX_WAIT_S):
             view = self._platform.view()
             known = experience_of(view, request, self._platform.source_store.holds)
             snapshot = self._platform.snapshot()
@@ -78,9 +78,9 @@ class QuoteDesk:
             return compared(answer, on_functions, "functions")
 
     def offers(self, record: JobRecord) -> tuple[str, ...]:
-        """What would be accepted now instead of a job that was refused: the changes, as commands take them.
+        """Changes, as command line options, with which a refused job would be accepted now.
 
-        Its deadline counts anew from now. Empty if others are asking, too.
+        The job's deadline is counted from now. Empty if another quote is being computed.
         """
         platform = self._platform
         try:
@@ -99,8 +99,8 @@ class QuoteDesk:
         return tuple(offer.change for offer in answer.alternatives)
 
     @contextmanager
-    def _turn(self, patience_s: float) -> Iterator[None]:
-        if not self._one_at_a_time.acquire(timeout=patience_s):
+    def _turn(self, max_wait_s: float) -> Iterator[None]:
+        if not self._one_at_a_time.acquire(timeout=max_wait_s):
             raise CapacityError("others are asking for quotes; ask again", retry_after_s=5.0)
         try:
             yield
