@@ -110,5 +110,5 @@ def crash_point_of(setting: str) -> Callable[[str], None]:
 def configure_logging() -> None:
     """Log to standard error with time and level; `springtide up` redirects that to platform.log."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    # httpx logs a line for every call to an API server, which would hide everything else.
+    # The HTTP client logs a line for every call to an API server, which would hide everything else.
     logging.getLogger("httpx2").setLevel(logging.WARNING)

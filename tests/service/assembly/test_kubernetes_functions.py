@@ -63,7 +63,7 @@ def test_a_platform_without_a_service_has_its_pods_alone(tmp_path: Path) -> None
     machines = Machines()
     assert functions.nodes == ()
     assert not functions.has_parameter_store
-    assert functions.beside(machines, tmp_path, PlatformClock(time.time(), 0.0), 1) is machines  # type: ignore[arg-type, comparison-overlap]
+    assert functions.combined_with(machines, tmp_path, PlatformClock(time.time(), 0.0), 1) is machines  # type: ignore[arg-type, comparison-overlap]
     assert functions.status(WorkloadId("j")) is None
     functions.close(stop_workers=False)
 
@@ -123,7 +123,7 @@ def test_an_emulator_elsewhere_says_itself_what_it_is(tmp_path: Path, emulator: 
     assert (node.functions.lifetime_s, len(node.devices)) == (77.0, 3)
     # As many as are planned with may warm up beside them.
     assert node.functions.concurrency == 6
-    routed = functions.beside(Machines(), tmp_path, PlatformClock(time.time(), 0.0), 1)  # type: ignore[arg-type]
+    routed = functions.combined_with(Machines(), tmp_path, PlatformClock(time.time(), 0.0), 1)  # type: ignore[arg-type]
     assert isinstance(routed, RoutedExecutor)
     functions.close(stop_workers=True)
     # It goes on: it is nobody's here.

@@ -11,7 +11,7 @@ from springtide.backends.kubernetes.client.kinds import key_of
 from springtide.backends.kubernetes.settings import KubernetesSettings
 from springtide.core.errors import ObjectMissing, StorageError
 from springtide.core.workload import ReplicaId
-from springtide.service.logs.upload import PATIENCE_S, LogHandIn
+from springtide.service.logs.upload import MAX_WAIT_S, LogUploader
 from springtide.service.reconciler.admission import ResourceAdmission
 from springtide.service.submission.source_stores import ObjectSources
 from springtide.service.submission.submission import SubmissionService
@@ -37,7 +37,7 @@ class House:
         self.job_id = admission.take_job(self.cluster.read("TrainingFunction", key_of(obj))).workload_id
         platform.run_job(self.job_id)
         self.kept = WorkloadStore(self.store, self.job_id)
-        self.hand_in = LogHandIn(platform)
+        self.uploader = LogUploader(platform)
 
     @property
     def generation(self):
@@ -52,7 +52,7 @@ class House:
             path.with_suffix(".steps").write_text("".join(f"{line}\n" for line in say_lines(lines)))
         if has_ended:
             path.with_suffix(".ended").touch()
-        self.hand_in.note(self.job_id, ReplicaId(replica))
+        self.uploader.add(self.job_id, ReplicaId(replica))
         return path
 
     def end(self):
@@ -60,7 +60,7 @@ class House:
         self.platform.stop_replicas(self.job_id)
 
     def waits(self, replica="job.0"):
-        return (self.job_id, replica) in self.hand_in._waiting
+        return (self.job_id, replica) in self.uploader._waiting
 
     def log(self, replica="job.0"):
         try:
@@ -85,35 +85,35 @@ def test_an_output_that_its_pod_could_not_keep_comes_when_the_store_is_back(hous
 
     with monkeypatch.context() as patch:
         patch.setattr(house.store, "put_if_absent", away)
-        house.hand_in.round()
-        house.hand_in.round()
+        house.uploader.upload_waiting()
+        house.uploader.upload_waiting()
     assert house.log() is None
     assert caplog.text.count("what pods wrote waits for the store: nobody answers") == 1
-    house.hand_in.round()
+    house.uploader.upload_waiting()
     assert house.log() == "said\n"
     assert not path.with_suffix(".ended").exists()
-    assert house.hand_in._waiting == {}
+    assert house.uploader._waiting == {}
 
 
 def test_what_the_pod_has_kept_itself_stays(house):
     house.kept.put_log(ReplicaId("job.0"), b"all that was said\n")
     house.follow()
-    house.hand_in.round()
+    house.uploader.upload_waiting()
     assert house.log() == "all that was said\n"
 
 
 def test_an_output_is_waited_for_until_it_is_whole(house):
     path = house.follow(has_ended=False)
-    house.hand_in.round()
+    house.uploader.upload_waiting()
     assert house.log() is None
     path.write_text("said\nand more\n")
     path.with_suffix(".ended").touch()
-    house.hand_in.round()
+    house.uploader.upload_waiting()
     assert house.log() == "said\nand more\n"
     house.follow("job.1", has_ended=False)
-    house.platform.clock_s += PATIENCE_S + 1.0
-    house.hand_in.round()
-    assert house.hand_in._waiting == {}
+    house.platform.clock_s += MAX_WAIT_S + 1.0
+    house.uploader.upload_waiting()
+    assert house.uploader._waiting == {}
     assert house.log("job.1") is None
 
 
@@ -121,12 +121,12 @@ def test_the_step_log_is_made_whole_once_the_job_has_ended(house):
     generation = house.generation
     house.kept.log_steps(generation, lambda step: lines_of(generation, step + 1, 10))
     path = house.follow(lines=lines_of(generation, 8, 20))
-    house.hand_in.round()
+    house.uploader.upload_waiting()
     # Its other workers may be about to write the same.
     assert house.log() == "said\n"
     assert house.steps() == [(step, generation) for step in range(1, 11)]
     house.end()
-    house.hand_in.round()
+    house.uploader.upload_waiting()
     assert house.steps() == [(step, generation) for step in range(1, 21)]
     assert not path.with_suffix(".steps").exists()
     assert not house.waits()
@@ -138,7 +138,7 @@ def test_steps_that_were_made_again_since_stay_as_they_were_made_last(house):
     house.follow(lines=lines_of(generation, 8, 20))
     house.kept.raise_fence(generation + 1)
     house.end()
-    house.hand_in.round()
+    house.uploader.upload_waiting()
     assert house.steps() == [(step, generation) for step in range(1, 11)]
     assert not house.waits()
 
@@ -146,7 +146,7 @@ def test_steps_that_were_made_again_since_stay_as_they_were_made_last(house):
 def test_a_generation_that_never_was_fences_nobody(house):
     house.follow(lines=lines_of(1 << 60, 1, 5))
     house.end()
-    house.hand_in.round()
+    house.uploader.upload_waiting()
     assert house.steps() == []
     assert house.kept.head().generation <= house.generation
 
@@ -156,7 +156,7 @@ def test_what_was_lost_before_it_was_said_is_said_in_the_log(house):
     house.follow(lines=[gap_line(generation, 4, 9), *lines_of(generation, 10, 12)])
     house.kept.log_steps(generation, lambda step: lines_of(generation, step + 1, 5))
     house.end()
-    house.hand_in.round()
+    house.uploader.upload_waiting()
     assert [step for step, _ in house.steps()] == [1, 2, 3, 4, 5, 10, 11, 12]
     texts = b"".join(house.store.get(key) for key in house.store.keys(house.kept.key("steps/")))
     assert {"generation": generation, "step": 9, "num_lost": 4} in [json.loads(text) for text in texts.splitlines()]
@@ -165,9 +165,9 @@ def test_what_was_lost_before_it_was_said_is_said_in_the_log(house):
 def test_what_an_earlier_control_plane_has_left_here_is_found(house):
     house.follow(lines=lines_of(house.generation, 1, 3))
     house.end()
-    after = LogHandIn(house.platform)
-    after.look_around()
-    after.round()
+    after = LogUploader(house.platform)
+    after.add_left_behind()
+    after.upload_waiting()
     assert house.log() == "said\n"
     assert [step for step, _ in house.steps()] == [1, 2, 3]
 
@@ -176,7 +176,7 @@ def test_a_job_that_was_retired_meanwhile_comes_back_with_nothing(house):
     house.follow(lines=lines_of(house.generation, 1, 3))
     house.end()
     WorkloadStore(house.store, house.job_id).retire(keeps_artifacts=True)
-    house.hand_in.round()
+    house.uploader.upload_waiting()
     assert [key.rpartition("/")[2] for key in house.store.keys(house.kept.prefix)] == ["head"]
     assert not house.waits()
 
@@ -186,7 +186,7 @@ def test_the_news_of_an_end_begins_it_and_the_journal_of_the_past_does_not(house
     replicas = {(house.job_id, replica.replica_id) for replica in house.platform.view().jobs[house.job_id].replicas}
     assert replicas
     house.platform.stop_replicas(house.job_id)
-    assert set(house.hand_in._waiting) == replicas
-    house.platform.clock_s += PATIENCE_S + 1.0
-    after = LogHandIn(house.platform)
+    assert set(house.uploader._waiting) == replicas
+    house.platform.clock_s += MAX_WAIT_S + 1.0
+    after = LogUploader(house.platform)
     assert after._waiting == {}

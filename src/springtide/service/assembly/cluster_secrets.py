@@ -1,6 +1,6 @@
-"""The platform's secrets in its cluster: the key that all others follow from, and the token of the API.
+"""The platform's secrets in its cluster: the master key, from which all other keys are derived, and the API's token.
 
-Each is a Secret in the platform's namespace, made by whichever control plane comes first and read by all others.
+Each is a Secret in the platform's namespace. The first control plane creates it and all later ones read it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def token_secret(settings: KubernetesSettings) -> str:
 
 
 async def master_key(api: KubeApi, settings: KubernetesSettings) -> bytes:
-    """The platform's master key, made where there is none. Raises ApiError, InvalidRequest for one that is none."""
+    """The platform's master key, created if it does not exist. Raises ApiError, InvalidRequest if it is too short."""
     name = master_key_secret(settings)
     found = await _value(api, settings, name, "key", secrets.token_bytes(MASTER_KEY_BYTES))
     if len(found) < MASTER_KEY_BYTES:
@@ -42,7 +42,7 @@ async def master_key(api: KubeApi, settings: KubernetesSettings) -> bytes:
 
 
 async def api_token(api: KubeApi, settings: KubernetesSettings) -> str:
-    """The token of the API, made where there is none. Raises ApiError, InvalidRequest for one that is none."""
+    """The token of the API, created if it does not exist. Raises ApiError, InvalidRequest if it is not usable."""
     name = token_secret(settings)
     found = await _value(api, settings, name, "token", secrets.token_urlsafe(_TOKEN_BYTES).encode())
     token = found.decode("ascii", "replace").strip()
@@ -55,7 +55,7 @@ async def api_token(api: KubeApi, settings: KubernetesSettings) -> str:
 
 
 async def _value(api: KubeApi, settings: KubernetesSettings, name: str, key: str, fresh: bytes) -> bytes:
-    """What a Secret holds under a key; `fresh`, from now on, where there is no such Secret."""
+    """The value of a Secret's key; a Secret that does not exist is created with `fresh`."""
     found = await api.find(SECRET, name, settings.namespace)
     if found is None:
         wanted = {
@@ -70,7 +70,7 @@ async def _value(api: KubeApi, settings: KubernetesSettings, name: str, key: str
         try:
             found = await api.create(SECRET, wanted, settings.namespace)
         except AlreadyExists:
-            # Another control plane was first: its value is the one that holds.
+            # Another control plane created it first: use its value.
             found = await api.get(SECRET, name, settings.namespace)
     try:
         return base64.b64decode((found.get("data") or {}).get(key, ""), validate=True)

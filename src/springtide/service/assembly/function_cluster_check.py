@@ -1,7 +1,7 @@
-"""What stands between a cluster's settings and its first job on functions, with the keys that the control plane has.
+"""Checks whether a cluster's settings let jobs run on functions, with the keys that the control plane has.
 
-All of it is asked from where the command runs: what does not answer there may answer the control plane, and is told as
-a warning; what answers and is wrong is a fault.
+The checks run on the machine of the command. A service that cannot be reached from there may still be reachable for
+the control plane, so that is a warning; a wrong answer is a failure.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from springtide.service.assembly.kubernetes_functions import function_settings
 from springtide.storage.stores.probe import probe_store
 
 _NAME = "functions"
-# Names that mean something inside a cluster only.
+# Suffixes of host names that resolve only inside a cluster or a machine.
 _INSIDE = (".svc", ".cluster.local", ".local", ".localhost")
 
 
 def check_functions(settings: KubernetesSettings, secret: Mapping[str, str]) -> list[ClusterFinding]:
-    """Look at the provider, the object store and the Redis. Blocks; nothing is made but a small object, which goes.
+    """Check the provider, the object store and the Redis. Blocks. It writes only a small object and deletes it again.
 
-    `secret` is what the Secret `store_secret` holds.
+    `secret` is the content of the Secret `store_secret`.
     """
     try:
         given = function_settings(settings, secret)
         if given is None:
             return []
         check_settings(given)
-        seen = [
+        findings = [
             *_provider(given, secret),
             *_shared_keys(settings, secret),
             *_addresses(given),
@@ -52,10 +52,12 @@ def check_functions(settings: KubernetesSettings, secret: Mapping[str, str]) -> 
             *_parameters(given),
         ]
     except InvalidRequest as error:
-        # What is a flag on one machine is a setting here.
-        told = str(error).replace("--functions-", "functions.")
-        seen = [AccountFinding(verdict="fail", text=told, mend="correct the settings; docs/kubernetes.md lists them")]
-    return [ClusterFinding(name=_NAME, verdict=each.verdict, text=each.text, mend=each.mend) for each in seen]
+        # The message names flags of the command line; on a cluster these are settings.
+        text = str(error).replace("--functions-", "functions.")
+        findings = [
+            AccountFinding(verdict="fail", text=text, mend="correct the settings; docs/kubernetes.md lists them")
+        ]
+    return [ClusterFinding(name=_NAME, verdict=each.verdict, text=each.text, mend=each.mend) for each in findings]
 
 
 def _provider(given: FunctionSettings, secret: Mapping[str, str]) -> list[AccountFinding]:
@@ -73,9 +75,9 @@ def _aws(given: FunctionSettings, secret: Mapping[str, str]) -> list[AccountFind
 
     names = AWS_KEYS if secret.get(AWS_KEYS[0]) else STORE_KEYS
     if not all(secret.get(name) for name in names):
-        told = "the Secret has no keys for aws: the control plane's pod needs an identity of its own that may do it"
+        text = "the Secret has no keys for aws: the control plane's pod needs an identity of its own that may do it"
         mend = f"put {' and '.join(AWS_KEYS)} into the Secret, or see that its service account has a role at AWS"
-        return [AccountFinding(verdict="warn", text=told, mend=mend)]
+        return [AccountFinding(verdict="warn", text=text, mend=mend)]
     keys = {AWS_KEYS[0]: secret[names[0]], AWS_KEYS[1]: secret[names[1]]}
     offered = service_of(given, num_cores=1)
     provider = LambdaProvider(aws_settings(given, keys), replace(offered, concurrency=2 * offered.concurrency))
@@ -86,13 +88,13 @@ def _aws(given: FunctionSettings, secret: Mapping[str, str]) -> list[AccountFind
 
 
 def _shared_keys(settings: KubernetesSettings, secret: Mapping[str, str]) -> list[AccountFinding]:
-    """Whether workers in pods are given the keys with which functions are created."""
+    """Warn if workers' pods get the keys with which functions are created."""
     has_own = bool(secret.get(AWS_KEYS[0])) or not secret.get(STORE_KEYS[0]) or bool(settings.worker_store_secret)
     if settings.functions.provider != "aws" or has_own:
         return []
-    told = "functions are made with the object store's keys, which workers' pods have, too"
+    text = "functions are made with the object store's keys, which workers' pods have, too"
     mend = f"put keys of their own into the Secret ({' and '.join(AWS_KEYS)}), or set worker_store_secret"
-    return [AccountFinding(verdict="warn", text=told, mend=mend)]
+    return [AccountFinding(verdict="warn", text=text, mend=mend)]
 
 
 def _alibaba(given: FunctionSettings, secret: Mapping[str, str]) -> list[AccountFinding]:
@@ -117,21 +119,21 @@ def _emulator(given: FunctionSettings, secret: Mapping[str, str]) -> list[Accoun
         mend = "ask from where it can be reached; beside the control plane it listens for that pod alone"
         return [AccountFinding(verdict="warn", text=f"the emulator at {given.endpoint}: {error}", mend=mend)]
     sizes = ", ".join(str(size.memory_mb) for size in service.sizes)
-    told = f"emulator at {given.endpoint}: {service.concurrency} functions at a time, of {sizes} MB"
-    return [AccountFinding(verdict="ok", text=told)]
+    text = f"emulator at {given.endpoint}: {service.concurrency} functions at a time, of {sizes} MB"
+    return [AccountFinding(verdict="ok", text=text)]
 
 
 def _addresses(given: FunctionSettings) -> Iterator[AccountFinding]:
-    """Whether functions of a cloud can reach the addresses that the cluster uses."""
+    """Report addresses of the cluster that functions of a cloud cannot reach."""
     if given.is_emulated:
         return
     endpoint = dict(parse_qsl(urlsplit(given.store).query)).get("endpoint", "")
     for setting, address in (("store_url", endpoint), ("functions.parameter_store", given.parameter_store)):
         host = urlsplit(address).hostname or ""
         if address and _is_inside(host):
-            told = f"{setting} is at {host}, which functions at {given.provider} do not find"
+            text = f"{setting} is at {host}, which functions at {given.provider} do not find"
             mend = "give it an address that they reach, too (a name of the cloud's network, a load balancer)"
-            yield AccountFinding(verdict="fail", text=told, mend=mend)
+            yield AccountFinding(verdict="fail", text=text, mend=mend)
 
 
 def _is_inside(host: str) -> bool:
@@ -142,20 +144,20 @@ def _is_inside(host: str) -> bool:
 
 
 def _store(given: FunctionSettings, secret: Mapping[str, str]) -> list[AccountFinding]:
-    """Whether the object store accepts the keys and supports the conditional writes that jobs on functions need."""
+    """Check that the object store accepts the keys and supports the conditional writes that jobs on functions need."""
     shown = shown_address(given.store).partition("?")[0]
     if given.store.startswith("s3:") and not all(secret.get(name) for name in STORE_KEYS):
-        told = f"{shown} is not tried: the Secret has no keys for it, and an identity of the pod's cannot be borrowed"
+        text = f"{shown} is not tried: the Secret has no keys for it, and an identity of the pod's cannot be borrowed"
         return [
-            AccountFinding(verdict="warn", text=told, mend="see the control plane's log, which says whether it answers")
+            AccountFinding(verdict="warn", text=text, mend="see the control plane's log, which says whether it answers")
         ]
     try:
         probed = probe_store(given.store, environment=secret)
     except SpringtideError as error:
         mend = "mend it; where it is only out of reach from here, the control plane's log says how it stands"
         return [AccountFinding(verdict="fail", text=f"{shown}: {error}", mend=mend)]
-    told = f"{shown}: put {probed.put_s * 1000:.0f} ms, get {probed.get_s * 1000:.0f} ms from here"
-    return [AccountFinding(verdict="ok", text=told)]
+    text = f"{shown}: put {probed.put_s * 1000:.0f} ms, get {probed.get_s * 1000:.0f} ms from here"
+    return [AccountFinding(verdict="ok", text=text)]
 
 
 def _parameters(given: FunctionSettings) -> list[AccountFinding]:

@@ -1,4 +1,4 @@
-"""What a platform is told of the function service that it connects to: checked, and kept beside its state."""
+"""The settings of the function service that a platform connects to: their checks, and their file in its state."""
 
 from __future__ import annotations
 
@@ -16,25 +16,24 @@ Provider = Literal["emulator", "aws", "alibaba"]
 PROVIDERS: tuple[Provider, ...] = get_args(Provider)
 MAX_CONCURRENCY = 10_000
 MAX_PLACES = 64
-# The default number of jobs at a time: each has its coordinator on this machine.
+# The default number of concurrent jobs; each has a coordinator on this machine.
 DEFAULT_PLACES = 4
 _FILE = "functions.json"
 _STORE_SCHEMES = ("file", "s3")
-# What can be made to go wrong on the emulator, as `--functions-faults kill=0.05,throttled=0.1` names it.
+# The faults that the emulator can inject, as in `--functions-faults kill=0.05,throttled=0.1`.
 FAULTS = ("kill", "lost", "answer_lost", "late", "throttled", "slow")
 
 
 class FunctionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which function service, and how it is reached. Credentials are not here: the provider's own files hold them.
+    """Which function service to use and how to reach it. Credentials are not included: the provider's files hold them.
 
-    `store` is where jobs' objects live, an address of storage.open; `parameter_store` (optional) what carries
-    activations and gradients: such an address, too, or what is started for each job (docs/storage.md). `role` is what
-    functions may do, `image` what they are made of (empty: a zip), `endpoint` another address of the provider's API.
-    `name` is the platform's own, a part of its functions' names (provider.function_prefix).
-    `concurrency` is how many functions jobs have at a time (as many successors may warm up beside them), `places` how
-    many jobs there are. The emulator alone has a `lifetime_s`, a `bytes_per_s` for each function and direction, and
-    `faults`, the fractions of invocations that each of FAULTS befalls, drawn
-    from `seed`.
+    `store` is the URL of the store for jobs' objects. `parameter_store` (optional) carries activations and gradients:
+    also the URL of a store, or of one that is started for each job (docs/storage.md). `role` is the functions' role at
+    the provider, `image` their container image (empty: a zip file), `endpoint` another address of the provider's API.
+    `name` is the platform's name, a part of its functions' names (provider.function_prefix). `concurrency` is how many
+    functions jobs use at a time; as many successors may warm up in addition. `places` is the number of concurrent
+    jobs. For the emulator only: `lifetime_s`, `bytes_per_s` of each function and direction, and `faults`, the fraction
+    of invocations with each of FAULTS, drawn from `seed`.
     """
 
     provider: Provider
@@ -54,12 +53,12 @@ class FunctionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     @property
     def is_emulated(self) -> bool:
-        """Whether functions are processes of this machine."""
+        """Whether the emulator runs the functions."""
         return self.provider == "emulator"
 
 
 def check_settings(settings: FunctionSettings) -> None:
-    """Raise InvalidRequest, with the flag to change, unless the settings go together."""
+    """Check that the settings fit together. Raises InvalidRequest that names the flag to change."""
     _check_address(settings.store, _STORE_SCHEMES, "--functions-store", "s3://bucket/springtide")
     _check_parameter_store(settings)
     for what, value, most in (
@@ -81,7 +80,7 @@ def check_settings(settings: FunctionSettings) -> None:
 
 
 def _check_cloud(settings: FunctionSettings) -> None:
-    """Refuse settings that only the emulator has; require those that a cloud needs. Raises InvalidRequest."""
+    """Check the settings of a cloud: none that only the emulator has, all that a cloud needs. Raises InvalidRequest."""
     name = settings.provider
     for flag, is_given in (
         ("--functions-lifetime", settings.lifetime_s is not None),
@@ -109,7 +108,7 @@ def _check_cloud(settings: FunctionSettings) -> None:
 
 
 def _check_parameter_store(settings: FunctionSettings) -> None:
-    """An address of a store, or what starts one for each job, where functions can reach it. Raises InvalidRequest."""
+    """Check that functions can reach the parameter store, fixed or started for each job. Raises InvalidRequest."""
     address = settings.parameter_store
     if not address or is_fixed(address):
         return
@@ -144,7 +143,7 @@ def _check_address(address: str, schemes: tuple[str, ...], flag: str, example: s
 
 
 def _without_password(address: str) -> str:
-    """The address without its password (the part between the colon and the @), as it may be shown."""
+    """The address with its password (between the colon and the @) replaced, and cut to 200 characters."""
     parts = urlsplit(address)
     if parts.password is None:
         return address[:200]
@@ -152,12 +151,12 @@ def _without_password(address: str) -> str:
 
 
 def shown_address(address: str) -> str:
-    """An address as people may see it, without its password."""
+    """An address for logs and messages, without its password."""
     return _without_password(address)
 
 
 def parse_faults(text: str) -> dict[str, float]:
-    """`kill=0.05,throttled=0.1` as fractions. Raises InvalidRequest."""
+    """Parse `kill=0.05,throttled=0.1`. Raises InvalidRequest."""
     faults: dict[str, float] = {}
     for part in text.split(",") if text else ():
         name, separator, value = part.strip().partition("=")
@@ -173,9 +172,9 @@ def parse_faults(text: str) -> dict[str, float]:
 
 
 def write_settings(state_dir: Path, settings: FunctionSettings | None) -> Path | None:
-    """Keep the settings for the platform's process, for their owner alone: a store's address may hold a password.
+    """Write the settings for the platform's process, readable by the owner only: an address may hold a password.
 
-    None takes them away. Returns where they are. Raises StorageError.
+    None deletes the file. Returns its path. Raises StorageError.
     """
     path = state_dir / _FILE
     if settings is None:
@@ -187,7 +186,7 @@ def write_settings(state_dir: Path, settings: FunctionSettings | None) -> Path |
 
 
 def read_settings(path: Path) -> FunctionSettings:
-    """The settings that `write_settings` kept. Raises InvalidRequest."""
+    """Read the settings that `write_settings` wrote. Raises InvalidRequest."""
     try:
         settings = msgspec.json.decode(path.read_bytes(), type=FunctionSettings)
     except (OSError, ValueError, RecursionError) as error:

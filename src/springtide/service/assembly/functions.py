@@ -1,4 +1,4 @@
-"""Connects a platform to its function service: the emulator that it starts, or a cloud's, as one node among its own."""
+"""Connects a platform to its function service, an emulator or a cloud's, which becomes one of its nodes."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 _FOLDER = "functions"
 _PARAMETER_FOLDER = "parameter-stores"
-# How long a function of this machine takes until its code begins, where a warm process is forked.
+# How long an emulated function, forked from a warm process, takes until its code runs.
 _COLD_START_S = 2.0
-# Enough for three stages and two replicas, however small the machine.
-_LEAST_CONCURRENCY = 6
-# What an emulator that runs elsewhere takes as its key.
+# Enough for three stages with two replicas each, on the smallest machine too.
+_MIN_CONCURRENCY = 6
+# The environment variable with the token of an emulator that runs elsewhere.
 EMULATOR_TOKEN = "SPRINGTIDE_EMULATOR_TOKEN"
-# By these functions of AWS are made and invoked; without them by those that boto3 finds.
+# Keys for creating and invoking functions at AWS; without them the keys that boto3 finds are used.
 AWS_KEYS = ("FUNCTIONS_AWS_ACCESS_KEY_ID", "FUNCTIONS_AWS_SECRET_ACCESS_KEY")
 ALIBABA_KEYS = ("ALIBABA_CLOUD_ACCESS_KEY_ID", "ALIBABA_CLOUD_ACCESS_KEY_SECRET")
 _STORE_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION")
@@ -41,10 +41,10 @@ _INSTALL = "pip install 'springtide[functions]'"
 
 
 class ServiceConnection(msgspec.Struct, frozen=True, kw_only=True):
-    """A function service that can be used: what it offers, what invokes there, where objects lie, and how it is closed.
+    """A connected function service.
 
-    `parameter_host` has a parameter store running for each job that synchronises (None: all travels through the object
-    store); the executor ends it. `end` takes whether functions are to end with the platform.
+    `parameter_host` runs a parameter store for each job that needs one, and the executor closes it; without it all
+    data travels through the object store. Call `end` to disconnect; its argument says whether functions end too.
     """
 
     service: FunctionService
@@ -56,19 +56,19 @@ class ServiceConnection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def connect(settings: FunctionSettings, state_dir: Path, *, probes: bool = True) -> ServiceConnection:
-    """Start the emulator, or reach the cloud; nothing is deployed before the first job.
+    """Start the emulator or connect to the cloud. Nothing is deployed before the first job.
 
-    Raises InvalidRequest for settings that cannot work or a library that is missing, StorageError for a store that does
-    not do what it is asked (unless it `probes` none), BackendError otherwise.
+    Raises InvalidRequest for wrong settings or a missing library, StorageError for a store that fails its probe (with
+    `probes`), BackendError otherwise.
     """
     offered = _offered_by(settings)
-    # Plans use as many functions as the node says; a successor warms up beside each, so that as many again may run.
+    # Plans use as many functions as the node offers. Each may have a successor warming up, so twice as many may run.
     service = replace(offered, concurrency=2 * offered.concurrency)
     folder = state_dir / _FOLDER
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     store_url = settings.store or f"file://{(folder / 'store').resolve()}"
     try:
-        # A bucket that is not there, keys that do not fit, a Redis that is down: better known now than by a job.
+        # Report a missing bucket, wrong keys or a Redis that is down now, before a job fails.
         for url in stores_of(settings, store_url) if probes else ():
             probe_store(url)
         host = make_parameter_host(settings.parameter_store, folder / _PARAMETER_FOLDER)
@@ -90,7 +90,7 @@ def connect(settings: FunctionSettings, state_dir: Path, *, probes: bool = True)
 
 
 def stores_of(settings: FunctionSettings, store_url: str) -> tuple[str, ...]:
-    """The stores that must answer before the first job: those that are not started for each one."""
+    """The URLs of the stores that must already run; stores that are started for each job are left out."""
     return (store_url, settings.parameter_store) if is_fixed(settings.parameter_store) else (store_url,)
 
 
@@ -104,7 +104,7 @@ def _node(settings: FunctionSettings, service: FunctionService) -> Node:
 
 
 def _offered_by(settings: FunctionSettings) -> FunctionService:
-    """The service's resources for planning; an emulator elsewhere is asked for its own. Raises BackendError."""
+    """The service's resources for planning; an emulator elsewhere is asked for them. Raises BackendError."""
     if not (settings.is_emulated and settings.endpoint):
         return service_of(settings, num_cores=_num_cores())
     from springtide.backends.functions.emulator.launch import emulator_service
@@ -114,14 +114,14 @@ def _offered_by(settings: FunctionSettings) -> FunctionService:
 
 
 def emulator_elsewhere(settings: FunctionSettings, environment: Mapping[str, str]) -> EmulatorAddress:
-    """The emulator that the settings name, with its token out of `environment`."""
+    """The address of the emulator that the settings name, with the token from `environment`."""
     from springtide.backends.functions.emulator.launch import EmulatorAddress
 
     return EmulatorAddress(endpoint=settings.endpoint.rstrip("/"), token=environment.get(EMULATOR_TOKEN, ""))
 
 
 def service_of(settings: FunctionSettings, num_cores: int) -> FunctionService:
-    """What the service offers, with what the settings change of it."""
+    """The resources of the service, as modified by the settings."""
     from springtide.perf.functions import services as function_services
 
     match settings.provider:
@@ -131,8 +131,8 @@ def service_of(settings: FunctionSettings, num_cores: int) -> FunctionService:
                 lifetime_s=settings.lifetime_s or usual.lifetime_s,
                 bytes_per_s=settings.bytes_per_s or usual.sizes[-1].bytes_per_s,
                 cold_start_s=_COLD_START_S,
-                concurrency=settings.concurrency or max(_LEAST_CONCURRENCY, 2 * num_cores),
-                # Several functions share this machine: threads that wait for each other cost more than they give.
+                concurrency=settings.concurrency or max(_MIN_CONCURRENCY, 2 * num_cores),
+                # Several functions share this machine, so more threads for each would only wait for each other.
                 max_vcpus=max(1.0, num_cores / 4),
                 total_vcpus=float(num_cores),
             )
@@ -140,7 +140,7 @@ def service_of(settings: FunctionSettings, num_cores: int) -> FunctionService:
             service = function_services.aws_lambda()
         case "alibaba":
             service = function_services.alibaba_function_compute()
-    # Of what the account allows half is for successors that warm up.
+    # Half of the account's limit is for successors that warm up.
     return replace(service, concurrency=settings.concurrency or service.concurrency // 2)
 
 
@@ -153,7 +153,7 @@ def _emulated(settings: FunctionSettings, service: FunctionService, folder: Path
     from springtide.backends.functions.providers.aws import emulator_provider
 
     if settings.endpoint:
-        # It has no roles: what one would give is a part of the functions' environment.
+        # The emulator has no roles; the functions get the keys in their environment instead.
         elsewhere = emulator_provider(
             emulator_elsewhere(settings, os.environ),
             service,
@@ -170,7 +170,7 @@ def _emulated(settings: FunctionSettings, service: FunctionService, folder: Path
         role_environment=_role_environment(settings),
     )
     if _last_config(folder) not in (None, msgspec.json.encode(config)):
-        # One that a platform with other settings left behind would go on with those.
+        # An emulator left behind by a platform with other settings would keep those settings.
         stop_emulator(folder)
     address = ensure_emulator(folder, config)
     provider = emulator_provider(address, service)
@@ -185,7 +185,7 @@ def _emulated(settings: FunctionSettings, service: FunctionService, folder: Path
 
 
 def _role_environment(settings: FunctionSettings) -> dict[str, str]:
-    """What a function's role would give it in a cloud: the keys to an S3 store, where the jobs' objects are in one."""
+    """The environment that replaces a role at a cloud: the keys of the store, if it is at S3."""
     if not settings.store.startswith("s3:"):
         return {}
     return {name: os.environ[name] for name in _STORE_KEYS if name in os.environ}
@@ -206,7 +206,7 @@ def _on_aws(settings: FunctionSettings, service: FunctionService, folder: Path) 
 
 
 def aws_settings(settings: FunctionSettings, environment: Mapping[str, str]) -> LambdaSettings:
-    """What the provider at AWS is told; its keys are those of `environment`, where there are some."""
+    """The settings of the provider at AWS, with the keys of `environment` if it has any."""
     from springtide.backends.functions.providers.aws import LambdaSettings
 
     return LambdaSettings(
@@ -215,7 +215,8 @@ def aws_settings(settings: FunctionSettings, environment: Mapping[str, str]) -> 
         image_uri=settings.image,
         endpoint_url=settings.endpoint,
         function_prefix=function_prefix(settings.name, settings.store),
-        # The usual places hold the store's keys where workers have those, too: they need not be able to do this.
+        # The usual variables may hold the store's keys, which workers get too; those need not be allowed to create
+        # functions.
         access_key_id=environment.get(AWS_KEYS[0], ""),
         secret_access_key=environment.get(AWS_KEYS[1], ""),
     )
@@ -229,7 +230,7 @@ def _at_alibaba(settings: FunctionSettings, service: FunctionService, folder: Pa
 
 
 def alibaba_settings(settings: FunctionSettings, environment: Mapping[str, str]) -> AlibabaSettings:
-    """What the provider at Alibaba is told; its keys are those of `environment`, where there are some."""
+    """The settings of the provider at Alibaba, with the keys of `environment` if it has any."""
     from springtide.backends.functions.providers.alibaba import AlibabaSettings
 
     return AlibabaSettings(

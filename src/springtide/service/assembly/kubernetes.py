@@ -1,10 +1,10 @@
-"""The composition root of a platform on Kubernetes: it waits until it is elected, then builds everything and serves.
+"""The composition root of a platform on Kubernetes: waits until it is elected, then builds all parts and serves.
 
     Lease -> term of the journal -> function service, where there is one -> executor (caches, workers' port)
           -> platform (journal replayed, pods and functions adopted) -> reconciler of objects -> API and gateway
 
-A process that loses the Lease or the journal's term ends at once, with SUPERSEDED: nothing is cleaned up, because its
-successor is already at work.
+A process that loses the Lease or the journal's term exits at once with the code SUPERSEDED. It cleans up nothing,
+because its successor is already working.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ T = TypeVar("T")
 # The label that tells the pods of one platform's control plane from those of another.
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 
-# The exit code of a control plane that another one has taken over from.
+# The exit code of a control plane whose platform another one has taken over.
 SUPERSEDED = 3
-# From the order to the first step, until changes were seen: the pod is created, bound and started, and the worker
-# imports and builds its model.
+# Used until changes have been measured: the time from the order to the first step, in which the pod is created, bound
+# and started and the worker imports its code and builds the model.
 KUBERNETES_OVERHEADS = Overheads(change_s=6.0)
 _RETRY_S = 1.0
 _LOCK_FILE = "control-plane.lock"
@@ -75,10 +75,10 @@ _REASONS_AGE_S = 1.0
 
 
 class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How to run a control plane. `kubeconfig` None is what the environment says, or the pod's own service account.
+    """How to run a control plane. Without `kubeconfig`, KUBECONFIG or the pod's service account is used.
 
-    `host` is the address to listen at. `state_dir` holds copies that may be lost, and the journal where the settings
-    name no other.
+    `host` is the address to listen at. `state_dir` holds copies that may be lost; it also holds the journal unless the
+    settings name another one.
     """
 
     settings: KubernetesSettings
@@ -88,15 +88,15 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def serve_on_kubernetes(options: ClusterOptions) -> int:
-    """Run a control plane until it is told to end. Returns the process's exit code: 0, 1 failed, 3 superseded.
+    """Run a control plane until a signal ends it. Returns the process's exit code: 0, 1 failed, 3 superseded.
 
-    Raises InvalidRequest (settings that cannot be), BackendError (no way to the cluster, a taken port), StorageError.
+    Raises InvalidRequest (settings), BackendError (cluster out of reach, port in use), StorageError.
     """
     if not options.settings.store_url:
         raise InvalidRequest("store_url must name the object store that pods and control plane share, like s3://BUCKET")
     options.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     crash_point = crash_point_of(os.environ.get(CRASH_AT, ""))
-    held = _hold(options.state_dir)
+    held = _lock_directory(options.state_dir)
     try:
         listener = bind(options.settings.port, options.host)
         try:
@@ -110,12 +110,12 @@ def serve_on_kubernetes(options: ClusterOptions) -> int:
 class _ControlPlane:
     def __init__(self, options: ClusterOptions, listener: socket.socket, crash_point: Callable[[str], None]) -> None:
         self._options = options
-        # Pods reach this process where the operator says, else at its own pod.
+        # The address at which pods reach this process: the configured one, else that of its own pod.
         advertise = options.settings.advertise or os.environ.get("POD_IP") or socket.gethostname()
         self._settings = msgspec.structs.replace(options.settings, advertise=advertise)
         self._listener = listener
         self._crash_point = crash_point
-        # Set when something has to be looked at: elected, or asked to end.
+        # Set when this process is elected or asked to end.
         self._wake = threading.Event()
         self._is_asked_to_end = threading.Event()
         settings = options.settings
@@ -123,9 +123,9 @@ class _ControlPlane:
             Key(settings.namespace, settings.name),
             lease_s=settings.lease_s,
             on_acquired=self._wake.set,
-            on_lost=_leave,
+            on_lost=_exit_now,
             labels={MANAGED_BY_LABEL: "springtide", PLATFORM_LABEL: settings.name},
-            # The last leader of this directory has ended (its lock is free): its Lease is taken over without waiting.
+            # The directory's lock is free, so its last leader has ended: take the Lease over without waiting.
             predecessor=_read_leader(options.state_dir),
         )
         self._thread = ApiThread(lambda: KubeApi.connect(options.kubeconfig), may_write=self._leadership.may_act)
@@ -134,14 +134,14 @@ class _ControlPlane:
         self._reasons_at_s = float("-inf")
 
     def run(self) -> int:
-        """Wait for the election, lead, and end in order. Returns the exit code."""
+        """Wait for the election, lead, and release the Lease at the end. Returns the exit code."""
         self._thread.open()
         standby = Standby(self._listener, self._role, lambda: self._leadership.holder)
         try:
-            with self._ends_when_told():
+            with self._handle_signals():
                 standby.start()
-                self._patiently(lambda: self._thread.call(self._unmark))
-                self._thread.run(self._leadership.run).add_done_callback(_end_with_the_election)
+                self._retry(lambda: self._thread.call(self._unlabel_pod))
+                self._thread.run(self._leadership.run).add_done_callback(_exit_if_failed)
                 LOG.info("%s stands by", self._leadership.identity)
                 self._wake.wait()
                 if self._is_asked_to_end.is_set():
@@ -154,14 +154,14 @@ class _ControlPlane:
             self._thread.close()
 
     def _watch_term(self, journal: DurableJournal) -> None:
-        """While the API server, which says which process leads, cannot be reached, ask the journal instead."""
+        """While the API server cannot be reached, check in the journal that no other process leads."""
         while not self._is_asked_to_end.wait(self._settings.lease_s):
             if not self._leadership.is_suspended:
                 continue
             try:
                 journal.check()
             except Superseded as error:
-                _leave(str(error))
+                _exit_now(str(error))
             except JournalError as error:
                 LOG.warning("cut off from the API server, and from the journal: %s", error)
 
@@ -173,10 +173,10 @@ class _ControlPlane:
     def _lead(self, standby: Standby) -> int:
         settings = self._settings
         write_durable(self._options.state_dir / _LEADER_FILE, self._leadership.identity.encode(), mode=0o600)
-        key = self._patiently(lambda: self._thread.call(lambda api: master_key(api, settings)))
-        token = self._patiently(lambda: self._thread.call(lambda api: api_token(api, settings)))
-        journal = self._patiently(self._take_term)
-        functions = self._patiently(lambda: ClusterFunctions.connect(settings, self._options.state_dir, os.environ))
+        key = self._retry(lambda: self._thread.call(lambda api: master_key(api, settings)))
+        token = self._retry(lambda: self._thread.call(lambda api: api_token(api, settings)))
+        journal = self._retry(self._take_term)
+        functions = self._retry(lambda: ClusterFunctions.connect(settings, self._options.state_dir, os.environ))
         if key is None or token is None or journal is None or functions is None:
             return 0
         LOG.info("%s leads in term %d", self._leadership.identity, journal.term)
@@ -189,7 +189,7 @@ class _ControlPlane:
                 service_routes(
                     view,
                     token_of=lambda service_id: gateway_token(workload_key(key, service_id)),
-                    waits_of=self._waits_of,
+                    waits_of=self._waiting_reason,
                 )
             )
 
@@ -223,7 +223,7 @@ class _ControlPlane:
             functions.close(stop_workers=platform.stop_workers)
 
     def _take_term(self) -> DurableJournal:
-        """Take the journal over. Raises BackendError for one that slept since it was elected: another may lead now."""
+        """Take the journal over. Raises BackendError if the Lease has expired since the election."""
         if not self._leadership.may_act():
             raise BackendError("the lease has to be renewed before the journal is taken over")
         return open_journal(self._settings.journal_url, self._options.state_dir, holder=self._leadership.identity)
@@ -242,10 +242,10 @@ class _ControlPlane:
                 master_key=key,
                 term=journal.term,
                 crash_point=self._crash_point,
-                on_superseded=lambda term: _leave(f"pods bear the later term {term}, this is {journal.term}"),
+                on_superseded=lambda term: _exit_now(f"pods bear the later term {term}, this is {journal.term}"),
             )
             executor.open()
-            return functions.beside(executor, state_dir, clock, journal.term)
+            return functions.combined_with(executor, state_dir, clock, journal.term)
 
         def nodes() -> Any:
             assert self._executor is not None
@@ -275,7 +275,7 @@ class _ControlPlane:
                 overheads=KUBERNETES_OVERHEADS,
                 learns_overheads=True,
                 cluster=self._cluster,
-                on_superseded=lambda error: _leave(str(error)),
+                on_superseded=lambda error: _exit_now(str(error)),
             ),
         )
 
@@ -285,7 +285,7 @@ class _ControlPlane:
         state_dir = self._options.state_dir
         port = self._listener.getsockname()[1]
         url = f"http://{LOOPBACK}:{port}"
-        # For commands on the same machine, which find the platform by its state directory.
+        # Commands on the same machine find the platform by these files.
         write_durable(state_dir / "token", token.encode() + b"\n", mode=0o600)
         address = Address(pid=os.getpid(), url=url, version=springtide.__version__)
         write_durable(state_dir / "platform.json", msgspec.json.encode(address))
@@ -294,18 +294,18 @@ class _ControlPlane:
             with signals_end(server):
                 if self._is_asked_to_end.is_set():
                     server.should_exit = True
-                self._thread.write(ACTIVE_LABEL, self._mark, failed=_note_mark)
+                self._thread.write(ACTIVE_LABEL, self._label_pod, failed=_log_label_failure)
                 LOG.info(
                     "springtide %s is up on port %d with %d nodes", springtide.__version__, port, self._num_nodes()
                 )
-                # Most objects alive now stay alive: frozen, they are not scanned again by each garbage collection,
-                # which stops every thread.
+                # Each garbage collection stops all threads. Objects that exist now mostly stay, so they are frozen:
+                # later collections do not scan them.
                 gc.collect()
                 gc.freeze()
                 server.run(sockets=[self._listener.dup()])
             self._is_asked_to_end.set()
             reconciler.stop()
-            # Workers train on: the next leader finds them. Only `springtide down` stops them.
+            # Workers keep running for the next leader. Only `springtide down` stops them.
             platform.request_shutdown(stop_workers=False)
             platform.join(timeout_s=60.0)
             assert self._executor is not None
@@ -317,7 +317,7 @@ class _ControlPlane:
             return SUPERSEDED if isinstance(platform.failure, Superseded) else 1
         return 0
 
-    # --- what others are told ----------------------------------------------------------------------------------------
+    # --- status ------------------------------------------------------------------------------------------------------
 
     def _status(self) -> ClusterStatus:
         assert self._executor is not None
@@ -336,10 +336,10 @@ class _ControlPlane:
     def _num_nodes(self) -> int:
         return 0 if self._executor is None else len(self._executor.nodes())
 
-    def _waits_of(self, service_id: WorkloadId) -> str:
-        """Why the pods of a service do not come up; empty where they do, or the reason is not known.
+    def _waiting_reason(self, service_id: WorkloadId) -> str:
+        """Why the pods of a service do not start; empty if they do or the reason is not known.
 
-        Asked on the loop's thread for each service after each step: all pods are looked through once in a while.
+        Called on the loop's thread for each service after each step, so the reasons of all pods are cached for a while.
         """
         now_s = time.monotonic()
         if self._executor is not None and now_s - self._reasons_at_s > _REASONS_AGE_S:
@@ -349,8 +349,8 @@ class _ControlPlane:
 
     # --- the pod of this control plane -------------------------------------------------------------------------------
 
-    async def _mark(self, api: KubeApi) -> None:
-        """Label this pod, and no other, so that the Service selects it."""
+    async def _label_pod(self, api: KubeApi) -> None:
+        """Label this pod and no other, so that the platform's Service selects it."""
         own = os.environ.get("POD_NAME", "")
         if not own:
             return
@@ -358,35 +358,35 @@ class _ControlPlane:
         listing = await api.list(POD, namespace, labels=f"{ACTIVE_LABEL}=true,{INSTANCE_LABEL}={self._settings.name}")
         for pod in listing.items:
             if pod["metadata"]["name"] != own:
-                await api.patch(POD, pod["metadata"]["name"], _labelled(None), namespace)
-        await api.patch(POD, own, _labelled("true"), namespace)
+                await api.patch(POD, pod["metadata"]["name"], _active_label(None), namespace)
+        await api.patch(POD, own, _active_label("true"), namespace)
 
-    async def _unmark(self, api: KubeApi) -> None:
-        """This process may be the second one of its pod: until it leads, the Service must not lead here."""
+    async def _unlabel_pod(self, api: KubeApi) -> None:
+        """Remove the label that an earlier process of this pod may have set: only the leader has it."""
         own = os.environ.get("POD_NAME", "")
         if own:
-            await api.patch(POD, own, _labelled(None), self._settings.namespace)
+            await api.patch(POD, own, _active_label(None), self._settings.namespace)
 
     # --- waiting -----------------------------------------------------------------------------------------------------
 
-    def _patiently(self, task: Callable[[], T]) -> T | None:
-        """Try until it succeeds; None when it is to end before. Raises InvalidRequest: trying again would not help."""
-        told = ""
+    def _retry(self, task: Callable[[], T]) -> T | None:
+        """Retry until the task succeeds; None if the process is asked to end. InvalidRequest is not retried."""
+        last_error = ""
         while not self._is_asked_to_end.is_set():
             try:
                 return task()
             except InvalidRequest:
                 raise
             except (BackendError, JournalError) as error:
-                if str(error) != told:
+                if str(error) != last_error:
                     LOG.warning("not yet: %s", error)
-                told = str(error)
+                last_error = str(error)
             self._is_asked_to_end.wait(_RETRY_S)
         return None
 
     @contextlib.contextmanager
-    def _ends_when_told(self) -> Iterator[None]:
-        """SIGTERM and SIGINT end the waiting. While the platform is served, the server has them."""
+    def _handle_signals(self) -> Iterator[None]:
+        """Make SIGTERM and SIGINT end the waiting. While the platform is served, the server handles them."""
 
         def end(*_: object) -> None:
             self._is_asked_to_end.set()
@@ -401,8 +401,8 @@ class _ControlPlane:
                 signal.signal(name, handler)
 
 
-def _hold(state_dir: Path) -> int:
-    """Lock the directory for this process, for as long as it lives. Raises BackendError."""
+def _lock_directory(state_dir: Path) -> int:
+    """Lock the directory for the lifetime of this process. Returns the descriptor. Raises BackendError."""
     descriptor = os.open(state_dir / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -415,29 +415,29 @@ def _hold(state_dir: Path) -> int:
 
 
 def _read_leader(state_dir: Path) -> str:
-    """The identity of the last leader of this directory; empty where there was none."""
+    """The identity of the last leader that used this directory; empty if there was none."""
     try:
         return (state_dir / _LEADER_FILE).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
         return ""
 
 
-def _leave(reason: str, code: int = SUPERSEDED) -> None:
-    """End this process at once, whatever its other threads are about to do."""
+def _exit_now(reason: str, code: int = SUPERSEDED) -> None:
+    """End this process at once, without waiting for its other threads."""
     LOG.error("this control plane ends: %s", reason)
     logging.shutdown()
     os._exit(code)
 
 
-def _end_with_the_election(election: Future[None]) -> None:
-    """End the process when the election failed: it would stand by for ever, unnoticed, and a new one may succeed."""
+def _exit_if_failed(election: Future[None]) -> None:
+    """End the process if the election failed: it could never lead, but a restarted one may."""
     if not election.cancelled() and election.exception() is not None:
-        _leave(f"its election failed: {election.exception()}", code=1)
+        _exit_now(f"its election failed: {election.exception()}", code=1)
 
 
-def _note_mark(error: BackendError) -> None:
+def _log_label_failure(error: BackendError) -> None:
     LOG.error("the platform's Service does not lead here: %s", error)
 
 
-def _labelled(value: str | None) -> dict[str, Any]:
+def _active_label(value: str | None) -> dict[str, Any]:
     return {"metadata": {"labels": {ACTIVE_LABEL: value}}}

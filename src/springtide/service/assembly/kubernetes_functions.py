@@ -1,7 +1,7 @@
-"""The function service of a platform on Kubernetes: its settings, its place among the nodes, and what runs jobs there.
+"""The function service of a platform on Kubernetes: its settings, its node, and the executor of its jobs.
 
-Jobs on functions have no pods. Their coordinators are threads of the control plane that leads; all that these know is
-in the object store (backends/functions/shell/fence.py), so that the next one, on whatever node, goes on.
+Jobs on functions have no pods. Their coordinators are threads of the leading control plane. They keep their state in
+the object store (backends/functions/shell/fence.py), so that the next leader can continue on any node.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from springtide.service.assembly.functions import ServiceConnection
 
 LOG = logging.getLogger("springtide.kubernetes")
-# In the Secret `store_secret`, beside the keys of the object store.
+# A key of the Secret `store_secret`, which also holds the keys of the object store.
 REDIS_PASSWORD = "REDIS_PASSWORD"
 
 
 def function_settings(settings: KubernetesSettings, environment: Mapping[str, str]) -> FunctionSettings | None:
-    """The settings of the function service, as every platform has them; None where there is none."""
+    """Convert the cluster's settings to those of a function service; None if no provider is configured."""
     given = settings.functions
     if not given.provider:
         return None
@@ -52,7 +52,7 @@ def function_settings(settings: KubernetesSettings, environment: Mapping[str, st
 
 
 class ClusterFunctions:
-    """The function service of one control plane while it leads; of a platform without one it is empty."""
+    """The function service of one control plane while it leads. Without a service everything is empty."""
 
     def __init__(self, connection: ServiceConnection | None) -> None:
         self._connection = connection
@@ -60,10 +60,10 @@ class ClusterFunctions:
 
     @classmethod
     def connect(cls, settings: KubernetesSettings, state_dir: Path, environment: Mapping[str, str]) -> ClusterFunctions:
-        """Reach the service; nothing is deployed before the first job.
+        """Connect to the service. Nothing is deployed before the first job.
 
-        A store that does not answer now is told and no more: whatever runs in pods has no need of it. Raises
-        InvalidRequest for what cannot be, BackendError for an emulator that is not there yet.
+        A store that does not answer is only logged, because jobs in pods do not need it. Raises InvalidRequest for
+        wrong settings, BackendError for an emulator that does not run yet.
         """
         given = function_settings(settings, environment)
         if given is None:
@@ -73,7 +73,7 @@ class ClusterFunctions:
         try:
             connection = connect(given, state_dir, probes=False)
         except InvalidRequest as error:
-            # What is a flag on one machine is a setting here.
+            # The message names flags of the command line; on a cluster these are settings.
             raise InvalidRequest(str(error).replace("--functions-", "functions.")) from None
         urls = stores_of(given, connection.store_url)
         threading.Thread(target=_probe, args=(urls,), name="springtide-probe", daemon=True).start()
@@ -81,16 +81,18 @@ class ClusterFunctions:
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """The service as a node, each of its devices a place for one job."""
+        """The service as a node: each of its devices is a place for one job."""
         return () if self._connection is None else (self._connection.node,)
 
     @property
     def has_parameter_store(self) -> bool:
-        """Whether what functions tell each other goes through a store of its own."""
+        """Whether functions exchange data through a parameter store."""
         return self._connection is not None and self._connection.parameter_host is not None
 
-    def beside(self, machines: PostingExecutor, state_dir: Path, clock: PlatformClock, term: int) -> EventExecutor:
-        """The executor of the cluster's pods, with that of functions beside it where there are any."""
+    def combined_with(
+        self, machines: PostingExecutor, state_dir: Path, clock: PlatformClock, term: int
+    ) -> EventExecutor:
+        """Combine the executor of the cluster's pods with one for functions, if there is a function service."""
         if self._connection is None:
             return machines
         from springtide.backends.functions.executor import FunctionsExecutor
@@ -109,11 +111,11 @@ class ClusterFunctions:
         return RoutedExecutor(machines, self._executor)
 
     def status(self, workload_id: WorkloadId) -> FunctionRunStatus | None:
-        """Which functions run a job. Any thread may ask."""
+        """Which functions run a job; None for a job in pods. Thread-safe."""
         return None if self._executor is None else self._executor.status(workload_id)
 
     def close(self, *, stop_workers: bool) -> None:
-        """Let go of everything; functions work on unless they are to be stopped."""
+        """Close the executor and the connection. Functions keep running unless `stop_workers`."""
         if self._executor is not None:
             self._executor.close(stop_workers=stop_workers)
         if self._connection is not None:
@@ -121,7 +123,7 @@ class ClusterFunctions:
 
 
 def _with_password(address: str, password: str) -> str:
-    """The address of a Redis with its password, which is none of the settings."""
+    """Add the password of a Redis to its address; the settings do not contain it."""
     parts = urlsplit(address)
     if not address or not password:
         return address

@@ -1,4 +1,4 @@
-"""The only composition root: builds the embedded platform from its parts and serves it on one loopback port."""
+"""The composition root of the embedded platform: builds it from its parts and serves it on one loopback port."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
     from springtide.backends.functions.executor import FunctionsExecutor
 
 LOG = logging.getLogger("springtide")
-# What clouds ask on demand for a virtual core, and for a GPU of the data centre, in round figures.
+# Approximate on-demand prices of clouds for a virtual core and for a data centre GPU.
 USUAL_USD_PER_CPU_HOUR = 0.05
 USUAL_USD_PER_GPU_HOUR = 2.50
 
 
 class PlatformOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How to run the embedded platform. `port` 0 takes a free one, `num_slots` None counts GPUs or cores.
+    """How to run the embedded platform. `port` 0 takes a free port; `num_slots` None counts GPUs or cores.
 
-    `usd_per_device_hour` None takes the usual price of the kind of device. `pools` says how many slots each one owns;
-    without any, all share one node. `day_s` is the time after which the tide comes again, None a day. `functions` is
-    the function service that jobs may run on, too.
+    `usd_per_device_hour` None takes the usual price of the kind of device. `pools` is the number of slots that each
+    pool owns; if empty, all slots form one node. `day_s` is the period of the tide; None: 24 hours. `functions` is the
+    function service on which jobs may also run.
     """
 
     state_dir: Path
@@ -58,7 +58,7 @@ class PlatformOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
-    """What `platform.json` holds while a platform runs, for clients to find it."""
+    """The content of `platform.json`, by which clients find a running platform."""
 
     pid: int
     url: str
@@ -66,9 +66,9 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def serve(options: PlatformOptions) -> int:
-    """Run the platform until it is told to end. Returns the process's exit code.
+    """Run the platform until a signal or a request ends it. Returns the process's exit code.
 
-    Raises InvalidRequest (an unknown policy), BackendError (another platform, a taken port), JournalError.
+    Raises InvalidRequest (unknown policy), BackendError (another platform runs, port in use), JournalError.
     """
     options.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     token = load_or_create_token(options.state_dir)
@@ -77,7 +77,7 @@ def serve(options: PlatformOptions) -> int:
     nodes = split_node(machine, options.pools) if options.pools else (machine,)
     tide = tide_of(options.day_s)
     listener = bind(options.port)
-    hands = _Hands(options.state_dir, nodes, crash_point, options.functions)
+    executors = _Executors(options.state_dir, nodes, crash_point, options.functions)
     if options.functions is not None:
         nodes = (*nodes, node_of(options.functions))
     price = usual_price_usd(machine) if options.usd_per_device_hour is None else options.usd_per_device_hour
@@ -86,13 +86,13 @@ def serve(options: PlatformOptions) -> int:
         options.state_dir,
         policy,
         nodes,
-        hands.make_executor,
+        executors.make_executor,
         crash_point,
         price,
         tide,
-        function_status=hands.function_status,
+        function_status=executors.function_status,
         has_parameter_store=options.functions is not None and bool(options.functions.parameter_store),
-        sharing=hands.sharing,
+        sharing=executors.sharing,
     )
     registry = CollectorRegistry()
     gateway = Gateway(platform.post, registry=registry)
@@ -118,10 +118,10 @@ def serve(options: PlatformOptions) -> int:
             server.run(sockets=[listener])
             platform.request_shutdown(stop_workers=True)
             platform.join(timeout_s=60.0)
-            hands.close(stop_workers=platform.stop_workers)
+            executors.close(stop_workers=platform.stop_workers)
     finally:
         listener.close()
-        hands.disconnect(ends_functions=platform.stop_workers)
+        executors.disconnect(ends_functions=platform.stop_workers)
         (options.state_dir / "platform.json").unlink(missing_ok=True)
     if platform.failure is not None:
         LOG.error("the control loop failed: %s", platform.failure)
@@ -129,8 +129,8 @@ def serve(options: PlatformOptions) -> int:
     return 0
 
 
-class _Hands:
-    """The executors: of this machine, and of the function service where there is one."""
+class _Executors:
+    """Creates and closes the executors: that of this machine and, if configured, that of the function service."""
 
     def __init__(
         self,
@@ -148,12 +148,12 @@ class _Hands:
         self._functions: FunctionsExecutor | None = None
 
     def make_executor(self, clock: PlatformClock) -> EventExecutor:
-        """The executor for the platform's loop. Called while this platform holds the lock of the state directory."""
+        """Create the executor for the platform's loop. The platform holds the lock of the state directory by then."""
         self._local = LocalExecutor(self._state_dir, clock, nodes=self._machines, crash_point=self._crash_point)
         if self._settings is None:
             self._local.open()
             return self._local
-        # Imported only where functions are configured: other platforms start without their libraries.
+        # Imported only if functions are configured, because other platforms do not need the libraries.
         from springtide.backends.functions.executor import FunctionsExecutor
         from springtide.service.executors import RoutedExecutor
 
@@ -171,7 +171,7 @@ class _Hands:
         return RoutedExecutor(self._local, self._functions)
 
     def function_status(self, workload_id: WorkloadId) -> FunctionRunStatus | None:
-        """Which functions run a job."""
+        """Which functions run a job; None for a job on machines."""
         return None if self._functions is None else self._functions.status(workload_id)
 
     def sharing(self) -> SharingStatus:
@@ -179,19 +179,19 @@ class _Hands:
         return SharingStatus() if self._local is None else self._local.sharing()
 
     def close(self, *, stop_workers: bool) -> None:
-        """End what the executors hold; workers and functions go on unless they are to be stopped."""
+        """Close the executors. Workers and functions keep running unless `stop_workers`."""
         if self._functions is not None:
             self._functions.close(stop_workers=stop_workers)
         if self._local is not None:
             self._local.close(stop_workers=stop_workers)
 
     def disconnect(self, *, ends_functions: bool) -> None:
-        """Let go of the function service; an emulator ends with the functions in it, if they are to."""
+        """Disconnect from the function service; with `ends_functions` an emulator ends with its functions."""
         if self._connection is not None:
             self._connection.end(ends_functions)
 
 
 def usual_price_usd(node: Node) -> float:
-    """What an hour of one of the node's devices usually costs."""
+    """The usual price of one hour of one of the node's devices, in US dollars."""
     has_gpus = any(device.kind == "gpu" for device in node.devices)
     return USUAL_USD_PER_GPU_HOUR if has_gpus else USUAL_USD_PER_CPU_HOUR

@@ -1,4 +1,4 @@
-"""What `--pools` and `--day` mean: how many slots each pool owns, the policy that moves them, a day's resolution."""
+"""Parses `--pools` and `--day`: the slots that each pool owns, the policy that moves them, the length of a day."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from springtide.core.errors import InvalidRequest
 from springtide.core.resources import Pool
 from springtide.core.tide import DAY_S, Tide
 
-# The pools that own slots. "shared" is no owner: without pools all slots are shared.
+# The pools that can own slots. "shared" cannot: it is the pool of all slots on a platform without pools.
 OWNERS: tuple[Pool, ...] = tuple(pool for pool in get_args(Pool) if pool != "shared")
-# What moves slots between pools where only a training policy was named.
+# The strategy that moves slots between pools if only a training policy is named.
 STRATEGY = "tide"
-# Taking a slot back costs a job that stops or shrinks and a replica that starts, some seconds together on a busy
-# machine: a finer memory of the day could not be acted on.
+# Reclaiming a slot takes some seconds on a busy machine, because a job stops or shrinks and a replica starts. The
+# policy could not react to a finer resolution of the day.
 SHORTEST_BIN_S = 5.0
 SHORTEST_DAY_S = 20.0
 _USUAL_BINS_PER_DAY = Tide().bins_per_day
 
 
 def parse_pools(value: Any) -> dict[Pool, int]:
-    """Read "inference=2", "training=2,inference=2" or such a mapping; nothing of "".
+    """Parse "inference=2", "training=2,inference=2" or a mapping like that; "" has no pools.
 
-    Raises InvalidRequest for what is no pool and no number.
+    Raises InvalidRequest for an unknown pool or an invalid number.
     """
     if isinstance(value, Mapping):
         value = ",".join(f"{name}={count}" for name, count in value.items())
@@ -47,12 +47,12 @@ def parse_pools(value: Any) -> dict[Pool, int]:
 
 
 def write_pools(pools: Mapping[Pool, int]) -> str:
-    """Write pools as they are read: "training=2,inference=2"."""
+    """Write pools in the format that `parse_pools` reads: "training=2,inference=2"."""
     return ",".join(f"{name}={count}" for name, count in pools.items())
 
 
 def policy_with_pools(policy: str, pools: Mapping[Pool, int]) -> str:
-    """The policy that decides: with pools, a plain one is put under the strategy that follows the tide."""
+    """The name of the policy that decides: with pools, a plain training policy is combined with STRATEGY."""
     if not pools or "/" in policy:
         return policy
     return f"{STRATEGY}/{policy}"
@@ -65,7 +65,7 @@ def midnight_before_s(unix_s: float) -> float:
 
 
 def tide_of(day_s: float | None) -> Tide:
-    """The memory of days of this length, with nothing in it yet. Raises InvalidRequest for a day that is too short."""
+    """An empty record of days of this length. Raises InvalidRequest for a day that is too short."""
     day_s = DAY_S if day_s is None else day_s
     if not SHORTEST_DAY_S <= day_s <= 1e7:
         raise InvalidRequest(

@@ -1,6 +1,6 @@
-"""What happened to every workload and device, kept in memory step by step, as the journal records it.
+"""The history of every workload and device, built in memory from the steps of the journal.
 
-The index is bounded: the newest lines of each workload, the newest intervals and marks of the whole platform.
+It is bounded: the newest lines of each workload, and the newest intervals and marks of the whole platform.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PAUSE_BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 @dataclass(slots=True)
 class _Track:
-    """What the index must remember of one workload to tell its story."""
+    """What the index keeps of one workload to write its history."""
 
     name: str
     kind: str
@@ -54,7 +54,7 @@ class _Track:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Counts since the platform was created; resizes and their pauses by direction."""
+    """Counts since the platform was created. `num_resizes` and `pauses` are by direction, `num_ended` by state."""
 
     num_resizes: dict[str, int]
     num_lost_replicas: int
@@ -65,7 +65,7 @@ class Totals:
 
 
 class HistoryIndex:
-    """Fed one journaled step at a time, in order, by one thread; read by any. A step seen before is passed over."""
+    """One thread adds the journaled steps in order; any thread may read. A step that was added before is ignored."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -88,9 +88,9 @@ class HistoryIndex:
                 return
             self._seq, self._at_s = seq, step.now_s
             for event in step.events:
-                self._tell(event)
+                self._record(event)
             for action in step.actions:
-                self._tell(action)
+                self._record(action)
             for workload_id, reason in step.reasons.items():
                 self._write(workload_id, "waiting", reason)
             for note in self._pools.add(step):
@@ -102,13 +102,13 @@ class HistoryIndex:
                     )
 
     def entries(self, workload_id: str) -> tuple[HistoryEntry, ...]:
-        """The newest lines of one workload's story, oldest first."""
+        """The newest lines of one workload's history, oldest first."""
         with self._lock:
             track = self._tracks.get(workload_id)
             return tuple(track.entries) if track is not None else ()
 
     def timeline(self, now_s: float, since_s: float = 0.0) -> Timeline:
-        """Which workload held which device since then, and what happened. Unfinished deadlines are future marks."""
+        """Which workload held which device since `since_s`, and what happened. Deadlines to come are marks too."""
         with self._lock:
             intervals = [i for i in self._closed if i.end_s is None or i.end_s >= since_s]
             intervals += self._open.values()
@@ -127,12 +127,12 @@ class HistoryIndex:
         )
 
     def handovers(self) -> tuple[Handover, ...]:
-        """The newest loans and reclaims of nodes, those under way included, in the order in which they were wanted."""
+        """The newest loans and reclaims of nodes, including those under way, in the order of their demand."""
         with self._lock:
             return self._pools.handovers()
 
     def pool_sizes(self, since_s: float) -> tuple[PoolSize, ...]:
-        """How many devices services could hold and how many inference owns, from `since_s` on."""
+        """How many devices services could hold and how many the inference pool owns, from `since_s` on."""
         with self._lock:
             return self._pools.sizes(since_s)
 
@@ -148,13 +148,13 @@ class HistoryIndex:
                 pools=self._pools.totals(),
             )
 
-    # --- one line for each kind of news -----------------------------------------------------------------------------
+    # --- one method for each event and action -------------------------------------------------------------------------
 
     @singledispatchmethod
-    def _tell(self, news: object) -> None:
-        """Note an event or action. Those without a registered method (progress, load, nodes) change nothing."""
+    def _record(self, item: object) -> None:
+        """Record an event or action. Types without a registered method change nothing."""
 
-    @_tell.register
+    @_record.register
     def _(self, event: events.JobSubmitted) -> None:
         job = event.job
         if job.job_id in self._tracks:
@@ -179,7 +179,7 @@ class HistoryIndex:
             text += f", deadline in {format_duration(job.goal.deadline_s - self._at_s)}"
         self._write(job.job_id, "submitted", text)
 
-    @_tell.register
+    @_record.register
     def _(self, event: events.ServiceDeployed) -> None:
         service = event.service
         track = self._tracks.get(service.service_id)
@@ -188,22 +188,22 @@ class HistoryIndex:
         bounds = f"{service.min_replicas}..{service.max_replicas} replicas"
         self._write(service.service_id, "deployed", f"{'deployed' if track is None else 'deployed again'}: {bounds}")
 
-    @_tell.register
+    @_record.register
     def _(self, event: events.CancelRequested) -> None:
         track = self._tracks.get(event.workload_id)
         if track is not None and not track.has_ended:
             self._write(event.workload_id, "cancelled", "its owner asked for the end")
 
-    @_tell.register
+    @_record.register
     def _(self, event: events.PauseRequested) -> None:
         self._write(event.job_id, "pause", event.reason or "its owner asked for a pause")
 
-    @_tell.register
+    @_record.register
     def _(self, event: events.ResumeRequested) -> None:
         raised = "" if event.budget_usd is None else f" with a budget of {money(event.budget_usd)}"
         self._write(event.job_id, "resume", f"its owner lets it go on{raised}")
 
-    @_tell.register
+    @_record.register
     def _(self, event: events.JobEdited) -> None:
         track = self._tracks.get(event.job_id)
         if track is None or track.has_ended:
@@ -215,37 +215,37 @@ class HistoryIndex:
         if parts:
             self._write(event.job_id, "edited", f"its owner wants now: {', '.join(parts)}")
 
-    @_tell.register
+    @_record.register
     def _(self, event: events.ScaleRequested) -> None:
         self._write(event.workload_id, "scale", f"its owner set new bounds: {event.minimum}..{event.maximum}")
 
-    @_tell.register
+    @_record.register
     def _(self, event: events.NodeLost) -> None:
         for interval in list(self._open.values()):
             if interval.device_id.rpartition("/")[0] == event.node_id:
                 self._lose(interval.workload_id, interval.replica_id, f"node {event.node_id} was lost")
 
-    @_tell.register
+    @_record.register
     def _(self, event: events.ReplicaReady) -> None:
         if event.replica_id in self._open:
             self._write(event.workload_id, "ready", f"{event.replica_id} is warm")
 
-    @_tell.register
+    @_record.register
     def _(self, event: events.ReplicaStopped) -> None:
         if self._close(event.replica_id):
             self._write(event.workload_id, "stopped", f"{event.replica_id} left, its device is free")
 
-    @_tell.register
+    @_record.register
     def _(self, event: events.ReplicaLost) -> None:
         self._lose(event.workload_id, event.replica_id, event.reason or "a worker was lost")
 
-    @_tell.register
+    @_record.register
     def _(self, event: events.JobResized) -> None:
         track = self._tracks.get(event.job_id)
         if track is None or track.is_confirmed or event.generation != track.generation:
             return
         before, track.world_size, track.is_confirmed = track.world_size, event.world_size, True
-        self._tell_batch(event.job_id, track)
+        self._record_batch(event.job_id, track)
         workers = "1 worker" if event.world_size == 1 else f"{event.world_size} workers"
         if track.plan is not None:
             workers = words(track.plan)
@@ -262,7 +262,7 @@ class HistoryIndex:
             return
         why = "" if change is None else change.why
         if track.plan is not None:
-            # The policy's sentence begins with the plan, which stands here already.
+            # The policy's sentence would repeat the plan, so only its reason is used.
             if change is not None and change.chosen is not None and change.chosen.plan == track.plan:
                 why = change.chosen.why or why
             self._write(event.job_id, event.direction, f"goes on as {workers}, pause {pause}: {why}")
@@ -275,35 +275,35 @@ class HistoryIndex:
         self._write(event.job_id, event.direction, text)
         self._mark(event.job_id, "resize", f"{verb} {workers}, pause {pause}")
 
-    @_tell.register
+    @_record.register
     def _(self, event: events.ProgressReported) -> None:
         track = self._tracks.get(event.job_id)
         if track is not None and event.grad_sqr is not None and event.grad_var is not None:
             track.noise = GradientNoise(grad_sqr=event.grad_sqr, grad_var=event.grad_var)
 
-    @_tell.register
+    @_record.register
     def _(self, event: events.GroupBroken) -> None:
         self._write(event.job_id, "broken", f"a collective failed, the group forms anew: {event.detail[:300]}")
 
-    @_tell.register
+    @_record.register
     def _(self, event: events.CheckpointCommitted) -> None:
         track = self._tracks.get(event.job_id)
         if track is None:
             return
-        # Of several checkpoints in a row only the newest is worth a line.
+        # Of several checkpoints in a row only the newest gets a line.
         if track.entries and track.entries[-1].kind == "checkpoint":
             track.entries.pop()
         self._write(event.job_id, "checkpoint", f"checkpoint of step {event.step} is durable")
 
-    @_tell.register
+    @_record.register
     def _(self, event: events.JobFinished) -> None:
         self._write(event.job_id, "finished", f"the training function returned at step {event.step}")
 
-    @_tell.register
+    @_record.register
     def _(self, event: events.JobFailed) -> None:
         self._write(event.job_id, "failed", f"its code raised: {event.error[:500]}")
 
-    @_tell.register
+    @_record.register
     def _(self, action: actions.StartReplica) -> None:
         workload_id = str(action.workload_id)
         track = self._tracks.get(workload_id)
@@ -322,19 +322,19 @@ class HistoryIndex:
         why = f" ({action.reason})" if action.reason else ""
         self._write(workload_id, "starting", f"starting {action.replica_id} on {action.device_id}{why}")
 
-    @_tell.register
+    @_record.register
     def _(self, action: actions.StopReplica) -> None:
         why = f" ({action.reason})" if action.reason else ""
         self._write(action.workload_id, "stopping", f"stopping {action.replica_id}{why}")
 
-    @_tell.register
+    @_record.register
     def _(self, action: actions.ResizeJob) -> None:
         track = self._tracks.get(action.job_id)
         if track is not None:
             track.generation, track.is_confirmed, track.change = action.generation, False, action.change
             track.next_batch_size, track.plan = action.global_batch_size, action.functions
 
-    @_tell.register
+    @_record.register
     def _(self, action: actions.PreemptJob) -> None:
         track = self._tracks.get(action.job_id)
         if track is not None:
@@ -343,11 +343,11 @@ class HistoryIndex:
         self._write(action.job_id, "preempt", f"checkpoints and gives its devices back: {action.reason}")
         self._mark(action.job_id, "preempt", action.reason)
 
-    @_tell.register
+    @_record.register
     def _(self, action: actions.AdmitJob) -> None:
         self._write(action.job_id, "admitted", action.reason)
 
-    @_tell.register
+    @_record.register
     def _(self, action: actions.EndJob) -> None:
         track = self._tracks.get(action.job_id)
         if track is not None:
@@ -357,8 +357,8 @@ class HistoryIndex:
         kind = "failed" if action.state is JobState.FAILED else "end"
         self._mark(action.job_id, kind, f"{action.state.value}: {action.reason}")
 
-    def _tell_batch(self, workload_id: str, track: _Track) -> None:
-        """Note that the batch size of a job changes."""
+    def _record_batch(self, workload_id: str, track: _Track) -> None:
+        """Record a change of a job's batch size."""
         before, size, job = track.batch_size, track.next_batch_size or track.batch_size, track.job
         if job is None or job.batch is None or size == before:
             return
@@ -373,7 +373,7 @@ class HistoryIndex:
         self._write(workload_id, "batch", text)
         self._mark(workload_id, "batch", text)
 
-    # --- small steps that several of them share ---------------------------------------------------------------------
+    # --- helpers ------------------------------------------------------------------------------------------------------
 
     def _track(self, workload_id: str, track: _Track) -> None:
         if len(self._tracks) >= MAX_WORKLOADS:

@@ -1,4 +1,4 @@
-"""Reports on the pools of nodes: the present state, the tide and its forecast, past handovers."""
+"""Reports on the pools of nodes: their present state, the tide and its forecast, past handovers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_HANDOVERS = 50
 
 
 class PoolReports:
-    """Made from the platform's present state and its history."""
+    """Builds reports from the platform's present state and its history."""
 
     def __init__(self, platform: PlatformLike, history: HistoryIndex) -> None:
         self._platform = platform
@@ -19,13 +19,13 @@ class PoolReports:
         self._tides = TideDesk()
 
     def report(self, past_days: int = 1) -> PoolsReport:
-        """Everything at this instant, with the tide of so many past days and half as many to come, at most one."""
+        """The report of this instant: the tide of `past_days`, and a forecast over half that time, at most one day."""
         platform = self._platform
         view, shown, now_s = platform.view(), platform.snapshot(), platform.now_s()
         nodes = node_statuses(view, shown.drains)
         tide = shown.tide
         horizon_s = tide.day_s * min(1.0, past_days / 2)
-        told = tide_status(
+        tide_report = tide_status(
             tide,
             past_days,
             self._history.pool_sizes(now_s - past_days * tide.day_s) if nodes else (),
@@ -36,12 +36,12 @@ class PoolReports:
             wall_clock_offset_s=platform.wall_clock_offset_s,
             pools=pool_statuses(nodes),
             nodes=nodes,
-            tide=told,
+            tide=tide_report,
             handovers=self._history.handovers()[-MAX_HANDOVERS:],
         )
 
     def coming(self, horizon_s: float) -> tuple[TideBand, ...]:
-        """The forecast up to `horizon_s` from now; nothing before a day is known."""
+        """The forecast for the next `horizon_s`; empty until a full day has been observed."""
         platform = self._platform
         tide = platform.snapshot().tide
         return self._tides.bands(tide, platform.now_s(), horizon_s, most_needed(platform.view()))

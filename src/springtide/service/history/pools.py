@@ -1,6 +1,6 @@
-"""Which node was labelled for which pool when, what was loaned and reclaimed, and what that cost which workload.
+"""The history of pools: when each node had which label, the loans and reclaims, and their effects on workloads.
 
-Read off the journal step by step, like service.history, of which it is a part; bounded to the newest.
+Part of the HistoryIndex and built like it from the steps of the journal; only the newest entries are kept.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from springtide.service.histogram import Histogram
 MAX_HANDOVERS = 500
 MAX_LOANS = 2_000
 MAX_SIZES = 5_000
-# A drain that was called off this soon and moved no workload is counted, and not remembered.
+# A drain that was called off within this time and moved no workload is only counted.
 LEAST_DRAIN_S = 1.0
 RECLAIM_BOUNDS_S = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 120.0, 300.0)
-# Rank of labels towards services: a change to a higher one is a reclaim, to a lower one a loan.
+# A change of the label to a higher rank is a reclaim, to a lower one a loan.
 _TOWARDS_SERVICES: Mapping[Pool, int] = MappingProxyType({"training": 0, "shared": 1, "inference": 2})
 _EFFECT_TEXTS: Mapping[Effect, str] = MappingProxyType(
     {
@@ -47,7 +47,7 @@ _EFFECT_TEXTS: Mapping[Effect, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """News for a workload's story or, without one, a mark on its node."""
+    """A line for the history of `workload_id` or, if that is empty, a mark on the node."""
 
     kind: str
     text: str
@@ -57,7 +57,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class PoolTotals:
-    """Counts since the platform was created. `reclaim_s` runs from the order to leave to the label."""
+    """Counts since the platform was created. `reclaim_s`: from the order to leave to the new label."""
 
     num_loans: int
     num_reclaims: dict[ReclaimKind, int]
@@ -78,8 +78,8 @@ class _Holder:
 
 
 @dataclass(slots=True)
-class _Passage:
-    """A handover under way: `present` are the jobs' replicas that were there when they had to go."""
+class _PendingHandover:
+    """A handover under way. `present` holds the jobs' replicas that were on the node when it was reclaimed."""
 
     action: actions.DrainNode
     demanded_at_s: float
@@ -91,7 +91,7 @@ class _Passage:
 
 
 class PoolHistory:
-    """Fed one journaled step at a time, in order. Not thread-safe: its owner keeps readers out meanwhile."""
+    """Takes the journaled steps in order. Not thread-safe: its owner must lock it against readers."""
 
     def __init__(self) -> None:
         self._at_s = 0.0
@@ -100,7 +100,7 @@ class PoolHistory:
         self._node_of: dict[DeviceId, NodeId] = {}
         self._held: dict[str, _Holder] = {}
         self._num_members: dict[WorkloadId, int] = {}
-        self._passages: dict[NodeId, _Passage] = {}
+        self._pending: dict[NodeId, _PendingHandover] = {}
         self._done: deque[Handover] = deque(maxlen=MAX_HANDOVERS)
         self._waiting_for_service: dict[NodeId, Handover] = {}
         self._loans_open: dict[NodeId, LoanInterval] = {}
@@ -113,38 +113,38 @@ class PoolHistory:
         self._num_called_off = 0
 
     def add(self, step: Step) -> list[Note]:
-        """Take in the journal's next step; return what is worth telling."""
+        """Add the journal's next step. Returns the lines and marks that it gives rise to."""
         self._at_s = step.now_s
         notes: list[Note] = []
         for event in step.events:
-            self._take_event(event)
-        # The replicas that must leave are noted before they are ordered to: one step may hold both.
+            self._apply_event(event)
+        # First note which replicas must leave: the same step may contain the actions that make them leave.
         for action in step.actions:
             if isinstance(action, actions.DrainNode):
                 notes += self._drain(action)
         for action in step.actions:
-            notes += self._take_action(action)
+            notes += self._apply_action(action)
         self._note_size()
         return notes
 
     def handovers(self) -> tuple[Handover, ...]:
-        """The newest loans and reclaims, those under way included, in the order in which they were wanted."""
-        under_way = [self._as_handover(passage, "draining") for passage in self._passages.values()]
+        """The newest loans and reclaims, including those under way, in the order of their demand."""
+        under_way = [self._as_handover(pending, "draining") for pending in self._pending.values()]
         return tuple(sorted([*self._done, *under_way], key=lambda handover: handover.demanded_at_s))
 
     def loans(self, since_s: float = 0.0) -> tuple[LoanInterval, ...]:
-        """When which node was labelled for another pool than its owner."""
+        """When nodes were labelled for another pool than their owner."""
         past = [loan for loan in self._loans if loan.end_s is None or loan.end_s >= since_s]
         return tuple(sorted([*past, *self._loans_open.values()], key=lambda loan: loan.start_s))
 
     def sizes(self, since_s: float = 0.0) -> tuple[PoolSize, ...]:
-        """How many devices services could hold and how many inference owns, from `since_s` on."""
+        """How many devices services could hold and how many the inference pool owns, from `since_s` on."""
         later = [size for size in self._sizes if size.at_s > since_s]
         earlier = [size for size in self._sizes if size.at_s <= since_s]
         return (*earlier[-1:], *later)
 
     def last_reclaim_of(self, workload_id: str) -> Handover | None:
-        """The newest reclaim that stopped, shrank or moved the job; None if none is remembered."""
+        """The newest reclaim that stopped, shrank or moved the job; None if none is kept."""
         for handover in reversed(self.handovers()):
             if any(job.workload_id == workload_id for job in handover.affected):
                 return handover
@@ -156,9 +156,9 @@ class PoolHistory:
             self._num_loans, dict(self._num_reclaims), self._reclaim_s, self._reclaim_cost_s, self._num_called_off
         )
 
-    # --- what happened ----------------------------------------------------------------------------------------------
+    # --- events -------------------------------------------------------------------------------------------------------
 
-    def _take_event(self, event: events.Event) -> None:
+    def _apply_event(self, event: events.Event) -> None:
         match event:
             case events.NodeJoined():
                 self._join(event.node)
@@ -176,7 +176,7 @@ class PoolHistory:
     def _join(self, node: Node) -> None:
         known, label = self._nodes.get(node.node_id), self._labels.get(node.node_id)
         if label is not None and node.owner != "shared":
-            # A label outlives the loss of its node.
+            # A node that comes back has the label that it had before it was lost.
             node = replace(node, pool=label, home=node.owner)
         self._nodes[node.node_id] = node
         self._node_of |= {device.device_id: node.node_id for device in node.devices}
@@ -188,9 +188,9 @@ class PoolHistory:
         if node is None:
             return
         self._held = {replica: holder for replica, holder in self._held.items() if holder.node_id != node_id}
-        passage = self._passages.pop(node_id, None)
-        if passage is not None:
-            self._done.append(self._as_handover(passage, "lost", node))
+        pending = self._pending.pop(node_id, None)
+        if pending is not None:
+            self._done.append(self._as_handover(pending, "lost", node))
         self._waiting_for_service.pop(node_id, None)
         self._end_loan(node_id)
 
@@ -202,21 +202,21 @@ class PoolHistory:
             if handover is waiting:
                 self._done[index] = replace(handover, serving_at_s=self._at_s)
 
-    # --- what was done ----------------------------------------------------------------------------------------------
+    # --- actions ------------------------------------------------------------------------------------------------------
 
     def _drain(self, action: actions.DrainNode) -> list[Note]:
         node = self._nodes.get(action.node_id)
         if node is None:
             return []
-        known = self._passages.get(action.node_id)
+        known = self._pending.get(action.node_id)
         if known is not None and known.action.pool != action.pool:
             self._call_off(known)
             known = None
         if known is None:
-            known = self._passages[action.node_id] = _Passage(action=action, demanded_at_s=self._at_s)
+            known = self._pending[action.node_id] = _PendingHandover(action=action, demanded_at_s=self._at_s)
         known.action = action
         if action.is_reclaim or not known.affected:
-            # A reclaim keeps its reason and cost when the replicas that had to leave are gone and others may stay.
+            # A reclaim that has turned into a plain drain, because the others may stay, keeps its reason and cost.
             known.reason, known.cost_s = action.reason, max(known.cost_s, action.cost_s)
         if not action.is_reclaim:
             known.reclaim_at_s = None
@@ -231,7 +231,7 @@ class PoolHistory:
         }
         return [Note("reclaim", f"{action.node_id} is reclaimed: {action.reason}", node_id=action.node_id)]
 
-    def _take_action(self, action: actions.Action) -> list[Note]:
+    def _apply_action(self, action: actions.Action) -> list[Note]:
         match action:
             case actions.StartReplica():
                 self._start(action)
@@ -268,55 +268,55 @@ class PoolHistory:
         after = self._num_members[action.job_id] = len(action.replica_ids)
         staying = set(action.replica_ids)
         notes: list[Note] = []
-        for passage in self._passages.values():
-            mine = {replica for replica, holder in passage.present.items() if holder.workload_id == action.job_id}
+        for pending in self._pending.values():
+            mine = {replica for replica, holder in pending.present.items() if holder.workload_id == action.job_id}
             if mine and not mine & staying:
                 notes += self._note_effect(
-                    passage, action.job_id, "shrunk" if after < before else "moved", before, after
+                    pending, action.job_id, "shrunk" if after < before else "moved", before, after
                 )
         return notes
 
     def _affect(self, job_id: WorkloadId, effect: Effect, before: int, after: int, replica_id: str = "") -> list[Note]:
-        """A job, or one replica of it, goes from every node on which it was when it had to leave."""
+        """Note an effect on a job, or on one replica of it, for every node that it had to leave."""
         notes: list[Note] = []
-        for passage in self._passages.values():
-            mine = [replica for replica, holder in passage.present.items() if holder.workload_id == job_id]
+        for pending in self._pending.values():
+            mine = [replica for replica, holder in pending.present.items() if holder.workload_id == job_id]
             if mine and (not replica_id or replica_id in mine):
-                notes += self._note_effect(passage, job_id, effect, before, after)
+                notes += self._note_effect(pending, job_id, effect, before, after)
         return notes
 
     def _note_effect(
-        self, passage: _Passage, job_id: WorkloadId, effect: Effect, before: int, after: int
+        self, pending: _PendingHandover, job_id: WorkloadId, effect: Effect, before: int, after: int
     ) -> Iterator[Note]:
-        known = passage.affected.get(job_id)
+        known = pending.affected.get(job_id)
         if known is not None and (known.effect == effect or known.effect == "stopped"):
             return
-        name = next(holder.name for holder in passage.present.values() if holder.workload_id == job_id)
+        name = next(holder.name for holder in pending.present.values() if holder.workload_id == job_id)
         first = before if known is None else known.num_workers_before
-        passage.affected[job_id] = AffectedJob(
+        pending.affected[job_id] = AffectedJob(
             workload_id=job_id,
             name=name,
             effect=effect,
             num_workers_before=first,
             num_workers_after=after,
         )
-        node_id, reason = passage.action.node_id, passage.reason
+        node_id, reason = pending.action.node_id, pending.reason
         yield Note("reclaim", f"{_EFFECT_TEXTS[effect]}, {node_id} is reclaimed: {reason}", workload_id=job_id)
 
     def _label(self, action: actions.LabelNode) -> list[Note]:
         node = self._nodes.get(action.node_id)
         if node is None:
             return []
-        passage = self._passages.pop(action.node_id, None)
+        pending = self._pending.pop(action.node_id, None)
         if node.pool == action.pool:
-            if passage is not None:
-                self._call_off(passage)
+            if pending is not None:
+                self._call_off(pending)
             return []
-        if passage is None:
-            # No replica was in the way, so the node was never drained.
+        if pending is None:
+            # The node held no replica and was labelled without a drain.
             drain = actions.DrainNode(node_id=action.node_id, pool=action.pool, reason=action.reason)
-            passage = _Passage(action=drain, demanded_at_s=self._at_s, reason=action.reason)
-        handover = replace(self._as_handover(passage, "done"), labelled_at_s=self._at_s)
+            pending = _PendingHandover(action=drain, demanded_at_s=self._at_s, reason=action.reason)
+        handover = replace(self._as_handover(pending, "done"), labelled_at_s=self._at_s)
         self._done.append(handover)
         self._waiting_for_service.pop(action.node_id, None)
         self._labels[action.node_id] = action.pool
@@ -329,10 +329,10 @@ class PoolHistory:
         text = f"{action.node_id} {verb} {action.pool}" + (f": {handover.reason}" if handover.reason else "")
         return [Note("loan" if handover.kind == "loan" else "label", text, node_id=action.node_id)]
 
-    def _call_off(self, passage: _Passage) -> None:
+    def _call_off(self, pending: _PendingHandover) -> None:
         self._num_called_off += 1
-        if passage.affected or self._at_s - passage.demanded_at_s >= LEAST_DRAIN_S:
-            self._done.append(self._as_handover(passage, "called off"))
+        if pending.affected or self._at_s - pending.demanded_at_s >= LEAST_DRAIN_S:
+            self._done.append(self._as_handover(pending, "called off"))
 
     def _count(self, handover: Handover) -> None:
         if handover.kind == "loan":
@@ -343,12 +343,12 @@ class PoolHistory:
         if handover.reclaim_at_s is not None and handover.labelled_at_s is not None:
             self._reclaim_s = self._reclaim_s.plus(handover.labelled_at_s - handover.reclaim_at_s)
 
-    # --- small steps that several of them share ---------------------------------------------------------------------
+    # --- helpers ------------------------------------------------------------------------------------------------------
 
-    def _as_handover(self, passage: _Passage, state: HandoverState, node: Node | None = None) -> Handover:
-        node = node or self._nodes[passage.action.node_id]
-        to_pool = passage.action.pool
-        effects = {job.effect for job in passage.affected.values()}
+    def _as_handover(self, pending: _PendingHandover, state: HandoverState, node: Node | None = None) -> Handover:
+        node = node or self._nodes[pending.action.node_id]
+        to_pool = pending.action.pool
+        effects = {job.effect for job in pending.affected.values()}
         kind: ReclaimKind = "shrinking" if effects else "idle"
         if effects & {"stopped", "forced"}:
             kind = "interrupting"
@@ -360,12 +360,12 @@ class PoolHistory:
             to_pool=to_pool,
             is_return=to_pool == node.owner,
             state=state,
-            demanded_at_s=passage.demanded_at_s,
-            reclaim_at_s=passage.reclaim_at_s,
-            reason=passage.reason,
-            cost_s=passage.cost_s,
+            demanded_at_s=pending.demanded_at_s,
+            reclaim_at_s=pending.reclaim_at_s,
+            reason=pending.reason,
+            cost_s=pending.cost_s,
             reclaim_kind=kind,
-            affected=tuple(passage.affected.values()),
+            affected=tuple(pending.affected.values()),
         )
 
     def _follow_loan(self, node: Node) -> None:

@@ -1,4 +1,4 @@
-"""How each job's training went over time, point by point: progress, batch, goodput, noise, and what was predicted."""
+"""A time series of each job's training: progress, batch, goodput, gradient noise, and the predicted finish."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from springtide.service.ports import ViewLike
 from springtide.service.status.adaptation import adaptation_of
 from springtide.service.status.status import planned_moments, predict_eta_s
 
-# Beyond so many points every second one goes, so that a long job costs no more than a short one.
+# Above this number every second point is dropped, so that a long job needs no more memory than a short one.
 MAX_POINTS = 400
 MAX_JOBS = 500
 LEAST_GAP_S = 0.5
 
 
 class SeriesIndex:
-    """Fed one journaled step at a time, in order, by one thread; read by any."""
+    """One thread adds the journaled steps in order; any thread may read."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -30,7 +30,7 @@ class SeriesIndex:
         self._gap_s: dict[WorkloadId, float] = {}
 
     def add(self, seq: int, step: Step, view: ViewLike) -> None:
-        """Take in the journal's next step; `view` is the platform after it, or an empty one while it comes up."""
+        """Add the journal's next step. `view` is the platform after it; it is empty while the platform recovers."""
         with self._lock:
             if seq <= self._seq:
                 return
@@ -39,12 +39,12 @@ class SeriesIndex:
                 if isinstance(event, JobSubmitted) and event.job.job_id not in self._points:
                     self._open(event.job)
                 elif isinstance(event, ProgressReported) and event.job_id in self._points:
-                    self._note(_point(self._jobs[event.job_id], event, step.now_s, view), event)
+                    self._append(_point(self._jobs[event.job_id], event, step.now_s, view), event)
                 elif isinstance(event, JobFinished) and event.job_id in self._points:
                     self._close(event, step.now_s)
 
     def series(self, job_id: WorkloadId, now_s: float) -> ProgressSeries:
-        """One job's points, the oldest first."""
+        """One job's points, oldest first."""
         with self._lock:
             return ProgressSeries(job_id=job_id, now_s=now_s, points=tuple(self._points.get(job_id, ())))
 
@@ -54,7 +54,7 @@ class SeriesIndex:
             del self._points[oldest], self._jobs[oldest], self._gap_s[oldest]
         self._points[job.job_id], self._jobs[job.job_id], self._gap_s[job.job_id] = [], job, LEAST_GAP_S
 
-    def _note(self, point: ProgressPoint, event: ProgressReported) -> None:
+    def _append(self, point: ProgressPoint, event: ProgressReported) -> None:
         points = self._points[event.job_id]
         if points:
             last = points[-1]
@@ -67,7 +67,7 @@ class SeriesIndex:
             del points[1:-1:2]
 
     def _close(self, event: JobFinished, now_s: float) -> None:
-        """End a job's series: the last report of progress may have been skipped, but a finished job is complete."""
+        """End a job's series with a point at 100 %, because the last report of progress may have been skipped."""
         points = self._points[event.job_id]
         if points and points[-1].progress_fraction != 1.0:
             last = points[-1]
@@ -85,7 +85,7 @@ class SeriesIndex:
 
 
 def planned_of(view: ViewLike, now_s: float) -> tuple[Planned, ...]:
-    """What the policy plans for jobs from now on, as far as it looks ahead; the nearest first."""
+    """The runs of jobs that the policy plans from now on, the next one first."""
     planned = []
     for job_id, runs in view.future.items():
         record = view.jobs.get(job_id)
@@ -102,7 +102,7 @@ def planned_of(view: ViewLike, now_s: float) -> tuple[Planned, ...]:
             for run in runs
             if run.num_devices and run.end_s > now_s
         ]
-    return tuple(sorted(planned, key=lambda stretch: (stretch.start_s, stretch.workload_id)))
+    return tuple(sorted(planned, key=lambda run: (run.start_s, run.workload_id)))
 
 
 def _point(job: TrainingJob, event: ProgressReported, now_s: float, view: ViewLike) -> ProgressPoint:
@@ -123,7 +123,7 @@ def _point(job: TrainingJob, event: ProgressReported, now_s: float, view: ViewLi
         global_batch_size=size,
         samples_per_s=event.samples_per_s,
         loss=event.loss,
-        # Where the batch never changes every sample counts in full.
+        # With a fixed batch size goodput equals throughput.
         goodput_samples_per_s=event.samples_per_s if job.batch is None else known.goodput_samples_per_s,
         noise_scale=known.noise_scale,
         predicted_finish_at_s=_predicted_finish_s(event, now_s, view),

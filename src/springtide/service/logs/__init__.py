@@ -1,1 +1,1 @@
-"""Logs of workloads: read here, uploaded by workers."""
+"""Logs of workloads: reading them, and uploading those that pods could not upload themselves."""

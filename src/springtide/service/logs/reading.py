@@ -1,4 +1,4 @@
-"""Reading and following the logs of a workload's replicas: bounded, and safe whatever bytes a worker wrote."""
+"""Reads and follows the logs of a workload's replicas, within bounds and safely for any bytes a worker wrote."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _VISIBLE = {code: 0x2400 + code for code in range(32) if code != 9} | dict.fromk
 
 
 def list_logs(folder: Path, replica: str = "") -> list[Path]:
-    """Return the log files of a workload, or of one replica, the newest written last; at most MAX_FILES.
+    """Return the log files of a workload or of one replica, sorted by time of writing; the newest MAX_FILES.
 
-    Raises InvalidRequest for a name that no replica can have, NotFound if that replica has no log.
+    Raises InvalidRequest for an impossible replica id, NotFound if the replica has no log.
     """
     if replica and (_REPLICA.fullmatch(replica) is None or ".." in replica):
         raise InvalidRequest(f"replica {replica!r:.80} is not a replica's id; it is like 'digits-3f2a.0'")
@@ -49,10 +49,10 @@ def list_logs(folder: Path, replica: str = "") -> list[Path]:
 
 
 def read_tail(folder: Path, tail: int, replica: str = "") -> tuple[list[str], dict[Path, int]]:
-    """Return the newest `tail` lines, shared out among the replicas, and up to which byte each file was read.
+    """Return the newest `tail` lines, divided among the replicas, and for each file the offset up to which it was read.
 
-    The lines of one replica stay together, the replica that wrote last comes last. A last line without its end is
-    left for the next reading.
+    The lines of one replica stay together, and the replica that wrote last comes last. An unfinished last line is left
+    for the next read.
     """
     ends: dict[Path, int] = {}
     lines_of: dict[Path, list[str]] = {}
@@ -64,7 +64,7 @@ def read_tail(folder: Path, tail: int, replica: str = "") -> tuple[list[str], di
         ends[path] = start + len(data) - len(rest)
         raw = complete.split(b"\n") if complete else ([b""] if data.startswith(b"\n") else [])
         if start and raw:
-            # The first one may have been cut.
+            # The read started in the middle of the file, so the first line may be incomplete.
             raw = raw[1:]
         lines_of[path] = [_line(path, part) for part in raw[-tail:]] if tail else []
     shares = share_out(tail, {path: len(lines) for path, lines in lines_of.items()})
@@ -72,7 +72,7 @@ def read_tail(folder: Path, tail: int, replica: str = "") -> tuple[list[str], di
 
 
 def share_out(total: int, wanted: dict[Path, int]) -> dict[Path, int]:
-    """Share `total` out as evenly as what each wants allows."""
+    """Divide `total` as evenly as possible, giving none more than it wants."""
     shares = dict.fromkeys(wanted, 0)
     left = total
     for num_waiting, path in zip(range(len(wanted), 0, -1), sorted(wanted, key=lambda p: wanted[p]), strict=True):
@@ -82,13 +82,13 @@ def share_out(total: int, wanted: dict[Path, int]) -> dict[Path, int]:
 
 
 def read_new(folder: Path, ends: dict[Path, int], replica: str = "", *, is_final: bool = False) -> list[str]:
-    """Return the lines that were completed since, and move `ends` on. `is_final`: take unfinished lines as well."""
+    """Return the lines completed since `ends`, and advance `ends`. `is_final` also returns unfinished lines."""
     lines: list[str] = []
     for path in list_logs(folder, replica):
         start = ends.get(path, 0)
         size = _size_bytes(path)
         if size < start:
-            # The file was begun anew.
+            # The file was truncated or replaced: read it from the start.
             start = 0
         data = _read(path, start, min(MAX_CHUNK_BYTES, size - start))
         if not data:
@@ -106,21 +106,21 @@ def read_new(folder: Path, ends: dict[Path, int], replica: str = "", *, is_final
 async def follow(
     folder: Path, tail: int, replica: str, is_over: Callable[[], bool], *, poll_s: float = POLL_S
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the tail, then what comes, until `is_over()` and nothing more came. Yields empty bytes now and then."""
+    """Yield the tail, then new lines until `is_over()` and no more arrive. Empty chunks keep the connection alive."""
     lines, ends = await anyio.to_thread.run_sync(read_tail, folder, tail, replica)
     yield as_text(lines)
     num_quiet = 0
-    last_news_at = time.monotonic()
+    last_sent_at = time.monotonic()
     while num_quiet < QUIET_POLLS:
         await anyio.sleep(poll_s)
         was_over = is_over()
         lines = await anyio.to_thread.run_sync(partial(_read_new_or_none, folder, ends, replica))
         if lines:
-            last_news_at = time.monotonic()
+            last_sent_at = time.monotonic()
             yield as_text(lines)
         num_quiet = num_quiet + 1 if was_over and not lines else 0
-        if time.monotonic() - last_news_at > 15:
-            last_news_at = time.monotonic()
+        if time.monotonic() - last_sent_at > 15:
+            last_sent_at = time.monotonic()
             yield b""
     yield as_text(await anyio.to_thread.run_sync(partial(_read_new_or_none, folder, ends, replica, is_final=True)))
 
@@ -139,7 +139,7 @@ def _read_new_or_none(folder: Path, ends: dict[Path, int], replica: str, is_fina
 
 def _line(path: Path, raw: bytes) -> str:
     text = raw[:MAX_LINE_BYTES].decode("utf-8", "replace").rstrip("\r")
-    # A progress bar rewrites its line: only what stood there last is worth reading.
+    # A progress bar rewrites its line after a carriage return: keep only the last version.
     return f"[{path.stem}] {text.rpartition(chr(13))[2].translate(_VISIBLE)}"
 
 
@@ -162,7 +162,7 @@ def _size_bytes(path: Path) -> int:
 
 
 def _read(path: Path, start: int, num_bytes: int) -> bytes:
-    """Read a part of a plain file; nothing if it is gone or not a plain file."""
+    """Read a part of a plain file; empty if it is gone or not a plain file."""
     descriptor = _open(path) if num_bytes > 0 else None
     if descriptor is None:
         return b""

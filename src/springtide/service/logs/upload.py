@@ -1,7 +1,7 @@
-"""What pods wrote, handed in to the object store by the control plane where it was away when they ended.
+"""Uploads the logs of ended pods to the object store, for pods that could not reach the store themselves.
 
-A pod puts its output into the store at its end, and has seconds for that; and of its job's step log it says on its
-output what the store lacks. Both are followed into files here (backends/kubernetes/pod_logs.py).
+A pod has only seconds to upload its output when it ends; steps that the store's step log lacks it prints. The control
+plane follows both into local files (backends/kubernetes/pods/logs.py), which are uploaded here.
 """
 
 from __future__ import annotations
@@ -22,98 +22,98 @@ from springtide.service.submission.source_stores import ObjectSources
 
 LOG = logging.getLogger("springtide.logs")
 RETRY_S = 5.0
-# The end of an output arrives later than the news of a pod's end; a pod without output by then has none.
-PATIENCE_S = 300.0
-MOST_WAITING = 10_000
+# The end of the output arrives after the event that the pod has ended; without output by then there is none.
+MAX_WAIT_S = 300.0
+MAX_WAITING = 10_000
 
 Replica = tuple[WorkloadId, ReplicaId]
 
 
-class LogHandIn:
-    """One thread. `note` is for any other; `round` may be called in the thread's place."""
+class LogUploader:
+    """Uploads logs on a thread of its own. Any thread may call `add`; tests call `upload_waiting` directly."""
 
     def __init__(self, platform: PlatformLike) -> None:
         self._platform = platform
         self._changed = threading.Condition()
-        # Since when, on the platform's clock.
+        # The time at which each was added, on the platform's clock.
         self._waiting: dict[Replica, float] = {}
         self._sent: set[Replica] = set()
         self._is_over = False
-        self._trouble = ""
+        self._last_error = ""
         self._thread = threading.Thread(target=self._main, name="springtide-logs", daemon=True)
         platform.subscribe(self._on_step)
 
     def start(self) -> None:
-        """Begin with what an earlier control plane has left on this disk."""
+        """Start the thread, which begins with the files that an earlier control plane has left on this disk."""
         self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """End the thread; the next leader on this disk finds what still waits."""
+        """End the thread. Files that still wait are found by the next leader on this disk."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
-    def note(self, workload_id: WorkloadId, replica_id: ReplicaId) -> None:
-        """A replica is gone: its output is to be in the store."""
+    def add(self, workload_id: WorkloadId, replica_id: ReplicaId) -> None:
+        """Note that a replica has ended and its output must be in the store."""
         with self._changed:
-            if len(self._waiting) < MOST_WAITING:
+            if len(self._waiting) < MAX_WAITING:
                 self._waiting.setdefault((workload_id, replica_id), self._platform.now_s())
                 self._changed.notify_all()
 
     def _on_step(self, seq: int, step: Step, view: Any) -> None:
-        if self._platform.now_s() - step.now_s > PATIENCE_S:
-            # The journal of the past: what is left of that was found by looking around.
+        if self._platform.now_s() - step.now_s > MAX_WAIT_S:
+            # A step replayed at the start: `add_left_behind` finds the files of that time.
             return
         for event in step.events:
             if isinstance(event, ReplicaStopped | ReplicaLost):
-                self.note(event.workload_id, event.replica_id)
+                self.add(event.workload_id, event.replica_id)
 
     def _main(self) -> None:
-        self.look_around()
+        self.add_left_behind()
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._is_over, RETRY_S)
                 if self._is_over:
                     return
             try:
-                self.round()
+                self.upload_waiting()
             except Exception:
                 LOG.exception("what pods wrote could not be handed in")
 
-    def look_around(self) -> None:
-        """Note every replica whose complete output lies here and was not uploaded yet."""
+    def add_left_behind(self) -> None:
+        """Add every replica whose complete output is on this disk and not uploaded yet."""
         for marker in self._platform.workload_dir(WorkloadId("x")).parent.glob(f"*/logs/*{ENDED_SUFFIX}"):
-            self.note(WorkloadId(marker.parents[1].name), ReplicaId(marker.stem))
+            self.add(WorkloadId(marker.parents[1].name), ReplicaId(marker.stem))
 
-    def round(self) -> None:
-        """Hand in what can be; a store that is away is asked again in the next round."""
+    def upload_waiting(self) -> None:
+        """Upload what is complete. If the store cannot be reached, the next call tries again."""
         with self._changed:
             waiting = list(self._waiting.items())
         for replica, since_s in waiting:
             try:
-                is_done = self._hand_in(replica, since_s)
+                is_done = self._upload(replica, since_s)
             except StorageError as error:
-                if str(error) != self._trouble:
+                if str(error) != self._last_error:
                     LOG.warning("what pods wrote waits for the store: %s", error)
-                self._trouble = str(error)
+                self._last_error = str(error)
                 return
             if is_done:
                 with self._changed:
                     self._waiting.pop(replica, None)
                     self._sent.discard(replica)
-        self._trouble = ""
+        self._last_error = ""
 
-    def _hand_in(self, replica: Replica, since_s: float) -> bool:
-        """Upload a replica's output; whether nothing is left to do for it. Raises StorageError."""
+    def _upload(self, replica: Replica, since_s: float) -> bool:
+        """Upload a replica's output. Returns whether the replica is done. Raises StorageError."""
         (workload_id, replica_id), source_store = replica, self._platform.source_store
         path = self._folder(workload_id) / f"{replica_id}.log"
         marker, steps = path.with_suffix(ENDED_SUFFIX), path.with_suffix(STEPS_SUFFIX)
         if not isinstance(source_store, ObjectSources):
             return True
         if not marker.exists():
-            return self._platform.now_s() - since_s > PATIENCE_S
+            return self._platform.now_s() - since_s > MAX_WAIT_S
         if replica not in self._sent and path.exists():
             if source_store.keep_log(workload_id, replica_id, path):
                 LOG.info("handed in what %s wrote", replica_id)
@@ -121,11 +121,11 @@ class LogHandIn:
         if steps.exists():
             job = self._platform.view().jobs.get(workload_id)
             if job is not None and not _has_ended(job):
-                # Others may be about to write the same steps, or to make them again.
+                # While the job runs, its workers may write these steps themselves or compute them again.
                 return False
             if job is not None:
-                said = steps.read_text("ascii", "replace").splitlines()
-                source_store.keep_steps(workload_id, said, job.group.generation)
+                lines = steps.read_text("ascii", "replace").splitlines()
+                source_store.keep_steps(workload_id, lines, job.group.generation)
             steps.unlink(missing_ok=True)
         marker.unlink(missing_ok=True)
         return True

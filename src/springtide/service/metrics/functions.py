@@ -1,4 +1,4 @@
-"""Figures of jobs on functions for Prometheus, all jobs of a service together. No label is a job's."""
+"""Prometheus metrics of jobs on functions, summed over all jobs: no label names a job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from springtide.core.workload import WorkloadId
 from springtide.service.status.search_reports import excess_of, stream_status
 from springtide.service.status.status import function_run
 
-# Phases as a place has them; what is none of these is counted as other.
+# The phases of a place; any other phase is counted as OTHER.
 PHASES = (
     "starting",
     "warm",
@@ -52,26 +52,25 @@ def function_families(
     records: Iterable[JobRecord],
     live_of: Callable[[WorkloadId], FunctionRunStatus | None],
 ) -> Iterator[Metric]:
-    """Yield the figures; nothing on a platform that is connected to no function service and never was.
+    """Yield the metrics; none on a platform that was never connected to a function service.
 
-    What was used and charged is read off the journal and survives a restart; what befell functions is that of the jobs
-    that have not ended.
+    Usage and cost come from the journal and survive a restart. Incidents are those of the jobs that have not ended.
     """
-    mine = [record for record in records if record.job.is_on_functions]
+    jobs = [record for record in records if record.job.is_on_functions]
     services = [node.functions for node in nodes if node.functions is not None]
-    if not mine and not services:
+    if not jobs and not services:
         return
     usage, bill = Usage(), [0.0] * len(_ITEMS)
-    for record in mine:
+    for record in jobs:
         usage = usage.plus(record.spent.usage)
         bill = [spent + getattr(record.spent.bill, key) for spent, (_, key) in zip(bill, _ITEMS, strict=True)]
     runs = [
         run
-        for record in mine
+        for record in jobs
         if record.replicas and (run := function_run(record, live_of(record.workload_id))) is not None
     ]
     yield from _now(runs, sum(service.concurrency for service in services))
-    yield from _searched(mine, live_of)
+    yield from _searched(jobs, live_of)
     yield from _used(usage, Bill(**{key: spent for (_, key), spent in zip(_ITEMS, bill, strict=True)}))
 
 
@@ -101,7 +100,7 @@ def _now(runs: list[FunctionRunStatus], concurrency: int) -> Iterator[Metric]:
 
 
 def _searched(records: list[JobRecord], live_of: Callable[[WorkloadId], FunctionRunStatus | None]) -> Iterator[Metric]:
-    """Searches and streams of unfinished jobs; nothing where no job has either."""
+    """Metrics of the searches and streams of unfinished jobs."""
     open_jobs = [record for record in records if not record.lifecycle.state.is_terminal]
     searched = [record for record in open_jobs if record.job.search is not None]
     if searched:

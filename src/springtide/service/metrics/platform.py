@@ -1,6 +1,6 @@
-"""The platform's own figures for Prometheus, read from the view and the history at each scrape.
+"""The platform's Prometheus metrics, read from the view and the history at each scrape.
 
-No label is a job's, a node's or a pod's.
+No label names a job, a node or a pod, so that the number of series is bounded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ REPLICA_STATES = ("STARTING", "READY", "STOPPING")
 
 
 class PlatformCollector(Collector):
-    """A collector of figures that exist already; scraping it costs one walk over the records."""
+    """Computes the metrics at each scrape, in one pass over the records."""
 
     def __init__(self, platform: PlatformLike, history: HistoryIndex, pools: PoolReports) -> None:
         self._platform = platform
@@ -42,10 +42,10 @@ class PlatformCollector(Collector):
         registry.register(self)
 
     def describe(self) -> Iterator[Metric]:
-        """Name nothing in advance: the registry must not scrape a platform that has not started."""
+        """Describe no metrics in advance, else the registry would call `collect` before the platform has started."""
         return iter(())
 
-    def _of_places(self, view: ViewLike) -> Iterator[Metric]:
+    def _of_devices(self, view: ViewLike) -> Iterator[Metric]:
         sharing = self._platform.sharing()
         yield from self._shares.families(sharing, view.jobs.keys())
         gpu_ids = {device.device_id for node in view.nodes for device in node.devices if device.kind == "gpu"}
@@ -74,7 +74,7 @@ class PlatformCollector(Collector):
             Counter(replica.state.value for record in records for replica in record.replicas),
         )
         num_devices = sum(len(node.devices) for node in view.nodes)
-        # A shared device is held once, however many hold a part of it.
+        # A shared device counts once, however many replicas hold a part of it.
         num_held = len({replica.device_id for record in records for replica in record.replicas})
         yield _by_label(
             "devices",
@@ -111,14 +111,14 @@ class PlatformCollector(Collector):
             labels=("direction",),
         )
         for direction in DIRECTIONS:
-            seen = totals.pauses.get(direction, Histogram(PAUSE_BOUNDS_S))
-            pauses.add_metric((direction,), seen.buckets(), seen.sum_s)
+            pause = totals.pauses.get(direction, Histogram(PAUSE_BOUNDS_S))
+            pauses.add_metric((direction,), pause.buckets(), pause.sum_s)
         yield pauses
         shown = self._platform.snapshot()
         coming = self._pools.coming(shown.tide.day_s / 24)
         yield from pool_families(view.nodes, len(shown.drains), shown.tide, coming, totals.pools)
         yield _change_cost(shown.overheads)
-        yield from self._of_places(view)
+        yield from self._of_devices(view)
         yield from function_families(view.nodes, view.jobs.values(), self._platform.function_status)
         yield GaugeMetricFamily("springtide_journal_seq", "The number of the journal's newest step.", view.seq)
 
@@ -140,7 +140,7 @@ def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
 
 
 def cluster_families(cluster: ClusterStatus | None) -> Iterator[Metric]:
-    """Every figure of this moment; none where there is no cluster."""
+    """The metrics of this moment; none without a cluster."""
     if cluster is None:
         return
     for name, text, value in (

@@ -1,4 +1,4 @@
-"""The figures of pools for Prometheus: loans, reclaims with their times and cost, the tide. No label is a node's."""
+"""Prometheus metrics of pools: loans, reclaims with their times and cost, the tide. No label names a node."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RECLAIM_KINDS: tuple[ReclaimKind, ...] = ("interrupting", "shrinking", "idle")
 def pool_families(
     nodes: Sequence[Node], num_draining: int, tide: Tide, coming: Sequence[TideBand], totals: PoolTotals
 ) -> Iterator[Metric]:
-    """Yield every figure of pools; `coming` is the forecast of which the highest is told."""
+    """Yield the metrics of pools. Of the forecast `coming`, the highest values are reported."""
     devices = GaugeMetricFamily("springtide_pool_devices", "Devices labelled for each pool.", labels=("pool",))
     for pool in POOLS:
         devices.add_metric((pool,), sum(len(node.devices) for node in nodes if node.pool == pool))

@@ -1,7 +1,7 @@
-"""The figures of shared devices for Prometheus: by kind of workload and state of control, and of each sharer of a GPU.
+"""Prometheus metrics of shared devices: summed by kind and state, and for each sharer of a GPU.
 
-Only the second name the workload: the platform alone can tell which sharer uses what of a GPU, and no more are shown
-than sit on the devices, each for as long as it shares.
+Only those of a GPU's sharers have the workload as a label: no other exporter can tell sharers of a GPU apart, and
+their number is bounded by what fits on the devices.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ _COUNTERS: tuple[tuple[str, str, Callable[[TenantStatus], float]], ...] = (
 
 
 class ShareMetrics:
-    """Turns what is told of shared devices into figures. Nothing is shown before a first device was shared."""
+    """Makes metrics from the status of shared devices. There are none until a first device has been shared."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._has_shared = False
         self._throttled_s: dict[str, float] = dict.fromkeys(KINDS, 0.0)
-        # What each sharer of the last look had been held back by then: its own count ends with it.
+        # The throttled time of each sharer at the last scrape: its own count is lost when it ends.
         self._last_s: dict[str, float] = {}
 
     def families(self, sharing: SharingStatus, job_ids: Collection[WorkloadId]) -> Iterator[Metric]:
-        """Every figure of this moment; `job_ids` tells training from inference."""
+        """The metrics of this moment; `job_ids` tells training from inference."""
         with self._lock:
             self._has_shared = self._has_shared or bool(sharing.tenants)
             if not self._has_shared:
@@ -100,7 +100,7 @@ class ShareMetrics:
         now_s = {tenant.replica_id: tenant.throttled_s for tenant in sharing.tenants}
         for tenant in sharing.tenants:
             before_s = self._last_s.get(tenant.replica_id, 0.0)
-            # Less than before: it has been counted anew since, by another daemon.
+            # A smaller count means that another daemon has started again from zero.
             more_s = tenant.throttled_s - before_s if tenant.throttled_s >= before_s else tenant.throttled_s
             self._throttled_s[_kind(tenant.workload_id, job_ids)] += more_s
         self._last_s = now_s
@@ -112,7 +112,7 @@ def _kind(workload_id: str, job_ids: Collection[WorkloadId]) -> str:
 
 
 def gpu_families(sharing: SharingStatus, gpu_ids: Collection[DeviceId]) -> Iterator[Metric]:
-    """Every figure of this moment; nothing on a machine without GPUs."""
+    """The metrics of this moment; none on a machine without GPUs."""
     if not gpu_ids:
         return
     tenants = [tenant for tenant in sharing.tenants if tenant.device_id in gpu_ids]

@@ -1,4 +1,4 @@
-"""Quotes for jobs on functions: each way on the menu with its time and its bill, and what the goal makes of them."""
+"""Quotes for jobs on functions: time and bill of the options on the menu, and whether they fit the goal."""
 
 from __future__ import annotations
 
@@ -34,29 +34,29 @@ _BEST_EFFORT = {"deadline_s": None, "budget_usd": None}
 def quote_on_functions(
     snapshot: Snapshot, policy: Policy, job: TrainingJob, menus: Menus, *, policy_name: str = ""
 ) -> Quote:
-    """Say what a submission of `job`, which has a menu, would meet at `snapshot.now_s`; nothing is changed.
+    """Predict what would happen if `job`, which has a menu, were submitted at `snapshot.now_s`; nothing is changed.
 
-    The policy that decides is asked; times and costs are those of its choice, and where it refuses, of the choice that
-    it would make without deadline and budget.
+    Times and costs are those of the option that the policy chooses. If it refuses the job, they are those of the
+    option that it would choose without deadline and budget.
     """
     assert job.menu is not None
     inquiry = _Inquiry(snapshot, policy)
-    ways = Ways(job, menus, snapshot.now_s)
+    priced = PricedMenu(job, menus, snapshot.now_s)
     answer = inquiry.ask(job)
     shown = answer if answer.is_accepted else inquiry.ask(changed_job(job, _BEST_EFFORT, snapshot.now_s))
-    chosen = ways.chosen(shown)
-    finish_s, cost_usd = (UNKNOWN, UNKNOWN) if chosen is None else (ways.time_s(chosen), ways.cost_usd(chosen))
+    chosen = priced.chosen(shown)
+    finish_s, cost_usd = (UNKNOWN, UNKNOWN) if chosen is None else (priced.time_s(chosen), priced.cost_usd(chosen))
     wait_s = _wait_s(shown)
-    finish_s = UNKNOWN if wait_s is None else _later(finish_s, wait_s)
-    deadline_s = ways.deadline_s
+    finish_s = UNKNOWN if wait_s is None else _shifted(finish_s, wait_s)
+    deadline_s = priced.deadline_s
     return Quote(
         verdict="accepted" if answer.is_accepted else "refused",
-        reason=_reason(answer, ways, chosen),
+        reason=_reason(answer, priced, chosen),
         finish_s=finish_s,
         cost_usd=cost_usd,
         workers=None if chosen is None else chosen.plan.num_functions,
-        alternatives=() if answer.is_accepted else tuple(_alternatives(inquiry, job, ways, answer)),
-        evidence=tuple(_evidence(answer, ways)),
+        alternatives=() if answer.is_accepted else tuple(_alternatives(inquiry, job, priced, answer)),
+        evidence=tuple(_evidence(answer, priced)),
         is_promised=answer.is_promised,
         start_s=wait_s if answer.is_accepted else None,
         deadline_s=deadline_s,
@@ -64,14 +64,14 @@ def quote_on_functions(
         speed_source=menus.profile.source or "profile",
         policy=policy_name,
         on=job.menu.service,
-        bill=None if chosen is None or ways.num_steps is None else ways.bill(chosen),
-        function_options=ways.table(chosen if answer.is_accepted else None),
-        search=None if job.search is None or chosen is None else ways.search_quote(job.search, chosen),
+        bill=None if chosen is None or priced.num_steps is None else priced.bill(chosen),
+        function_options=priced.table(chosen if answer.is_accepted else None),
+        search=None if job.search is None or chosen is None else priced.search_quote(job.search, chosen),
     )
 
 
 class _Inquiry:
-    """Asks the policy about one job more, on a snapshot that is thrown away afterwards."""
+    """Asks the policy about one more job, on a copy of the snapshot."""
 
     def __init__(self, snapshot: Snapshot, policy: Policy) -> None:
         self.snapshot = snapshot
@@ -83,8 +83,8 @@ class _Inquiry:
         return InquiryResult(view=view, snapshot=snapshot, plan=self._policy.decide(snapshot))
 
 
-class Ways:
-    """A job's menu in figures: how long each way takes and what it costs, from now to the job's end."""
+class PricedMenu:
+    """A job's menu with the time and the cost of each option, from now to the job's end."""
 
     def __init__(self, job: TrainingJob, menus: Menus, now_s: float) -> None:
         assert job.menu is not None
@@ -95,57 +95,57 @@ class Ways:
         self.num_steps = job.total_steps
         self.deadline_s = None if job.goal.deadline_s is None else job.goal.deadline_s - now_s
 
-    def of_length(self, job: TrainingJob) -> Ways:
-        """The same ways for a job that is longer or shorter, or has another goal."""
-        return Ways(job, self._menus, self._now_s)
+    def for_job(self, job: TrainingJob) -> PricedMenu:
+        """The same menu for a job with another length or goal."""
+        return PricedMenu(job, self._menus, self._now_s)
 
     def time_s(self, option: FunctionOption) -> Range:
-        """From now to the end; not known while the length is not."""
+        """Seconds from now to the end; unknown if the job's length is."""
         if self.num_steps is None:
             return UNKNOWN
-        return self._around(option.start_s, self.num_steps * option.step_s)
+        return self._range(option.start_s, self.num_steps * option.step_s)
 
     def cost_usd(self, option: FunctionOption) -> Range:
         if self.num_steps is None:
             return UNKNOWN
-        return self._around(option.start_usd, self.num_steps * option.step_usd)
+        return self._range(option.start_usd, self.num_steps * option.step_usd)
 
-    def _around(self, start: float, steps: float) -> Range:
+    def _range(self, start: float, steps: float) -> Range:
         error = self.menu.error_fraction
         return Range(p10=start + steps * (1 - error), p90=start + steps * (1 + error))
 
-    def _whole(self, option: FunctionOption) -> tuple[float, float]:
-        """Dollars and seconds of the whole run, of one step where the length is not known."""
+    def _total(self, option: FunctionOption) -> tuple[float, float]:
+        """Cost in dollars and time in seconds: of the whole run, or of one step if the length is unknown."""
         if self.num_steps is None:
             return option.step_usd, option.step_s
         return option.start_usd + self.num_steps * option.step_usd, option.start_s + self.num_steps * option.step_s
 
     def bill(self, option: FunctionOption) -> Bill:
-        """What the whole run is expected to be charged for, item by item."""
+        """The expected bill of the whole run, item by item."""
         plan, prices = option.plan, self._menus.service.prices
         sizes, num_steps = sizes_of(plan, self._menus.profile), max(1, self.num_steps or 0)
         steps = usage_of_steps(plan, option.step_s, sizes, self._menus.habits, num_steps=num_steps)
         return bill_of(usage_of_start(plan, option.start_s).plus(steps), prices)
 
     def chosen(self, answer: InquiryResult) -> FunctionOption | None:
-        """The way that the policy would take; the recommended one for a job that would wait for its turn."""
-        given = answer.plan.allocations.get(answer.view.job.job_id)
+        """The option that the policy would choose; the recommended one for a job that would have to wait."""
+        allocation = answer.plan.allocations.get(answer.view.job.job_id)
         if not answer.is_accepted:
             return None
-        if isinstance(given, FunctionAllocation):
-            return self.of_plan(given.plan)
+        if isinstance(allocation, FunctionAllocation):
+            return self.of_plan(allocation.plan)
         return self.menu.options[self.menu.recommended]
 
     def of_plan(self, plan: FunctionPlan) -> FunctionOption | None:
         return next((option for option in self.menu.options if option.plan == plan), None)
 
     def table(self, chosen: FunctionOption | None) -> tuple[FunctionQuoteOption, ...]:
-        """The cheapest, the chosen and the fastest way, each once."""
+        """The cheapest, the chosen and the fastest option, each once."""
         options = self.menu.options
         named: list[tuple[OptionName, FunctionOption]] = [
-            ("cheapest", min(options, key=lambda option: (self._whole(option)[0], option.step_s))),
+            ("cheapest", min(options, key=lambda option: (self._total(option)[0], option.step_s))),
             *([("chosen", chosen)] if chosen is not None else []),  # type: ignore[list-item]
-            ("fastest", min(options, key=lambda option: (self._whole(option)[1], option.step_usd))),
+            ("fastest", min(options, key=lambda option: (self._total(option)[1], option.step_usd))),
         ]
         shown = [(name, option) for name, option in named if name == "chosen" or chosen is None or option is not chosen]
         if len(shown) == 2 and shown[0][1] is shown[1][1]:
@@ -164,7 +164,7 @@ class Ways:
         )
 
     def search_quote(self, search: FunctionSearch, chosen: FunctionOption) -> SearchQuote:
-        """What the search may do and cost: trials of what may turn out better than the chosen one, at the upper end."""
+        """The most that the search may cost: trials of options that may turn out better than the chosen one."""
         from springtide.solvers.search.goal_search import MAX_TRIED, PROBE_STEPS
 
         worst = 1.0 + self.menu.error_fraction
@@ -182,7 +182,7 @@ class Ways:
         )
 
     def _may_be_better(self, option: FunctionOption, chosen: FunctionOption) -> bool:
-        """Whether predictions may be so far off that another way is better for the goal than the chosen one."""
+        """Whether an option may be better for the goal than the chosen one, given the error of the predictions."""
         if option is chosen:
             return True
         goal, least = self.job.goal, 1.0 - self.menu.error_fraction
@@ -198,30 +198,30 @@ class Ways:
         return least**2 * option.step_s * option.step_usd <= chosen.step_s * chosen.step_usd
 
     def verdict(self, option: FunctionOption) -> str:
-        """Whether a way fits deadline and budget, as text."""
+        """Whether an option fits deadline and budget, as text."""
         if self.num_steps is None:
             return "its length is not known"
-        wrong = []
+        problems = []
         latest_s, dearest_usd = self.time_s(option).p90 or 0.0, self.cost_usd(option).p90 or 0.0
         if self.deadline_s is not None and latest_s > self.deadline_s:
-            wrong.append(f"may miss the deadline by {format_duration(latest_s - self.deadline_s)}")
+            problems.append(f"may miss the deadline by {format_duration(latest_s - self.deadline_s)}")
         budget_usd = self.job.goal.budget_usd
         if budget_usd is not None and dearest_usd > budget_usd:
-            wrong.append(f"may cost {money(dearest_usd)}")
-        if wrong:
-            return " and ".join(wrong)
+            problems.append(f"may cost {money(dearest_usd)}")
+        if problems:
+            return " and ".join(problems)
         return "fits" if self.deadline_s is not None or budget_usd is not None else "possible"
 
 
 def _searched_menu(job: TrainingJob, menus: Menus, now_s: float) -> FunctionMenu:
-    """The ways that the search would begin among, as the policy sees them at this moment."""
+    """The menu with which the search would begin, as the policy sees it at this moment."""
     from springtide.scheduling.functions.goal_search import search_step
 
     return search_step(arriving(job, now_s), menus.service, now_s, None).menu
 
 
-def compared(quote: Quote, ask_elsewhere: Callable[[], Quote], place: str) -> Quote:
-    """The quote, with what the same job would meet at the other place; it may be impossible there."""
+def with_other_place(quote: Quote, ask_elsewhere: Callable[[], Quote], place: str) -> Quote:
+    """Add to a quote what would happen to the same job on `place`; the job may be impossible there."""
     try:
         other = ask_elsewhere()
     except InvalidRequest as error:
@@ -237,36 +237,36 @@ def compared(quote: Quote, ask_elsewhere: Callable[[], Quote], place: str) -> Qu
 
 
 def _wait_s(answer: InquiryResult) -> float | None:
-    """How long it waits for its turn, in seconds: 0 if it starts at once, as planned, or None if that is not known."""
-    if _is_given(answer):
+    """Seconds until the job would start: 0 if it starts at once, None if the policy does not plan ahead."""
+    if _is_allocated(answer):
         return 0.0
     planned = answer.plan.future.get(answer.view.job.job_id)
     return max(0.0, planned[0].start_s - answer.snapshot.now_s) if planned else None
 
 
-def _later(finish_s: Range, wait_s: float) -> Range:
+def _shifted(finish_s: Range, wait_s: float) -> Range:
     if finish_s.p10 is None or finish_s.p90 is None:
         return finish_s
     return Range(p10=finish_s.p10 + wait_s, p90=finish_s.p90 + wait_s)
 
 
-def _is_given(answer: InquiryResult) -> bool:
+def _is_allocated(answer: InquiryResult) -> bool:
     return answer.view.job.job_id in answer.plan.allocations
 
 
-def _reason(answer: InquiryResult, ways: Ways, chosen: FunctionOption | None) -> str:
+def _reason(answer: InquiryResult, priced: PricedMenu, chosen: FunctionOption | None) -> str:
     if not answer.is_accepted:
         return answer.refusal
     if chosen is None:
         return answer.plan.reasons.get(answer.view.job.job_id, "it would be taken in")
-    if not _is_given(answer):
+    if not _is_allocated(answer):
         return answer.plan.reasons.get(answer.view.job.job_id, "it waits for its turn")
-    finish_s = ways.time_s(chosen)
-    if ways.job.stream:
+    finish_s = priced.time_s(chosen)
+    if priced.job.stream:
         return (
-            f"begins as {words(chosen.plan)} and trains until {ways.job.stream!r} is closed, "
-            f"{money(1000 * chosen.step_usd / ways.job.global_batch_size)} for 1,000 samples; while fewer than a batch "
-            "wait nothing runs"
+            f"begins as {words(chosen.plan)} and trains until {priced.job.stream!r} is closed, "
+            f"{money(1000 * chosen.step_usd / priced.job.global_batch_size)} for 1,000 samples; while fewer than a "
+            "batch wait nothing runs"
         )
     if finish_s.p10 is None or finish_s.p90 is None:
         return (
@@ -276,8 +276,8 @@ def _reason(answer: InquiryResult, ways: Ways, chosen: FunctionOption | None) ->
     return f"is expected to finish in {format_duration(finish_s.p10)} .. {format_duration(finish_s.p90)}"
 
 
-def _evidence(answer: InquiryResult, ways: Ways) -> Iterable[str]:
-    menu, search = ways.menu, ways.job.search
+def _evidence(answer: InquiryResult, priced: PricedMenu) -> Iterable[str]:
+    menu, search = priced.menu, priced.job.search
     count = "1 way" if len(menu.options) == 1 else f"{len(menu.options)} ways"
     if search is None:
         yield f"{count} to run its {menu.num_layers} layers at {menu.service}, none slower and dearer than another"
@@ -287,12 +287,12 @@ def _evidence(answer: InquiryResult, ways: Ways) -> Iterable[str]:
             f"each worker holds the whole model: 1..{search.space.max_workers} workers of {low}..{high} MB at "
             f"{menu.service}, {count} worth considering; the search goes on while it trains"
         )
-    given = answer.plan.reasons.get(answer.view.job.job_id, "")
-    if answer.is_accepted and given:
-        yield given
-    if ways.num_steps is not None:
+    plan_reason = answer.plan.reasons.get(answer.view.job.job_id, "")
+    if answer.is_accepted and plan_reason:
+        yield plan_reason
+    if priced.num_steps is not None:
         yield (
-            f"{ways.num_steps} steps of {_batches(ways.job)} samples; predictions are off by up to "
+            f"{priced.num_steps} steps of {_batches(priced.job)} samples; predictions are off by up to "
             f"{100 * menu.error_fraction:.0f} %"
         )
     if search is not None and search.earlier:
@@ -315,28 +315,30 @@ def _count(number: int, singular: str) -> str:
     return f"{number} {singular if number == 1 else singular + 's'}"
 
 
-def _alternatives(inquiry: _Inquiry, job: TrainingJob, ways: Ways, answer: InquiryResult) -> Iterable[Alternative]:
-    """Changes that the policy would accept, each asked: those it names, and going without any goal."""
+def _alternatives(
+    inquiry: _Inquiry, job: TrainingJob, priced: PricedMenu, answer: InquiryResult
+) -> Iterable[Alternative]:
+    """Changes that the policy accepts when asked: those that it names, fewer epochs, and best effort."""
     refusal: Refusal = answer.plan.rejected[job.job_id]
-    asked: list[dict[str, float | int | None]] = []
+    candidates: list[dict[str, float | int | None]] = []
     for change in refusal.alternatives:
         flag, _, value = change.partition(" ")
         if flag == "--budget":
-            asked.append({"budget_usd": float(value)})
+            candidates.append({"budget_usd": float(value)})
         elif flag == "--deadline":
-            asked.append({"deadline_s": float(value.removesuffix("s"))})
+            candidates.append({"deadline_s": float(value.removesuffix("s"))})
     fewer = _fewer_epochs(inquiry, job)
     if fewer is not None:
-        asked.append({"num_epochs": fewer})
-    asked.append(dict(_BEST_EFFORT))
-    for options in asked:
+        candidates.append({"num_epochs": fewer})
+    candidates.append(dict(_BEST_EFFORT))
+    for options in candidates:
         changed = _changed(job, options, inquiry.snapshot.now_s)
         would = inquiry.ask(changed)
         if not would.is_accepted:
             continue
-        option, shorter = ways.chosen(would), ways.of_length(changed)
+        option, shorter = priced.chosen(would), priced.for_job(changed)
         yield Alternative(
-            change=_typed(options),
+            change=_as_flags(options),
             finish_s=UNKNOWN if option is None else shorter.time_s(option),
             cost_usd=UNKNOWN if option is None else shorter.cost_usd(option),
             options=options,
@@ -344,7 +346,7 @@ def _alternatives(inquiry: _Inquiry, job: TrainingJob, ways: Ways, answer: Inqui
 
 
 def _changed(job: TrainingJob, options: Options, now_s: float) -> TrainingJob:
-    """The job with some options changed; with a batch schedule epochs have different numbers of steps."""
+    """The job with some options changed. With a batch schedule the number of steps is counted again."""
     changed = changed_job(job, options, now_s)
     if not job.batch_schedule or job.num_samples is None or changed.num_epochs == job.num_epochs:
         return changed
@@ -353,7 +355,7 @@ def _changed(job: TrainingJob, options: Options, now_s: float) -> TrainingJob:
 
 
 def _fewer_epochs(inquiry: _Inquiry, job: TrainingJob) -> int | None:
-    """The most epochs with which it would be accepted, found by halving; None where not even one would do."""
+    """The most epochs with which the job would be accepted, by bisection; None if even one epoch is too many."""
 
     def is_accepted(num_epochs: int) -> bool:
         return inquiry.ask(_changed(job, {"num_epochs": num_epochs}, inquiry.snapshot.now_s)).is_accepted
@@ -367,7 +369,7 @@ def _fewer_epochs(inquiry: _Inquiry, job: TrainingJob) -> int | None:
     return low
 
 
-def _typed(options: dict[str, float | int | None]) -> str:
+def _as_flags(options: dict[str, float | int | None]) -> str:
     if len(options) > 1:
         return "--best-effort"
     if options.get("budget_usd") is not None:

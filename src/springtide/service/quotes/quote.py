@@ -14,7 +14,7 @@ from springtide.core.errors import CapacityError
 from springtide.core.status.quote import Quote
 from springtide.core.workload import Entrypoint, WorkloadId
 from springtide.service.ports import PlatformLike
-from springtide.service.quotes.function_quote import compared, quote_on_functions
+from springtide.service.quotes.function_quote import quote_on_functions, with_other_place
 from springtide.service.status.sharing import SharingReports
 from springtide.service.submission import sources
 from springtide.service.submission.experience import experience_of
@@ -71,11 +71,11 @@ class LiveQuotes:
                 return quote_on_functions(snapshot, policy, job, menus, policy_name=view.policy)
 
             if request.options.on == "functions":
-                return compared(on_functions(), on_cluster, "cluster")
+                return with_other_place(on_functions(), on_cluster, "cluster")
             answer = on_cluster()
             if request.options.layer_profile is None or service_of(view) is None:
                 return answer
-            return compared(answer, on_functions, "functions")
+            return with_other_place(answer, on_functions, "functions")
 
     def offers(self, record: JobRecord) -> tuple[str, ...]:
         """Changes, as command line options, with which a refused job would be accepted now.

@@ -33,7 +33,7 @@ from springtide.core.errors import SpringtideError
 from springtide.core.ports import Step
 from springtide.core.status.pods import ClusterStatus
 from springtide.core.workload import WorkloadId
-from springtide.service.logs.upload import LogHandIn
+from springtide.service.logs.upload import LogUploader
 from springtide.service.ports import PlatformLike
 from springtide.service.reconciler.admission import ResourceAdmission
 from springtide.service.reconciler.events import EventTeller, loud_news, owner_of, quiet_news
@@ -92,7 +92,7 @@ class ResourceReconciler:
         )
         self._expiry = Expiry(platform, objects, settings.name, settings.finished_ttl_s)
         self._orphans = OrphanCollector(platform, objects, settings.finished_ttl_s)
-        self._hand_in = LogHandIn(platform)
+        self._uploader = LogUploader(platform)
         self._events = EventTeller(settings.name, platform.wall_clock_offset_s, objects.tell_event)
         self._changed = threading.Condition()
         self._dirty: dict[Place, None] = {}
@@ -113,7 +113,7 @@ class ResourceReconciler:
         self._events.begin(self._platform.now_s())
         self.objects.open(self._on_object)
         self._thread.start()
-        self._hand_in.start()
+        self._uploader.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """End the thread; nothing is taken in any more."""
@@ -125,7 +125,7 @@ class ResourceReconciler:
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._expiry.close()
         self._orphans.close()
-        self._hand_in.stop(timeout_s)
+        self._uploader.stop(timeout_s)
 
     # --- events, on other threads -----------------------------------------------------------------------------------
 
