@@ -45,7 +45,7 @@ class House:
 
     def ended(self, **spec):
         obj = self.cluster.put(**spec)
-        job = self.admission.take_job(self.cluster.read("TrainingFunction", key_of(obj)))
+        job = self.admission.submit_job(self.cluster.read("TrainingFunction", key_of(obj)))
         kept = WorkloadStore(self.store, job.workload_id)
         kept.publish_artifact("model.pt", b"the model", 1, 5)
         kept.put_log(ReplicaId(f"{job.workload_id}.0"), b"said")
@@ -55,7 +55,7 @@ class House:
 
     def look(self, obj):
         record = self.admission.job_of(uid_of(obj))
-        return self.expiry.look(self.cluster.see(obj), record)
+        return self.expiry.check(self.cluster.see(obj), record)
 
     def settle(self):
         """Wait until whoever was on his way has gone."""

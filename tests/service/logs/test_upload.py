@@ -34,7 +34,7 @@ class House:
         self.submissions = SubmissionService(platform)
         admission = ResourceAdmission(self.submissions, platform, self.cluster, KubernetesSettings(name="ml-platform"))
         obj = self.cluster.put(workers="1..2", epochs=3)
-        self.job_id = admission.take_job(self.cluster.read("TrainingFunction", key_of(obj))).workload_id
+        self.job_id = admission.submit_job(self.cluster.read("TrainingFunction", key_of(obj))).workload_id
         platform.run_job(self.job_id)
         self.kept = WorkloadStore(self.store, self.job_id)
         self.uploader = LogUploader(platform)

@@ -16,8 +16,8 @@ from springtide.control.records import JobRecord
 from springtide.core.errors import BackendError
 from springtide.core.events import NodeLost, PauseRequested, ProgressReported
 from springtide.core.status.pods import ClusterStatus, PodStatus
-from springtide.service.reconciler.events import EventTeller
-from springtide.service.reconciler.status import PROGRESS_EVERY_S, StatusTeller
+from springtide.service.reconciler.events import EventPublisher
+from springtide.service.reconciler.status import PROGRESS_EVERY_S, StatusWriter
 from springtide.service.submission.schemas import ScaleIn
 
 
@@ -31,9 +31,9 @@ def house(platform):
 
 def test_an_object_becomes_a_job_once_however_often_it_is_seen(house):
     obj = house.cluster.put(workers="1..2", epochs=3)
-    first, told = house.jobs.take_in(obj)
+    first, told = house.jobs.submit(obj)
     assert told is None
-    second, _ = house.jobs.take_in(obj)
+    second, _ = house.jobs.submit(obj)
     assert isinstance(first, JobRecord)
     assert second.workload_id == first.workload_id
     assert (first.job.num_epochs, first.bounds.max_workers) == (3, 2)
@@ -47,7 +47,7 @@ def test_hands_that_take_the_same_object_in_at_once_make_one_job_of_it(house):
 
     def take(_):
         barrier.wait()
-        return house.admission.take_job(house.cluster.read("TrainingFunction", key_of(obj))).workload_id
+        return house.admission.submit_job(house.cluster.read("TrainingFunction", key_of(obj))).workload_id
 
     with ThreadPoolExecutor(8) as hands:
         assert len(set(hands.map(take, range(8)))) == 1
@@ -59,7 +59,7 @@ def test_hands_that_take_many_objects_of_one_name_in_at_once_give_each_an_id(hou
     for obj in objects:
         house.cluster.server["TrainingFunction", key_of(obj)]["metadata"]["annotations"] = {"springtide.dev/name": "d"}
     with ThreadPoolExecutor(8) as hands:
-        records = list(hands.map(lambda obj: house.jobs.take_in(obj)[0], objects))
+        records = list(hands.map(lambda obj: house.jobs.submit(obj)[0], objects))
     assert len({record.workload_id for record in records}) == len(objects)
     assert {record.job.container.owner_uid for record in records} == {uid_of(obj) for obj in objects}
 
@@ -67,17 +67,17 @@ def test_hands_that_take_many_objects_of_one_name_in_at_once_give_each_an_id(hou
 def test_an_object_that_is_gone_by_now_is_not_taken_in(house):
     obj = house.cluster.put()
     del house.cluster.server["TrainingFunction", key_of(obj)]
-    assert house.jobs.take_in(obj) == (None, None)
+    assert house.jobs.submit(obj) == (None, None)
     again = house.cluster.put()
     house.cluster.cached["TrainingFunction", key_of(obj)] = obj
-    assert house.jobs.take_in(obj) == (None, None)
-    assert house.jobs.take_in(again)[0] is not None
+    assert house.jobs.submit(obj) == (None, None)
+    assert house.jobs.submit(again)[0] is not None
 
 
 def test_a_wish_of_the_past_is_not_acted_upon(house):
     """A pause over REST is in the object; the cache has not heard of it yet."""
     obj = house.cluster.put(workers="1..2", suspend=False)
-    house.jobs.take_in(obj)
+    house.jobs.submit(obj)
     house.cluster.change(obj, suspend=True)
     house.submissions.pause_job(house.job(obj).workload_id)
     house.jobs.compare(obj, house.job(obj))
@@ -89,7 +89,7 @@ def test_a_wish_of_the_past_is_not_acted_upon(house):
 
 def test_bounds_of_the_past_are_not_set_again(house):
     obj = house.cluster.put(workers="1..2")
-    house.jobs.take_in(obj)
+    house.jobs.submit(obj)
     house.cluster.change(obj, workers=1)
     house.submissions.scale(house.job(obj).workload_id, ScaleIn(minimum=1, maximum=1))
     house.jobs.compare(obj, house.job(obj))
@@ -98,7 +98,7 @@ def test_bounds_of_the_past_are_not_set_again(house):
 
 def test_an_object_that_a_list_forgot_does_not_end_its_job(house):
     obj = house.cluster.put()
-    house.jobs.take_in(obj)
+    house.jobs.submit(obj)
     house.jobs.end_orphan(house.job(obj))
     assert house.job(obj).lifecycle.outcome is None
     assert house.job(obj).state != "CANCELLED"
@@ -107,7 +107,7 @@ def test_an_object_that_a_list_forgot_does_not_end_its_job(house):
 @pytest.mark.parametrize("is_made_again", [False, True])
 def test_an_object_that_is_gone_ends_its_job_even_if_another_bears_its_name(house, is_made_again):
     obj = house.cluster.put()
-    house.jobs.take_in(obj)
+    house.jobs.submit(obj)
     del house.cluster.server["TrainingFunction", key_of(obj)]
     if is_made_again:
         house.cluster.put()
@@ -118,7 +118,7 @@ def test_an_object_that_is_gone_ends_its_job_even_if_another_bears_its_name(hous
 
 def test_a_server_that_is_away_changes_nothing_and_is_asked_again(house):
     obj = house.cluster.put(workers="1..2")
-    house.jobs.take_in(obj)
+    house.jobs.submit(obj)
     house.cluster.change(obj, workers=1)
     seen = house.cluster.see(obj)
     house.cluster.is_away = True
@@ -134,7 +134,7 @@ def test_a_server_that_is_away_changes_nothing_and_is_asked_again(house):
 
 def test_nothing_is_asked_of_the_server_while_all_is_as_it_should_be(house):
     obj = house.cluster.put(workers="1..2")
-    house.jobs.take_in(obj)
+    house.jobs.submit(obj)
     reads = house.cluster.reads
     for _ in range(5):
         assert house.compare(obj).is_true
@@ -146,7 +146,7 @@ def test_nothing_is_asked_of_the_server_while_all_is_as_it_should_be(house):
 
 def test_what_the_job_is_cannot_change_and_putting_it_back_is_enough(house):
     obj = house.cluster.put(epochs=3, params={"lr": 0.1})
-    house.jobs.take_in(obj)
+    house.jobs.submit(obj)
     house.cluster.change(obj, epochs=4, params={"lr": 0.2})
     applied = house.compare(obj)
     assert (applied.is_true, applied.reason) == (False, Reason.CHANGE_REFUSED)
@@ -157,7 +157,7 @@ def test_what_the_job_is_cannot_change_and_putting_it_back_is_enough(house):
 
 def test_more_workers_than_the_job_was_cut_for_are_refused_with_the_mend(house):
     obj = house.cluster.put(workers="1..2")
-    house.jobs.take_in(obj)
+    house.jobs.submit(obj)
     house.cluster.change(obj, workers="1..200")
     applied = house.compare(obj)
     assert not applied.is_true
@@ -167,7 +167,7 @@ def test_more_workers_than_the_job_was_cut_for_are_refused_with_the_mend(house):
 
 def test_a_quota_is_not_fought_against(house):
     obj = house.cluster.put(workers="2..4")
-    house.jobs.take_in(obj)
+    house.jobs.submit(obj)
     house.caps = {house.job(obj).workload_id: 3}
     house.compare(obj)
     assert (house.job(obj).bounds.min_workers, house.job(obj).bounds.max_workers) == (2, 3)
@@ -182,7 +182,7 @@ def test_a_quota_is_not_fought_against(house):
 
 def test_a_pause_for_its_budget_is_not_its_owners_to_end_without_a_new_one(house):
     obj = house.cluster.put(budget="$1")
-    house.jobs.take_in(obj)
+    house.jobs.submit(obj)
     house.platform.play(PauseRequested(job_id=house.job(obj).workload_id, reason="its budget is used up"))
     house.compare(obj)
     assert house.job(obj).bounds.is_paused
@@ -195,12 +195,12 @@ def test_a_pause_for_its_budget_is_not_its_owners_to_end_without_a_new_one(house
 
 def test_a_suspended_object_is_no_job_until_it_is_let_go_and_its_time_begins_then(house):
     obj = house.cluster.put(suspend=True, deadline="10m")
-    record, told = house.jobs.take_in(obj)
+    record, told = house.jobs.submit(obj)
     assert record is None
     assert told.reason is Reason.SUSPENDED
     assert not house.platform.view().jobs
     house.cluster.change(obj, suspend=False)
-    house.jobs.take_in(house.cluster.see(obj))
+    house.jobs.submit(house.cluster.see(obj))
     assert house.job(obj).job.goal.deadline_s == pytest.approx(house.platform.now_s() + 600, abs=1.0)
 
 
@@ -212,14 +212,14 @@ def test_a_suspended_object_is_no_job_until_it_is_let_go_and_its_time_begins_the
 def test_nobody_is_handed_the_platforms_own_secrets(house, name, kind):
     obj = house.cluster.put(kind, "digits", container={"secrets": ["mine", name]})
     if kind == "TrainingFunction":
-        record, told = house.jobs.take_in(obj)
+        record, told = house.jobs.submit(obj)
     else:
         record, (told, *_) = house.services.compare(obj)
     assert record is None
     assert told.reason is Reason.INVALID_SPEC
     assert f"names '{name}', which is the platform's own" in told.message
     mine = house.cluster.put(name="mine", container={"secrets": ["mine"]})
-    assert house.jobs.take_in(mine)[0].job.container.secrets == ("mine",)
+    assert house.jobs.submit(mine)[0].job.container.secrets == ("mine",)
 
 
 # --- services --------------------------------------------------------------------------------------------------------
@@ -278,10 +278,10 @@ def test_a_change_that_cannot_be_leaves_the_service_as_it_is(house):
 
 
 @pytest.fixture
-def teller(house):
+def writer(house):
     house.now = Moments()
     house.status = ClusterStatus()
-    return StatusTeller(house.platform, house.cluster, "p", "http://x:1", lambda: house.status, house.now)
+    return StatusWriter(house.platform, house.cluster, "p", "http://x:1", lambda: house.status, house.now)
 
 
 def progress(house, obj, step):
@@ -291,65 +291,65 @@ def progress(house, obj, step):
     )
 
 
-def test_progress_alone_waits_its_turn_and_a_change_of_state_does_not(house, teller):
+def test_progress_alone_waits_its_turn_and_a_change_of_state_does_not(house, writer):
     obj = house.cluster.put(workers=1)
-    house.jobs.take_in(obj)
+    house.jobs.submit(obj)
     house.platform.run_job(house.job(obj).workload_id)
-    assert teller.tell_job(obj, house.job(obj), [])
+    assert writer.write_job(obj, house.job(obj), [])
     assert house.cluster.told[-1][1]["state"] == "RUNNING"
     progress(house, obj, 5)
     house.now.at_s += 1.0
-    assert not teller.tell_job(obj, house.job(obj), [])
-    assert not teller.is_due(uid_of(obj))
+    assert not writer.write_job(obj, house.job(obj), [])
+    assert not writer.is_due(uid_of(obj))
     house.submissions.pause_job(house.job(obj).workload_id)
-    assert teller.tell_job(obj, house.job(obj), [])
+    assert writer.write_job(obj, house.job(obj), [])
     assert house.cluster.told[-1][1]["state"] in ("PREEMPTING", "PAUSED")
     assert house.cluster.told[-1][1]["step"] == 5
     house.now.at_s += PROGRESS_EVERY_S
-    assert teller.is_due(uid_of(obj))
+    assert writer.is_due(uid_of(obj))
 
 
-def test_a_status_that_says_nothing_new_is_not_written(house, teller):
+def test_a_status_that_says_nothing_new_is_not_written(house, writer):
     obj = house.cluster.put(workers=1)
-    house.jobs.take_in(obj)
+    house.jobs.submit(obj)
     refused = Condition(ConditionType.APPLIED, False, Reason.CHANGE_REFUSED, "no")
-    teller.tell_job(obj, house.job(obj), [refused])
+    writer.write_job(obj, house.job(obj), [refused])
     num = len(house.cluster.told)
     obj["status"] = house.cluster.told[-1][1]
     house.now.at_s += 100.0
-    teller.tell_job(obj, house.job(obj), [refused])
+    writer.write_job(obj, house.job(obj), [refused])
     assert len(house.cluster.told) == num
 
 
-def test_a_status_that_somebody_took_away_is_written_again(house, teller):
+def test_a_status_that_somebody_took_away_is_written_again(house, writer):
     obj = house.cluster.put(workers=1)
-    house.jobs.take_in(obj)
-    teller.tell_job(obj, house.job(obj), [])
+    house.jobs.submit(obj)
+    writer.write_job(obj, house.job(obj), [])
     obj["status"] = house.cluster.told[-1][1]
     house.now.at_s += 100.0
-    teller.tell_job(obj, house.job(obj), [])
+    writer.write_job(obj, house.job(obj), [])
     assert len(house.cluster.told) == 1
     del obj["status"]
-    teller.tell_job(obj, house.job(obj), [])
+    writer.write_job(obj, house.job(obj), [])
     assert len(house.cluster.told) == 2
 
 
-def test_a_condition_keeps_the_moment_of_its_transition(house, teller):
+def test_a_condition_keeps_the_moment_of_its_transition(house, writer):
     obj = house.cluster.put(workers=1)
-    house.jobs.take_in(obj)
-    teller.tell_job(obj, house.job(obj), [])
+    house.jobs.submit(obj)
+    writer.write_job(obj, house.job(obj), [])
     before = {each["type"]: each["lastTransitionTime"] for each in house.cluster.told[-1][1]["conditions"]}
     house.platform.clock_s += 60.0
     house.platform.run_job(house.job(obj).workload_id)
-    teller.tell_job(obj, house.job(obj), [])
+    writer.write_job(obj, house.job(obj), [])
     after = {each["type"]: each["lastTransitionTime"] for each in house.cluster.told[-1][1]["conditions"]}
     assert after["Accepted"] == before["Accepted"]
     assert after["Running"] != before["Running"]
 
 
-def test_pods_that_wait_are_named_with_their_reason(house, teller):
+def test_pods_that_wait_are_named_with_their_reason(house, writer):
     obj = house.cluster.put(workers=1)
-    house.jobs.take_in(obj)
+    house.jobs.submit(obj)
     job_id = house.job(obj).workload_id
     pod = PodStatus(
         workload_id=job_id,
@@ -361,9 +361,9 @@ def test_pods_that_wait_are_named_with_their_reason(house, teller):
         reason="ImagePullBackOff: there is no image x",
     )
     house.status = ClusterStatus(pods=(pod,))
-    assert teller.look_at_pods() == {job_id}
-    assert teller.look_at_pods() == set()
-    teller.tell_job(obj, house.job(obj), [])
+    assert writer.update_pods() == {job_id}
+    assert writer.update_pods() == set()
+    writer.write_job(obj, house.job(obj), [])
     status = house.cluster.told[-1][1]
     assert status["pods"] == [{"name": "digits-0", "phase": "waiting", "reason": pod.reason}]
     running = next(each for each in status["conditions"] if each["type"] == "Running")
@@ -373,8 +373,8 @@ def test_pods_that_wait_are_named_with_their_reason(house, teller):
 class Play:
     def __init__(self, house):
         self.posted = []
-        self.teller = EventTeller("p", house.platform.wall_clock_offset_s, self.posted.append)
-        house.platform.subscribe(lambda seq, step, view: self.teller.take(seq, step))
+        self.publisher = EventPublisher("p", house.platform.wall_clock_offset_s, self.posted.append)
+        house.platform.subscribe(lambda seq, step, view: self.publisher.add(seq, step))
 
     def lines(self):
         return [(event["involvedObject"]["name"], event["reason"], event["message"]) for event in self.posted]
@@ -382,11 +382,11 @@ class Play:
 
 def test_every_line_of_a_story_is_an_event_on_its_object(house):
     play = Play(house)
-    play.teller.begin(house.platform.now_s())
+    play.publisher.begin(house.platform.now_s())
     obj = house.cluster.put(workers=1)
-    house.jobs.take_in(obj)
+    house.jobs.submit(obj)
     house.platform.run_job(house.job(obj).workload_id)
-    play.teller.tell(house.platform.view())
+    play.publisher.publish(house.platform.view())
     reasons = [reason for name, reason, _ in play.lines() if name == "digits"]
     assert reasons[:2] == ["Submitted", "StartingReplica"]
     assert "Started" in reasons
@@ -398,30 +398,30 @@ def test_every_line_of_a_story_is_an_event_on_its_object(house):
 
 def test_what_was_decided_just_before_a_restart_is_told_under_the_same_name(house):
     first = Play(house)
-    first.teller.begin(house.platform.now_s())
+    first.publisher.begin(house.platform.now_s())
     obj = house.cluster.put(workers=1)
-    house.jobs.take_in(obj)
-    first.teller.tell(house.platform.view())
+    house.jobs.submit(obj)
+    first.publisher.publish(house.platform.view())
     house.platform.clock_s += 10.0
     second = Play(house)
-    second.teller.begin(house.platform.now_s())
-    second.teller.tell(house.platform.view())
+    second.publisher.begin(house.platform.now_s())
+    second.publisher.publish(house.platform.view())
     assert [event["metadata"] for event in second.posted] == [event["metadata"] for event in first.posted]
     house.platform.clock_s += 1000.0
     third = Play(house)
-    third.teller.begin(house.platform.now_s())
-    third.teller.tell(house.platform.view())
+    third.publisher.begin(house.platform.now_s())
+    third.publisher.publish(house.platform.view())
     assert third.posted == []
 
 
 def test_a_lost_node_is_told_on_the_node_and_on_whoever_was_there(house):
     play = Play(house)
-    play.teller.begin(house.platform.now_s())
+    play.publisher.begin(house.platform.now_s())
     obj = house.cluster.put(workers=1)
-    house.jobs.take_in(obj)
+    house.jobs.submit(obj)
     house.platform.run_job(house.job(obj).workload_id)
     house.platform.play(NodeLost(node_id="local"))
-    play.teller.tell(house.platform.view())
+    play.publisher.publish(house.platform.view())
     lost = [(event["involvedObject"]["kind"], event["type"]) for event in play.posted if "lost" in event["message"]]
     assert ("Node", "Normal") in lost or ("Node", "Warning") in lost
     assert ("TrainingFunction", "Warning") in lost

@@ -11,8 +11,8 @@ from springtide.core.ports import Step
 from springtide.core.resources import DeviceId
 from springtide.core.status.pods import ClusterStatus, PodStatus
 from springtide.core.workload import ReplicaId
-from springtide.service.reconciler.events import EventTeller
-from springtide.service.reconciler.status import StatusTeller
+from springtide.service.reconciler.events import EventPublisher
+from springtide.service.reconciler.status import StatusWriter
 
 
 @pytest.fixture
@@ -23,13 +23,13 @@ def house(platform):
 def started(house, count):
     """The messages about a step that starts so many workers of one job, and the job's id."""
     posted = []
-    teller = EventTeller("p", 0.0, posted.append)
-    house.platform.subscribe(lambda seq, step, view: teller.take(seq, step))
-    teller.begin(house.platform.now_s())
+    publisher = EventPublisher("p", 0.0, posted.append)
+    house.platform.subscribe(lambda seq, step, view: publisher.add(seq, step))
+    publisher.begin(house.platform.now_s())
     obj = house.cluster.put(workers=1)
-    house.jobs.take_in(obj)
+    house.jobs.submit(obj)
     job = house.job(obj).job
-    teller.tell(house.platform.view())
+    publisher.publish(house.platform.view())
     posted.clear()
     actions = tuple(
         StartReplica(
@@ -41,8 +41,8 @@ def started(house, count):
         )
         for number in range(count)
     )
-    teller.take(1000, Step(now_s=50.0, events=(), actions=actions))
-    teller.tell(house.platform.view())
+    publisher.add(1000, Step(now_s=50.0, events=(), actions=actions))
+    publisher.publish(house.platform.view())
     return [event["message"] for event in posted if event["reason"] == "StartingReplica"], job.job_id
 
 
@@ -70,14 +70,14 @@ def test_a_look_at_pods_that_took_long_is_not_repeated_at_once(house):
         now.at_s += 0.5
         return ClusterStatus(pods=(pod(f"reason {len(looks)}"),))
 
-    teller = StatusTeller(house.platform, house.cluster, "p", "http://x:1", slow_status, now)
-    assert teller.look_at_pods() == {"digits-1"}
-    assert teller.look_at_pods() == set()
+    writer = StatusWriter(house.platform, house.cluster, "p", "http://x:1", slow_status, now)
+    assert writer.update_pods() == {"digits-1"}
+    assert writer.update_pods() == set()
     now.at_s += 9.0
-    assert teller.look_at_pods() == set()
+    assert writer.update_pods() == set()
     now.at_s += 1.1
     # Half a second of looking is a twentieth of ten: what has changed meanwhile is seen then.
-    assert teller.look_at_pods() == {"digits-1"}
+    assert writer.update_pods() == {"digits-1"}
     assert len(looks) == 2
 
 

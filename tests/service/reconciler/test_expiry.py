@@ -10,7 +10,7 @@ from springtide.backends.kubernetes.resources.status_schema import ConditionType
 from springtide.core.errors import StorageError
 from springtide.core.status.pods import ClusterStatus
 from springtide.service.reconciler.expiry import RETRY_S, Expiry
-from springtide.service.reconciler.status import StatusTeller
+from springtide.service.reconciler.status import StatusWriter
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_without_a_time_it_stays_and_while_it_runs_it_has_none(house):
     house.platform.clock_s += 1e6
     assert house.look(forever) is None
     running = house.cluster.put(name="runs", ttlSecondsAfterFinished=0)
-    house.admission.take_job(house.cluster.read("TrainingFunction", key_of(running)))
+    house.admission.submit_job(house.cluster.read("TrainingFunction", key_of(running)))
     house.platform.clock_s += 1e6
     assert house.look(running) is None
     assert house.expiry.due() == []
@@ -62,7 +62,7 @@ def test_without_a_time_it_stays_and_while_it_runs_it_has_none(house):
 
 def test_a_job_whose_worker_still_leaves_has_not_ended(house):
     obj = house.cluster.put(ttlSecondsAfterFinished=0)
-    job = house.admission.take_job(house.cluster.read("TrainingFunction", key_of(obj)))
+    job = house.admission.submit_job(house.cluster.read("TrainingFunction", key_of(obj)))
     house.submissions.cancel_job(job.workload_id)
     house.platform.clock_s += 100.0
     assert house.admission.job_of(uid_of(obj)).state == "CANCELLED"
@@ -77,7 +77,7 @@ def test_who_is_given_more_time_meanwhile_stays(house):
     house.platform.clock_s += 11.0
     seen = house.cluster.see(obj)
     house.cluster.change(obj, ttlSecondsAfterFinished=1000)
-    assert house.expiry.look(seen, house.admission.job_of(uid_of(obj))).is_true
+    assert house.expiry.check(seen, house.admission.job_of(uid_of(obj))).is_true
     house.settle()
     assert house.is_there(obj)
     assert "source/train.py" in house.kept(obj)
@@ -90,7 +90,7 @@ def test_another_object_of_its_name_is_left_alone(house):
     house.platform.clock_s += 11.0
     seen = house.cluster.see(obj)
     house.cluster.put(ttlSecondsAfterFinished=10)
-    house.expiry.look(seen, record)
+    house.expiry.check(seen, record)
     house.settle()
     assert house.is_there(obj)
     assert "source/train.py" in house.kept(obj)
@@ -128,7 +128,7 @@ def test_cut_off_between_store_and_object_it_is_taken_away_by_whoever_comes_next
     house.platform.source_store.retire(record.workload_id, keeps_artifacts=True)
     assert house.is_there(obj)
     after = Expiry(house.platform, house.cluster, "ml-platform")
-    after.look(house.cluster.see(obj), record)
+    after.check(house.cluster.see(obj), record)
     after._pool.shutdown(wait=True)
     assert not house.is_there(obj)
     assert house.kept(obj) == [ARTIFACT, "head"]
@@ -137,8 +137,8 @@ def test_cut_off_between_store_and_object_it_is_taken_away_by_whoever_comes_next
 def test_its_status_says_until_when(house):
     obj = house.ended(ttlSecondsAfterFinished=60)
     told = house.look(obj)
-    teller = StatusTeller(house.platform, house.cluster, "ml-platform", "http://x", lambda: ClusterStatus())
-    assert teller.tell_job(house.cluster.see(obj), house.admission.job_of(uid_of(obj)), [told])
+    writer = StatusWriter(house.platform, house.cluster, "ml-platform", "http://x", lambda: ClusterStatus())
+    assert writer.write_job(house.cluster.see(obj), house.admission.job_of(uid_of(obj)), [told])
     _, status = house.cluster.told[-1]
     assert status["expiresAt"] > status["endedAt"]
     expired = next(each for each in status["conditions"] if each["type"] == "Expired")
@@ -149,8 +149,8 @@ def test_a_platform_may_have_a_time_for_all_who_say_nothing(house):
     house.expiry = Expiry(house.platform, house.cluster, "ml-platform", usual_s=60.0)
     silent, longer = house.ended(), house.ended(name="longer", ttlSecondsAfterFinished=600)
     assert house.look(silent).reason is house.look(longer).reason is Reason.KEPT
-    teller = StatusTeller(house.platform, house.cluster, "x", "http://x", lambda: ClusterStatus(), usual_ttl_s=60.0)
-    teller.tell_job(house.cluster.see(silent), house.admission.job_of(uid_of(silent)), [])
+    writer = StatusWriter(house.platform, house.cluster, "x", "http://x", lambda: ClusterStatus(), usual_ttl_s=60.0)
+    writer.write_job(house.cluster.see(silent), house.admission.job_of(uid_of(silent)), [])
     assert "expiresAt" in house.cluster.told[-1][1]
     house.platform.clock_s += 61.0
     for obj in (silent, longer):

@@ -16,7 +16,7 @@ from springtide.core.events import JobEdited, ProgressReported, ReplicaStopped
 from springtide.core.workload import Goal
 from springtide.scheduling.registry import make_live_policy
 from springtide.service.history.history import HistoryIndex
-from springtide.service.reconciler.jobs import ASKED_AGAIN_S
+from springtide.service.reconciler.jobs import REFUSAL_VALID_S
 from springtide.service.submission.submission import SubmissionService
 
 # 1,000 steps: 100 s on one device, 56 s on two.
@@ -39,7 +39,7 @@ def goal_of(house, obj):
 
 def begin(house, name="digits", **spec):
     obj = house.cluster.put(name=name, **spec)
-    record, told = house.jobs.take_in(obj)
+    record, told = house.jobs.submit(obj)
     assert told is None
     house.platform.run_job(record.workload_id)
     assert house.job(obj).state == "RUNNING"
@@ -125,7 +125,7 @@ def test_nobody_elses_promise_is_broken_for_a_sooner_deadline(house):
 
 def begin_waiting(house, name, **spec):
     obj = house.cluster.put(name=name, **spec)
-    record, told = house.jobs.take_in(obj)
+    record, told = house.jobs.submit(obj)
     assert told is None
     assert record.promise.admitted_at_s is not None
     return obj
@@ -237,7 +237,7 @@ def test_a_policy_is_asked_once_about_one_wish_and_again_after_a_while(house, mo
     monkeypatch.setattr(house.platform, "make_policy", lambda: asked.append(1) or made())
     first = house.compare(obj)
     assert not asked
-    house.platform.clock_s += ASKED_AGAIN_S
+    house.platform.clock_s += REFUSAL_VALID_S
     house.cluster.change(obj, deadline="60s")
     assert "cannot be promised" in house.compare(obj).message
     assert asked
@@ -314,7 +314,7 @@ def test_an_edit_of_a_job_that_nobody_knows_changes_nothing(house):
 def test_who_runs_is_not_put_in_line_and_who_waits_stays_there(house):
     runs = begin(house, "runs", **RUNS | {"epochs": 5, "workers": 2, "speeds": {"2": 10.0}}, deadline="60m")
     waits = house.cluster.put(name="waits", **RUNS | {"workers": 2, "speeds": {"2": 10.0}}, deadline="20m", wait=True)
-    house.jobs.take_in(waits)
+    house.jobs.submit(waits)
     house.cluster.change(runs, deadline="20s", wait=True)
     assert "cannot be promised" in house.compare(runs).message
     assert house.job(runs).state == "RUNNING"

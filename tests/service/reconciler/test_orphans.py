@@ -26,7 +26,7 @@ class Widow(House):
         self.remains = OrphanCollector(self.platform, self.cluster, usual_s)
 
     def deleted(self, obj):
-        self.remains.heed(self.cluster.see(obj))
+        self.remains.remember_ttl(self.cluster.see(obj))
         del self.cluster.server["TrainingFunction", key_of(obj)]
         return obj
 
@@ -34,7 +34,7 @@ class Widow(House):
         return self.admission.job_of(uid_of(obj))
 
     def look_at(self, obj):
-        self.remains.look(self.record(obj))
+        self.remains.check(self.record(obj))
         self.remains._pool.submit(lambda: None).result(10.0)
 
 
@@ -85,7 +85,7 @@ def test_one_that_said_nothing_leaves_by_the_platforms_time_and_stays_where_ther
 
 def test_a_job_that_has_not_ended_and_one_whose_worker_still_leaves_keep_what_they_have(house):
     obj = house.cluster.put(ttlSecondsAfterFinished=0)
-    job = house.admission.take_job(house.cluster.read("TrainingFunction", key_of(obj)))
+    job = house.admission.submit_job(house.cluster.read("TrainingFunction", key_of(obj)))
     house.deleted(obj)
     house.look_at(obj)
     house.submissions.cancel_job(job.workload_id)
@@ -100,7 +100,7 @@ def test_a_job_that_has_not_ended_and_one_whose_worker_still_leaves_keep_what_th
 def test_one_that_the_server_still_has_is_no_orphan(house):
     """What is cached may be of the past, and an object may have been labelled for another platform."""
     obj = house.ended(ttlSecondsAfterFinished=0)
-    house.remains.heed(house.cluster.see(obj))
+    house.remains.remember_ttl(house.cluster.see(obj))
     house.platform.clock_s += 100.0
     house.look_at(obj)
     assert set(house.kept(obj)) > WHOLE
@@ -152,12 +152,12 @@ def test_who_does_not_answer_is_asked_again(house, monkeypatch, who):
 
 def test_what_went_with_its_object_is_asked_for_once(house, monkeypatch):
     obj = house.ended(ttlSecondsAfterFinished=0)
-    house.remains.heed(house.cluster.see(obj))
+    house.remains.remember_ttl(house.cluster.see(obj))
     house.platform.clock_s += 1.0
     house.look(obj)
     house.settle()
     house.look_at(obj)
-    assert house.remains._wishes == {}
+    assert house.remains._ttls == {}
     asked = []
     monkeypatch.setattr(house.store, "get_version", asked.append)
     house.platform.clock_s += 1e6

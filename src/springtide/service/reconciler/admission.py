@@ -1,4 +1,4 @@
-"""From an object of the cluster to a workload of the platform: the same checks and events as of a REST request."""
+"""Submits the workload of a cluster's object, with the same checks and events as for a REST request."""
 
 from __future__ import annotations
 
@@ -27,19 +27,18 @@ from springtide.service.submission.schemas import JobIn, ScaleIn, ServiceIn, che
 from springtide.service.submission.shares import num_devices_of
 from springtide.service.submission.submission import SubmissionService
 
-# Secrets of single workloads begin like this (backends/kubernetes/pod_spec.py).
+# The prefix of the Secrets that belong to single workloads (backends/kubernetes/pods/spec.py).
 OWN_SECRETS = "springtide-"
 
 
 class SourceMissing(InvalidRequest):
-    """The object names a source that is not there (yet)."""
+    """The object names a source that does not exist (yet)."""
 
 
 class ResourceAdmission:
-    """Takes objects in, each once: the key of a submission is the object's uid.
+    """Submits the workloads of objects, each once: the object's uid is the idempotency key.
 
-    `submissions` is where every request ends, whichever way it came. Not for the decision loop: it waits
-    for the cluster and for the journal.
+    Do not call it on the thread of the control loop, because it waits for the cluster and for the journal.
     """
 
     def __init__(
@@ -55,8 +54,8 @@ class ResourceAdmission:
             settings.worker_store_secret,
         }
 
-    def take_job(self, obj: Object) -> JobRecord:
-        """Submit the job that a whole TrainingFunction stands for, unless that was done. Returns its record.
+    def submit_job(self, obj: Object) -> JobRecord:
+        """Submit the job of a complete TrainingFunction unless that was done before. Returns its record.
 
         Raises InvalidRequest (SourceMissing), BackendError, StorageError.
         """
@@ -64,41 +63,41 @@ class ResourceAdmission:
         now = datetime.fromtimestamp(time.time(), UTC)
         created = datetime.fromisoformat(metadata["creationTimestamp"])
         if metadata.get("generation", 1) > 1:
-            # It was corrected or resumed since it was created: its time begins now.
+            # The object was corrected or resumed after its creation: durations count from now.
             created = now
         devices = num_devices_of(self._platform.view())
         name = validate_name(workload_name(obj), "the object's name")
-        asked = job_request(name, obj["spec"], self.files_of(obj), created=created, now=now, devices=devices)
-        request = parse_body(msgspec.json.encode(asked), JobIn)
+        body = job_request(name, obj["spec"], self.files_of(obj), created=created, now=now, devices=devices)
+        request = parse_body(msgspec.json.encode(body), JobIn)
         try:
             record, _ = self._submissions.submit_job(request, f"object {uid}", self._container(obj))
         except Conflict:
-            # Another request for the same object came first: its job counts.
+            # Another request for the same object came first: return its job.
             found = self.job_of(uid)
             if found is None:
                 raise
             return found
         return record
 
-    def take_service(self, obj: Object) -> ServiceRecord:
-        """Deploy the service that a whole InferenceFunction stands for; the same one again changes nothing.
+    def deploy_service(self, obj: Object) -> ServiceRecord:
+        """Deploy the service of a complete InferenceFunction. Repeating it changes nothing.
 
         Raises InvalidRequest (SourceMissing, Conflict), BackendError, StorageError.
         """
         name = workload_name(obj)
-        asked = service_request(obj["spec"], self.files_of(obj))
-        # Checked with the bounds that are wanted, whatever is sent below.
-        request = parse_body(msgspec.json.encode(asked), ServiceIn)
+        body = service_request(obj["spec"], self.files_of(obj))
+        # Check the request with the wanted bounds, even if it is deployed with others below.
+        request = parse_body(msgspec.json.encode(body), ServiceIn)
         check_service(request)
         wanted = (request.options.min_replicas, request.options.max_replicas)
         known = self._platform.view().services.get(WorkloadId(name))
         if known is not None and known.is_served:
-            # Other bounds are no other service: its replicas go on, and their number changes after.
-            asked["options"] |= {
+            # New bounds alone must not make a new revision: deploy with the old ones, then scale.
+            body["options"] |= {
                 "min_replicas": known.service.min_replicas,
                 "max_replicas": known.service.max_replicas,
             }
-            request = parse_body(msgspec.json.encode(asked), ServiceIn)
+            request = parse_body(msgspec.json.encode(body), ServiceIn)
         record = self._submissions.deploy_service(name, request, self._container(obj))
         if (record.min_replicas, record.max_replicas) == wanted:
             return record
@@ -111,10 +110,10 @@ class ResourceAdmission:
         return next((job for job in records if job.job.container and job.job.container.owner_uid == uid), None)
 
     def _container(self, obj: Object) -> ContainerSettings:
-        """What its pods are made of. Raises InvalidRequest for a Secret that is no user's.
+        """The settings of the object's pods. Raises InvalidRequest for a Secret that belongs to the platform.
 
-        A user who may make objects in a namespace need not be allowed to read its Secrets: the code would see their
-        values, and those of the platform are the keys of all workloads.
+        A user who may create objects in a namespace may not be allowed to read its Secrets. Their code would see the
+        values, and the platform's Secrets hold the keys of all workloads.
         """
         container = container_settings(obj)
         for name in container.secrets:
@@ -125,7 +124,7 @@ class ResourceAdmission:
         return container
 
     def files_of(self, obj: Object) -> dict[str, str]:
-        """The files of a whole object's source, wherever they are. Raises SourceMissing, BackendError."""
+        """The files of an object's source, also from a ConfigMap. Raises SourceMissing, BackendError."""
         source, namespace = obj["spec"]["source"], obj["metadata"].get("namespace", "")
         files = {name: text or "" for name, text in (source.get("files") or {}).items()}
         paths = source.get("paths") or {}
@@ -138,10 +137,10 @@ class ResourceAdmission:
                 f"spec.source.configMap {name!r} is not there; make it: "
                 f"kubectl create configmap {name} -n {namespace} --from-file=train.py"
             )
-        strange = sorted(paths.keys() - found.keys())
-        if strange:
+        unknown = sorted(paths.keys() - found.keys())
+        if unknown:
             raise SourceMissing(
-                f"spec.source.paths names {strange[0]!r}, which the ConfigMap {name!r} does not hold: it has "
+                f"spec.source.paths names {unknown[0]!r}, which the ConfigMap {name!r} does not hold: it has "
                 f"{', '.join(sorted(found)) or 'nothing'}"
             )
         return {**{paths.get(key, key): text for key, text in found.items()}, **files}

@@ -1,6 +1,6 @@
-"""The controller of TrainingFunctions and InferenceFunctions: carries out what the cluster's objects say.
+"""The controller of TrainingFunctions and InferenceFunctions: brings the platform to what the objects specify.
 
-It writes their status, too. `kubectl apply`, `springtide run --on k8s` and the REST API lead to the same submissions.
+It also writes their status. `kubectl apply`, `springtide run --on k8s` and the REST API use the same submissions.
 """
 
 from __future__ import annotations
@@ -36,36 +36,36 @@ from springtide.core.workload import WorkloadId
 from springtide.service.logs.upload import LogUploader
 from springtide.service.ports import PlatformLike
 from springtide.service.reconciler.admission import ResourceAdmission
-from springtide.service.reconciler.events import EventTeller, loud_news, owner_of, quiet_news
+from springtide.service.reconciler.events import EventPublisher, changed_workloads, owner_of, progressed_workloads
 from springtide.service.reconciler.expiry import Expiry
 from springtide.service.reconciler.jobs import JobReconciler, refusal_of
 from springtide.service.reconciler.orphans import OrphanCollector
 from springtide.service.reconciler.services import ServiceObjects
-from springtide.service.reconciler.status import StatusTeller
+from springtide.service.reconciler.status import StatusWriter
 from springtide.service.reconciler.submission import ResourceSubmission
 from springtide.service.submission.submission import SubmissionService
 
 LOG = logging.getLogger("springtide.objects")
-# Every object is compared this often, with or without events of it.
+# All objects are compared this often, even without events.
 RESYNC_S = 30.0
-# News of a moment are taken together; without any it looks around this often.
+# Events within GATHER_S are handled in one round; without events there is a round every LOOK_S.
 GATHER_S = 0.1
 LOOK_S = 1.0
-# How many objects are taken in at once: each waits for the server, and for the journal.
-MAX_ADMISSIONS = 16
-# And how many in one round.
-MOST_AT_ONCE = 128
-# No event of its own object tells when a wanted address becomes free, or when the platform works again.
-_ASKED_AGAIN = frozenset({Reason.NAME_TAKEN, Reason.PLATFORM_UNAVAILABLE})
+# How many jobs are submitted in parallel: each submission waits for the API server and for the journal.
+MAX_PARALLEL_SUBMISSIONS = 16
+# How many jobs are submitted in one round.
+MAX_SUBMITTED_PER_ROUND = 128
+# These refusals can end without an event of the object, so the object is tried again in every round.
+_RETRIED = frozenset({Reason.NAME_TAKEN, Reason.PLATFORM_UNAVAILABLE})
 
-Place = tuple[str, Key]
+ObjectRef = tuple[str, Key]
 
 
 class ResourceReconciler:
-    """One thread that compares objects with workloads, and the submissions of the REST API.
+    """One thread that compares objects with workloads; `submissions` are the ones that the REST API uses.
 
-    `submissions` goes to the API. Make it before the platform starts (it subscribes to its steps), `start` it after,
-    `stop` it before the API thread closes. Only the leader's runs.
+    Create it before the platform starts, because it subscribes to the platform's steps, call `start` afterwards and
+    `stop` before the API thread closes. It runs only in the leading control plane.
     """
 
     def __init__(
@@ -87,36 +87,36 @@ class ResourceReconciler:
         self._jobs = JobReconciler(platform, objects, admission, submissions, quota_caps)
         self._services = ServiceObjects(platform, objects, admission, submissions)
         url = base_url or f"http://{settings.advertise}:{settings.port}"
-        self._statuses = StatusTeller(
+        self._statuses = StatusWriter(
             platform, objects, settings.name, url, cluster_status, usual_ttl_s=settings.finished_ttl_s
         )
         self._expiry = Expiry(platform, objects, settings.name, settings.finished_ttl_s)
         self._orphans = OrphanCollector(platform, objects, settings.finished_ttl_s)
         self._uploader = LogUploader(platform)
-        self._events = EventTeller(settings.name, platform.wall_clock_offset_s, objects.tell_event)
+        self._events = EventPublisher(settings.name, platform.wall_clock_offset_s, objects.tell_event)
         self._changed = threading.Condition()
-        self._dirty: dict[Place, None] = {}
-        self._loud: set[WorkloadId] = set()
-        self._quiet: set[WorkloadId] = set()
+        self._changed_objects: dict[ObjectRef, None] = {}
+        self._updated: set[WorkloadId] = set()
+        self._progressed: set[WorkloadId] = set()
         self._is_over = False
         self._conditions: dict[str, list[Condition]] = {}
-        # Which job is whose: by the uid of its object, for as many jobs as were looked at.
+        # The job of each object, by the object's uid, for the first `_num_indexed` jobs of the view.
         self._ids: dict[str, WorkloadId] = {}
         self._num_indexed = 0
-        self._unfinished: dict[Place, None] = {}
-        self._pool = ThreadPoolExecutor(MAX_ADMISSIONS, thread_name_prefix="springtide-admission")
+        self._unfinished: dict[ObjectRef, None] = {}
+        self._pool = ThreadPoolExecutor(MAX_PARALLEL_SUBMISSIONS, thread_name_prefix="springtide-admission")
         self._thread = threading.Thread(target=self._main, name="springtide-objects", daemon=True)
         platform.subscribe(self._on_step)
 
     def start(self) -> None:
-        """Follow the objects, and bring the platform to what they say."""
+        """Watch the objects and start the thread."""
         self._events.begin(self._platform.now_s())
         self.objects.open(self._on_object)
         self._thread.start()
         self._uploader.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """End the thread; nothing is taken in any more."""
+        """End the thread and submit nothing more."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
@@ -127,19 +127,19 @@ class ResourceReconciler:
         self._orphans.close()
         self._uploader.stop(timeout_s)
 
-    # --- events, on other threads -----------------------------------------------------------------------------------
+    # --- called on other threads -----------------------------------------------------------------------------------
 
     def _on_object(self, kind: str, key: Key) -> None:
         with self._changed:
-            self._dirty[kind, key] = None
+            self._changed_objects[kind, key] = None
             self._changed.notify_all()
 
     def _on_step(self, seq: int, step: Step, view: Any) -> None:
-        self._events.take(seq, step)
+        self._events.add(seq, step)
         with self._changed:
-            self._loud |= loud_news(step)
-            self._quiet |= quiet_news(step)
-            if self._loud:
+            self._updated |= changed_workloads(step)
+            self._progressed |= progressed_workloads(step)
+            if self._updated:
                 self._changed.notify_all()
 
     # --- its own thread ---------------------------------------------------------------------------------------------
@@ -148,13 +148,13 @@ class ResourceReconciler:
         resynced_s = float("-inf")
         while True:
             with self._changed:
-                if not (self._dirty or self._loud or self._is_over):
+                if not (self._changed_objects or self._updated or self._is_over):
                     self._changed.wait(LOOK_S)
                 if self._is_over:
                     return
             time.sleep(GATHER_S)
             if not self.objects.is_synced:
-                # An object missing from an incomplete list may still exist.
+                # The list is incomplete: an object that is missing from it may still exist.
                 continue
             is_due = time.monotonic() - resynced_s >= RESYNC_S
             if is_due:
@@ -167,76 +167,76 @@ class ResourceReconciler:
                 LOG.exception("a round over the objects failed")
 
     def round(self, *, is_due: bool) -> None:
-        """Compare the objects with new events, and with `is_due` all of them."""
+        """Compare the objects that changed or whose workloads did; with `is_due` compare all objects."""
         with self._changed:
-            dirty, self._dirty = self._dirty, {}
-            loud, self._loud = self._loud, set()
-            quiet, self._quiet = self._quiet, set()
-        # One that is gone, or that took another's name, leaves a workload behind; one that merely changed does not.
+            changed_objects, self._changed_objects = self._changed_objects, {}
+            updated, self._updated = self._updated, set()
+            progressed, self._progressed = self._progressed, set()
+        # A deleted or recreated object leaves the workload of the old one behind; a changed object does not.
         has_other_objects = any(
-            (obj := self.objects.get(*place)) is None or uid_of(obj) not in self._ids for place in dirty
+            (obj := self.objects.get(*ref)) is None or uid_of(obj) not in self._ids for ref in changed_objects
         )
-        loud |= self._statuses.look_at_pods()
-        places = self._unfinished | dirty | {place: None for name in loud if (place := self._place_of(name))}
+        updated |= self._statuses.update_pods()
+        refs = self._unfinished | changed_objects | {ref: None for name in updated if (ref := self._ref_of(name))}
         self._unfinished = {}
-        places |= {(TRAINING_FUNCTION.name, key): None for key in self._expiry.due()}
+        refs |= {(TRAINING_FUNCTION.name, key): None for key in self._expiry.due()}
         if is_due:
             everything = [*self.objects.all(TRAINING_FUNCTION.name), *self.objects.all(INFERENCE_FUNCTION.name)]
             self._forget_all_but({uid_of(obj) for obj in everything})
-            places |= {(obj["kind"], key_of(obj)): None for obj in everything}
-        self._take_in(list(places), is_due=is_due)
-        for place in places:
+            refs |= {(obj["kind"], key_of(obj)): None for obj in everything}
+        self._submit_new(list(refs), is_due=is_due)
+        for ref in refs:
             if self._is_over:
                 return
-            self._guarded(self._compare, place, is_due)
-        for name in quiet - loud:
-            place_of_quiet = self._place_of(name)
-            if place_of_quiet is not None and place_of_quiet not in places:
-                self._guarded(self._tell_progress, place_of_quiet, name)
+            self._guarded(self._compare, ref, is_due)
+        for name in progressed - updated:
+            own_ref = self._ref_of(name)
+            if own_ref is not None and own_ref not in refs:
+                self._guarded(self._write_progress, own_ref, name)
         if is_due or has_other_objects:
             self._end_orphans()
-        self._events.tell(self._platform.view())
+        self._events.publish(self._platform.view())
 
-    def _guarded(self, look: Callable[..., None], place: Place, *more: Any) -> None:
-        """Compare one object; an error is logged, so that it does not stop the others."""
+    def _guarded(self, handle: Callable[..., None], ref: ObjectRef, *more: Any) -> None:
+        """Handle one object; an error is logged, so that the others are still handled."""
         try:
-            look(place, *more)
+            handle(ref, *more)
         except SpringtideError as error:
-            self._unfinished[place] = None
-            LOG.warning("%s %s/%s waits: %s", place[0], *place[1], error)
+            self._unfinished[ref] = None
+            LOG.warning("%s %s/%s waits: %s", ref[0], *ref[1], error)
         except Exception:
-            LOG.exception("%s %s/%s could not be compared", place[0], *place[1])
+            LOG.exception("%s %s/%s could not be compared", ref[0], *ref[1])
 
-    def _take_in(self, places: list[Place], *, is_due: bool) -> None:
-        """Submit the jobs that are new, many at once: one turn of the loop takes them in together."""
-        waiting = [obj for place in places if (obj := self._untaken(place, is_due)) is not None]
-        # The others come in the next rounds, so that the status of the submitted ones is written in between.
-        self._unfinished |= {(obj["kind"], key_of(obj)): None for obj in waiting[MOST_AT_ONCE:]}
+    def _submit_new(self, refs: list[ObjectRef], *, is_due: bool) -> None:
+        """Submit the new jobs in parallel, so that one turn of the loop handles many of them."""
+        waiting = [obj for ref in refs if (obj := self._unsubmitted(ref, is_due)) is not None]
+        # The rest waits for the next rounds, so that the status of the submitted ones is written in between.
+        self._unfinished |= {(obj["kind"], key_of(obj)): None for obj in waiting[MAX_SUBMITTED_PER_ROUND:]}
         if waiting and not self._is_over:
-            list(self._pool.map(self._take_in_one, waiting[:MOST_AT_ONCE]))
+            list(self._pool.map(self._submit_one, waiting[:MAX_SUBMITTED_PER_ROUND]))
 
-    def _untaken(self, place: Place, is_due: bool) -> Object | None:
-        """The TrainingFunction at that place, if it has no job and is worth asking for one."""
-        kind, key = place
+    def _unsubmitted(self, ref: ObjectRef, is_due: bool) -> Object | None:
+        """The TrainingFunction of that name, if it has no job and its submission should be tried."""
+        kind, key = ref
         obj = self.objects.get(kind, key) if kind == TRAINING_FUNCTION.name else None
         if obj is None or self._job_of(obj) is not None:
             return None
         generation = obj["metadata"].get("generation", 1)
         known = self._conditions.get(uid_of(obj), [])
         is_answered = bool(known) and obj.get("status", {}).get("observedGeneration") == generation
-        # Refused as it is; it is asked once more when it changes, and now and then.
-        return None if is_answered and known[0].reason not in _ASKED_AGAIN and not is_due else obj
+        # An object that was refused is tried again when it changes, and in rounds with `is_due`.
+        return None if is_answered and known[0].reason not in _RETRIED and not is_due else obj
 
-    def _take_in_one(self, obj: Object) -> None:
+    def _submit_one(self, obj: Object) -> None:
         try:
-            _, refused = self._jobs.take_in(obj)
+            _, refused = self._jobs.submit(obj)
         except SpringtideError as error:
             refused = refusal_of(error)
         if refused is not None:
             self._conditions[uid_of(obj)] = [refused]
 
-    def _compare(self, place: Place, is_due: bool) -> None:
-        kind, key = place
+    def _compare(self, ref: ObjectRef, is_due: bool) -> None:
+        kind, key = ref
         obj = self.objects.get(kind, key)
         if obj is None:
             return
@@ -246,24 +246,24 @@ class ResourceReconciler:
         else:
             job = self._job_of(obj)
             if job is not None:
-                self._orphans.heed(obj)
-                expired = self._expiry.look(obj, job)
+                self._orphans.remember_ttl(obj)
+                expired = self._expiry.check(obj, job)
                 self._conditions[uid] = [self._jobs.compare(obj, job), *((expired,) if expired else ())]
-        if any(each.reason in _ASKED_AGAIN for each in self._conditions.get(uid, ())):
-            self._unfinished[place] = None
-        self._tell(place)
+        if any(each.reason in _RETRIED for each in self._conditions.get(uid, ())):
+            self._unfinished[ref] = None
+        self._write_status(ref)
 
-    def _tell_progress(self, place: Place, name: WorkloadId) -> None:
-        """Tell how far something has come, unless that was done just now: then it waits its turn."""
-        obj = self.objects.get(*place)
+    def _write_progress(self, ref: ObjectRef, name: WorkloadId) -> None:
+        """Write the status for progress alone, or postpone that if it was written recently."""
+        obj = self.objects.get(*ref)
         if obj is not None and self._statuses.is_due(uid_of(obj)):
-            self._tell(place)
+            self._write_status(ref)
         elif obj is not None:
             with self._changed:
-                self._quiet.add(name)
+                self._progressed.add(name)
 
-    def _tell(self, place: Place) -> None:
-        kind, key = place
+    def _write_status(self, ref: ObjectRef) -> None:
+        kind, key = ref
         obj = self.objects.get(kind, key)
         if obj is None:
             return
@@ -271,51 +271,51 @@ class ResourceReconciler:
         if kind == TRAINING_FUNCTION.name:
             job = self._job_of(obj)
             if job is not None:
-                if not self._statuses.tell_job(obj, job, conditions):
-                    self._look_again(job.workload_id)
+                if not self._statuses.write_job(obj, job, conditions):
+                    self._write_later(job.workload_id)
                 return
         else:
             service = self._platform.view().services.get(WorkloadId(workload_name(obj)))
             if service is not None and not service.is_removed and _is_of(service.service.container, obj):
-                if not self._statuses.tell_service(obj, service, conditions):
-                    self._look_again(service.workload_id)
+                if not self._statuses.write_service(obj, service, conditions):
+                    self._write_later(service.workload_id)
                 return
         if conditions:
-            self._statuses.tell_refused(obj, conditions)
+            self._statuses.write_refused(obj, conditions)
 
-    def _look_again(self, name: WorkloadId) -> None:
+    def _write_later(self, name: WorkloadId) -> None:
         with self._changed:
-            self._quiet.add(name)
+            self._progressed.add(name)
 
     def _end_orphans(self) -> None:
-        """End the workloads whose objects are gone. The local copy names the candidates, the API server decides."""
+        """End the workloads whose objects are gone. The cache gives the candidates; the API server confirms each."""
         view = self._platform.view()
-        there = {uid_of(obj) for kind in (TRAINING_FUNCTION, INFERENCE_FUNCTION) for obj in self.objects.all(kind.name)}
+        uids = {uid_of(obj) for kind in (TRAINING_FUNCTION, INFERENCE_FUNCTION) for obj in self.objects.all(kind.name)}
         for job in list(view.jobs.values()):
             container = job.job.container
-            if container is None or not self._is_orphan(container, there):
+            if container is None or not self._is_orphan(container, uids):
                 continue
             if job.lifecycle.state.is_terminal:
-                self._orphans.look(job)
+                self._orphans.check(job)
             else:
-                self._ended(self._jobs.end_orphan, job)
+                self._end(self._jobs.end_orphan, job)
         for service in list(view.services.values()):
             container = service.service.container
-            if container is not None and not service.is_removed and self._is_orphan(container, there):
-                self._ended(self._services.end_orphan, service)
+            if container is not None and not service.is_removed and self._is_orphan(container, uids):
+                self._end(self._services.end_orphan, service)
 
-    def _is_orphan(self, container: ContainerSettings, there: set[str]) -> bool:
+    def _is_orphan(self, container: ContainerSettings, uids: set[str]) -> bool:
         is_owned = bool(container.owner_uid) and self.objects.watches(container.namespace)
-        return is_owned and container.owner_uid not in there
+        return is_owned and container.owner_uid not in uids
 
-    def _ended(self, end: Callable[[Any], None], record: JobRecord | ServiceRecord) -> None:
+    def _end(self, end: Callable[[Any], None], record: JobRecord | ServiceRecord) -> None:
         try:
             end(record)
         except SpringtideError as error:
             LOG.warning("%s, whose object is gone, goes on for now: %s", record.workload_id, error)
 
     def _job_of(self, obj: Object) -> JobRecord | None:
-        """The job of an object, in the platform's newest view."""
+        """The job of an object in the platform's newest view; None if it has none."""
         jobs = self._platform.view().jobs
         for job in itertools.islice(jobs.values(), self._num_indexed, None):
             if job.job.container is not None:
@@ -324,8 +324,8 @@ class ResourceReconciler:
         workload_id = self._ids.get(uid_of(obj))
         return None if workload_id is None else jobs.get(workload_id)
 
-    def _place_of(self, workload_id: WorkloadId) -> Place | None:
-        """Where the object of a workload is; None where it has none."""
+    def _ref_of(self, workload_id: WorkloadId) -> ObjectRef | None:
+        """Kind and key of a workload's object; None if it has none."""
         owner = owner_of(self._platform.view(), workload_id)
         return None if owner is None else (owner.owner_kind, Key(owner.namespace, owner.owner_name))
 

@@ -1,4 +1,4 @@
-"""Every decision as an Event of the cluster: the lines of a workload's story, and what is done with nodes."""
+"""Publishes every decision as an Event of the cluster: the history of each workload, and changes of nodes."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from springtide.service.history.history import MAX_WORKLOADS, HistoryIndex
 from springtide.service.history.pools import PoolHistory
 from springtide.service.ports import ViewLike
 
-# After a restart what was decided so shortly before is told once more: it may have been left unsaid.
-TOLD_AGAIN_S = 60.0
+# After a restart the decisions of this last time are published again, in case their Events were not created.
+REPUBLISHED_S = 60.0
 MAX_REMEMBERED_STEPS = 512
-_BETWEEN = "; "
-_QUIET = (events.ProgressReported, events.LoadObserved, events.UsageReported)
+_SEPARATOR = "; "
+_PROGRESS_EVENTS = (events.ProgressReported, events.LoadObserved, events.UsageReported)
 
 
-class EventTeller:
-    """Turns journaled steps into Events. `take` is quick and called on the loop's thread; `tell` posts what is new.
+class EventPublisher:
+    """Turns journaled steps into Events. `add` is quick and called on the loop's thread; `publish` posts the new ones.
 
-    An Event's name follows from the platform, the step and the line, so that a step that is told twice makes no second
-    one. A sentence that says what the one before said is not told again.
+    An Event's name is derived from the platform, the step and the line, so that publishing a step twice creates no
+    second Event. A line equal to the workload's previous line is left out.
     """
 
     def __init__(self, platform: str, wall_clock_offset_s: float, post: Callable[[Object], None]) -> None:
@@ -44,33 +44,33 @@ class EventTeller:
         self._is_live = False
         self._last: dict[str, str] = {}
 
-    def take(self, seq: int, step: Step) -> None:
-        """Take a journaled step in, in order."""
+    def add(self, seq: int, step: Step) -> None:
+        """Add a journaled step; call it in order."""
         with self._lock:
             self._steps.append((seq, step))
             if not self._is_live:
-                # Told of before this process began: what was said then need not be said now.
+                # Steps from before this process: older ones are only added to the history, not published.
                 while len(self._steps) > MAX_REMEMBERED_STEPS:
                     self._remember(*self._steps.popleft())
 
     def begin(self, now_s: float) -> None:
-        """From now on what is taken in is told; of what came before only what is young."""
+        """Publish from now on. Of the steps added before, only those of the last REPUBLISHED_S are published."""
         with self._lock:
             self._is_live = True
-            while self._steps and self._steps[0][1].now_s < now_s - TOLD_AGAIN_S:
+            while self._steps and self._steps[0][1].now_s < now_s - REPUBLISHED_S:
                 self._remember(*self._steps.popleft())
 
-    def tell(self, view: ViewLike) -> int:
-        """Post an Event for every new line; returns for how many. Not on the loop's thread."""
-        num_told = 0
+    def publish(self, view: ViewLike) -> int:
+        """Post an Event for every new line. Returns their number. Not to be called on the loop's thread."""
+        num_posted = 0
         while True:
             with self._lock:
                 if not self._is_live or not self._steps:
-                    return num_told
+                    return num_posted
                 seq, step = self._steps.popleft()
             for event in self._events_of(seq, step, view):
                 self._post(event)
-                num_told += 1
+                num_posted += 1
 
     def _remember(self, seq: int, step: Step) -> None:
         self._history.add(seq, step)
@@ -80,11 +80,11 @@ class EventTeller:
         self._history.add(seq, step)
         at_unix_s = step.now_s + self._offset_s
         ended = {action.job_id: action.state for action in step.actions if isinstance(action, actions.EndJob)}
-        for workload_id in _told_of(step, view):
+        for workload_id in _workloads_of(step, view):
             owner = owner_of(view, workload_id)
             if owner is None:
                 continue
-            for kind, text in _told_together(self._new_lines(seq, workload_id)):
+            for kind, text in _joined(self._new_lines(seq, workload_id)):
                 yield object_event(
                     owner,
                     kind,
@@ -95,13 +95,13 @@ class EventTeller:
                     identity=f"{seq} {kind} {text}",
                     state=ended.get(workload_id),
                 )
-        for node_id, kind, text in self._node_news(step):
+        for node_id, kind, text in self._node_lines(step):
             yield node_event(
                 node_id, kind, text, platform=self._platform, at_unix_s=at_unix_s, identity=f"{seq} {kind} {text}"
             )
 
     def _new_lines(self, seq: int, workload_id: WorkloadId) -> Iterator[tuple[str, str]]:
-        """The lines of a step in the story of a workload, but for those that say what the one before said."""
+        """The lines that a step adds to a workload's history, without those equal to the line before."""
         for entry in self._history.entries(workload_id):
             if entry.seq != seq or self._last.get(workload_id) == entry.text:
                 continue
@@ -111,7 +111,7 @@ class EventTeller:
                 del self._last[next(iter(self._last))]
             yield entry.kind, entry.text
 
-    def _node_news(self, step: Step) -> Iterator[tuple[str, str, str]]:
+    def _node_lines(self, step: Step) -> Iterator[tuple[str, str, str]]:
         for event in step.events:
             if isinstance(event, events.NodeJoined):
                 num = len(event.node.devices)
@@ -124,23 +124,23 @@ class EventTeller:
                 yield note.node_id, note.kind, note.text
 
 
-def _told_together(lines: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Lines of one kind that follow each other as one, as far as an Event has room: one decision is one Event.
+def _joined(lines: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Join successive lines of one kind, as far as they fit into an Event, so that one decision is one Event.
 
-    A job that starts on sixty-four devices would else be sixty-four calls, which the start itself waits behind.
+    Else the start of a job on 64 devices would be 64 calls to the API server, which would delay the start itself.
     """
     for kind, group in itertools.groupby(lines, key=lambda line: line[0]):
-        told = ""
+        joined = ""
         for _, text in group:
-            if told and len(told) + len(text) + len(_BETWEEN) > MAX_MESSAGE_CHARS:
-                yield kind, told
-                told = ""
-            told = f"{told}{_BETWEEN}{text}" if told else text
-        yield kind, told
+            if joined and len(joined) + len(text) + len(_SEPARATOR) > MAX_MESSAGE_CHARS:
+                yield kind, joined
+                joined = ""
+            joined = f"{joined}{_SEPARATOR}{text}" if joined else text
+        yield kind, joined
 
 
 def owner_of(view: ViewLike, workload_id: WorkloadId) -> ContainerSettings | None:
-    """Whose a workload is, where it has an object."""
+    """The settings with the object that owns a workload; None if it has no object."""
     record: JobRecord | ServiceRecord | None = view.jobs.get(workload_id)
     if record is None:
         record = view.services.get(workload_id)
@@ -150,24 +150,24 @@ def owner_of(view: ViewLike, workload_id: WorkloadId) -> ContainerSettings | Non
     return container if container is not None and container.owner_uid else None
 
 
-def quiet_news(step: Step) -> set[WorkloadId]:
-    """The workloads of which a step tells how far they have come."""
-    return {name for event in step.events if isinstance(event, _QUIET) for name in _named_by(event)}
+def progressed_workloads(step: Step) -> set[WorkloadId]:
+    """The workloads whose progress, load or usage a step reports."""
+    return {name for event in step.events if isinstance(event, _PROGRESS_EVENTS) for name in _named_by(event)}
 
 
-def loud_news(step: Step) -> set[WorkloadId]:
-    """The workloads of which a step tells more than how far they have come."""
-    found = {name for event in step.events if not isinstance(event, _QUIET) for name in _named_by(event)}
+def changed_workloads(step: Step) -> set[WorkloadId]:
+    """The workloads of which a step says more than progress, load and usage."""
+    found = {name for event in step.events if not isinstance(event, _PROGRESS_EVENTS) for name in _named_by(event)}
     found |= {name for action in step.actions for name in _named_by(action)}
     return found | {WorkloadId(workload_id) for workload_id in step.reasons}
 
 
-def _told_of(step: Step, view: ViewLike) -> list[WorkloadId]:
-    """The workloads whose stories may get a line from this step."""
+def _workloads_of(step: Step, view: ViewLike) -> list[WorkloadId]:
+    """The workloads whose histories may get a line from this step."""
     if any(isinstance(event, events.NodeLost) for event in step.events):
-        # The workloads on the node are affected, and the event does not name them.
+        # NodeLost does not name the workloads on the node, so all are checked.
         return [*view.jobs, *view.services]
-    return sorted(loud_news(step))
+    return sorted(changed_workloads(step))
 
 
 def _named_by(news: events.Event | actions.Action) -> tuple[WorkloadId, ...]:

@@ -1,4 +1,4 @@
-"""Compares a TrainingFunction with its job: asks for the difference, and reports what cannot be changed."""
+"""Compares a TrainingFunction with its job: requests the differences, and reports what cannot be changed."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from springtide.service.submission.shares import num_devices_of
 from springtide.service.submission.submission import SubmissionService
 
 KIND = TRAINING_FUNCTION.name
-# Parts of a spec that say what is wanted now, not what the job is.
-_WISHES = frozenset({"suspend", "workers", "replicas"})
-# Parts of which the platform keeps by its own record what is in force: those that may change, and the goal of them.
-_EDITS = frozenset(option.object.name for option in CHANGEABLE_OPTIONS if option.object is not None)
-_GOAL = _EDITS - {"retries"}
-# What is read when the job has ended.
-_AFTERWARDS = frozenset({"ttlSecondsAfterFinished", "ttlKeeps"})
+# Parts of a spec that may change at any time: they say how the job should run now.
+_RUN_PARTS = frozenset({"suspend", "workers", "replicas"})
+# Parts that an edit of the job may change, and those of them that make up its goal.
+_EDITABLE_PARTS = frozenset(option.object.name for option in CHANGEABLE_OPTIONS if option.object is not None)
+_GOAL_PARTS = _EDITABLE_PARTS - {"retries"}
+# Parts that are used only after the job has ended.
+_PARTS_AFTER_END = frozenset({"ttlSecondsAfterFinished", "ttlKeeps"})
 
-# How long a policy's no to a new goal is believed, in seconds.
-ASKED_AGAIN_S = 30.0
+# A goal that the policy has refused is tried again after this many seconds.
+REFUSAL_VALID_S = 30.0
 DEFAULT_RETRIES = JobOptionsIn.model_fields["max_restarts"].default
 _BEGIN_ANEW = "put it back, or delete the object and apply it again to begin anew"
 _COMPUTED = "it says what is computed, and the job has begun to compute that"
@@ -53,7 +53,7 @@ _WHY_FIXED: Mapping[str, str] = MappingProxyType(
 
 
 def refusal_of(error: SpringtideError) -> Condition:
-    """The condition of an object whose job was not submitted."""
+    """The condition of an object whose job could not be submitted."""
     if isinstance(error, SourceMissing):
         reason = Reason.SOURCE_MISSING
     elif isinstance(error, InvalidRequest):
@@ -64,11 +64,11 @@ def refusal_of(error: SpringtideError) -> Condition:
 
 
 class JobReconciler:
-    """Compares one TrainingFunction at a time, by level: what it says, as it is now, against the platform's record.
+    """Compares one TrainingFunction at a time with the platform's record of its job (level-triggered).
 
-    Nothing counts here that is not in the journal. `submissions` takes every request; `quota_caps` says which
-    jobs a quota holds down, and to how many workers: those are not raised above it. Before anything is changed for an
-    object's sake the server is asked for the object once more: what is cached may be of the past.
+    Every change goes through `submissions` and so into the journal. `quota_caps` returns the jobs limited by a quota
+    and their maximum number of workers. Before a change the object is read from the API server again, because the
+    cached object may be out of date.
     """
 
     def __init__(
@@ -84,39 +84,39 @@ class JobReconciler:
         self._admission = admission
         self._submissions = submissions
         self._quota_caps = quota_caps
-        # A policy is asked about one wish once, and again after a while: by uid, the parts wished for, and until when.
+        # Refused edits by uid: the parts of the spec, the time until which they are not tried again, and the error.
         self._refused: dict[str, tuple[dict[str, str], float, InvalidRequest]] = {}
 
-    def take_in(self, obj: Object) -> tuple[JobRecord | None, Condition | None]:
-        """The job of an object that has none yet, or the condition instead; neither where the object is gone."""
+    def submit(self, obj: Object) -> tuple[JobRecord | None, Condition | None]:
+        """Submit the job of an object. Returns the job, or why there is none; neither if the object is gone."""
         known = self._admission.job_of(uid_of(obj))
         if known is not None:
             return known, None
-        found = self._as_it_is(obj)
+        found = self._read_current(obj)
         if found is None:
             return None, None
         if found["spec"].get("suspend"):
             return None, Condition(ConditionType.ACCEPTED, False, Reason.SUSPENDED, "spec.suspend is true")
         try:
-            return self._admission.take_job(found), None
+            return self._admission.submit_job(found), None
         except SpringtideError as error:
             return None, refusal_of(error)
 
     def compare(self, obj: Object, record: JobRecord) -> Condition:
-        """Ask for what an object wants of its job now; whether all that it says is in force."""
+        """Request the changes that an object specifies. Returns whether all of its spec is in force."""
         refusals: list[str] = []
-        trouble = ""
+        failure = ""
         self._forget_refusals()
         accepted = _accepted(record)
         changed = _changed(obj, accepted)
         if not record.lifecycle.state.is_terminal and record.lifecycle.outcome is None:
-            wishes = (self._suspend, self._resize, *((self._edit,) if changed & _EDITS else ()))
-            for wish in wishes:
+            changes = (self._suspend, self._resize, *((self._edit,) if changed & _EDITABLE_PARTS else ()))
+            for apply in changes:
                 try:
-                    wish(obj, record)
+                    apply(obj, record)
                 except BackendError as error:
-                    # Neither done nor refused: the next round asks again.
-                    trouble = str(error)
+                    # Neither done nor refused: the next round tries again.
+                    failure = str(error)
                 except SpringtideError as error:
                     refusals.append(str(error))
         now = self._platform.view().jobs.get(record.workload_id, record)
@@ -125,12 +125,12 @@ class JobReconciler:
         refusals += _refused_parts(changed, now)
         if refusals:
             return Condition(ConditionType.APPLIED, False, Reason.CHANGE_REFUSED, "; ".join(refusals))
-        if trouble:
-            return Condition(ConditionType.APPLIED, False, Reason.PLATFORM_UNAVAILABLE, trouble)
+        if failure:
+            return Condition(ConditionType.APPLIED, False, Reason.PLATFORM_UNAVAILABLE, failure)
         return Condition(ConditionType.APPLIED, True, Reason.IN_FORCE, "all of the spec is in force")
 
     def end_orphan(self, record: JobRecord) -> None:
-        """End a job whose object is gone, once the server itself says so."""
+        """End a job whose object is gone, after confirming that with the API server."""
         container = record.job.container
         if (
             container is None
@@ -146,47 +146,47 @@ class JobReconciler:
     def _suspend(self, obj: Object, record: JobRecord) -> None:
         is_wanted = bool(obj["spec"].get("suspend"))
         if is_wanted and not record.bounds.is_paused:
-            if self._still(obj, "suspend") is not None:
+            if self._read_if_unchanged(obj, "suspend") is not None:
                 self._submissions.pause_job(record.workload_id)
         elif record.bounds.is_paused and not is_wanted:
             budget_usd = self._new_budget(obj, record)
             if record.bounds.pause_reason and budget_usd is None:
-                # Not its owner's pause: it takes more than an owner who did not ask for one.
+                # The platform has paused the job, for its budget: only a new budget resumes it.
                 return
-            if self._still(obj, "suspend", "budget") is not None:
+            if self._read_if_unchanged(obj, "suspend", "budget") is not None:
                 self._submissions.resume_job(record.workload_id, budget_usd)
 
     def _edit(self, obj: Object, record: JobRecord) -> None:
-        """Bring what its owner wants of the job now to the platform: its goal, and how often it may begin again."""
+        """Apply a changed goal and a changed number of retries."""
         accepted = _accepted(record)
-        wished = _changed(obj, accepted) & _EDITS
+        edited = _changed(obj, accepted) & _EDITABLE_PARTS
         uid, parts = uid_of(obj), parts_of(obj)
         known = self._refused.get(uid)
         if known is not None and known[0] == parts:
             raise known[2]
-        if self._still(obj, *wished) is None:
+        if self._read_if_unchanged(obj, *edited) is None:
             return
-        if "retries" in wished:
-            # Regardless of the outcome for the goal.
-            accepted = _taken_over(accepted, parts, {"retries"})
+        if "retries" in edited:
+            # Applied first, even if the goal is refused.
+            accepted = _with_applied(accepted, parts, {"retries"})
             retries = int(obj["spec"].get("retries", DEFAULT_RETRIES))
             self._submissions.edit_job(record.workload_id, max_restarts=retries, accepted=accepted)
-        if wished & _GOAL:
+        if edited & _GOAL_PARTS:
             try:
-                goal = self._goal(obj["spec"], record, wished)
-                accepted = _taken_over(accepted, parts, _GOAL)
+                goal = self._goal(obj["spec"], record, edited)
+                accepted = _with_applied(accepted, parts, _GOAL_PARTS)
                 self._submissions.edit_job(record.workload_id, goal=goal, accepted=accepted)
             except InvalidRequest as error:
-                self._refused[uid] = (parts, self._platform.now_s() + ASKED_AGAIN_S, error)
+                self._refused[uid] = (parts, self._platform.now_s() + REFUSAL_VALID_S, error)
                 raise
 
-    def _goal(self, spec: Mapping[str, Any], record: JobRecord, wished: frozenset[str]) -> Goal:
-        """The goal that a spec names. A time of the clock counts from now on, a duration from the submission on."""
+    def _goal(self, spec: Mapping[str, Any], record: JobRecord, edited: frozenset[str]) -> Goal:
+        """The goal in a spec. A time of day means the next one from now; a duration counts from the submission."""
         goal, offset_s = record.job.goal, self._platform.wall_clock_offset_s
-        if "budget" in wished:
+        if "budget" in edited:
             named = "budget" in spec
             goal = replace(goal, budget_usd=parse_money_usd(spec["budget"], "spec.budget") if named else None)
-        if "deadline" in wished:
+        if "deadline" in edited:
             now_s, deadline = self._platform.now_s(), None
             if "deadline" in spec:
                 submitted = datetime.fromtimestamp(record.lifecycle.submitted_at_s + offset_s, UTC)
@@ -206,13 +206,13 @@ class JobReconciler:
         wanted = self._bounds(obj["spec"], record)
         if (
             wanted != (record.bounds.min_workers, record.bounds.max_workers)
-            and self._still(obj, "workers", "replicas") is not None
+            and self._read_if_unchanged(obj, "workers", "replicas") is not None
         ):
             self._submissions.scale(record.workload_id, ScaleIn(minimum=wanted[0], maximum=wanted[1]))
 
     def _bounds(self, spec: Mapping[str, Any], record: JobRecord) -> tuple[int, int]:
         is_auto = spec.get("workers", "auto") == "auto"
-        # What was counted when it was submitted: machines that come and go do not change what its owner asked for.
+        # Counted when the job was submitted: nodes that join or leave later do not change the bounds.
         devices = record.job.max_workers if is_auto else num_devices_of(self._platform.view())
         low, high = worker_bounds(spec, devices)
         cap = self._quota_caps().get(record.workload_id)
@@ -224,14 +224,14 @@ class JobReconciler:
         budget_usd = parse_money_usd(obj["spec"]["budget"], "spec.budget")
         return None if budget_usd == record.job.goal.budget_usd else budget_usd
 
-    def _still(self, obj: Object, *parts: str) -> Object | None:
-        """The object as the server has it, if it still wants what the cached one does."""
-        found = self._as_it_is(obj)
+    def _read_if_unchanged(self, obj: Object, *parts: str) -> Object | None:
+        """The object on the server, if these parts of its spec are as in the cached one; else None."""
+        found = self._read_current(obj)
         if found is None or any(found["spec"].get(part) != obj["spec"].get(part) for part in parts):
             return None
         return found
 
-    def _as_it_is(self, obj: Object) -> Object | None:
+    def _read_current(self, obj: Object) -> Object | None:
         found = self._objects.read(KIND, key_of(obj))
         if found is None or uid_of(found) != uid_of(obj) or is_ending(found):
             return None
@@ -239,20 +239,20 @@ class JobReconciler:
 
 
 def _accepted(record: JobRecord) -> Mapping[str, str]:
-    """The digests of the parts of a job's object as they are in force."""
+    """The digests of the parts of the spec that are in force."""
     return {} if record.job.container is None else record.job.container.accepted
 
 
 def _refused_parts(changed: frozenset[str], record: JobRecord) -> list[str]:
-    """Why these parts of an object cannot be in force, as sentences; nothing of those that can change."""
-    wishes = _WISHES if record.job.elastic else _WISHES - {"workers", "replicas"}
-    asked = wishes | _AFTERWARDS | (frozenset() if record.lifecycle.state.is_terminal else _EDITS)
-    fixed = sorted(changed - asked)
+    """Sentences that say why changed parts of a spec cannot take effect; none for parts that may change."""
+    run_parts = _RUN_PARTS if record.job.elastic else _RUN_PARTS - {"workers", "replicas"}
+    changeable = run_parts | _PARTS_AFTER_END | (frozenset() if record.lifecycle.state.is_terminal else _EDITABLE_PARTS)
+    fixed = sorted(changed - changeable)
     if not fixed:
         return []
     if record.lifecycle.state.is_terminal:
-        told = ", ".join(f"spec.{name}" for name in fixed)
-        return [f"{told} cannot change any more: it has ended ({record.lifecycle.state}); {_BEGIN_ANEW}"]
+        names = ", ".join(f"spec.{name}" for name in fixed)
+        return [f"{names} cannot change any more: it has ended ({record.lifecycle.state}); {_BEGIN_ANEW}"]
     whys: dict[str, list[str]] = {}
     for name in fixed:
         whys.setdefault(_WHY_FIXED.get(name, _COMPUTED), []).append(f"spec.{name}")
@@ -260,14 +260,14 @@ def _refused_parts(changed: frozenset[str], record: JobRecord) -> list[str]:
 
 
 def _changed(obj: Object, accepted: Mapping[str, str]) -> frozenset[str]:
-    """The parts of an object's spec that are not as they are in force; none where that is not known."""
+    """The parts of a spec that differ from what is in force; none if that is not known."""
     if not accepted:
         return frozenset()
     now = parts_of(obj)
     return frozenset(name for name in accepted.keys() | now.keys() if accepted.get(name) != now.get(name))
 
 
-def _taken_over(accepted: Mapping[str, str], now: Mapping[str, str], parts: Set[str]) -> dict[str, str]:
-    """The digests of what is in force once these parts are as they are now."""
+def _with_applied(accepted: Mapping[str, str], now: Mapping[str, str], parts: Set[str]) -> dict[str, str]:
+    """The digests in force once these parts have been applied."""
     kept = {name: digest for name, digest in accepted.items() if name not in parts}
     return kept | {name: digest for name, digest in now.items() if name in parts}

@@ -1,4 +1,4 @@
-"""What is left in the object store of jobs whose objects were deleted: it expires at the times those objects gave."""
+"""Deletes the files that jobs leave in the object store when their objects are deleted, after the objects' TTL."""
 
 from __future__ import annotations
 
@@ -18,51 +18,51 @@ from springtide.storage.workloads.head import NOBODYS_GENERATION, Departure, Wor
 
 LOG = logging.getLogger("springtide.objects")
 KIND = TRAINING_FUNCTION.name
-# A job that could not be examined or removed is tried again after so long; one still present is examined again.
+# How soon a job is checked again that could not be checked or deleted, or whose object still exists.
 RETRY_S = 30.0
-# For good: what they left stays, or is gone.
+# The files stay for good, or are gone.
 NEVER = float("inf")
 
 
 class OrphanCollector:
-    """Takes away what jobs without an object have in the store, once the time that the object gave them is over.
+    """Deletes the files of jobs without an object, once the time to live of the deleted object is over.
 
-    An object of which the platform would have to be told before it may go would hang there for good where no platform
-    is any more; so it goes at once, and only what it wanted for afterwards is kept: in the head of its job, from the
-    moment at which its end is seen. A job that ended while no control plane led expires by the platform's `usual_s`.
+    Objects have no finalizer: without a running platform they could never be deleted. So an object goes at once, and
+    its time to live is kept in the head of its job as soon as the deletion is noticed. A job whose object was deleted
+    while no control plane led expires after the platform's `usual_s`.
 
-    Only jobs of this platform's journal are looked at, so that no other platform's are taken away; never one that has
-    not ended, whose object the server still has, or whose fence another writer has raised. `heed` and `look`
-    are for one thread.
+    Only jobs in this platform's journal are checked, so that files of other platforms are never deleted. Jobs are left
+    alone that have not ended, whose object still exists, or whose fence another writer has raised. Call `remember_ttl`
+    and `check` on one thread only.
     """
 
     def __init__(self, platform: PlatformLike, objects: Objects, usual_s: float | None = None) -> None:
-        """`usual_s` is the time, in seconds after a job's end, of objects that did not say; None: it stays."""
+        """`usual_s` is the time to live, after a job's end, of objects that did not specify one; None: files stay."""
         self._platform = platform
         self._objects = objects
         self._usual_s = usual_s
-        # What living objects want for the time after: by uid, seconds and whether what was made stays.
-        self._wishes: dict[str, tuple[float | None, bool]] = {}
+        # By uid of existing objects: their time to live in seconds, and whether the job's artifacts stay.
+        self._ttls: dict[str, tuple[float | None, bool]] = {}
         self._lock = threading.Lock()
-        # When, on the platform's clock, a job without an object is looked at next.
+        # When, on the platform's clock, a job without an object is checked next.
         self._next_s: dict[WorkloadId, float] = {}
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="springtide-orphans")
 
     def close(self) -> None:
-        """Begin nothing new."""
+        """Start no further deletions."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def heed(self, obj: Object) -> None:
-        """Remember what an object wants for the time after its job's end, should it be gone by then."""
-        wish = (ttl_s(obj, None), keeps_artifacts(obj))
+    def remember_ttl(self, obj: Object) -> None:
+        """Remember the time to live of an object, in case the object is deleted before that is over."""
+        ttl = (ttl_s(obj, None), keeps_artifacts(obj))
         with self._lock:
-            if wish == (None, True):
-                self._wishes.pop(uid_of(obj), None)
+            if ttl == (None, True):
+                self._ttls.pop(uid_of(obj), None)
             else:
-                self._wishes[uid_of(obj)] = wish
+                self._ttls[uid_of(obj)] = ttl
 
-    def look(self, record: JobRecord) -> None:
-        """Look at a job without an object; what is to be done is done on another thread."""
+    def check(self, record: JobRecord) -> None:
+        """Check a job without an object; the store is accessed on another thread."""
         container = record.job.container
         if container is None or not _has_ended(record):
             return
@@ -70,17 +70,17 @@ class OrphanCollector:
         with self._lock:
             if now_s < self._next_s.get(record.workload_id, 0.0):
                 return
-            # Not again while it is being looked at.
+            # Do not check it again while a check is running.
             self._next_s[record.workload_id] = now_s + RETRY_S
-            wish = self._wishes.get(container.owner_uid)
-        self._pool.submit(self._look, record, wish)
+            ttl = self._ttls.get(container.owner_uid)
+        self._pool.submit(self._check, record, ttl)
 
     # --- on the other thread ----------------------------------------------------------------------------------------
 
-    def _look(self, record: JobRecord, wish: tuple[float | None, bool] | None) -> None:
+    def _check(self, record: JobRecord, ttl: tuple[float | None, bool] | None) -> None:
         name = record.workload_id
         try:
-            next_s = self._look_now(record, wish)
+            next_s = self._check_now(record, ttl)
         except SpringtideError as error:
             LOG.warning("what is left of %s, whose object is gone, stays for now: %s", name, error)
             return
@@ -90,10 +90,10 @@ class OrphanCollector:
         with self._lock:
             self._next_s[name] = next_s
             if next_s == NEVER and record.job.container is not None:
-                self._wishes.pop(record.job.container.owner_uid, None)
+                self._ttls.pop(record.job.container.owner_uid, None)
 
-    def _look_now(self, record: JobRecord, wish: tuple[float | None, bool] | None) -> float:
-        """Take away what is due; returns when it is to be looked at again. Raises StorageError, BackendError."""
+    def _check_now(self, record: JobRecord, ttl: tuple[float | None, bool] | None) -> float:
+        """Delete what is due. Returns when to check the job again. Raises StorageError, BackendError."""
         now_s, source_store = self._platform.now_s(), self._platform.source_store
         if not isinstance(source_store, ObjectSources):
             return NEVER
@@ -112,14 +112,14 @@ class OrphanCollector:
             )
             return NEVER
         offset_s = self._platform.wall_clock_offset_s
-        departure = head.departure or self._departure(record, wish, offset_s)
+        departure = head.departure or self._departure(record, ttl, offset_s)
         if departure is None:
             return NEVER
         if not self._is_gone(record):
             return now_s + RETRY_S
         is_due = now_s + offset_s >= departure.at_unix_s
-        if head.departure is None and (is_due or wish is not None):
-            # Also for what goes now: should this process end in between, the next one knows that it is not done.
+        if head.departure is None and (is_due or ttl is not None):
+            # Also written if it is due now: if this process ends in between, the next one continues the deletion.
             source_store.set_departure(record.workload_id, departure)
         if not is_due:
             return departure.at_unix_s - offset_s
@@ -127,17 +127,15 @@ class OrphanCollector:
         LOG.info("%s, whose object is gone, went with %d of its objects in the store", record.workload_id, num)
         return NEVER
 
-    def _departure(
-        self, record: JobRecord, wish: tuple[float | None, bool] | None, offset_s: float
-    ) -> Departure | None:
-        kept_s, keeps = wish or (None, True)
+    def _departure(self, record: JobRecord, ttl: tuple[float | None, bool] | None, offset_s: float) -> Departure | None:
+        kept_s, keeps = ttl or (None, True)
         kept_s = self._usual_s if kept_s is None else kept_s
         if kept_s is None or record.lifecycle.ended_at_s is None:
             return None
         return Departure(at_unix_s=record.lifecycle.ended_at_s + kept_s + offset_s, keeps_artifacts=keeps)
 
     def _is_gone(self, record: JobRecord) -> bool:
-        """Whether the job has ended, by the newest view, and its object is gone, by the server. Raises BackendError."""
+        """Whether the job has ended and the API server confirms that its object is gone. Raises BackendError."""
         container = record.job.container
         assert container is not None
         now = self._platform.view().jobs.get(record.workload_id)

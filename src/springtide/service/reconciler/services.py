@@ -1,4 +1,4 @@
-"""What an InferenceFunction wants against what its service is: deployed, changed, or taken away."""
+"""Compares an InferenceFunction with its service: deploys, changes or removes it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ KIND = INFERENCE_FUNCTION.name
 
 
 class ServiceObjects:
-    """Compares one InferenceFunction at a time, by level.
+    """Compares one InferenceFunction at a time with its service (level-triggered).
 
-    A service is deployed whenever this process has not deployed its object as it is now: the same again changes
-    nothing. A source in a ConfigMap is read again with `is_due`, because its changes are not watched.
+    An object is deployed unless this process has deployed its present generation; deploying it again changes nothing.
+    A source in a ConfigMap is read again with `is_due`, because ConfigMaps are not watched.
     """
 
     def __init__(
@@ -32,18 +32,18 @@ class ServiceObjects:
         self._objects = objects
         self._admission = admission
         self._submissions = submissions
-        # By uid: the generation that was deployed, or refused, here.
+        # By uid: the generation that this process has deployed or that was refused.
         self._deployed: dict[str, int] = {}
         self._refused: dict[str, tuple[int, Condition]] = {}
 
     def compare(self, obj: Object, *, is_due: bool = False) -> tuple[ServiceRecord | None, list[Condition]]:
-        """The service of an object, as it is after what was wanted was asked for; and what is told of the asking."""
-        record = self._mine(obj)
+        """Request what an object specifies. Returns its service afterwards, and the conditions to report."""
+        record = self._service_of(obj)
         if obj["spec"].get("suspend"):
-            return self._put_away(obj, record)
-        taken = self._holder(obj)
-        if taken:
-            return None, [Condition(ConditionType.ACCEPTED, False, Reason.NAME_TAKEN, taken)]
+            return self._suspend(obj, record)
+        conflict = self._name_conflict(obj)
+        if conflict:
+            return None, [Condition(ConditionType.ACCEPTED, False, Reason.NAME_TAKEN, conflict)]
         uid, generation = uid_of(obj), obj["metadata"].get("generation", 1)
         is_read_again = is_due and bool(obj["spec"]["source"].get("configMap"))
         if record is None or self._deployed.get(uid) != generation or is_read_again:
@@ -52,11 +52,11 @@ class ServiceObjects:
                 return None, [refused]
             if refused is not None:
                 return record, [refused._replace(type=ConditionType.APPLIED, reason=Reason.CHANGE_REFUSED)]
-            record = self._mine(obj)
+            record = self._service_of(obj)
         return record, [Condition(ConditionType.APPLIED, True, Reason.IN_FORCE, "all of the spec is in force")]
 
     def end_orphan(self, record: ServiceRecord) -> None:
-        """Take away a service whose object is gone, once the server itself says so."""
+        """Remove a service whose object is gone, after confirming that with the API server."""
         container = record.service.container
         if container is None or container.owner_kind != KIND or record.is_removed:
             return
@@ -65,7 +65,7 @@ class ServiceObjects:
             self._submissions.remove_service(record.service.name)
 
     def forget(self, uids: set[str]) -> None:
-        """Of all objects but these nothing is remembered."""
+        """Forget all objects except these."""
         self._deployed = {uid: generation for uid, generation in self._deployed.items() if uid in uids}
         self._refused = {uid: refused for uid, refused in self._refused.items() if uid in uids}
 
@@ -78,7 +78,7 @@ class ServiceObjects:
             found = self._objects.read(KIND, key_of(obj))
             if found is None or uid_of(found) != uid or is_ending(found) or found["spec"].get("suspend"):
                 return None
-            self._admission.take_service(found)
+            self._admission.deploy_service(found)
         except SpringtideError as error:
             refused = refusal_of(error)
             self._refused[uid] = (generation, refused)
@@ -87,7 +87,7 @@ class ServiceObjects:
         self._refused.pop(uid, None)
         return None
 
-    def _put_away(self, obj: Object, record: ServiceRecord | None) -> tuple[ServiceRecord | None, list[Condition]]:
+    def _suspend(self, obj: Object, record: ServiceRecord | None) -> tuple[ServiceRecord | None, list[Condition]]:
         if record is not None:
             found = self._objects.read(KIND, key_of(obj))
             if found is not None and uid_of(found) == uid_of(obj) and found["spec"].get("suspend"):
@@ -95,15 +95,15 @@ class ServiceObjects:
         self._deployed.pop(uid_of(obj), None)
         return None, [Condition(ConditionType.ACCEPTED, False, Reason.SUSPENDED, "spec.suspend is true")]
 
-    def _mine(self, obj: Object) -> ServiceRecord | None:
+    def _service_of(self, obj: Object) -> ServiceRecord | None:
         record = self._platform.view().services.get(WorkloadId(workload_name(obj)))
         if record is None or record.is_removed:
             return None
         container = record.service.container
         return record if container is not None and container.owner_uid == uid_of(obj) else None
 
-    def _holder(self, obj: Object) -> str:
-        """Which other object holds the address that this one wants, as a sentence; empty where it is free."""
+    def _name_conflict(self, obj: Object) -> str:
+        """A sentence that names the other object with the address that this one needs; empty if the address is free."""
         name = workload_name(obj)
         record = self._platform.view().services.get(WorkloadId(name))
         if record is None or record.is_removed:

@@ -1,7 +1,7 @@
-"""Submissions on a platform whose workloads are objects of a cluster: each request goes through its object.
+"""Submissions on a platform whose workloads are objects of a cluster: each request creates or changes an object.
 
-A workload has its object before it has a pod, so that every pod has an owner; and a pause, a scale or a removal is
-written into the object first or at once after, so that what the object says stays what is wanted.
+An object is created before its pods, so that every pod has an owner. A pause, a scale or a removal is also written into
+the object, right before or after it takes effect, so that the object keeps describing the wanted state.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from springtide.service.submission.submission import MAX_KEY_CHARS
 
 
 class ResourceSubmission:
-    """The port Submissions for the REST API: makes objects of requests; `direct` submits what the objects say."""
+    """Implements Submissions for the REST API: turns requests into objects; `direct` submits to the platform."""
 
     def __init__(
         self,
@@ -72,36 +72,36 @@ class ResourceSubmission:
     def submit_job(
         self, request: JobIn, key: str | None, container: ContainerSettings | None = None
     ) -> tuple[JobRecord, bool]:
-        """Make the job's object and take it in. Raises InvalidRequest, Conflict, BackendError, StorageError."""
+        """Create the job's object and submit the job. Raises InvalidRequest, Conflict, BackendError, StorageError."""
         check_job(request)
         check_functions(request)
         self._check_source(request.source)
-        digits, digest = _digits(key), _digest(request.model_dump_json())
+        suffix, digest = _name_suffix(key), _digest(request.model_dump_json())
         obj = training_function(
-            f"{request.name}-{digits}",
+            f"{request.name}-{suffix}",
             self._namespace(request.container),
             request.source.model_dump(),
             request.options.model_dump(),
             _plain_container(request.container),
         )
-        self._sign(obj, {NAME_ANNOTATION: request.name, REQUEST_ANNOTATION: digest})
-        made = self._objects.create(TRAINING_FUNCTION.name, obj)
-        if made is None:
+        self._label(obj, {NAME_ANNOTATION: request.name, REQUEST_ANNOTATION: digest})
+        created = self._objects.create(TRAINING_FUNCTION.name, obj)
+        if created is None:
             if key is None:
-                # Drawn by chance, and taken: another draw is free.
+                # The random name is taken: draw another one.
                 return self.submit_job(request, None)
-            return self._known(obj, digest), False
+            return self._job_of_key(obj, digest), False
         try:
-            return self._admission.take_job(made), True
+            return self._admission.submit_job(created), True
         except InvalidRequest:
-            # The request is refused in its answer: no object is needed to say so.
-            self._objects.delete(TRAINING_FUNCTION.name, key_of(made), uid=uid_of(made))
+            # The answer says that the request is refused: the object is not needed.
+            self._objects.delete(TRAINING_FUNCTION.name, key_of(created), uid=uid_of(created))
             raise
 
     def deploy_service(
         self, name: str, request: ServiceIn, container: ContainerSettings | None = None
     ) -> ServiceRecord:
-        """Make or change the service's object and deploy it. Raises InvalidRequest, Conflict, BackendError."""
+        """Create or change the service's object and deploy it. Raises InvalidRequest, Conflict, BackendError."""
         validate_name(name, "the service's name")
         check_service(request)
         self._check_source(request.source)
@@ -120,20 +120,20 @@ class ResourceSubmission:
             request.options.model_dump(),
             _plain_container(request.container),
         )
-        self._sign(obj, {})
-        made = self._objects.create(INFERENCE_FUNCTION.name, obj)
-        if made is not None:
+        self._label(obj, {})
+        created = self._objects.create(INFERENCE_FUNCTION.name, obj)
+        if created is not None:
             try:
-                return self._admission.take_service(made)
+                return self._admission.deploy_service(created)
             except InvalidRequest:
-                self._objects.delete(INFERENCE_FUNCTION.name, key_of(made), uid=uid_of(made))
+                self._objects.delete(INFERENCE_FUNCTION.name, key_of(created), uid=uid_of(created))
                 raise
         before = self._objects.read(INFERENCE_FUNCTION.name, key_of(obj))
         changed = self._objects.replace_spec(INFERENCE_FUNCTION.name, key_of(obj), obj)
         if before is None or changed is None:
             raise Conflict(f"the object of {name} went away meanwhile; deploy it once more")
         try:
-            return self._admission.take_service(changed)
+            return self._admission.deploy_service(changed)
         except InvalidRequest:
             self._objects.replace_spec(INFERENCE_FUNCTION.name, key_of(before), before)
             raise
@@ -148,56 +148,56 @@ class ResourceSubmission:
         try:
             return self._direct.remove_service(name)
         except SpringtideError:
-            # Its object's end was seen, and acted upon, in between.
+            # The reconciler has seen that the object is gone and removed the service.
             now = self._platform.view().services[record.workload_id]
             if not now.is_removed:
                 raise
             return now
 
-    def cancel_job(self, called: str) -> JobRecord:
-        """End a job; its object stays, with the end in its status. Raises NotFound, Conflict."""
-        return self._direct.cancel_job(called)
+    def cancel_job(self, id_or_name: str) -> JobRecord:
+        """End a job; its object stays, and its status shows the end. Raises NotFound, Conflict."""
+        return self._direct.cancel_job(id_or_name)
 
-    def pause_job(self, called: str) -> JobRecord:
-        """Have a job checkpoint and release its devices, and note that in its object. Raises NotFound, Conflict."""
-        record = find_job(self._platform.view(), called)
+    def pause_job(self, id_or_name: str) -> JobRecord:
+        """Have a job checkpoint and release its devices; suspend its object. Raises NotFound, Conflict."""
+        record = find_job(self._platform.view(), id_or_name)
         if not record.lifecycle.state.is_terminal and record.lifecycle.outcome is None:
-            self._change(record, {"suspend": True})
-        return self._direct.pause_job(called)
+            self._patch(record, {"suspend": True})
+        return self._direct.pause_job(id_or_name)
 
-    def resume_job(self, called: str, budget_usd: float | None = None) -> JobRecord:
+    def resume_job(self, id_or_name: str, budget_usd: float | None = None) -> JobRecord:
         """Let a paused job go on. Raises NotFound, Conflict, InvalidRequest."""
-        record = find_job(self._platform.view(), called)
+        record = find_job(self._platform.view(), id_or_name)
         if record.bounds.is_paused and (budget_usd is None or budget_usd > record.spent.bill.total_usd):
             raised = {} if budget_usd is None else {"budget": f"${plain(budget_usd)}"}
-            self._change(record, {"suspend": False, **raised})
+            self._patch(record, {"suspend": False, **raised})
             now = find_job(self._platform.view(), record.workload_id)
             if not now.bounds.is_paused:
-                # The change was seen, and acted upon, in between.
+                # The reconciler has seen the change and resumed the job.
                 return now
-        return self._direct.resume_job(called, budget_usd)
+        return self._direct.resume_job(id_or_name, budget_usd)
 
-    def change_job(self, called: str, wish: RequestModel) -> JobRecord:
+    def change_job(self, id_or_name: str, changes: RequestModel) -> JobRecord:
         """Change a job that has not ended; its object stays. Raises NotFound, Conflict, InvalidRequest."""
-        return self._direct.change_job(called, wish)
+        return self._direct.change_job(id_or_name, changes)
 
-    def scale(self, called: str, bounds: ScaleIn) -> JobRecord | ServiceRecord:
-        """Set new bounds, in the object, too. Raises NotFound, Conflict, InvalidRequest."""
-        record = self._direct.scale(called, bounds)
+    def scale(self, id_or_name: str, bounds: ScaleIn) -> JobRecord | ServiceRecord:
+        """Set new bounds, in the object too. Raises NotFound, Conflict, InvalidRequest."""
+        record = self._direct.scale(id_or_name, bounds)
         low, high = bounds.minimum, bounds.maximum
         span: int | str = low if low == high and low else f"{low}..{high}"
         word = "workers" if isinstance(record, JobRecord) else "scale"
-        self._change(find_workload(self._platform.view(), called), {word: span, "replicas": None})
+        self._patch(find_workload(self._platform.view(), id_or_name), {word: span, "replicas": None})
         return record
 
-    def _change(self, record: JobRecord | ServiceRecord, change: Mapping[str, Any]) -> None:
+    def _patch(self, record: JobRecord | ServiceRecord, change: Mapping[str, Any]) -> None:
         container = record.job.container if isinstance(record, JobRecord) else record.service.container
         if container is not None:
             key = Key(container.namespace, container.owner_name)
             self._objects.patch(container.owner_kind, key, change, uid=container.owner_uid)
 
-    def _known(self, obj: Object, digest: str) -> JobRecord:
-        """The job of an object that an earlier request with this key has made. Raises Conflict."""
+    def _job_of_key(self, obj: Object, digest: str) -> JobRecord:
+        """The job of the object that an earlier request with this key created. Raises Conflict."""
         found = self._objects.read(TRAINING_FUNCTION.name, key_of(obj))
         if found is None:
             raise Conflict("the object of this Idempotency-Key is just going away; use a new key")
@@ -205,7 +205,7 @@ class ResourceSubmission:
         if found["metadata"].get("annotations", {}).get(REQUEST_ANNOTATION) != digest:
             name = found["metadata"]["name"] if job is None else job.workload_id
             raise Conflict(f"this Idempotency-Key was used for {name} with another body; use a new key")
-        return job or self._admission.take_job(found)
+        return job or self._admission.submit_job(found)
 
     def _check_source(self, source: JobSourceIn | ServiceSourceIn) -> None:
         sources.check_source(source)
@@ -227,7 +227,7 @@ class ResourceSubmission:
             )
         return namespace
 
-    def _sign(self, obj: Object, annotations: Mapping[str, str]) -> None:
+    def _label(self, obj: Object, annotations: Mapping[str, str]) -> None:
         metadata = obj["metadata"]
         metadata["labels"] = {MANAGED_BY_LABEL: "springtide", PLATFORM_LABEL: self._settings.name}
         if annotations:
@@ -238,8 +238,8 @@ def _plain_container(container: ContainerIn | None) -> dict[str, Any]:
     return {} if container is None else container.model_dump(exclude={"namespace"}, exclude_none=True)
 
 
-def _digits(key: str | None) -> str:
-    """The end of an object's name: the same for the same key. Raises InvalidRequest for an unusable key."""
+def _name_suffix(key: str | None) -> str:
+    """The suffix of an object's name, the same for the same key. Raises InvalidRequest for an unusable key."""
     if key is None:
         return secrets.token_hex(3)
     if not 1 <= len(key) <= MAX_KEY_CHARS or not key.isascii() or not key.isprintable():
