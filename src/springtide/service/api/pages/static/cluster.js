@@ -1,14 +1,14 @@
-// The cluster that a platform runs on: its leader, how that is reached, and all replicas' pods, waiting ones first.
+// The cluster of a platform on Kubernetes: its leader, the state of the connection, and the pods, waiting ones first.
 
 import { KeyedList, byId, element, setAttributes, setText } from "./dom.js";
 import { duration, plural } from "./format.js";
 
 const MOST_PODS = 40;
-// The API server says something about once a minute, if only that nothing has happened.
+// Even without changes the API server sends something about once a minute.
 const SILENT_S = 150;
 const ORDER = ["waiting", "creating", "binding", "starting", "ending", "running"];
 
-// Every pod with the name of its workload: what is held up before what runs.
+// Every pod with the name of its workload, waiting pods before running ones.
 export function podsOf(status) {
   const owners = [...status.jobs.map((job) => [job.name, job.job_id, job.pods]), ...status.services.map((service) => [service.name, service.service_id, service.pods])];
   const pods = owners.flatMap(([name, id, own]) => (own ?? []).map((pod) => ({ ...pod, name, id })));

@@ -1,4 +1,4 @@
-// The live link to the platform: one event stream, its reconnects, and whether it is up.
+// The live connection to the platform: one event stream, its reconnects, and its state.
 
 const SILENCE_MS = 15000;
 const RETRY_MS = [500, 1000, 2000, 5000];
@@ -23,7 +23,7 @@ export class Connection {
     this.lastHeardMs = 0;
     this.probing = false;
     setInterval(() => this.checkSilence(), 2000);
-    // Browsers allow six connections to one server: a hidden page gives its stream up.
+    // Browsers allow six connections to one server, so a hidden page closes its stream.
     document.addEventListener("visibilitychange", () => {
       if (!document.hidden) this.open();
       else if (this.source !== null) {
@@ -64,7 +64,7 @@ export class Connection {
     this.onStatus(status);
   }
 
-  // The stream broke. A refused one (401) is told apart from a platform that is gone by asking once over plain HTTP.
+  // The stream broke. One plain HTTP request tells a refusal (401) from a platform that is gone.
   async lose() {
     this.close();
     const wait = RETRY_MS[Math.min(this.numFailures, RETRY_MS.length - 1)];
@@ -80,7 +80,7 @@ export class Connection {
     setTimeout(() => this.open(), wait);
   }
 
-  // A stream can die without an error (a laptop that slept); a silent one is probed.
+  // A stream can die without an error, as on a laptop that slept, so a silent one is probed.
   async checkSilence() {
     if (this.source === null || this.lastHeardMs === 0 || this.probing) return;
     if (performance.now() - this.lastHeardMs < SILENCE_MS) return;

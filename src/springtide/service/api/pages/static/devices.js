@@ -1,11 +1,11 @@
-// Devices that several workloads share: what each holds of one, what it is granted and uses, now and lately.
+// Shared devices: the share of each workload, and what it is granted and uses, now and in the last minutes.
 
 import { fetchJson } from "./connection.js";
 import { KeyedList, byId, element, setAttributes, setText, svgElement } from "./dom.js";
 import { duration, fixed, number, plural } from "./format.js";
 
 const EVERY_MS = 1000;
-// The picture grows with what has been seen since the page was opened, up to some minutes.
+// The chart shows the values received since the page was opened, up to some minutes.
 const LEAST_S = 30;
 const MOST_S = 180;
 const WIDTH = 300;
@@ -20,10 +20,10 @@ const STATES = {
 const sum = (tenants, of) => tenants.reduce((total, tenant) => total + of(tenant), 0);
 const width = (fraction) => `${(Math.max(0, Math.min(1, fraction)) * 100).toFixed(2)}%`;
 
-// A device is shared where a replica holds a part of it, be it the only one.
+// A device is shared if a replica holds a part of it, even if that is the only replica.
 export const isShared = (device) => (device.holders ?? []).length > 0;
 
-// Which replicas are on which device: those that are held to their shares, and those that have just been placed.
+// The replicas on each device: those that the share daemon reports, and those that were just placed.
 export function sharersOf(devices, sharing) {
   const names = new Map();
   const rows = new Map();
@@ -83,7 +83,7 @@ function fillSharer(row, tenant, history, context) {
   setText(head.children[3], `${number(tenant.request, 2)} to ${number(tenant.limit, 2)}${now}`);
   fillBar(bar, tenant);
   fillChart(chart, tenant, history);
-  // What a sharer of a GPU does there; on a CPU device it is not counted.
+  // The counters of a sharer of a GPU; CPU devices have none.
   const onGpu = [];
   if (tenant.num_launches > 0 || tenant.memory_used_mb > 0) {
     const limit = tenant.memory_mb > 0 ? ` of ${tenant.memory_mb}` : "";
@@ -100,7 +100,7 @@ function seenS(history) {
   return Math.max(LEAST_S, Math.min(MOST_S, span));
 }
 
-// The last minutes from right to left: filled what was used, the line what was granted, hatched where it was urgent.
+// The last minutes, newest on the right: the area is what was used, the line what was granted, hatching an emergency.
 function fillChart(chart, tenant, history) {
   const windowS = seenS(history);
   const points = [];
@@ -187,7 +187,7 @@ export class SharingSection {
     setText(byId("sharing-window"), `the last ${duration(Math.round(seenS(this.history)))}`);
   }
 
-  // The grants change every few milliseconds and are in no step of the journal: the page polls for them.
+  // Grants change every few milliseconds and are not in the journal, so the page polls for them.
   async refresh() {
     if (this.isBusy || performance.now() - this.askedMs < EVERY_MS * 0.9) return;
     this.isBusy = true;
@@ -199,7 +199,7 @@ export class SharingSection {
       while (this.history.length > 0 && atMs - this.history[0].atMs > MOST_S * 1000) this.history.shift();
       this.show();
     } catch {
-      // The stream says what is wrong with the link; the next second asks again.
+      // connection.js reports connection problems; the next poll tries again.
     } finally {
       this.isBusy = false;
     }

@@ -1,4 +1,4 @@
-// Building and reusing elements. Text from the platform only ever enters through textContent and setAttribute.
+// Builds and updates elements. Text from the platform is set only through textContent and setAttribute, never as HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -28,7 +28,7 @@ export function svgElement(tag, attributes = {}) {
 }
 
 // Keeps one node per key in `parent`, in the order of `items`. Nodes are updated in place, so that tooltips,
-// focus and selected text outlive an update.
+// focus and selected text survive an update.
 export class KeyedList {
   constructor(parent, create) {
     this.parent = parent;

@@ -1,9 +1,9 @@
-// Numbers, durations and moments as people read them. Unknown is a dash, never a zero.
+// Formats numbers, durations and times. An unknown value is a dash, never a zero.
 
 export const UNKNOWN = "–";
 const isKnown = (value) => value !== null && value !== undefined && Number.isFinite(value);
 
-// 0.14 ms, 41 ms, 7.5 s, 3m12, 2h05: the same words as the command line uses.
+// 0.14 ms, 41 ms, 7.5 s, 3m12, 2h05: the same format as on the command line.
 export function duration(seconds) {
   if (!isKnown(seconds)) return UNKNOWN;
   const sign = seconds < 0 ? "-" : "";
@@ -38,7 +38,7 @@ export function plural(count, word) {
   return `${count} ${word}${count === 1 ? "" : "s"}`;
 }
 
-// A moment of the platform's clock as the reader's wall clock shows it.
+// A time of the platform's clock, in the reader's time zone.
 export function clock(atS, offsetS, withSeconds = true) {
   if (!isKnown(atS)) return UNKNOWN;
   const moment = new Date((atS + offsetS) * 1000);

@@ -1,4 +1,4 @@
-// Jobs on functions: the function at each place of the pipeline, where a step's time goes, and what it costs so far.
+// Jobs on functions: the function at each place of the pipeline, the parts of a step's time, and the cost so far.
 
 import { KeyedList, byId, element, setAttributes, setText, svgElement } from "./dom.js";
 import { UNKNOWN, duration, number, percent, plural } from "./format.js";
@@ -6,11 +6,11 @@ import { dollars, fillSearch, makeSearch } from "./search.js";
 import { isEnded } from "./tables.js";
 
 const NUM_ENDED_SHOWN = 1;
-// Beyond so many places those that are in order are only counted.
+// Above this number of places, those without a problem are only counted.
 const MOST_PLACES = 36;
 const MIB = 1 << 20;
 const RING = 2 * Math.PI * 9;
-// FuncPipe's figure 6: what a function computes, waits for others in, and exchanges gradients in.
+// The parts of a step, as in figure 6 of FuncPipe: computing, waiting for other functions, exchanging gradients.
 const PARTS = [
   { name: "computation", class: "computation", of: (lanes) => lanes.forward_s + lanes.backward_s + lanes.update_s },
   { name: "flush", class: "flush", of: (lanes) => lanes.flush_s },
@@ -27,7 +27,7 @@ const BILL = [
 
 const total = (bill) => BILL.reduce((sum, [, key]) => sum + bill[key], 0);
 
-// For each stage the mean over its replicas: the step, and the parts of it in seconds.
+// For each stage, the mean over its replicas of the step and its parts, in seconds.
 export function breakdown(places) {
   const stages = [];
   for (const place of places) {
@@ -60,9 +60,9 @@ function incidents(run) {
     [run.num_lost, "never began"],
     [run.num_throttled, "put off by the provider"],
   ];
-  const told = counts.filter(([count]) => count > 0).map(([count, what]) => `${count} ${what}`);
-  if (run.num_redone_steps > 0) told.push(`${plural(run.num_redone_steps, "step")} redone`);
-  return [plural(Math.max(run.num_invocations, run.usage.num_invocations), "invocation"), ...told].join(", ");
+  const facts = counts.filter(([count]) => count > 0).map(([count, what]) => `${count} ${what}`);
+  if (run.num_redone_steps > 0) facts.push(`${plural(run.num_redone_steps, "step")} redone`);
+  return [plural(Math.max(run.num_invocations, run.usage.num_invocations), "invocation"), ...facts].join(", ");
 }
 
 function makeRing() {
@@ -100,20 +100,20 @@ function fillPlace(card, place, { nowS }) {
   setAttributes(card, { "aria-label": words, title: place.error || `function number ${place.incarnation} at this place` });
 }
 
-// All places, or of very many those where something is the matter, and the first of the others.
-function mostTelling(places) {
+// All places; if there are very many, those with a problem and the first of the others.
+function placesToShow(places) {
   if (places.length <= MOST_PLACES) return [...places];
   const isTelling = (place) => place.phase !== "training" || place.error !== "";
   return [...places.filter(isTelling), ...places.filter((place) => !isTelling(place))].slice(0, MOST_PLACES);
 }
 
-// One bar for each stage on one scale: its step in parts, and where the prediction ends.
+// One bar for each stage, all on one scale: the parts of its step, and a mark at the predicted end.
 function drawBars(list, run) {
   const stages = breakdown(run.places);
   const scale = Math.max(run.predicted_step_s ?? 0, ...stages.map((stage) => stage.stepS)) || 1;
   const rows = stages.map(({ stage, stepS, parts }) => {
-    const told = PARTS.map((part, index) => `${part.name} ${percent(parts[index] / stepS)}`).join(", ");
-    const bar = element("div", { class: "bars-bar", role: "img", "aria-label": `stage ${stage}: a step of ${duration(stepS)}: ${told}`, title: told });
+    const text = PARTS.map((part, index) => `${part.name} ${percent(parts[index] / stepS)}`).join(", ");
+    const bar = element("div", { class: "bars-bar", role: "img", "aria-label": `stage ${stage}: a step of ${duration(stepS)}: ${text}`, title: text });
     for (const [index, part] of PARTS.entries()) {
       const piece = element("span", { class: `part ${part.class}` });
       piece.style.inlineSize = `${((100 * Math.min(parts[index], stepS)) / scale).toFixed(2)}%`;
@@ -159,8 +159,8 @@ function fillCard(card, job, context) {
   const texts = [planText(run.plan), stepText(run) || UNKNOWN, incidents(run), `step ${run.saved_step}`, `${dollars(spent)}${left}`];
   texts.forEach((text, index) => setText(facts.children[index].children[1], text));
   fillSearch(search, job, context);
-  const places = mostTelling(run.places).sort((one, other) => one.replica - other.replica || one.stage - other.stage);
-  // Workers that hold the whole model stand side by side; stages of a pipeline each have their column.
+  const places = placesToShow(run.places).sort((one, other) => one.replica - other.replica || one.stage - other.stage);
+  // Stages of a pipeline are columns; workers that hold the whole model fill up to four columns.
   const isWhole = run.plan.stages.length === 1;
   parts.children[0].firstChild.style.setProperty("--stages", isWhole ? Math.min(4, run.plan.num_replicas) : run.plan.stages.length);
   setText(parts.children[0].children[1], places.length < run.places.length ? `and ${run.places.length - places.length} more that are in order` : "");

@@ -1,4 +1,4 @@
-// The Gantt: one row per device, a bar for every allocation of the journal, deadlines, ticks and a forecast.
+// The Gantt chart: one row per device, a bar for every allocation, deadlines, marks and a forecast.
 
 import { KeyedList, setAttributes, setText, svgElement } from "./dom.js";
 import { clock, duration, plural } from "./format.js";
@@ -124,7 +124,7 @@ export class Gantt {
       if (row === undefined || endS < range.from || interval.start_s > range.to) continue;
       const x = scale(Math.max(interval.start_s, range.from));
       const width = Math.max(1.5, scale(Math.min(endS, range.to)) - x - 1);
-      // Of many bars thinner than a pixel one is enough.
+      // Of several bars within one pixel only one is drawn.
       const pixel = Math.round(x);
       const lane = lanes.get(interval);
       const strip = `${row}|${lane.index}`;
@@ -145,7 +145,7 @@ export class Gantt {
     });
   }
 
-  // While its node is labelled for another pool than its owner, a row has a hatched foot.
+  // A row has a hatched strip at its bottom while its node is labelled for another pool than its owner.
   drawLoans({ nowS, range, rowOf, scale, status }, loans) {
     const feet = [];
     for (const loan of loans) {
@@ -157,7 +157,7 @@ export class Gantt {
       const x = scale(Math.max(loan.start_s, range.from));
       const width = Math.max(1.5, scale(Math.min(endS, range.to)) - x);
       setAttributes(group.children[0], { class: "loan-hatch", x, y: TOP + row * ROW + 2, width, height: ROW - 4, rx: 3 });
-      // The foot is seen beneath a bar too.
+      // The strip stays visible beneath a bar.
       setAttributes(group.children[1], { class: `loan-row pool-${loan.pool}`, x, y: TOP + (row + 1) * ROW - 4, width, height: 3, rx: 1 });
       const until = loan.end_s === null ? "now" : clock(loan.end_s, status.wall_clock_offset_s);
       setTitle(group, `${loan.node_id} of ${loan.owner}, on loan to ${loan.pool} from ${clock(loan.start_s, status.wall_clock_offset_s)} to ${until} (${duration(endS - loan.start_s)})`);
@@ -165,7 +165,7 @@ export class Gantt {
   }
 
   drawForecasts({ status, nowS, hueOf, range, rowOf, scale, lanes }, intervals, planned) {
-    // Where the policy has a plan, that is drawn instead.
+    // If the policy has a plan for the workload, the plan is drawn instead.
     const isPlanned = new Set(planned.map((stretch) => stretch.workload_id));
     const remaining = new Map(status.jobs.filter((job) => job.state === "RUNNING" && job.eta_s > 0 && !isPlanned.has(job.job_id)).map((job) => [job.job_id, job]));
     const open = intervals.filter((interval) => interval.end_s === null && remaining.has(interval.workload_id));
@@ -196,7 +196,7 @@ export class Gantt {
   }
 
   drawDeadlines({ status, nowS, hueOf, range, scale, box }) {
-    // A deadline beyond the window of a job that has not ended is told at the edge.
+    // A deadline of an unfinished job beyond the window is shown at the edge.
     const isShown = (job) => job.deadline_at_s !== null && !/REJECTED|CANCELLED/.test(job.state)
       && job.deadline_at_s >= range.from && (job.deadline_at_s <= range.to || job.ended_at_s === null);
     const jobs = status.jobs.filter(isShown);
@@ -229,7 +229,7 @@ export class Gantt {
       if (shape === null || mark.at_s < range.from || mark.at_s > range.to) continue;
       for (const row of rowsOf(mark, shape, intervals, rowOf, nowS)) placed.push({ mark, shape, row, key: `${index}|${row}` });
     }
-    // Rarer and worse marks are drawn on top.
+    // Rarer and more severe marks are drawn on top.
     const order = ["resize", "end", "loan", "reclaim", "crash"];
     placed.sort((one, other) => order.indexOf(one.shape) - order.indexOf(other.shape));
     this.marks.update(placed, (place) => place.key, (group, { mark, shape, row }) => {
@@ -241,7 +241,7 @@ export class Gantt {
   }
 }
 
-// Workloads that share a device lie in lanes of its row: as many as were there at once in a stretch without a gap.
+// Workloads that share a device are drawn in lanes of its row. Each gapless stretch has as many lanes as it needs.
 export function lanesOf(intervals, nowS) {
   const lanes = new Map();
   const ofDevice = new Map();
@@ -276,7 +276,7 @@ function stripOf(row, lane) {
   return { y: TOP + row * ROW + (ROW - BAR) / 2 + lane.index * height, height: lane.count > 1 ? height - 1 : height };
 }
 
-// A plan says how many devices, not which: a job's own rows first, then whichever are free all the time.
+// A plan says how many devices, not which: use the job's present rows first, then rows that are free all the time.
 export function placePlanned(planned, intervals, rowOf, nowS) {
   const rows = [...new Set(rowOf.values())];
   const taken = new Map(rows.map((row) => [row, []]));
@@ -286,7 +286,7 @@ export function placePlanned(planned, intervals, rowOf, nowS) {
     ownRows.set(interval.workload_id, [...(ownRows.get(interval.workload_id) ?? []), rowOf.get(interval.device_id)]);
   }
   const placed = [];
-  // A workload that holds rows now stays on them before others are shown there.
+  // Workloads that hold rows now are placed first, so that they stay on them.
   const order = [...planned].sort((one, other) => one.start_s - other.start_s || ownRows.has(other.workload_id) - ownRows.has(one.workload_id));
   for (const stretch of order) {
     const own = ownRows.get(stretch.workload_id) ?? [];
@@ -304,7 +304,7 @@ export function placePlanned(planned, intervals, rowOf, nowS) {
 
 const nodeOf = (deviceId) => deviceId.slice(0, deviceId.lastIndexOf("/"));
 
-// The devices of now first, then those that the journal remembers and that are gone.
+// Present devices first, then devices of the past that the timeline still contains.
 function rowIds(status, intervals) {
   const ids = status.devices.map((device) => device.device_id);
   const known = new Set(ids);
@@ -322,7 +322,7 @@ function rangeOf({ status, intervals, planned, nowS, windowS }) {
   if (windowS === null) for (const interval of intervals) from = Math.min(from, interval.start_s);
   const past = nowS - from;
   let future = past * FUTURE_FRACTION;
-  // A deadline or a forecast a little further ahead is worth the room.
+  // Extend the window to a deadline or a forecast that is a little further ahead.
   for (const job of status.jobs) {
     for (const ahead of [job.eta_s, job.deadline_at_s === null || job.ended_at_s !== null ? null : job.deadline_at_s - nowS]) {
       if (ahead !== null && ahead > 0 && ahead <= past * 0.6) future = Math.max(future, ahead * 1.08);
@@ -335,9 +335,9 @@ function rangeOf({ status, intervals, planned, nowS, windowS }) {
   return { from, to: nowS + future };
 }
 
-// A resize sits on the rows which its workload goes on to hold, a crash or an end only where something ended.
+// A resize is marked on the rows that its workload still holds, a crash or an end only on rows where a bar ended.
 function rowsOf(mark, shape, intervals, rowOf, nowS) {
-  // A loan or a reclaim is of a node: it sits on the first of its rows.
+  // A loan or a reclaim concerns a node and is marked on the first of its rows.
   if (mark.node_id) return [...rowOf].filter(([id]) => nodeOf(id) === mark.node_id).slice(0, 1).map(([, row]) => row);
   const near = 0.5;
   const held = intervals.filter((interval) =>

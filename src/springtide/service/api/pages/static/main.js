@@ -37,7 +37,7 @@ const serviceTable = makeServiceTable(byId("services"));
 const deviceCards = new KeyedList(byId("devices"), makeDeviceCard);
 const story = new KeyedList(byId("story"), () => element("li", {}, element("time"), element("span"), element("span", { class: "text" })));
 
-// A workload keeps the colour that its place in the order of arrival gives it, over every reload.
+// The colour depends only on the order of arrival, so that a workload keeps it after a reload.
 function assignHues(status) {
   const workloads = [
     ...status.jobs.map((job) => [job.submitted_at_s, job.job_id]),
@@ -48,7 +48,7 @@ function assignHues(status) {
 
 const hueOf = (id) => `hue-${view.hues.get(id) ?? 0}`;
 
-// The platform's clock now: the last status plus what has passed since. It stands still while the link is lost.
+// The platform's clock now: the last status plus the time since. It stops while the connection is lost.
 function nowS() {
   if (view.status === null) return 0;
   return view.isLive ? view.status.now_s + (performance.now() - view.receivedMs) / 1000 : view.frozenNowS;
@@ -142,7 +142,7 @@ function draw() {
   drawStory(status);
 }
 
-// What the timeline shows can only have changed if one of these did.
+// The timeline can only have changed if one of these values did.
 const shapeOfStatus = (status) => JSON.stringify([
   status.devices.map((device) => [device.device_id, device.replica_id]),
   (status.nodes ?? []).map((node) => [node.node_id, node.pool, node.drain]),
@@ -163,7 +163,7 @@ const timelineLoader = {
       this.have = wanted;
       draw();
     } catch {
-      // The stream says what is wrong with the link; the next status asks again.
+      // connection.js reports connection problems; the next status tries again.
     }
     setTimeout(() => {
       this.isBusy = false;
@@ -198,7 +198,7 @@ function showState(state, detail) {
   }
 }
 
-// Until the user chooses a window, a young platform shows its short past large.
+// Until the user chooses a window, it fits the age of a young platform.
 function suggestWindow() {
   if (view.isChosen || view.status === null) return;
   const choice = view.status.now_s < 110 ? "120" : "600";

@@ -11,7 +11,7 @@ const TOP = 12;
 const BOTTOM = 22;
 const REFRESH_MS = 1000;
 const NUM_LINES = 10;
-// Beyond so many servers each is shown in brief; the rest is in its tooltip.
+// Above this number of servers each is shown in brief, with the rest in its tooltip.
 const MAX_WIDE_NODES = 24;
 const STEPS_S = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400];
 
@@ -49,7 +49,7 @@ function describeNode(node, nowS) {
   return free === node.num_devices ? "free" : free > 0 ? `${free} of ${node.num_devices} free` : "held";
 }
 
-// What the pools come to, in a line: the same words as `springtide top`.
+// A one-line summary of the pools, in the same words as `springtide top`.
 export function summaryOf(pools) {
   const parts = pools.filter((pool) => pool.num_nodes > 0 || pool.num_lent > 0).map((pool) => {
     const loaned = pool.num_borrowed > 0 ? ` (${pool.num_borrowed} on loan)` : "";
@@ -68,7 +68,7 @@ function scaleOf(tide, nowS, width) {
   const highest = Math.max(1, ...values) * 1.06;
   return {
     from, to, highest,
-    // The moment under a place of the picture.
+    // The time at a horizontal position of the chart.
     at: (x) => from + ((x - LEFT) / (width - LEFT - RIGHT)) * (to - from),
     x: (atS) => LEFT + ((Math.min(Math.max(atS, from), to) - from) / (to - from)) * (width - LEFT - RIGHT),
     y: (value) => HEIGHT - BOTTOM - (value / highest) * (HEIGHT - TOP - BOTTOM),
@@ -77,7 +77,7 @@ function scaleOf(tide, nowS, width) {
 
 const point = (x, y) => `${x.toFixed(1)} ${y.toFixed(1)}`;
 
-// Steps from left to right through [at_s, value], the last one held until `endS`.
+// A step line through [at_s, value]; the last value is held until `endS`.
 function stepPath(steps, endS, { x, y }) {
   if (steps.length === 0) return "";
   let path = `M${point(x(steps[0][0]), y(steps[0][1]))}`;
@@ -85,7 +85,7 @@ function stepPath(steps, endS, { x, y }) {
   return `${path}H${x(endS).toFixed(1)}`;
 }
 
-// The area between two values that change in steps: there along the first, back along the second.
+// The area between two step lines: along the first one and back along the second.
 function stepBand(steps, endS, { x, y }) {
   let there = "";
   let back = "";
@@ -126,7 +126,7 @@ function drawTide(svg, { tide, now_s: nowS, wall_clock_offset_s: offsetS }) {
   return scale;
 }
 
-// What the picture says of one moment: of the past what was needed and open, of the time to come the forecast.
+// Describes one moment of the chart: needed and open devices in the past, the forecast in the future.
 export function describeMoment(atS, { tide, now_s: nowS, wall_clock_offset_s: offsetS }) {
   const when = clock(atS, offsetS, tide.day_s < 7200);
   if (atS > nowS) {
@@ -138,8 +138,8 @@ export function describeMoment(atS, { tide, now_s: nowS, wall_clock_offset_s: of
   const size = tide.sizes.findLast((candidate) => candidate.at_s <= atS);
   const needed = tide.peaks[index] === undefined ? "" : `${tide.peaks[index]} needed`;
   const open = size === undefined ? "" : `${size.num_open} open to services of ${size.num_owned} owned`;
-  const told = [needed, open].filter(Boolean).join(", ");
-  return told === "" ? "" : `${when}: ${told}`;
+  const text = [needed, open].filter(Boolean).join(", ");
+  return text === "" ? "" : `${when}: ${text}`;
 }
 
 function drawSizes(add, sizes, nowS, scale) {
@@ -169,7 +169,7 @@ function gridValues(highest) {
   return values;
 }
 
-// What is loaned, and what is borrowed, differ in colour and in the way their strokes lie.
+// Loaned and borrowed nodes differ in colour and in the direction of the hatching.
 function hatchesOf() {
   const defs = svgElement("defs");
   for (const [name, angle] of [["lent", 45], ["borrowed", -45]]) {
@@ -208,7 +208,7 @@ function describeHandover(handover) {
 }
 
 function timesOf(handover, nowS) {
-  // What was drained ahead of need takes its time; how fast a reclaim is counts from the order to leave.
+  // A node may be drained long before it is needed: the duration of a reclaim counts from the order to leave.
   const began = handover.reclaim_at_s ?? handover.demanded_at_s;
   if (handover.state === "draining") return `for ${duration(Math.max(0, nowS - began))}`;
   if (handover.state !== "done") return handover.state;
@@ -271,7 +271,7 @@ export class PoolsSection {
     for (const button of document.querySelectorAll("[data-days]")) setAttributes(button, { "aria-pressed": String(Number(button.dataset.days) === this.pastDays) });
   }
 
-  // Nodes come with every status; the tide and the loans are asked for when these have changed, and now and then.
+  // Nodes are in every status; the tide and the loans are fetched when the nodes have changed, and at intervals.
   draw(status, nowS) {
     const nodes = status.nodes ?? [];
     byId("pools").hidden = nodes.length === 0;
@@ -280,7 +280,7 @@ export class PoolsSection {
     byId("pool-nodes").classList.toggle("dense", nodes.length > MAX_WIDE_NODES);
     this.nodes.update(nodes.filter((node) => node.num_devices > 0), (node) => node.node_id, (card, node) => fillNodeCard(card, node, nowS));
     setText(byId("pools-summary"), summaryOf(status.pools ?? []));
-    // A day may be short; the picture of it moves by a hundredth at a time.
+    // A configured day may be short, so the chart is refreshed after a hundredth of it.
     const everyS = Math.min(10, Math.max(1, (this.report?.tide.day_s ?? 0) / 100));
     this.wanted = JSON.stringify([nodes, Math.floor(nowS / everyS)]);
     this.refresh();
@@ -297,7 +297,7 @@ export class PoolsSection {
       this.drawTide();
       this.drawHandovers(this.report.now_s);
     } catch {
-      // The stream says what is wrong with the link; the next status asks again.
+      // connection.js reports connection problems; the next status tries again.
     }
     setTimeout(() => {
       this.isBusy = false;
@@ -311,11 +311,11 @@ export class PoolsSection {
     this.describe();
   }
 
-  // While a pointer is over the picture, the line above it says what is there.
+  // While the pointer is over the chart, the line above it describes that moment.
   describe() {
     if (this.report === null) return;
-    const told = this.pointerX === null || this.scale === null ? "" : describeMoment(this.scale.at(this.pointerX), this.report);
-    setText(byId("tide-now"), told || describeForecast(this.report));
+    const text = this.pointerX === null || this.scale === null ? "" : describeMoment(this.scale.at(this.pointerX), this.report);
+    setText(byId("tide-now"), text || describeForecast(this.report));
   }
 
   point(x) {

@@ -13,7 +13,7 @@ const MEASURES = {
   step: { name: "step time", of: (cell) => cell.step_s, format: duration },
   cost: { name: "step cost", of: (cell) => cell.step_usd, format: (usd) => dollars(usd) },
 };
-// What goes together over time: SMLT's figure 13.
+// The values that are drawn together over time, as in figure 13 of SMLT.
 const ROWS = [
   { name: "samples a second", of: (point) => point.samples_per_s },
   { name: "global batch", of: (point) => point.global_batch_size || null, isStepped: true },
@@ -23,7 +23,7 @@ const ROWS = [
 const isKnown = (value) => value !== null && value !== undefined && Number.isFinite(value);
 const ascending = (values) => [...new Set(values)].sort((one, other) => one - other);
 
-// $4.20, $0.0123, $0.00046: as the command line writes it.
+// $4.20, $0.0123, $0.00046: the same format as on the command line.
 export function dollars(usd) {
   if (usd === 0 || usd >= 0.1) return `$${usd.toFixed(2)}`;
   if (usd < 1e-6) return "< $0.000001";
@@ -45,11 +45,11 @@ function costText(search) {
 
 function errorText(search) {
   const percent = (fraction) => `${Math.round(100 * fraction)} %`;
-  const told = [];
-  if (isKnown(search.model_error_fraction)) told.push(`model alone off by ${percent(search.model_error_fraction)}`);
-  if (isKnown(search.error_fraction)) told.push(`corrected ${percent(search.error_fraction)}`);
-  if (search.num_earlier > 0) told.push(`${plural(search.num_earlier, "measurement")} from earlier runs`);
-  return told.join(", ") || UNKNOWN;
+  const facts = [];
+  if (isKnown(search.model_error_fraction)) facts.push(`model alone off by ${percent(search.model_error_fraction)}`);
+  if (isKnown(search.error_fraction)) facts.push(`corrected ${percent(search.error_fraction)}`);
+  if (search.num_earlier > 0) facts.push(`${plural(search.num_earlier, "measurement")} from earlier runs`);
+  return facts.join(", ") || UNKNOWN;
 }
 
 function scheduleText(job) {
@@ -60,10 +60,10 @@ function scheduleText(job) {
 
 function streamText(stream) {
   if ((stream ?? null) === null) return "";
-  const told = `${plural(stream.num_waiting, "sample")} waiting, ${number(stream.num_used, 9)} used`;
-  if (stream.is_closed) return `${stream.name}: ${told}; closed, the rest is trained`;
+  const counts = `${plural(stream.num_waiting, "sample")} waiting, ${number(stream.num_used, 9)} used`;
+  if (stream.is_closed) return `${stream.name}: ${counts}; closed, the rest is trained`;
   const rate = `${number(stream.arrivals_per_s)} a second arrive`;
-  return `${stream.name}: ${told}, ${rate}${stream.is_idle ? "; idle: no function runs, nothing is charged" : ""}`;
+  return `${stream.name}: ${counts}, ${rate}${stream.is_idle ? "; idle: no function runs, nothing is charged" : ""}`;
 }
 
 function label(words, attributes) {
@@ -79,7 +79,7 @@ function titled(node, words) {
   return node;
 }
 
-// Which of the labels of an axis are drawn, so that none touches the next.
+// The labels of an axis that are drawn, chosen so that they do not overlap.
 function thinned(values, most) {
   const every = Math.ceil(values.length / most);
   return values.map((value, index) => (index % every === 0 ? value : null));
@@ -226,7 +226,7 @@ export function makeSearch() {
   return node;
 }
 
-// The map and the points are not in the stream: they are asked for when something was measured, and now and then.
+// The map and the points are not in the stream: they are fetched after a measurement, and at intervals.
 async function refresh(node) {
   const { shown } = node;
   const { job } = shown;
@@ -242,7 +242,7 @@ async function refresh(node) {
     shown.key = key;
     redraw(node);
   } catch {
-    // The stream says what is wrong with the link; the next status asks again.
+    // connection.js reports connection problems; the next status tries again.
   }
   shown.isBusy = false;
 }

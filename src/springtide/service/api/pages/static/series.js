@@ -1,4 +1,4 @@
-// How one job's training went: progress against what was predicted, goodput, batch and gradient noise over time.
+// The course of one job's training: progress and its prediction, goodput, batch and gradient noise over time.
 
 import { fetchJson } from "./connection.js";
 import { byId, setAttributes, setText, svgElement } from "./dom.js";
@@ -12,7 +12,7 @@ const TOP = 10;
 const BOTTOM = 20;
 const EVERY_MS = 1000;
 
-// What a chart shows: lines of the points, each with the name of its style.
+// The lines of each chart, with the name of their style.
 const CHARTS = [
   { id: "series-progress", format: percent, lines: [{ class: "line", of: (point) => point.progress_fraction }], highest: 1, isPredicted: true },
   { id: "series-loss", format: (value) => number(value, 4), lines: [{ class: "line", of: (point) => point.loss }] },
@@ -28,7 +28,7 @@ const CHARTS = [
 
 const isKnown = (value) => value !== null && value !== undefined && Number.isFinite(value);
 
-// A prediction made when workers or batch had just changed holds until the next change; the newest to its end.
+// A prediction is drawn from a change of workers or batch to the next one; the newest is drawn to its end.
 export function predictions(points) {
   const made = [];
   for (const [index, point] of points.entries()) {
@@ -46,7 +46,7 @@ export function predictions(points) {
   });
 }
 
-// The next of 1, 2, 4, 6, 8 times a power of ten, so that its half is a round number too.
+// Rounds up to 1, 2, 4, 6 or 8 times a power of ten, so that half of it is a round number too.
 function roundUp(value) {
   const power = 10 ** Math.floor(Math.log10(value));
   return power * [1, 2, 4, 6, 8, 10].find((digit) => digit * power >= value);
@@ -149,7 +149,7 @@ class SeriesDialog {
   }
 }
 
-// One listener for every row, present and to come: a button with `data-series` holds the job's id.
+// One listener for all rows, including later ones: a button's `data-series` holds the job's id.
 export function listenForSeries(offsetS) {
   const dialog = new SeriesDialog(offsetS);
   document.addEventListener("click", (event) => {

@@ -28,7 +28,7 @@ class Table {
   }
 }
 
-// The first line of a cell is its value, the second (smaller) what it rests on.
+// The first line of a cell is its value, the second, smaller one explains it.
 function setLines(cell, first, second = "", title = null) {
   if (cell.children.length === 0) cell.append(element("div", { class: "first" }), element("div", { class: "second" }));
   setText(cell.children[0], first);
@@ -59,7 +59,7 @@ function setState(cell, id, state, reason, alternatives) {
   setText(cell.children[2], [reason, advice].filter(Boolean).join(" · "));
 }
 
-// The first two numbers that the function reported of itself.
+// The first two metrics that the training function reported.
 function metricsOf(job) {
   return Object.entries(job.metrics ?? {}).slice(0, 2).map(([name, value]) => `${name} ${number(value)}`).join(", ");
 }
@@ -111,7 +111,7 @@ function setSpeed(cell, job) {
   setLines(cell, number(job.samples_per_s), `batch ${job.global_batch_size} of ${low}..${high}\n${noise}`, title);
 }
 
-// How many workers now and the bounds in force; of a job on functions how many of them, in stages and replicas.
+// The number of workers and its bounds; for a job on functions, their number in stages and replicas.
 function setWorkers(cell, job) {
   if ((job.functions ?? null) === null) {
     setLines(cell, isEnded(job) ? UNKNOWN : String(job.num_workers), job.min_workers === job.max_workers ? "" : `${job.min_workers}..${job.max_workers}`);

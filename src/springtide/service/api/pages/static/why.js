@@ -1,4 +1,4 @@
-// The answer to "why": the one reason for a workload's state, what it rests on, what could be done, and its story.
+// The answer to "why": the reason for a workload's state, its evidence, possible changes, and its history.
 
 import { fetchJson } from "./connection.js";
 import { byId, element, setText } from "./dom.js";
@@ -30,7 +30,7 @@ async function ask(workloadId, offsetS) {
   }
 }
 
-// One listener for every row, present and to come: a button with `data-why` holds the workload's id.
+// One listener for all rows, including later ones: a button's `data-why` holds the workload's id.
 export function listenForWhy(offsetS) {
   document.addEventListener("click", (event) => {
     const button = event.target.closest("[data-why]");
