@@ -158,7 +158,7 @@ class Platform:
             overheads=LOCAL_OVERHEADS if build is None else build.overheads,
             learns_overheads=build is not None and build.learns_overheads,
             on_policy_error=lambda error: LOG.error(
-                "policy %s is broken, everyone keeps what they hold: %s", policy_name, error
+                "policy %s is broken, every workload keeps its devices: %s", policy_name, error
             ),
             tide=tide,
         )

@@ -101,7 +101,7 @@ class LiveQuotes:
     @contextmanager
     def _turn(self, max_wait_s: float) -> Iterator[None]:
         if not self._one_at_a_time.acquire(timeout=max_wait_s):
-            raise CapacityError("others are asking for quotes; ask again", retry_after_s=5.0)
+            raise CapacityError("too many quotes are requested at once; ask again in a few seconds", retry_after_s=5.0)
         try:
             yield
         finally:
