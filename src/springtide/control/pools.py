@@ -1,56 +1,14 @@
-"""Nodes that change pools: the actions for a plan's labels, which workloads may start on a node, and expired graces."""
+"""Nodes that change pools: the actions for a plan's labels, expired graces, and plans that do not fit the labels."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from springtide.control.records import JobRecord, PlatformState, ReplicaRecord, ReplicaState
+from springtide.control.records import PlatformState, ReplicaState
 from springtide.core.actions import Action, DrainNode, LabelNode
-from springtide.core.decision import Plan, PoolAllocation, Relabel
+from springtide.core.decision import Plan, Relabel
 from springtide.core.resources import DeviceId, Node, NodeId, admits
 from springtide.core.workload import WorkloadId
-
-NO_DEVICES = PoolAllocation(device_ids=())
-
-
-class LabelRules:
-    """Which devices the labels and drains of nodes allow for jobs or services, and which workers a reclaim removes.
-
-    Valid for one round of reconciling: it is built again after labels or drains have changed.
-    """
-
-    def __init__(self, state: PlatformState, plan: Plan) -> None:
-        topology = state.topology()
-        self._drains = state.drains
-        self._by_id = topology.by_id
-        self._node_of = topology.node_of
-        self._plan = plan
-        # Every node is shared and no label changes: all checks pass.
-        self._is_open = not topology.has_pools and not state.drains
-
-    def admits(self, device_id: DeviceId, *, is_job: bool) -> bool:
-        """Whether a job's worker, or else a service's replica, may start on the device. The device has to be alive."""
-        if self._is_open:
-            return True
-        node = self._by_id[self._node_of[device_id]]
-        drain = self._drains.get(node.node_id)
-        return admits(node.pool, is_job=is_job) and (drain is None or admits(drain.pool, is_job=is_job))
-
-    def reclaimed(self, record: JobRecord) -> list[tuple[ReplicaRecord, float]]:
-        """The job's workers that have to leave a reclaimed node and are not stopping yet, each with the end of its
-        grace."""
-        if not self._drains:
-            return []
-        wanted = self._plan.allocations.get(record.workload_id, NO_DEVICES).device_ids
-        found: list[tuple[ReplicaRecord, float]] = []
-        for replica in record.replicas:
-            node_id = self._node_of.get(replica.device_id)
-            drain = self._drains.get(node_id) if node_id is not None else None
-            if drain is None or drain.reclaim_since_s is None or admits(drain.pool, is_job=True):
-                continue
-            if replica.state is not ReplicaState.STOPPING and replica.device_id not in wanted:
-                found.append((replica, drain.reclaim_since_s + record.job.grace_s))
-        return found
 
 
 def pool_actions(state: PlatformState, plan: Plan) -> list[Action]:
@@ -59,8 +17,6 @@ def pool_actions(state: PlatformState, plan: Plan) -> list[Action]:
     A node gets its new label once no workload that the label does not admit holds one of its devices; until then the
     node drains.
     """
-    if not plan.pools and not state.drains:
-        return []
     actions: list[Action] = []
     kept: frozenset[DeviceId] | None = None
     for node_id, wish in plan.pools.items():

@@ -12,12 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from springtide.control.pools import NO_DEVICES, LabelRules, pool_actions
+from springtide.control.grants import Grants
+from springtide.control.pools import pool_actions
 from springtide.control.records import JobRecord, PlatformState, ReplicaRecord, ReplicaState, ServiceRecord
-from springtide.control.room import DeviceRoom, share_changes
 from springtide.core.actions import Action, AdmitJob, EndJob, PreemptJob, ResizeJob, StartReplica, StopReplica
-from springtide.core.decision import FunctionAllocation, PoolAllocation
-from springtide.core.decision import Plan as WantedPlan
+from springtide.core.decision import FunctionAllocation, Plan, PoolAllocation
 from springtide.core.functions import FunctionPlan
 from springtide.core.reasons import ChosenPlan, GroupChange, workers_text
 from springtide.core.resources import DeviceId
@@ -26,6 +25,7 @@ from springtide.core.workload import JobState, ReplicaId, WorkloadId
 
 # How long the workers of an ended job may take to exit before they are killed. Nothing they hold is needed any more.
 END_GRACE_S = 2.0
+_NO_DEVICES = PoolAllocation(device_ids=())
 
 
 class Worklist:
@@ -54,7 +54,7 @@ class Worklist:
         self._changed.pop(workload_id, None)
         self._wanted.pop(workload_id, None)
 
-    def pending(self, plan: WantedPlan) -> set[WorkloadId]:
+    def pending(self, plan: Plan) -> set[WorkloadId]:
         """The workloads to check under this plan."""
         allocations = plan.allocations
         if allocations is not self._allocations:
@@ -83,74 +83,48 @@ def function_plan(allocation: PoolAllocation) -> FunctionPlan | None:
     return allocation.plan if isinstance(allocation, FunctionAllocation) else None
 
 
-def reconcile(state: PlatformState, plan: WantedPlan, now_s: float, worklist: Worklist | None = None) -> list[Action]:
+def reconcile(state: PlatformState, plan: Plan, now_s: float, worklist: Worklist | None = None) -> list[Action]:
     """Return the actions that lead from what is held towards what the plan wants. Does not change `state`.
 
     `worklist` is kept between calls, and the caller marks in it every record that changes in between; without it all
     records are checked.
     """
-    topology = state.topology()
-    alive, room = topology.device_set, DeviceRoom(state, topology)
-    labels = pool_actions(state, plan)
-    if labels:
-        # Labels decide which workloads may start on a node, so grants wait for the next round.
-        return labels
-    label_rules = LabelRules(state, plan)
+    if plan.pools or state.drains:
+        labels = pool_actions(state, plan)
+        if labels:
+            # Labels decide which workloads may start on a node, so grants wait for the next round.
+            return labels
+    may_grant = Grants(state, plan)
     releases: list[Action] = []
-    grants: list[Action] = []
+    starts: list[Action] = []
     if worklist is None or state.is_stopping:
         records: Iterable[JobRecord | ServiceRecord] = state.live_records()
     else:
         records = _records_to_check(state, worklist, plan)
     for record in records:
-        allocation = plan.allocations.get(record.workload_id, NO_DEVICES)
-        wanted = allocation.device_ids
-        is_job = isinstance(record, JobRecord)
-        mine = _held_by(record) if allocation.share is not None else ()
-        free = [
-            device
-            for device in wanted
-            if device in alive
-            and device not in mine
-            and room.admits(device, allocation.share)
-            and label_rules.admits(device, is_job=is_job)
-        ]
-        why = "the platform is shutting down" if state.is_stopping else plan.reasons.get(record.workload_id, "")
+        workload_id = record.workload_id
+        allocation = plan.allocations.get(workload_id, _NO_DEVICES)
+        held = {replica.device_id: replica.share for replica in record.replicas}
+        free = may_grant.grantable(record, allocation, held)
+        why = "the platform is shutting down" if state.is_stopping else plan.reasons.get(workload_id, "")
+        is_leaving = False
         if isinstance(record, ServiceRecord):
             actions = _reconcile_service(record, allocation, free, why, now_s)
         else:
-            refusal = plan.rejected.get(record.workload_id)
-            if refusal is not None and record.lifecycle.outcome is None:
-                record = replace(
-                    record,
-                    lifecycle=replace(
-                        record.lifecycle,
-                        outcome=JobState.REJECTED,
-                        outcome_reason=refusal.reason,
-                        alternatives=refusal.alternatives,
-                    ),
-                )
-            functions, plan_why = function_plan(allocation), plan.plan_reasons.get(record.workload_id, "")
-            chosen = None if functions is None else ChosenPlan(plan=functions, why=plan_why)
-            actions = _reconcile_job(record, allocation, chosen, free, why, now_s, label_rules.reclaimed(record))
-            finish_s = plan.admitted.get(record.workload_id)
-            if finish_s is not None and record.promise.admitted_at_s is None and not record.state.is_terminal:
-                actions.insert(
-                    0, AdmitJob(job_id=record.workload_id, finish_s=finish_s, cause="plan", reason=why or "admitted")
-                )
-        actions += share_changes(record, allocation, room, why)
-        room.add(actions)
-        is_leaving = isinstance(record, JobRecord) and bool(label_rules.reclaimed(record))
-        if worklist is not None and not actions and _holds_all(record, allocation) and not is_leaving:
-            worklist.mark_settled(record.workload_id, allocation)
+            reclaimed = may_grant.reclaimed(record)
+            is_leaving = bool(reclaimed)
+            actions = _reconcile_job(record, plan, allocation, free, why, now_s, reclaimed)
+        if allocation.share is not None:
+            actions += may_grant.change_shares(record, allocation, allocation.share, why)
+        may_grant.add(actions)
+        if worklist is not None and not actions and not is_leaving and _holds_all(held, allocation):
+            worklist.mark_settled(workload_id, allocation)
         for action in actions:
-            (grants if isinstance(action, StartReplica) else releases).append(action)
-    return releases + grants
+            (starts if isinstance(action, StartReplica) else releases).append(action)
+    return releases + starts
 
 
-def _records_to_check(
-    state: PlatformState, worklist: Worklist, plan: WantedPlan
-) -> Iterator[JobRecord | ServiceRecord]:
+def _records_to_check(state: PlatformState, worklist: Worklist, plan: Plan) -> Iterator[JobRecord | ServiceRecord]:
     """The records to check, in order of arrival."""
     for workload_id in sorted(worklist.pending(plan), key=state.place_of):
         record = state.jobs.live.get(workload_id) or state.services.live.get(workload_id)
@@ -160,19 +134,16 @@ def _records_to_check(
             yield record
 
 
-def _holds_all(record: JobRecord | ServiceRecord, wanted: PoolAllocation) -> bool:
-    """Whether the workload waits for no device: then only a change of its record or of the plan leads to an action."""
-    mine = _held_by(record)
-    return all(device in mine and _may_keep_share(mine[device], wanted.share) for device in wanted.device_ids)
+def _holds_all(held: Mapping[DeviceId, Share | None], wanted: PoolAllocation) -> bool:
+    """Whether the workload waits for no device: then only a change of its record or of the plan leads to an action.
 
-
-def _held_by(record: JobRecord | ServiceRecord) -> dict[DeviceId, Share | None]:
-    return {replica.device_id: replica.share for replica in record.replicas}
-
-
-def _may_keep_share(held: Share | None, wanted: Share | None) -> bool:
-    """Whether a replica's share may stay. Changes from or to the whole device are not made in place."""
-    return held is None or wanted is None or held == wanted
+    A share may stay as it is where the change would be from or to the whole device: that is not made in place.
+    """
+    share = wanted.share
+    return all(
+        device in held and (share is None or held[device] is None or held[device] == share)
+        for device in wanted.device_ids
+    )
 
 
 # --- services -------------------------------------------------------------------------------------------------------
@@ -219,6 +190,34 @@ def _reconcile_service(
 
 def _reconcile_job(
     record: JobRecord,
+    plan: Plan,
+    allocation: PoolAllocation,
+    free: Sequence[DeviceId],
+    why: str,
+    now_s: float,
+    reclaimed: Sequence[tuple[ReplicaRecord, float]],
+) -> list[Action]:
+    job_id, lifecycle = record.workload_id, record.lifecycle
+    refusal = plan.rejected.get(job_id)
+    if refusal is not None and lifecycle.outcome is None:
+        lifecycle = replace(
+            lifecycle,
+            outcome=JobState.REJECTED,
+            outcome_reason=refusal.reason,
+            alternatives=refusal.alternatives,
+        )
+        record = replace(record, lifecycle=lifecycle)
+    functions = function_plan(allocation)
+    chosen = None if functions is None else ChosenPlan(plan=functions, why=plan.plan_reasons.get(job_id, ""))
+    actions = _change_group(record, allocation, chosen, free, why, now_s, reclaimed)
+    finish_s = plan.admitted.get(job_id)
+    if finish_s is not None and record.promise.admitted_at_s is None and not lifecycle.state.is_terminal:
+        actions.insert(0, AdmitJob(job_id=job_id, finish_s=finish_s, cause="plan", reason=why or "admitted"))
+    return actions
+
+
+def _change_group(
+    record: JobRecord,
     allocation: PoolAllocation,
     chosen: ChosenPlan | None,
     free: Sequence[DeviceId],
@@ -226,10 +225,10 @@ def _reconcile_job(
     now_s: float,
     reclaimed: Sequence[tuple[ReplicaRecord, float]],
 ) -> list[Action]:
-    wanted = allocation.device_ids
+    """The next step of the job's group of workers towards its allocation, or towards its end."""
+    wanted, state = allocation.device_ids, record.lifecycle.state
     by_s = min([grace_over_s for _, grace_over_s in reclaimed], default=math.inf)
-    batch = _batch(record, allocation)
-    if record.state.is_terminal:
+    if state.is_terminal:
         return _stop_all(record, record.reason)
     if record.lifecycle.outcome is not None:
         end = EndJob(
@@ -240,8 +239,9 @@ def _reconcile_job(
             alternatives=record.lifecycle.alternatives,
         )
         return [end, *_stop_all(record, record.lifecycle.outcome_reason)]
-    if record.state is JobState.PREEMPTING:
+    if state is JobState.PREEMPTING:
         return _stop_all(record, record.reason)
+    batch = _batch(record, allocation)
     if not record.group.members and not record.group.previous_members:
         return _form_first_group(record, allocation, chosen, batch, free, why, now_s)
     if now_s >= by_s:

@@ -176,7 +176,7 @@ def test_a_change_without_room_is_a_violation():
 
 def test_the_books_of_the_control_plane_are_watched(monkeypatch):
     rig = Rig()
-    monkeypatch.setattr("springtide.control.room.has_room", lambda *_, **__: True)
+    monkeypatch.setattr("springtide.control.grants.has_room", lambda *_, **__: True)
     monkeypatch.setattr("springtide.control.controller.has_room", lambda *_, **__: True)
 
     class Careless:
