@@ -19,7 +19,7 @@ _SRC = "src/springtide/"
 PLANTED_BUGS = (
     PlantedBug(
         "a boundary of the capacity is off by one",
-        _SRC + "solvers/reservations/free_profile.py",
+        _SRC + "solvers/reservations/profile.py",
         "if free[index] >= num_devices:",
         "if free[index] >= num_devices - 1:",
         "tests/solvers/reservations/test_free_profile.py::test_earliest_is_the_first_second_from_which_all_are_free",

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from springtide.solvers.reservations.free_profile import FreeProfile
+from springtide.solvers.reservations.profile import FreeProfile
 
 HORIZON = 40
 CAPACITY = 16

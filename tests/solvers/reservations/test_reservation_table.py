@@ -20,9 +20,8 @@ from springtide.solvers.reservations.fit import (
     start_now,
     work_done,
 )
-from springtide.solvers.reservations.free_profile import FreeProfile
+from springtide.solvers.reservations.profile import FreeProfile
 from springtide.solvers.reservations.reservation_table import Entry, ReservationTable, verify
-from springtide.solvers.reservations.spare import use_spare
 
 EFFORT = 100_000
 
@@ -93,7 +92,7 @@ def test_a_gap_too_short_for_its_change_is_left_alone() -> None:
 def test_others_are_planned_anew_before_a_job_is_refused() -> None:
     reservations = _table(8)
     assert reservations.admit(_entry("loose", 400.0, 500.0))
-    use_spare(reservations)
+    reservations.use_spare()
     assert reservations.entries["loose"].size_at(0.0) == 8
     # All devices are in use until 55 s, and this one cannot wait so long.
     assert reservations.admit(_entry("tight", 120.0, 40.0))
@@ -151,7 +150,7 @@ def test_spare_devices_go_where_they_save_most_for_what_they_add() -> None:
     steep = Entry("steep", 100.0, 1000.0, (0.0, 1.0, 1.9, 2.8, 3.6), (1, 2, 4))
     assert reservations.admit(flat)
     assert reservations.admit(steep)
-    use_spare(reservations)
+    reservations.use_spare()
     assert steep.size_at(0.0) == 2
     assert verify(reservations) == []
 
@@ -162,7 +161,7 @@ def test_spare_devices_move_nobody_who_would_gain_less_than_a_change_costs() -> 
     assert reservations.admit(entry)
     reservations.commit()
     reservations.begin(3.0, reservations.costs, EFFORT)
-    use_spare(reservations)
+    reservations.use_spare()
     assert entry.size_at(3.0) == 1
 
 
@@ -232,7 +231,7 @@ def test_a_plan_that_is_carried_out_keeps_every_promise(
             entry = _drawn(index, work, now_s + slack_s, profile)
             if reservations.admit(entry):
                 promised[entry.key] = entry.deadline_s
-        use_spare(reservations)
+        reservations.use_spare()
         assert verify(reservations) == []
         anew = FreeProfile(capacity, now_s)
         for entry in reservations.entries.values():

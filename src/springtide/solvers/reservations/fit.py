@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from springtide.solvers.reservations.free_profile import FreeProfile
+from springtide.solvers.reservations.profile import FreeProfile
 
 
 class PlannedStretch(NamedTuple):

@@ -12,7 +12,7 @@ from springtide.core.resources import Topology, make_node
 from springtide.scheduling.decisions.cache import RowTable
 from springtide.scheduling.decisions.fingerprint import nodes_fingerprint
 from springtide.scheduling.placement.topology import layout_of
-from springtide.scheduling.policies.springtide.blocks import admit_on_used_block, is_used, mark_used, record_devices
+from springtide.scheduling.policies.springtide.blocks import admit_on_used_block
 from springtide.scheduling.policies.springtide.memory import (
     PAD_S,
     State,
@@ -22,11 +22,11 @@ from springtide.scheduling.policies.springtide.memory import (
     entry_of,
 )
 from springtide.scheduling.policies.springtide.moves import jobs_to_stop_first
+from springtide.scheduling.policies.springtide.outside import share_spare
 from springtide.scheduling.policies.springtide.packing import Packing
 from springtide.scheduling.policies.springtide.places import retime
 from springtide.scheduling.policies.springtide.reasons import why_impossible, why_no_room
 from springtide.scheduling.policies.springtide.rows import PromiseRow
-from springtide.scheduling.policies.springtide.spare import share_spare
 from springtide.solvers.reservations.fit import Costs, PlannedStretch
 from springtide.solvers.reservations.reservation_table import ReservationTable
 
@@ -115,12 +115,12 @@ def test_only_circles_take_a_detour() -> None:
 def test_a_block_counts_as_used_once_somebody_has_left_it() -> None:
     layout = layout_of(FOUR_NODES)
     state = _state()
-    record_devices(state, 0.0, {"a": PoolAllocation(device_ids=_devices(4, 5, 6, 7))})
-    mark_used(state, layout, 0.0, {})
-    assert not is_used(state, layout, _devices(4, 5, 6, 7))  # Only passed through within one instant.
-    mark_used(state, layout, 5.0, {})
-    assert is_used(state, layout, _devices(4, 5, 6, 7))
-    assert not is_used(state, layout, _devices(4, 5))
+    state.record_devices(0.0, {"a": PoolAllocation(device_ids=_devices(4, 5, 6, 7))})
+    state.mark_used(layout, 0.0, {})
+    assert not state.is_used(layout, _devices(4, 5, 6, 7))  # Only passed through within one instant.
+    state.mark_used(layout, 5.0, {})
+    assert state.is_used(layout, _devices(4, 5, 6, 7))
+    assert not state.is_used(layout, _devices(4, 5))
     assert block_of(layout, _devices(5, 6)) is None
     assert block_of(layout, _devices(6, 7)) == (1, 3)
 
@@ -148,7 +148,7 @@ def test_the_memory_gives_the_state_back() -> None:
     assert state.reservations.admit(entry)
     state.reservations.commit()
     state.used, state.cluster = [0, 5], nodes_fingerprint(FOUR_NODES)
-    record_devices(state, 0.0, {"a": PoolAllocation(device_ids=_devices(2, 3))})
+    state.record_devices(0.0, {"a": PoolAllocation(device_ids=_devices(2, 3))})
     index_of = {device_id: number for number, device_id in enumerate(FOUR_NODES.device_ids())}
     memory = msgspec.json.decode(msgspec.json.encode(state.encode(index_of)))
     again = decode(memory, rows.by_id, snapshot, state.cluster, FOUR_NODES.device_ids())

@@ -2,53 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from springtide.core.decision import PoolAllocation, Snapshot
+from springtide.core.decision import Snapshot
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.placement.topology import Layout, addresses, block_at
-from springtide.scheduling.policies.springtide.memory import PAD_S, Devices, State, block_of
+from springtide.scheduling.policies.springtide.memory import PAD_S, State
 from springtide.solvers.reservations.fit import PlannedStretch
 from springtide.solvers.reservations.reservation_table import Entry
 
 # From this fraction of used blocks of its size on, a job is admitted on a block that is not free yet.
 NEARLY_ALL = 0.75
-
-
-def same_devices(one: Devices | None, other: Devices | None) -> bool:
-    """Whether both are the same devices, in whatever order."""
-    return one is other or (one is not None and other is not None and len(one) == len(other) and set(one) == set(other))
-
-
-def record_devices(state: State, now_s: float, placed: Mapping[WorkloadId, PoolAllocation]) -> None:
-    """Record the devices of every workload, and since when it has them."""
-    decided: dict[WorkloadId, Devices] = {
-        workload_id: allocation.device_ids for workload_id, allocation in placed.items()
-    }
-    formed_s: dict[WorkloadId, float] = {}
-    for workload_id, devices in decided.items():
-        before = state.devices.get(workload_id)
-        formed_s[workload_id] = state.formed_s.get(workload_id, now_s) if same_devices(before, devices) else now_s
-    state.devices, state.formed_s = decided, formed_s
-    state.held = {str(workload_id): len(devices) for workload_id, devices in decided.items()}
-
-
-def mark_used(state: State, layout: Layout, now_s: float, stays: Mapping[WorkloadId, Devices]) -> None:
-    """Mark the blocks that jobs have been on and do not have in `stays`."""
-    for workload_id, devices in state.devices.items():
-        if not same_devices(stays.get(workload_id), devices) and state.formed_s.get(workload_id, now_s) < now_s:
-            block = block_of(layout, devices)
-            if block is None:
-                continue
-            level, number = block
-            state.used += [0] * (level + 1 - len(state.used))
-            state.used[level] |= 1 << number
-
-
-def is_used(state: State, layout: Layout, devices: Devices) -> bool:
-    """Whether a job is known to have been on exactly these devices."""
-    block = block_of(layout, devices)
-    return block is not None and block[0] < len(state.used) and bool(state.used[block[0]] >> block[1] & 1)
 
 
 def admit_on_used_block(state: State, layout: Layout, snapshot: Snapshot, entry: Entry) -> bool:

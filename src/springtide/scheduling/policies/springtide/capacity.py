@@ -12,10 +12,9 @@ from msgspec.structs import replace
 from springtide.core.decision import EMPTY, PoolAllocation, Snapshot
 from springtide.core.resources import DeviceId
 from springtide.core.workload import WorkloadId
-from springtide.scheduling.policies.springtide.blocks import same_devices
-from springtide.scheduling.policies.springtide.memory import State
+from springtide.scheduling.policies.springtide.memory import State, same_devices
 from springtide.scheduling.policies.springtide.rows import PromiseRow
-from springtide.solvers.reservations.capacity import Steps, compare, constant, devices_at, falls_of, mapped, trimmed
+from springtide.solvers.reservations.profile import Steps, compare, constant, devices_at, falls_of, mapped, trimmed
 
 # Devices that may go away at any moment are assumed to go so long after a decision.
 SOON_S = 1e-3

@@ -10,7 +10,7 @@ from springtide.core.workload import WorkloadId
 from springtide.scheduling.decisions.cache import RowTable
 from springtide.scheduling.placement.allocation_ledger import AllocationLedger, serve_demand, serve_minimum
 from springtide.scheduling.placement.topology import layout_of
-from springtide.scheduling.policies.springtide.blocks import admit_on_used_block, mark_used, record_devices
+from springtide.scheduling.policies.springtide.blocks import admit_on_used_block
 from springtide.scheduling.policies.springtide.capacity import (
     StayingJobs,
     announced_falls,
@@ -21,15 +21,13 @@ from springtide.scheduling.policies.springtide.capacity import (
 )
 from springtide.scheduling.policies.springtide.memory import State, costs_of, entry_of
 from springtide.scheduling.policies.springtide.moves import Placed, jobs_to_stop_first
+from springtide.scheduling.policies.springtide.outside import Trials, devices_needed_outside, is_cut_short, share_spare
 from springtide.scheduling.policies.springtide.places import assign_devices
 from springtide.scheduling.policies.springtide.reasons import why_impossible, why_no_room
 from springtide.scheduling.policies.springtide.rows import PromiseRow
-from springtide.scheduling.policies.springtide.spare import devices_needed_outside, share_spare
-from springtide.scheduling.policies.springtide.trials import Trials, is_cut_short
-from springtide.solvers.reservations.capacity import Steps, devices_at
 from springtide.solvers.reservations.fit import work_done
+from springtide.solvers.reservations.profile import Steps, devices_at
 from springtide.solvers.reservations.reservation_table import Entry, ReservationTable
-from springtide.solvers.reservations.spare import release_surplus, use_spare
 
 # A job deviates from its plan if its reported step differs from the planned one by more than both together: this part
 # of the steps planned since the last decision about it,
@@ -293,8 +291,8 @@ class Decision:
         without."""
         num_needed_outside = max(0, devices_needed_outside(outside, self.snapshot) - self.state.num_surplus)
         if self.reservations.profile.at(self.now_s) < num_needed_outside:
-            release_surplus(self.reservations, num_needed_outside)
-        use_spare(self.reservations, _num_kept_idle(self.snapshot.cluster), num_needed_outside)
+            self.reservations.release_surplus(num_needed_outside)
+        self.reservations.use_spare(_num_kept_idle(self.snapshot.cluster), num_needed_outside)
 
     def _share_outside(self, outside: list[PromiseRow]) -> dict[WorkloadId, int]:
         """Return the number of devices of each job outside the reservation table. A job that holds devices of a
@@ -333,9 +331,9 @@ class Decision:
         state.newcomers.clear()
         state.pinned.clear()
         places = {workload_id: allocation.device_ids for workload_id, allocation in placed.items()}
-        mark_used(state, layout_of(snapshot.cluster), self.now_s, places)
-        record_devices(state, self.now_s, placed)
-        state.stop_first = sorted(jobs_to_stop_first(snapshot, placed))
+        state.mark_used(layout_of(snapshot.cluster), self.now_s, places)
+        state.record_devices(self.now_s, placed)
+        state.stop_first = sorted(jobs_to_stop_first(snapshot, placed)) if snapshot.allocations else []
         self.reservations.commit()
         state.until_s = self._next_moment_s()
         self.allocations = placed

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from springtide.core.decision import Overheads, Snapshot
+from springtide.core.decision import Overheads, PoolAllocation, Snapshot
 from springtide.core.resources import DeviceId
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.placement.topology import Layout
 from springtide.scheduling.policies.springtide.rows import PromiseRow
-from springtide.solvers.reservations.capacity import Steps, constant
 from springtide.solvers.reservations.fit import Costs, PlannedStretch
+from springtide.solvers.reservations.profile import Steps, constant
 from springtide.solvers.reservations.reservation_table import Entry, ReservationTable
 
 # Plans add this much to the cost of a change. The real change is then never later than planned, in spite of the control
@@ -95,6 +95,34 @@ class State:
                 for entry in self.reservations.entries.values()
             },
         }
+
+    def record_devices(self, now_s: float, placed: Mapping[WorkloadId, PoolAllocation]) -> None:
+        """Record the devices of every workload, and since when it has them."""
+        decided: dict[WorkloadId, Devices] = {
+            workload_id: allocation.device_ids for workload_id, allocation in placed.items()
+        }
+        formed_s: dict[WorkloadId, float] = {}
+        for workload_id, devices in decided.items():
+            before = self.devices.get(workload_id)
+            formed_s[workload_id] = self.formed_s.get(workload_id, now_s) if same_devices(before, devices) else now_s
+        self.devices, self.formed_s = decided, formed_s
+        self.held = {str(workload_id): len(devices) for workload_id, devices in decided.items()}
+
+    def mark_used(self, layout: Layout, now_s: float, stays: Mapping[WorkloadId, Devices]) -> None:
+        """Mark the blocks that jobs have been on and do not have in `stays`."""
+        for workload_id, devices in self.devices.items():
+            if not same_devices(stays.get(workload_id), devices) and self.formed_s.get(workload_id, now_s) < now_s:
+                block = block_of(layout, devices)
+                if block is None:
+                    continue
+                level, number = block
+                self.used += [0] * (level + 1 - len(self.used))
+                self.used[level] |= 1 << number
+
+    def is_used(self, layout: Layout, devices: Devices) -> bool:
+        """Whether a job is known to have been on exactly these devices."""
+        block = block_of(layout, devices)
+        return block is not None and block[0] < len(self.used) and bool(self.used[block[0]] >> block[1] & 1)
 
 
 RULE = "springtide-2"
@@ -227,6 +255,11 @@ def costs_of(overheads: Overheads, largest: int, falls: Sequence[float] = ()) ->
     """What changes cost in plans: as on devices that no job has used, and PAD_S more."""
     later = (0.0, *(overheads.cost_s(n) + PAD_S for n in range(1, largest + 1)))
     return Costs(later.__getitem__, later, later, falls)
+
+
+def same_devices(one: Devices | None, other: Devices | None) -> bool:
+    """Whether both are the same devices, in whatever order."""
+    return one is other or (one is not None and other is not None and len(one) == len(other) and set(one) == set(other))
 
 
 def block_of(layout: Layout, devices: Devices) -> tuple[int, int] | None:

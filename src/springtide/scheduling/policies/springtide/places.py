@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from springtide.core.decision import PoolAllocation, Snapshot
+from springtide.core.decision import EMPTY, PoolAllocation, Snapshot
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.placement.placing import place
 from springtide.scheduling.placement.topology import Blocks, Layout, layout_of
-from springtide.scheduling.policies.springtide.blocks import is_used, same_devices
 from springtide.scheduling.policies.springtide.capacity import NO_WORKLOAD, StayingJobs
-from springtide.scheduling.policies.springtide.memory import PAD_S, Devices, State
+from springtide.scheduling.policies.springtide.memory import PAD_S, Devices, State, same_devices
 from springtide.scheduling.policies.springtide.moves import Placed, delays
 from springtide.scheduling.policies.springtide.packing import Packing
 from springtide.solvers.reservations.fit import Costs, PlannedStretch, Runs, work_done
@@ -166,7 +165,7 @@ def _accept_places(state: State, layout: Layout, snapshot: Snapshot, placed: Pla
     """Change the schedules to what their places cost, at the same sizes. A newcomer that would miss its deadline there
     is dropped; nothing has been promised to it yet."""
     reservations, now_s = state.reservations, state.reservations.now_s
-    waits_s = delays(state, snapshot, placed)
+    waits_s = delays(state, snapshot, placed) if snapshot.allocations else EMPTY
     for key, entry in list(reservations.entries.items()):
         allocation = placed.get(WorkloadId(key))
         if allocation is None or same_devices(state.devices.get(WorkloadId(key)), allocation.device_ids):
@@ -320,7 +319,7 @@ def _scheduled_work(entry: Entry) -> float:
 
 def _change_cost_s(state: State, layout: Layout, allocation: PoolAllocation) -> float:
     """What a change to these devices costs; it is less on a block that a job has been on before."""
-    has_been_used = is_used(state, layout, allocation.device_ids)
+    has_been_used = state.is_used(layout, allocation.device_ids)
     return state.change_s + PAD_S if has_been_used else state.reservations.costs.later[allocation.num_devices]
 
 
@@ -328,7 +327,7 @@ def _price_changes(state: State, layout: Layout, snapshot: Snapshot, placed: Pla
     """Put the cost of every change into the schedules: the change itself, and the wait until other jobs have left the
     devices. Returns the jobs whose schedules do not fit with it."""
     reservations, now_s = state.reservations, state.reservations.now_s
-    waits_s = delays(state, snapshot, placed)
+    waits_s = delays(state, snapshot, placed) if snapshot.allocations else EMPTY
     broken: list[str] = []
     for key, entry in list(reservations.entries.items()):
         workload_id = WorkloadId(key)

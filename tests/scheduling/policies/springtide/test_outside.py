@@ -9,9 +9,9 @@ from kits.job_parts import with_fields
 from kits.scheduling.rival_platform import counts, look, make_view
 from springtide.core.decision import JobView, Overheads, Plan
 from springtide.core.workload import JobState
+from springtide.scheduling.policies.springtide.outside import MAX_DOUBLINGS, RETRY_S
 from springtide.scheduling.policies.springtide.policy import Springtide
 from springtide.scheduling.policies.springtide.rows import SETTLE_S, PromiseRow
-from springtide.scheduling.policies.springtide.trials import MAX_DOUBLINGS, RETRY_S
 
 COSTS = Overheads(change_s=1.0)
 # Two devices seem to be slower than one.

@@ -9,17 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from springtide.solvers.reservations.capacity import (
-    Steps,
-    compare,
-    constant,
-    devices_at,
-    falls_of,
-    largest,
-    mapped,
-    pointwise_max,
-    trimmed,
-)
 from springtide.solvers.reservations.fit import (
     Costs,
     FitTask,
@@ -30,9 +19,19 @@ from springtide.solvers.reservations.fit import (
     start_now,
     work_done,
 )
-from springtide.solvers.reservations.free_profile import FreeProfile
+from springtide.solvers.reservations.profile import (
+    FreeProfile,
+    Steps,
+    compare,
+    constant,
+    devices_at,
+    falls_of,
+    largest,
+    mapped,
+    pointwise_max,
+    trimmed,
+)
 from springtide.solvers.reservations.reservation_table import Entry, ReservationTable, verify
-from springtide.solvers.reservations.spare import release_surplus, use_spare
 
 EFFORT = 100_000
 LINEAR = tuple(float(n) for n in range(9))
@@ -148,7 +147,7 @@ def test_a_smaller_capacity_changes_only_who_is_in_the_way() -> None:
     reservations = _table(8)
     assert reservations.admit(_entry("boosted", 400.0, 600.0))
     assert reservations.admit(_entry("steady", 80.0, 100.0))
-    use_spare(reservations)
+    reservations.use_spare()
     steady = reservations.entries["steady"].runs
     assert reservations.set_capacity(((0.0, 8), (20.0, 4)))
     assert reservations.entries["steady"].runs == steady
@@ -162,14 +161,14 @@ def test_a_smaller_capacity_changes_only_who_is_in_the_way() -> None:
 def test_who_is_fixed_is_asked_by_nobody() -> None:
     reservations = _table(8)
     assert reservations.admit(_entry("fixed", 400.0, 500.0))
-    use_spare(reservations)
+    reservations.use_spare()
     fixed = reservations.entries["fixed"]
     before = fixed.runs
     fixed.is_fixed = True
     assert not reservations.admit(_entry("urgent", 200.0, 40.0))
     assert not reservations.set_capacity(4)
-    release_surplus(reservations, 4)
-    use_spare(reservations)
+    reservations.release_surplus(4)
+    reservations.use_spare()
     assert fixed.runs is before
     fixed.is_fixed = False
     assert reservations.admit(_entry("urgent", 120.0, 40.0))
@@ -204,7 +203,7 @@ def test_whatever_capacity_comes_the_book_is_sound(steps: Steps, jobs: list[tupl
     reservations = _table(12, _costs(reserve_s=2.0, falls=falls_of(steps, 0.0, 4)))
     for index, (work, deadline_s) in enumerate(jobs):
         reservations.admit(_entry(f"job-{index}", work, deadline_s))
-    use_spare(reservations)
+    reservations.use_spare()
     reservations.commit()
     now_s = float(moment)
     reservations.begin(now_s, reservations.costs, EFFORT)
