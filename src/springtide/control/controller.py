@@ -255,7 +255,8 @@ class Controller:
             for record in self._records_backing_off()
             if record.runnable_at_s > step.now_s and not record.is_over
         ]
-        moments += graces_over_at_s(self.state, step.now_s)
+        if self.state.drains:
+            moments += graces_over_at_s(self.state, step.now_s)
         self._wakeup_at_s = min(moments, default=None)
 
 

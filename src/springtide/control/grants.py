@@ -75,8 +75,6 @@ class Grants:
         """The job's workers that have to leave a reclaimed node and are not stopping yet, each with the end of its
         grace (platform seconds)."""
         drains = self._state.drains
-        if not drains:
-            return ()
         allocation = self._plan.allocations.get(record.workload_id)
         wanted = () if allocation is None else allocation.device_ids
         found: list[tuple[ReplicaRecord, float]] = []

@@ -111,13 +111,14 @@ def reconcile(state: PlatformState, plan: Plan, now_s: float, worklist: Worklist
         if isinstance(record, ServiceRecord):
             actions = _reconcile_service(record, allocation, free, why, now_s)
         else:
-            reclaimed = may_grant.reclaimed(record)
+            reclaimed = may_grant.reclaimed(record) if state.drains else ()
             is_leaving = bool(reclaimed)
             actions = _reconcile_job(record, plan, allocation, free, why, now_s, reclaimed)
         if allocation.share is not None:
             actions += may_grant.change_shares(record, allocation, allocation.share, why)
-        may_grant.add(actions)
-        if worklist is not None and not actions and not is_leaving and _holds_all(held, allocation):
+        if actions:
+            may_grant.add(actions)
+        elif worklist is not None and not is_leaving and _holds_all(held, allocation):
             worklist.mark_settled(workload_id, allocation)
         for action in actions:
             (starts if isinstance(action, StartReplica) else releases).append(action)
@@ -159,22 +160,14 @@ def _reconcile_service(
         is_outdated = replica.revision != service.revision
         if replica.state is not ReplicaState.STOPPING and (replica.device_id not in kept or is_outdated):
             reason = "a newer revision replaces it" if is_outdated else (why or "the service needs fewer replicas")
-            actions.append(
-                StopReplica(
-                    workload_id=record.workload_id,
-                    replica_id=replica.replica_id,
-                    grace_s=service.grace_s,
-                    cause="plan",
-                    reason=reason,
-                )
-            )
+            actions.append(_stop(record, replica, service.grace_s, reason))
     if record.is_removed or now_s < record.runnable_at_s:
         return actions
     for number, device_id in enumerate(free, start=record.next_replica):
         actions.append(
             StartReplica(
                 workload=service,
-                replica_id=replica_id_of(record.workload_id, number),
+                replica_id=_replica_id(record.workload_id, number),
                 device_id=device_id,
                 generation=service.revision,
                 share=wanted.share,
@@ -276,7 +269,7 @@ def _stop_all(record: JobRecord, reason: str) -> list[Action]:
     ]
 
 
-def _stop(record: JobRecord, replica: ReplicaRecord, grace_s: float, reason: str) -> StopReplica:
+def _stop(record: JobRecord | ServiceRecord, replica: ReplicaRecord, grace_s: float, reason: str) -> StopReplica:
     return StopReplica(
         workload_id=record.workload_id, replica_id=replica.replica_id, grace_s=grace_s, cause="plan", reason=reason
     )
@@ -348,12 +341,12 @@ def _start(
     share: Share | None,
     chosen: ChosenPlan | None = None,
 ) -> list[Action]:
-    is_fresh = generation > record.group.generation
+    job, is_fresh = record.job, generation > record.group.generation
     change = None if chosen is None else GroupChange(code="start", after=len(devices), why=reason, chosen=chosen)
     return [
         StartReplica(
-            workload=record.job,
-            replica_id=replica_id_of(record.workload_id, number),
+            workload=job,
+            replica_id=_replica_id(job.job_id, number),
             device_id=device_id,
             generation=generation,
             restore=record.saved.checkpoint if is_fresh else None,
@@ -500,6 +493,6 @@ def _change(
     )
 
 
-def replica_id_of(workload_id: WorkloadId, number: int) -> ReplicaId:
+def _replica_id(workload_id: WorkloadId, number: int) -> ReplicaId:
     """The id of the workload's replica with this number, counted from its submission."""
     return ReplicaId(f"{workload_id}.{number}")

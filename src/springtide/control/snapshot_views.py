@@ -35,8 +35,8 @@ class SnapshotViews:
             self._update_job(state, job)
 
     def _update_job(self, state: PlatformState, record: JobRecord) -> None:
-        job_id = record.workload_id
-        wants_to_run = record.lifecycle.outcome is None and not record.bounds.is_paused and not record.state.is_terminal
+        job_id, lifecycle = record.job.job_id, record.lifecycle
+        wants_to_run = lifecycle.outcome is None and not record.bounds.is_paused and not lifecycle.state.is_terminal
         if not wants_to_run:
             if self._views.pop(job_id, None) is not None:
                 self._jobs = None

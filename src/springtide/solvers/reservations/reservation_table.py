@@ -368,8 +368,8 @@ class ReservationTable:
     # --- spare devices ---------------------------------------------------------------------------------------------
 
     def release_surplus(self, num_needed: int) -> None:
-        """Shrink jobs that hold more than their deadlines need, those with the largest surplus first, until `num_needed`
-        devices are free now. No promise is broken, and no other job is planned anew.
+        """Shrink jobs that hold more than their deadlines need, those with the largest surplus first, until
+        `num_needed` devices are free now. No promise is broken, and no other job is planned anew.
         """
         now_s = self.now_s
         for entry in sorted(self.entries.values(), key=lambda entry: (-self.surplus(entry), entry.key)):

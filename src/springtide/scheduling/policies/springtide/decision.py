@@ -141,17 +141,22 @@ class Decision:
 
     def _serve(self) -> dict[WorkloadId, int]:
         """Return the devices of each service: its minimum always, more only as far as every promise stays kept."""
-        shares = AllocationLedger(self.snapshot)
-        serve_minimum(shares)
-        least = dict(shares.counts)
-        serve_demand(shares)
-        wanted = dict(shares.counts)
-        self.notes.update(shares.notes)
-        is_kept = self.reservations.set_capacity(self._promisable(wanted))
+        least: dict[WorkloadId, int] = {}
+        wanted: dict[WorkloadId, int] = {}
+        if self.snapshot.services:
+            shares = AllocationLedger(self.snapshot)
+            serve_minimum(shares)
+            least = dict(shares.counts)
+            serve_demand(shares)
+            wanted = dict(shares.counts)
+            self.notes.update(shares.notes)
+        capacity = self._promisable(wanted)
+        is_kept = self.reservations.set_capacity(capacity)
         if not is_kept and self.staying.promised:
             # If jobs need not stay on draining nodes, all schedules may still fit.
             self._release_staying_jobs()
-            is_kept = self.reservations.set_capacity(self._promisable(wanted))
+            capacity = self._promisable(wanted)
+            is_kept = self.reservations.set_capacity(capacity)
         if not is_kept:
             self.reservations.lift_capacity(self._promisable(least), self._num_present(least))
             spare = max(0, min(self.reservations.profile.free))
@@ -159,10 +164,10 @@ class Decision:
                 more = min(spare, count - least.get(workload_id, 0))
                 least[workload_id] = least.get(workload_id, 0) + more
                 spare -= more
-            if not self.reservations.set_capacity(self._promisable(least)):
-                self.reservations.lift_capacity(self._promisable(least), self._num_present(least))
-            wanted = least
-        self.state.promisable = self._promisable(wanted)
+            wanted, capacity = least, self._promisable(least)
+            if not self.reservations.set_capacity(capacity):
+                self.reservations.lift_capacity(capacity, self._num_present(wanted))
+        self.state.promisable = capacity
         self.state.num_surplus = self._num_present(wanted) - devices_at(self.reservations.steps, self.now_s)
         return wanted
 

@@ -1,7 +1,7 @@
 """Jobs outside the reservation table (best effort, soft deadlines): their devices, and trials of larger sizes.
 
-They get devices that no promise uses now. A job without a profile, whose first measurements may have been wrong, keeps a
-new size until its speed there is measured; if it was slow there, it is tried again later on idle devices.
+They get devices that no promise uses now. A job without a profile, whose first measurements may have been wrong, keeps
+a new size until its speed there is measured; if it was slow there, it is tried again later on idle devices.
 """
 
 from __future__ import annotations
