@@ -55,26 +55,7 @@ def assign_devices(
     for number in range(MAX_ROUNDS + 1):
         spare = _within(spare, reservations, state.num_surplus)
         counts = {**services, **_counts(reservations), **spare}
-        movable = {workload_id for workload_id in spare if workload_id in held} - fixed
-        wanted = {
-            workload_id: devices
-            for workload_id, devices in state.devices.items()
-            if workload_id in counts and (workload_id not in held or held[workload_id].device_ids != devices)
-        }
-        if number == 0:
-            wanted.update(compact)
-        wanted.update(
-            {
-                workload_id: devices
-                for workload_id, devices in state.pinned.items()
-                if len(devices) == counts.get(workload_id)
-            }
-        )
-        placed = place(counts, snapshot, movable=movable, wanted=wanted)
-        if _scattered(state, layout, placed):
-            movable |= {WorkloadId(key) for key in _movable_jobs(reservations)} - fixed
-            placed = place(counts, snapshot, movable=movable, wanted=wanted)
-            placed = _pack(state, layout, snapshot, placed, movable, spare)
+        placed = _choose_places(state, layout, snapshot, counts, spare, fixed, compact if number == 0 else EMPTY)
         if number == MAX_ROUNDS:
             _accept_places(state, layout, snapshot, placed)
             break
@@ -101,6 +82,34 @@ def assign_devices(
             break
     placed.pop(NO_WORKLOAD, None)
     return placed
+
+
+def _choose_places(
+    state: State,
+    layout: Layout,
+    snapshot: Snapshot,
+    counts: Mapping[WorkloadId, int],
+    spare: Mapping[WorkloadId, int],
+    fixed: set[WorkloadId],
+    compact: Mapping[WorkloadId, Devices],
+) -> Placed:
+    """Places for these counts: as decided before where that still fits, in `compact` places where there are some, and
+    packed anew if a job would be scattered. The jobs in `fixed` do not move."""
+    held = snapshot.allocations
+    wanted = {
+        workload_id: devices
+        for workload_id, devices in state.devices.items()
+        if workload_id in counts and (workload_id not in held or held[workload_id].device_ids != devices)
+    }
+    wanted.update(compact)
+    wanted.update({who: devices for who, devices in state.pinned.items() if len(devices) == counts.get(who)})
+    movable = {workload_id for workload_id in spare if workload_id in held} - fixed
+    placed = place(counts, snapshot, movable=movable, wanted=wanted)
+    if not _scattered(state, layout, placed):
+        return placed
+    movable |= {WorkloadId(key) for key in _movable_jobs(state.reservations)} - fixed
+    placed = place(counts, snapshot, movable=movable, wanted=wanted)
+    return _pack(state, layout, snapshot, placed, movable, spare)
 
 
 def _within(
