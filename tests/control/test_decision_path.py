@@ -6,6 +6,7 @@ A reader follows the same way. Both numbers are counts, the same on every machin
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 
@@ -38,7 +39,7 @@ class CallPath:
 
     @property
     def num_moves(self) -> int:
-        return sum(before != after for before, after in zip(self.files, self.files[1:], strict=False))
+        return sum(before != after for before, after in pairwise(self.files))
 
 
 def path_of_first_decision() -> CallPath:
