@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from kits.simulation.sharers import FirstFit, Restless
 from springtide.control import controller as controller_module
-from springtide.control import room
+from springtide.control import grants
 from springtide.control.controller import Controller
 from springtide.core.actions import SetShare, StartReplica
 from springtide.core.decision import Policy
@@ -114,7 +114,7 @@ def test_shares_change_in_every_state_and_beside_every_trouble() -> None:
 
 def _no_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever comes is put beside those who are about to leave."""
-    monkeypatch.setattr(room, "has_room", lambda *_, **__: True)
+    monkeypatch.setattr(grants, "has_room", lambda *_, **__: True)
 
 
 def _forgotten_shares(monkeypatch: pytest.MonkeyPatch) -> None:
