@@ -137,7 +137,7 @@ class World(Functions):
 
     def start(self) -> None:
         self.generation += 1
-        self.tell(messages.AskedToRun(generation=self.generation, plan=self.plan))
+        self.tell(messages.RunRequested(generation=self.generation, plan=self.plan))
 
     def tell(self, stimulus: messages.Stimulus) -> None:
         for order in self.coordinator.handle(self.now_s, stimulus):
@@ -151,7 +151,7 @@ class World(Functions):
 
     def read(self) -> None:
         if self.stream is not None and self.coordinator.wants_stream:
-            self.tell(messages.StreamSeen(stream=self.stream))
+            self.tell(messages.StreamRead(stream=self.stream))
         if self.coordinator.run.mode == "running" and self.coordinator.run.pool.parameter_url and not self.is_store_up:
             self.tell(messages.ParameterStoreLost())
         for place, incarnation in self.coordinator.watched():
@@ -162,16 +162,16 @@ class World(Functions):
 
     def see(self, report: FunctionReport) -> None:
         if self.random.random() < self.faults.stale:
-            self.after(self.random.uniform(0, 20), lambda: self.tell(messages.ReportSeen(report=report)))
+            self.after(self.random.uniform(0, 20), lambda: self.tell(messages.ReportRead(report=report)))
         else:
-            self.tell(messages.ReportSeen(report=report))
+            self.tell(messages.ReportRead(report=report))
 
     def obey(self, order: messages.Order) -> None:
         if isinstance(order, messages.Invoke):
             self.invoke(order)
         elif isinstance(order, messages.WriteControl):
             self.write_control(order.record)
-        elif isinstance(order, messages.LookForStates):
+        elif isinstance(order, messages.FindStates):
             self.after(self.random.uniform(0.05, 0.5), lambda: self.look(order))
         elif isinstance(order, messages.Assemble):
             self.after(0.5, lambda: self.assemble(order.step, order.num_layers))
@@ -203,9 +203,9 @@ class World(Functions):
     def hear(self, event: events.Event) -> None:
         self.events.append(event)
         if isinstance(event, events.JobFinished | events.JobFailed):
-            self.after(0.1, lambda: self.tell(messages.AskedToStop()))
+            self.after(0.1, lambda: self.tell(messages.StopRequested()))
         elif isinstance(event, events.PauseRequested):
-            self.after(0.1, lambda: self.tell(messages.AskedToPreempt(generation=self.generation + 1, grace_s=15.0)))
+            self.after(0.1, lambda: self.tell(messages.PreemptRequested(generation=self.generation + 1, grace_s=15.0)))
         elif isinstance(event, events.ReplicaLost):
             if self.restarts_left == 0:
                 self.is_over = True
@@ -237,7 +237,7 @@ class World(Functions):
             layer, stage = meta[1][1], stage + 1
         return layer == num_layers
 
-    def look(self, order: messages.LookForStates) -> None:
+    def look(self, order: messages.FindStates) -> None:
         steps = sorted({int(key.split("/")[-2]) for key in self.states}, reverse=True)
         whole = [step for step in steps if self.complete(step, order.num_layers)]
         newest = whole[0] if whole and order.newest is None else order.newest or 0

@@ -128,7 +128,7 @@ class Functions:
             last = self.reports[function.place, function.order.incarnation]
 
             def tell() -> None:
-                self.tell(messages.ReportSeen(report=last))
+                self.tell(messages.ReportRead(report=last))
                 self.end_of(function.invoke, "returned", result=result, duration_s=lasted_s)
 
             self.after(self.random.uniform(0.01, 0.3), tell)
@@ -148,7 +148,7 @@ class Functions:
 
             def tell() -> None:
                 if last is not None:
-                    self.tell(messages.ReportSeen(report=last))
+                    self.tell(messages.ReportRead(report=last))
                 self.end_of(function.invoke, outcome, error=f"it was {outcome}", duration_s=lasted_s, **fields)
 
             self.after(self.random.uniform(0.01, 0.5), tell)

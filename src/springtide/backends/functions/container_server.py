@@ -1,7 +1,7 @@
-"""Inside a custom container of Alibaba Function Compute: POST /invoke runs the handler, as Lambda's runtime would.
+"""The HTTP server in a custom container of Alibaba Function Compute: POST /invoke runs the handler, as on Lambda.
 
-Run as `python -m springtide.backends.functions.container_server`; the function's environment says which handler and
-for how long an invocation may run. Only the standard library, so that a container starts fast.
+Run as `python -m springtide.backends.functions.container_server`; the function's environment names the handler and
+the lifetime of an invocation. It imports only the standard library, so that a container starts fast.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 _PORT = 9000
 _MAX_BODY_BYTES = 6 * 1024 * 1024
 _DEFAULT_HANDLER = "springtide.runtime.function_handler.handler"
-# The role's credentials come with each request; object stores look for them under these names.
+# The role's credentials arrive with each request; the clients of object stores read these variables.
 _CREDENTIALS = (
     ("x-fc-access-key-id", "AWS_ACCESS_KEY_ID"),
     ("x-fc-access-key-secret", "AWS_SECRET_ACCESS_KEY"),
@@ -29,7 +29,7 @@ _CREDENTIALS = (
 
 
 class Context:
-    """What the handler's second argument offers on Lambda, as far as this service can tell."""
+    """The handler's second argument: what Lambda offers there, as far as this service provides it."""
 
     def __init__(self, request_id: str, lifetime_s: float, memory_mb: str, function_name: str) -> None:
         self.aws_request_id = request_id
@@ -43,7 +43,7 @@ class Context:
 
 
 class ContainerServer(ThreadingHTTPServer):
-    """Serves one invocation at a time, as its function is set up; others wait for their turn."""
+    """Serves one invocation at a time, which is the concurrency that the function is configured with; others wait."""
 
     daemon_threads = True
 
@@ -54,7 +54,7 @@ class ContainerServer(ThreadingHTTPServer):
         self.turn = threading.Lock()
 
     def run(self, body: bytes, headers: Mapping[str, str]) -> tuple[bool, bytes]:
-        """Call the handler; whether it returned, and its answer or its error as JSON."""
+        """Call the handler; returns whether it returned, and its answer or its error as JSON."""
         for name, variable in _CREDENTIALS:
             if headers.get(name):
                 os.environ[variable] = headers[name]
@@ -76,7 +76,7 @@ class _InvokeRequest(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:
-        """/invoke and /initialize are what the service calls."""
+        """The service calls /invoke and /initialize."""
         length = self.headers.get("Content-Length", "0")
         if not length.isdigit() or int(length) > _MAX_BODY_BYTES:
             self.close_connection = True
@@ -99,7 +99,7 @@ class _InvokeRequest(BaseHTTPRequestHandler):
         self._answer(200, True, b"")
 
     def log_message(self, format: str, *args: Any) -> None:
-        """What the handler writes is the log."""
+        """Log no requests: the log is for the handler's output."""
 
     def _answer(self, status: int, is_good: bool, body: bytes) -> None:
         self.send_response(status)

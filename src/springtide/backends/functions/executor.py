@@ -45,13 +45,13 @@ _END_S = 5.0
 
 
 class FunctionsExecutor:
-    """Runs jobs on the functions of one provider. `open`, then `recover` or `start`, `wait`; `close` at last.
+    """Runs jobs on the functions of one provider. `open`, then `recover` or `start`, `wait`; finally `close`.
 
-    `store_url` is the object store that functions reach, too. `parameter_host` runs the stores that take what travels
-    (None: the one at `parameter_url` does, or none where that is empty). `stream_rules` say when jobs on streams rest.
-    `node` is how the service stands in the cluster. `term` numbers the control planes where several lead one after the
-    other on machines of their own: all that is to be known of a job is in the store then (0: on this disk). Every
-    method is thread-safe; none but `wait`, `open` and `close` blocks.
+    `store_url` is the object store that functions reach as well. `parameter_host` runs the stores for messages between
+    functions (None: the one at `parameter_url`, or none where that is empty). `stream_rules` say when jobs on streams
+    end their functions and restart them. `node` represents the service in the cluster. `term` numbers the control
+    planes that lead one after the other on different machines; a job's records are in the store then (0: on this disk).
+    Every method is thread-safe; none but `wait`, `open` and `close` blocks.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class FunctionsExecutor:
         self._clock = clock
         self._store_url = store_url
         self._parameter_host = parameter_host or (FixedHost(parameter_url) if parameter_url else None)
-        # One that is always there has to be cleared up after a job; others end with it.
+        # A permanent store has to be cleaned after each job; the others end with their job.
         self._parameter_url = self._parameter_host.url if isinstance(self._parameter_host, FixedHost) else ""
         self._stream_rules = stream_rules or StreamRules()
         self._inbox: Inbox[None] = Inbox(clock)
@@ -87,7 +87,7 @@ class FunctionsExecutor:
         self._fetched: set[WorkloadId] = set()
 
     def open(self) -> None:
-        """Learn which jobs have objects in the store, where nothing else says so."""
+        """With a `term`: list the jobs that have objects in the store, which are not known from this disk."""
         if not self._term:
             return
         try:
@@ -97,20 +97,20 @@ class FunctionsExecutor:
             _log.warning("what is kept of jobs on functions is not known: %s", error)
 
     def send_events_to(self, post: Callable[[Event], None]) -> None:
-        """From now on events go there instead of to `wait`, for executors that share one stream of them."""
+        """Send events to `post` instead of returning them from `wait`, for executors that share one inbox."""
         self._outlet = post
 
     def knows(self, job_id: WorkloadId) -> bool:
-        """Whether the job has ever been begun on functions here."""
+        """Whether the job was ever started on functions of this platform."""
         return job_id in self._shells or job_id in self._kept or (self._work_dir(job_id) / NOTES_FILE).exists()
 
     def close(self, stop_workers: bool = False) -> None:
-        """End every coordinator. With `stop_workers` functions are told to stop first; otherwise they go on."""
+        """End every coordinator. With `stop_workers` functions are stopped first; otherwise they run on."""
         with self._lock:
             shells = list(self._shells.values())
         if stop_workers:
             for shell in shells:
-                shell.tell(messages.AskedToStop(grace_s=1.0))
+                shell.send(messages.StopRequested(grace_s=1.0))
             for shell in shells:
                 shell.wait_stopped(_END_S)
         for shell in shells:
@@ -133,19 +133,19 @@ class FunctionsExecutor:
         return self._inbox.wait(deadline_s)
 
     def acknowledge(self, events: Sequence[Event]) -> None:
-        """Let coordinators know of goals that are durable now; one that begins later is told by its StartReplica.
+        """Pass on changed budgets that are durable now; a coordinator that starts later gets its from StartReplica.
 
-        What coordinators say they say again after a restart, from what is in the store: the caller does not wait.
+        Events need no acknowledgement to be repeated: after a restart coordinators report again, from the store.
         """
         for event in events:
             if isinstance(event, JobEdited) and event.goal is not None:
                 with self._lock:
                     shell = self._shells.get(event.job_id)
                 if shell is not None:
-                    shell.tell(messages.BudgetTold(budget_usd=event.goal.budget_usd))
+                    shell.send(messages.BudgetChanged(budget_usd=event.goal.budget_usd))
 
     def status(self, job_id: WorkloadId) -> FunctionRunStatus | None:
-        """A job's functions as they are now, or as they were last; None for a job that never had any."""
+        """The current or last status of a job's functions; None for a job that never had any."""
         with self._lock:
             shell = self._shells.get(job_id)
         status = shell.status() if shell is not None else None
@@ -154,7 +154,7 @@ class FunctionsExecutor:
         return status if status is not None else read_status(self._work_dir(job_id))
 
     def _fetch_status(self, job_id: WorkloadId) -> None:
-        """Bring the status here that a coordinator elsewhere has left; once."""
+        """Fetch the status that a coordinator on another machine left; once."""
         with self._lock:
             is_known = job_id in self._fetched
             self._fetched.add(job_id)
@@ -167,7 +167,7 @@ class FunctionsExecutor:
             _log.warning("the last status of %s cannot be had: %s", job_id, error)
 
     def recover(self, standing: Standing) -> None:
-        """Take over the jobs whose functions may have gone on meanwhile, then begin cut-off effects anew."""
+        """Take over the jobs whose functions may have run on, then start unconfirmed actions again."""
         asked = {action.replica_id for action in standing.actions if isinstance(action, StartReplica)}
         for start in standing.replicas:
             if isinstance(start.workload, TrainingJob) and start.workload.is_on_functions:
@@ -177,7 +177,7 @@ class FunctionsExecutor:
             self.start(action)
 
     def start(self, action: Action) -> None:
-        """Begin an action; what became of it comes back as an event. Repeating an action is harmless."""
+        """Start an action; its outcome is reported as an event. Repeating an action is harmless."""
         self._do(action)
 
     # --- actions ---------------------------------------------------------------------------------------------------
@@ -194,25 +194,25 @@ class FunctionsExecutor:
     def _(self, action: ResizeJob) -> None:
         shell = self._shells.get(action.job_id)
         if shell is not None and action.functions is not None and shell.replica_id in action.replica_ids:
-            shell.tell(messages.AskedToRun(generation=action.generation, plan=action.functions))
+            shell.send(messages.RunRequested(generation=action.generation, plan=action.functions))
 
     @_do.register
     def _(self, action: PreemptJob) -> None:
         self._end_replicas(
             action.job_id,
             action.replica_ids,
-            messages.AskedToPreempt(generation=action.generation, grace_s=action.grace_s),
+            messages.PreemptRequested(generation=action.generation, grace_s=action.grace_s),
         )
 
     @_do.register
     def _(self, action: StopReplica) -> None:
-        self._end_replicas(action.workload_id, (action.replica_id,), messages.AskedToStop(grace_s=action.grace_s))
+        self._end_replicas(action.workload_id, (action.replica_id,), messages.StopRequested(grace_s=action.grace_s))
 
     @_do.register
     def _(self, action: EndJob) -> None:
         shell = self._shells.get(action.job_id)
         if shell is not None:
-            shell.tell(messages.AskedToStop())
+            shell.send(messages.StopRequested())
         self._inbox.forget_job(action.job_id)
         keeps_states = action.state is not JobState.SUCCEEDED
         threading.Thread(
@@ -221,15 +221,15 @@ class FunctionsExecutor:
 
     @_do.register
     def _(self, action: AdmitJob) -> None:
-        """A promise is the control plane's alone."""
+        """Nothing to do: promises concern only the control plane."""
 
     @_do.register
     def _(self, action: DrainNode) -> None:
-        """A function service changes no pool."""
+        """Nothing to do: a function service changes no pool."""
 
     @_do.register
     def _(self, action: LabelNode) -> None:
-        """A function service changes no pool."""
+        """Nothing to do: a function service changes no pool."""
 
     def _begin(self, start: StartReplica, generation: int, *, is_adopting: bool) -> None:
         with self._lock:
@@ -247,14 +247,14 @@ class FunctionsExecutor:
                 post=self.post,
                 term=self._term,
             )
-            # From here on what is on this disk is the newest.
+            # From now on the status on this disk is the newest.
             self._fetched.add(start.workload_id)
             shell = CoordinatorShell(start, wiring, generation, is_adopting=is_adopting)
             self._shells[start.workload_id] = shell
             if known is not None:
                 self._gone.add(known.replica_id)
         if known is not None:
-            # One that has given its place back; nothing of it runs any more but its thread.
+            # It belonged to a replica that was reported as lost; only its thread still runs.
             known.close(timeout_s=0.0)
         shell.start()
 
@@ -262,7 +262,7 @@ class FunctionsExecutor:
         for replica_id in replica_ids:
             shell = self._shells.get(job_id)
             if shell is not None and shell.replica_id == replica_id and not shell.has_ended:
-                shell.tell(asked)
+                shell.send(asked)
             else:
                 self.post(ReplicaStopped(workload_id=job_id, replica_id=replica_id))
 

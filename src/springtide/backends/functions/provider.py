@@ -1,6 +1,6 @@
-"""The port to a provider of functions: what a job's coordinator asks of it, and what it hears when one has ended.
+"""The port to a provider of functions: how a job's coordinator invokes them and learns of their end.
 
-`aws`, `alibaba` and the emulator stand behind it; which errors of theirs mean what is said here once.
+Implemented by `aws`, `alibaba` and the emulator. The meaning of every outcome is defined here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from springtide.core.functions import FunctionService
 
 Outcome = Literal["returned", "failed", "timed_out", "out_of_memory", "killed", "throttled", "refused", "lost"]
 OnEnd = Callable[["InvocationEnd"], None]
-# Clouds' names of functions have at most 64 characters, and "-10240" says how much memory one has.
+# Function names have at most 64 characters at the clouds, and end with the memory size: "-10240".
 MAX_PREFIX = 58
 _OWN = "springtide"
 _MAX_NAME = 40
@@ -28,15 +28,15 @@ _DIGEST_DIGITS = 6
 
 
 class InvocationEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """How an invocation ended. `error` is one sentence for people, `log` the tail of what the function wrote.
+    """How an invocation ended. `error` is one sentence for users, `log` the tail of the function's output.
 
     "returned": `payload` is what the handler returned. "failed": it raised, or ended by itself. "timed_out",
-    "out_of_memory": the provider ended it at that limit. "killed": it was ended from outside, for no limit of its own.
-    "throttled": nothing ran and nothing is charged; asking again after `retry_after_s` makes sense. "refused": nothing
-    ran, and asking again the same way does not help or the provider is ill. "lost": it was accepted, or may have been,
-    and its outcome is unknown: it may be running still.
+    "out_of_memory": the provider ended it at that limit. "killed": it was ended from outside, not at a limit.
+    "throttled": nothing ran and nothing is charged; retry after `retry_after_s`. "refused": nothing ran, and the same
+    request will not succeed, or the provider has a failure. "lost": it was accepted, or may have been, and its outcome
+    is unknown: it may still be running.
 
-    `duration_s` is what is charged for (None in doubt: a lost one may have been charged up to its lifetime).
+    `duration_s` is the charged time (None if unknown: a lost one may be charged up to its lifetime).
     """
 
     invocation_id: str
@@ -51,7 +51,7 @@ class InvocationEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One line that a function wrote: when (seconds since 1970), which instance of it, and the text."""
+    """One line of a function's output: its time (seconds since 1970), the instance that wrote it, and the text."""
 
     at_s: float
     stream: str
@@ -69,37 +69,37 @@ class FunctionProvider(Protocol):
     def deploy(self, memory_mb: Collection[int], environment: Mapping[str, str] | None = None) -> None:
         """Make sure that functions of these sizes exist and can be invoked. Blocks; idempotent.
 
-        `environment` replaces what the functions are given, where it is not None. Raises InvalidRequest for what the
-        user can mend, BackendError otherwise.
+        `environment` replaces the functions' environment, unless it is None. Raises InvalidRequest for what the user
+        can fix, BackendError otherwise.
         """
         ...
 
     def invoke(self, memory_mb: int, payload: bytes, on_end: OnEnd) -> str:
-        """Ask for one run of the function of that size, and return an id for it at once.
+        """Start one run of the function of that size, and return an id for it at once.
 
         `on_end` is called exactly once, from another thread; never after `close`. Nothing is retried here: a second
-        try is a second function, which is the caller's to decide.
+        try is a second function, which only the caller can decide on.
         """
         ...
 
     def tail(self, since_s: float, limit: int = 1000) -> Sequence[LogLine]:
-        """What functions of all sizes wrote since then (seconds since 1970), oldest first. Raises BackendError."""
+        """Output of functions of all sizes since that time (seconds since 1970), oldest first. Raises BackendError."""
         ...
 
     def remove(self) -> None:
-        """Delete the functions of all sizes. Those that run now run on until they end."""
+        """Delete the functions of all sizes. Running invocations continue until they end."""
         ...
 
     def close(self) -> None:
-        """Let go of connections and threads; calls no `on_end` any more. Functions run on."""
+        """Release connections and threads; no `on_end` is called afterwards. Functions run on."""
         ...
 
 
 class Invocations:
     """Runs blocking invoke calls, each in a thread of its own, and reports each end once.
 
-    Daemon threads, not a pool: a call blocks for as long as its function runs, and must not keep the platform from
-    ending. More than `limit` at a time are told to come back, as the provider itself would.
+    The threads are daemons, not of a pool: a call blocks for as long as its function runs, and must not keep the
+    platform from exiting. Calls beyond `limit` end as throttled, as they would at the provider.
     """
 
     def __init__(self, limit: int) -> None:
@@ -115,7 +115,7 @@ class Invocations:
             return self._num_running
 
     def start(self, call: Callable[[str], InvocationEnd], on_end: OnEnd) -> str:
-        """Call `call(invocation_id)` in a thread; what it returns goes to `on_end`. Raises InvalidRequest if closed."""
+        """Call `call(invocation_id)` in a thread and pass its result to `on_end`. Raises InvalidRequest if closed."""
         invocation_id = uuid.uuid4().hex
         with self._lock:
             if self._is_closed:
@@ -148,7 +148,7 @@ class Invocations:
         try:
             end = call(invocation_id)
         except Exception as error:
-            # Whatever a provider's library does, the coordinator hears of it; it judges by the function's reports.
+            # Whatever a provider's library raises is reported as lost; the function's reports tell whether it runs.
             end = InvocationEnd(
                 invocation_id=invocation_id,
                 outcome="lost",
@@ -163,7 +163,7 @@ class Invocations:
 
 
 class AccountFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that was looked at before a first job: how it stands, and what would mend it (empty: nothing to)."""
+    """One check of an account before its first job; `mend` says how to fix what was found (empty: nothing to fix)."""
 
     verdict: Literal["ok", "warn", "fail"]
     text: str
@@ -171,14 +171,14 @@ class AccountFinding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def function_prefix(name: str, store_url: str) -> str:
-    """How the functions of one platform are called, but for their size: `springtide-team-3fa9c1`.
+    """The prefix of the names of one platform's functions, before the size: `springtide-team-3fa9c1`.
 
-    Platforms of one account are told apart by the place where their jobs' objects lie, which no two share; the name of
-    the platform (empty: none) is for people, and for access rules that name them.
+    It contains a digest of the store's address, which no two platforms of an account share. `name` is the platform's
+    (empty: none), for readers and for access rules that list functions by name.
     """
     parts = urlsplit(store_url)
     endpoint = dict(parse_qsl(parts.query)).get("endpoint", "")
-    # Other options of the address say how it is reached, not where it is.
+    # Other options of the address say how the store is reached, not which one it is.
     place = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')} {endpoint}"
     digest = hashlib.sha256(place.encode()).hexdigest()[:_DIGEST_DIGITS]
     own = re.sub(r"[^A-Za-z0-9-]+", "-", name)[:_MAX_NAME].strip("-")
@@ -186,7 +186,7 @@ def function_prefix(name: str, store_url: str) -> str:
 
 
 def check_prefix(prefix: str) -> None:
-    """Raises InvalidRequest for what clouds do not take at the beginning of a function's name."""
+    """Raise InvalidRequest for a prefix that clouds do not accept in a function's name."""
     if re.fullmatch(rf"[A-Za-z_][A-Za-z0-9_-]{{0,{MAX_PREFIX - 1}}}", prefix, re.ASCII) is None:
         raise InvalidRequest(
             f"a function prefix is 1 to {MAX_PREFIX} letters, digits, - and _, and begins with a letter or _, "
@@ -195,5 +195,5 @@ def check_prefix(prefix: str) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says, in one line; its class where it says nothing."""
+    """The error's message on one line; its class where the message is empty."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -21,7 +21,7 @@ def begun(budget_usd: float | None, until_step: int = 10) -> World:
 
 def told(world: World, budget_usd: float | None) -> None:
     world.budget_usd = budget_usd
-    world.tell(messages.BudgetTold(budget_usd=budget_usd))
+    world.tell(messages.BudgetChanged(budget_usd=budget_usd))
 
 
 def is_closing(world: World) -> bool:

@@ -234,7 +234,7 @@ def test_preempted_it_saves_and_ends_and_goes_on_later() -> None:
     world = World(total_steps=40)
     world.start()
     world.run(until=lambda: world.coordinator.run.progress.furthest >= 10)
-    world.tell(messages.AskedToPreempt(generation=2, grace_s=15.0))
+    world.tell(messages.PreemptRequested(generation=2, grace_s=15.0))
     world.run()
     assert len(world.of(events.ReplicaStopped)) == 1
     assert all(function.done for function in world.functions)
@@ -254,7 +254,7 @@ def test_stopped_it_ends_at_once() -> None:
     world.start()
     world.run(until=lambda: world.coordinator.run.progress.furthest >= 10)
     asked_s = world.now_s
-    world.tell(messages.AskedToStop(grace_s=2.0))
+    world.tell(messages.StopRequested(grace_s=2.0))
     world.run()
     assert len(world.of(events.ReplicaStopped)) == 1
     assert world.now_s - asked_s <= 3.0
@@ -268,7 +268,7 @@ def test_another_plan_begins_at_a_boundary() -> None:
     world.generation = 2
     new = plan_of(1, 2)
     new = type(new)(stages=(type(new.stages[0])(first_layer=0, end_layer=4, memory_mb=2048),), num_replicas=2)
-    world.tell(messages.AskedToRun(generation=2, plan=new))
+    world.tell(messages.RunRequested(generation=2, plan=new))
     world.run(until=lambda: all(function.done for function in world.functions))
     world.plan = new
     world.run()

@@ -62,7 +62,7 @@ def test_what_is_known_of_one_place_alone_removes_no_state_that_a_death_may_lead
     # The one that dies was read last, time and again: of the other's steps nothing is known for a while.
     world.unheard = frozenset({SECOND})
     world.run(until=lambda: step_of(world, FIRST) >= 40 and untold(world, FIRST) >= 2)
-    told = world.coordinator.run.progress.told_step
+    told = world.coordinator.run.progress.losses_known_step
     assert told is not None
     assert told <= 20
     die(world, FIRST)
@@ -110,7 +110,7 @@ class Script:
         self.coordinator = Coordinator(facts, 0.0)
         self.now_s = 0.0
         self.orders: list[messages.Order] = []
-        self.tell(messages.AskedToRun(generation=1, plan=whole_plan(2)))
+        self.tell(messages.RunRequested(generation=1, plan=whole_plan(2)))
         self.found(0)
         self.numbers = [order.number for order in self.orders if isinstance(order, messages.Invoke)]
 
@@ -118,14 +118,14 @@ class Script:
         self.now_s += 0.25
         self.orders += self.coordinator.handle(self.now_s, stimulus)
 
-    def looks(self) -> list[messages.LookForStates]:
-        return [order for order in self.orders if isinstance(order, messages.LookForStates)]
+    def looks(self) -> list[messages.FindStates]:
+        return [order for order in self.orders if isinstance(order, messages.FindStates)]
 
     def found(self, step: int) -> None:
         self.tell(messages.StatesFound(number=self.looks()[-1].number, step=step))
 
     def work(self, replica: int, step: int, *, saved: int | None = None, incarnation: int = 0, **fields: str) -> None:
-        self.tell(messages.ReportSeen(report=report(replica, step, saved=saved, incarnation=incarnation, **fields)))
+        self.tell(messages.ReportRead(report=report(replica, step, saved=saved, incarnation=incarnation, **fields)))
 
     def end(self, replica: int, outcome: str, step: int = 0) -> None:
         slot = self.coordinator.run.pool.slots[next(p for p in self.coordinator.run.pool.slots if p.replica == replica)]
@@ -203,10 +203,10 @@ def test_what_one_did_before_it_left_counts_when_its_successor_was_heard_of_firs
     begun = FunctionReport(
         stage=0, replica=FIRST, incarnation=invoke.order.incarnation, generation=1, attempt=1, phase="training", step=6
     )
-    script.tell(messages.ReportSeen(report=begun))
+    script.tell(messages.ReportRead(report=begun))
     script.work(FIRST, 6, saved=6, phase="left")
     script.work(SECOND, 6, saved=5, phase="waiting")
-    script.tell(messages.ReportSeen(report=begun))
+    script.tell(messages.ReportRead(report=begun))
     script.work(SECOND, 6, saved=5)
     assert [count for _, _, count in coordinator.run.progress.losses] == [2 * BATCH] * 6
 
@@ -223,16 +223,16 @@ def losses(replica: int, step: int, *told: tuple[int, float, int]) -> FunctionRe
 def test_what_was_told_of_a_step_before_it_is_redone_by_others_is_not_counted_with_theirs() -> None:
     progress = FunctionProgress(WorkloadId("j"))
     for replica in (FIRST, SECOND):
-        progress.saw_losses(losses(replica, 2, (1, 1.0, 6), (2, 1.0, 6)), whole_plan(2))
+        progress.observe_losses(losses(replica, 2, (1, 1.0, 6), (2, 1.0, 6)), whole_plan(2))
     progress.commit(1)
     progress.new_attempt(1)
     # Three make it now, of whom two have told of it before and have not begun yet.
     for replica in (FIRST, SECOND):
-        progress.saw_losses(losses(replica, 1, (1, 1.0, 6), (2, 1.0, 6)), whole_plan(3))
-    progress.saw_losses(losses(2, 2, (2, 1.0, 4)), whole_plan(3))
-    assert progress.told_step == 1
+        progress.observe_losses(losses(replica, 1, (1, 1.0, 6), (2, 1.0, 6)), whole_plan(3))
+    progress.observe_losses(losses(2, 2, (2, 1.0, 4)), whole_plan(3))
+    assert progress.losses_known_step == 1
     for replica in (FIRST, SECOND):
-        progress.saw_losses(losses(replica, 2, (1, 1.0, 6), (2, 1.0, 4)), whole_plan(3))
+        progress.observe_losses(losses(replica, 2, (1, 1.0, 6), (2, 1.0, 4)), whole_plan(3))
     progress.commit(2)
     assert progress.losses == [(1, 1.0, 12), (2, 1.0, 12)]
 
@@ -240,13 +240,13 @@ def test_what_was_told_of_a_step_before_it_is_redone_by_others_is_not_counted_wi
 def test_a_step_is_told_when_all_have_told_it_who_made_it() -> None:
     progress = FunctionProgress(WorkloadId("j"))
     for replica in (FIRST, SECOND):
-        progress.saw_losses(losses(replica, 1, (1, 1.0, 4)), whole_plan(3))
-    assert progress.told_step is None
+        progress.observe_losses(losses(replica, 1, (1, 1.0, 4)), whole_plan(3))
+    assert progress.losses_known_step is None
     # A plan of two does not make whole what two of three have told.
-    progress.saw_losses(losses(FIRST, 1, (1, 1.0, 4)), whole_plan(2))
+    progress.observe_losses(losses(FIRST, 1, (1, 1.0, 4)), whole_plan(2))
     progress.commit(1)
     assert progress.losses == []
-    assert progress.told_step is None
+    assert progress.losses_known_step is None
 
 
 # --- everything at once -----------------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ def test_a_step_is_told_when_all_have_told_it_who_made_it() -> None:
 def ask(world: World, plan: FunctionPlan) -> None:
     if not world.is_over:
         world.generation += 1
-        world.tell(messages.AskedToRun(generation=world.generation, plan=plan))
+        world.tell(messages.RunRequested(generation=world.generation, plan=plan))
 
 
 def random_world(seed: int) -> World:

@@ -8,7 +8,7 @@ import pytest
 
 from kits.functions.world import PRICES, plan_of, service_of
 from springtide.backends.functions.coordinator.invocations import FunctionInvocation
-from springtide.backends.functions.coordinator.ledger import CAUTION, Ledger
+from springtide.backends.functions.coordinator.ledger import SAFETY_FACTOR, Ledger
 from springtide.backends.functions.coordinator.messages import InvocationEnded
 from springtide.backends.functions.coordinator.pace import MAX_SAVE_EVERY, StepTiming
 from springtide.backends.functions.coordinator.reasons import budget_reason
@@ -31,18 +31,18 @@ def report(step_s: float, save_s: float = 0.0) -> FunctionReport:
 def test_a_step_s_time_is_what_was_planned_until_it_is_measured() -> None:
     pace = StepTiming(service_of(), 3.0)
     assert pace.step_s == 3.0
-    pace.saw(report(1.0))
+    pace.observe(report(1.0))
     assert pace.step_s == 1.0
-    pace.saw(report(2.0))
+    pace.observe(report(2.0))
     assert 1.0 < pace.step_s < 2.0
 
 
 def test_limits_grow_with_what_is_seen() -> None:
     pace = StepTiming(service_of(cold_start_s=2.0), 1.0)
     before = pace.start_limit_s(), pace.silence_limit_s(), pace.calls_before_end_s()
-    pace.saw_start(30.0)
+    pace.observe_start(30.0)
     for _ in range(20):
-        pace.saw(report(60.0, save_s=5.0))
+        pace.observe(report(60.0, save_s=5.0))
     after = pace.start_limit_s(), pace.silence_limit_s(), pace.calls_before_end_s()
     assert all(late > early for early, late in zip(before, after, strict=True))
     # A successor is called early enough to be warm when the one before it leaves.
@@ -51,18 +51,18 @@ def test_limits_grow_with_what_is_seen() -> None:
 
 def test_states_are_saved_as_often_as_it_costs_little() -> None:
     pace = StepTiming(service_of(), 1.0)
-    pace.saw(report(1.0, save_s=0.01))
+    pace.observe(report(1.0, save_s=0.01))
     assert pace.save_every(step_usd=1.0, save_usd=0.0) == 1
     # Half a step of saving at each would be half of the time.
     pace = StepTiming(service_of(), 1.0)
-    pace.saw(report(1.0, save_s=0.5))
+    pace.observe(report(1.0, save_s=0.5))
     every = pace.save_every(step_usd=1.0, save_usd=0.0)
     assert 0.07 * every >= 0.5
     assert 0.07 * every / 2 < 0.5
     # Requests count, too; and a loss must stay cheap, whatever saving costs.
     assert pace.save_every(step_usd=1e-5, save_usd=2e-5) > every
     slow = StepTiming(service_of(), 1.0)
-    slow.saw(report(50.0, save_s=49.0))
+    slow.observe(report(50.0, save_s=49.0))
     assert slow.save_every(step_usd=1.0, save_usd=0.0) == 1
     assert pace.save_every(step_usd=1e-9, save_usd=1.0) <= MAX_SAVE_EVERY
 
@@ -106,11 +106,11 @@ def test_a_budget_holds_so_many_steps_more() -> None:
     assert ledger.affordable_steps(0.5, 0.1, 0.5) == 0
     assert ledger.affordable_steps(2.0, 0.1, 0.0) == 0
     function_usd = plan.memory_mb / 1024 * 2.0 * PRICES.usd_per_gb_s
-    assert ledger.step_usd(plan, 2.0, 0.0) == pytest.approx(CAUTION * function_usd)
+    assert ledger.step_usd(plan, 2.0, 0.0) == pytest.approx(SAFETY_FACTOR * function_usd)
     # What steps have cost lately is believed more than what was planned, never less than the functions' time.
-    ledger.learn(1, 0.1)
-    ledger.learn(3, 0.1 + 20 * function_usd)
-    assert ledger.step_usd(plan, 2.0, 0.0) == pytest.approx(CAUTION * 10 * function_usd)
+    ledger.record_spent(1, 0.1)
+    ledger.record_spent(3, 0.1 + 20 * function_usd)
+    assert ledger.step_usd(plan, 2.0, 0.0) == pytest.approx(SAFETY_FACTOR * 10 * function_usd)
 
 
 def test_a_paused_job_is_told_how_to_go_on() -> None:

@@ -19,7 +19,7 @@ def at_step(world: World, step: int) -> None:
 
 def ask(world: World, num_replicas: int) -> None:
     world.generation += 1
-    world.tell(messages.AskedToRun(generation=world.generation, plan=whole_plan(num_replicas)))
+    world.tell(messages.RunRequested(generation=world.generation, plan=whole_plan(num_replicas)))
 
 
 def test_it_is_up_before_the_first_function_and_down_after_the_last() -> None:

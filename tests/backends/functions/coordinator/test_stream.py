@@ -164,7 +164,7 @@ def test_a_stream_that_vanishes_pauses_the_job_with_its_sentence() -> None:
     arrive(world, 800)
     world.start()
     world.run(until=lambda: world.coordinator.run.progress.furthest >= 5)
-    world.tell(messages.StreamSeen(error="the stream 'clicks' has vanished from the store: append to it anew"))
+    world.tell(messages.StreamRead(error="the stream 'clicks' has vanished from the store: append to it anew"))
     world.run()
     [paused] = world.of(events.PauseRequested)
     assert "vanished" in paused.reason
@@ -175,7 +175,7 @@ def test_a_stream_that_vanishes_pauses_the_job_with_its_sentence() -> None:
 
 
 def test_at_rest_it_is_preempted_stopped_and_given_another_plan_at_once() -> None:
-    for asked in (messages.AskedToPreempt(generation=2, grace_s=5.0), messages.AskedToStop()):
+    for asked in (messages.PreemptRequested(generation=2, grace_s=5.0), messages.StopRequested()):
         world = streaming()
         arrive(world, 80)
         world.start()
@@ -187,7 +187,7 @@ def test_at_rest_it_is_preempted_stopped_and_given_another_plan_at_once() -> Non
     world.start()
     world.run(until=lambda: world.coordinator.run.mode == "resting" and bool(world.functions))
     world.generation = 2
-    world.tell(messages.AskedToRun(generation=2, plan=whole_plan(4)))
+    world.tell(messages.RunRequested(generation=2, plan=whole_plan(4)))
     assert [event.generation for event in world.of(events.JobResized)] == [1, 2]
     arrive(world, 80, closes=True)
     world.run()
@@ -202,7 +202,7 @@ def test_a_plan_that_is_being_prepared_when_the_stream_runs_dry_is_taken_up_late
     world.run(until=lambda: world.coordinator.run.progress.furthest >= 9)
     world.faults.throttled = 1.0
     world.generation = 2
-    world.tell(messages.AskedToRun(generation=2, plan=whole_plan(4)))
+    world.tell(messages.RunRequested(generation=2, plan=whole_plan(4)))
     world.run(until=rests(world))
     assert world.of(events.JobResized)[-1].generation == 2
     world.faults.throttled = 0.0
@@ -220,7 +220,7 @@ def test_more_workers_join_while_the_others_wait_for_samples() -> None:
     world.start()
     world.run(until=lambda: any(function.phase == "waiting" for function in world.functions))
     world.generation = 2
-    world.tell(messages.AskedToRun(generation=2, plan=whole_plan(3)))
+    world.tell(messages.RunRequested(generation=2, plan=whole_plan(3)))
     arrive(world, 80, at_s=30.0, closes=True)
     world.run()
     check_whole(world, 160)
@@ -265,7 +265,7 @@ def faulty_stream(seed: int) -> tuple[World, int]:
             if resized and resized[-1].generation == world.generation and world.coordinator.run.mode != "over":
                 world.generation += 1
                 world.plan = whole_plan(draw.randint(1, 4), draw.choice([1024, 2048]))
-                world.tell(messages.AskedToRun(generation=world.generation, plan=world.plan))
+                world.tell(messages.RunRequested(generation=world.generation, plan=world.plan))
             world.after(draw.uniform(5.0, 60.0), wish)
 
     if draw.random() < 0.5:

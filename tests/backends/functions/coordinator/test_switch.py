@@ -19,7 +19,7 @@ def ask(world: World, plan: FunctionPlan) -> None:
     """The control plane wants another plan."""
     world.generation += 1
     world.plan = plan
-    world.tell(messages.AskedToRun(generation=world.generation, plan=plan))
+    world.tell(messages.RunRequested(generation=world.generation, plan=plan))
 
 
 def at_step(world: World, step: int) -> None:
@@ -201,7 +201,7 @@ def test_preempted_on_the_way_everybody_saves_and_ends(after_s: float) -> None:
     at_step(world, 10)
     ask(world, whole_plan(4))
     world.run(until_s=world.now_s + after_s)
-    world.tell(messages.AskedToPreempt(generation=3, grace_s=15.0))
+    world.tell(messages.PreemptRequested(generation=3, grace_s=15.0))
     world.run()
     assert len(world.of(events.ReplicaStopped)) == 1
     assert all(function.done for function in world.functions)
@@ -217,7 +217,7 @@ def test_stopped_on_the_way_nobody_is_left(after_s: float) -> None:
     at_step(world, 10)
     ask(world, whole_plan(4, 2048))
     world.run(until_s=world.now_s + after_s)
-    world.tell(messages.AskedToStop(grace_s=2.0))
+    world.tell(messages.StopRequested(grace_s=2.0))
     world.run()
     assert len(world.of(events.ReplicaStopped)) == 1
     world.is_over = False

@@ -96,10 +96,10 @@ def test_a_long_log_waits_until_it_has_grown_by_a_part(
 
 def test_what_comes_once_does_not_wait(store: CheckedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copies_module, "SHORT_BYTES", 100)
-    monkeypatch.setattr(copies_module, "HURRY_S", 0.0)
+    monkeypatch.setattr(copies_module, "URGENT_COPY_S", 0.0)
     here = filled(tmp_path / "here")
     files, copies = CoordinatorFiles(here, JOB), Copies(store, JOB, here)
-    files.on_news = copies.hurry
+    files.on_new_lines = copies.copy_soon
     files.add_lines("coordinator", ["x" * 1000])
     copies.save()
     files.add_step(Place(0, 0), 1, "step 1/9")

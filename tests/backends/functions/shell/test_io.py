@@ -73,10 +73,10 @@ def test_a_parameter_store_comes_up_and_goes(made: tuple[CoordinatorIO, Host, li
     io.open_parameters()
     assert told == [messages.ParameterStoreUp(url="redis://one")]
     assert objects.parameter_url == "redis://one"
-    io.look_at_parameters()
+    io.check_parameters()
     assert len(told) == 1
     host.is_up = False
-    io.look_at_parameters()
+    io.check_parameters()
     assert told[-1] == messages.ParameterStoreLost()
     io.open_parameters()
     assert told[-1] == messages.ParameterStoreUp(url="redis://two")
@@ -101,7 +101,7 @@ def test_one_that_is_slow_is_waited_for_and_one_that_cannot_be_is_not(
 
 def test_a_stream_that_is_not_there_is_named(made: tuple[CoordinatorIO, Host, list[Any], JobObjects]) -> None:
     io, _, told, _ = made
-    io.look_at_stream()
+    io.check_stream()
     [seen] = told
     assert seen.stream is None
     assert "clicks" in seen.error

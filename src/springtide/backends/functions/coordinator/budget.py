@@ -1,4 +1,4 @@
-"""Whether a job's budget has room for what is about to happen, and the stop before it is broken."""
+"""Whether a job's budget covers what is about to happen, and the stop before it is exceeded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from springtide.backends.functions.coordinator.run import After, Mode, Run
 from springtide.backends.functions.coordinator.verdicts import CLOSE_S, CloseAtBoundary, Effect, StopNow
 from springtide.core.functions import FunctionPlan
 
-# What is known of functions is this old at most: their reports' interval, and the coordinator's.
+# Age of the newest knowledge of functions, at most: the interval of their reports plus that of reading them.
 LAG_S = 3.0
 
 
@@ -26,19 +26,19 @@ def step_usd(run: Run, plan: FunctionPlan) -> float:
 
 
 def steady_usd(run: Run, seconds: float) -> float:
-    """What so many seconds of the present plan cost, requests left out."""
+    """What that many seconds of the present plan cost, requests excluded."""
     assert run.plan is not None
     return run.ledger.steady_usd(run.plan, seconds, has_parameter_store=bool(run.pool.parameter_url))
 
 
 def _end_usd(run: Run, plan: FunctionPlan) -> float:
-    """What it costs to come to an end in order: the step under way, the saving, and noticing it."""
-    stray_usd = run.ledger.stray_usd(run.now_s, run.pace.start_s)
-    return stray_usd + run.ledger.seconds_usd(plan, run.pace.step_s + run.pace.save_s + LAG_S)
+    """What an orderly end costs: the step under way, saving the state, and the delay of noticing the end."""
+    uncertain_usd = run.ledger.uncertain_usd(run.now_s, run.pace.start_s)
+    return uncertain_usd + run.ledger.seconds_usd(plan, run.pace.step_s + run.pace.save_s + LAG_S)
 
 
 def has_room(run: Run, started_part: float) -> bool:
-    """Whether it has room to invoke this part of the plan's functions, make one step, and end in order."""
+    """Whether the budget covers invoking this fraction of the plan's functions, one step, and an orderly end."""
     assert run.plan is not None
     if run.ledger.budget_usd is None:
         return True
@@ -48,14 +48,14 @@ def has_room(run: Run, started_part: float) -> bool:
 
 
 def has_room_to_begin(run: Run) -> bool:
-    """Whether it has room for an attempt of one step, in which only the empty slots need new functions."""
+    """Whether the budget covers an attempt of one step in which only the empty slots need new functions."""
     slots = run.pool.slots.values()
     empty = sum(slot.invocation is None or not slot.invocation.is_alive for slot in slots)
     return has_room(run, empty / len(slots) if slots else 1.0)
 
 
 def reason_of(run: Run, step: int) -> str:
-    """Why the job stops at that step for its budget, and how it goes on."""
+    """Why the job stops at that step for its budget, and how to continue it."""
     assert run.plan is not None
     assert run.ledger.budget_usd is not None
     spent = spent_usd(run)
@@ -68,7 +68,7 @@ def reason_of(run: Run, step: int) -> str:
 
 
 def check(run: Run) -> Iterator[Effect]:
-    """Let no function begin a step that the budget does not hold, the saving and the end included."""
+    """Stop before a step that the budget does not cover, saving and ending included."""
     assert run.plan is not None
     assert run.record is not None
     budget_usd = run.ledger.budget_usd
@@ -83,7 +83,7 @@ def check(run: Run) -> Iterator[Effect]:
     total = run.progress.total_steps
     rest = math.inf if total is None else total - run.progress.furthest
     steps = run.ledger.affordable_steps(spent, step_usd(run, run.plan), _end_usd(run, run.plan))
-    # What is decided now is known to functions this many steps later.
+    # Functions learn of a decision this many steps later.
     lag = math.ceil(LAG_S / run.pace.step_s)
     if steps < rest and steps <= lag + 1 and run.progress.furthest > run.record.restore_step:
         yield CloseAtBoundary(After.BUDGET, CLOSE_S + 2 * run.pace.step_s)

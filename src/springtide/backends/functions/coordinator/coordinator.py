@@ -1,11 +1,11 @@
-"""One job on functions as a state machine: what is seen goes in, what is to be done comes out. No clock, no I/O.
+"""One job on functions as a state machine: stimuli go in, orders come out. No clock, no I/O.
 
-A step is redone and a function replaced without knowing for sure that they failed: a new attempt has wire keys of its
-own, so that whatever an older one still writes is never read. Everything rests on the control record, which only the
-coordinator writes, and on the states of which every stage is complete in the store.
+A step is redone and a function is replaced without certainty that they failed. That is safe: a new attempt uses other
+keys, so nothing an older attempt still writes is ever read. Two things are relied on: the control record, which only
+the coordinator writes, and states that every stage has saved completely.
 
 `Coordinator.handle` takes a stimulus and returns orders. It owns the state (run.py) and begins, closes and ends
-attempts. What calls for that is found by its parts, each with a state of its own, in answers to its questions and in
+attempts. The reasons to do so are found by its parts, each with a state of its own, which answer questions or yield
 verdicts (verdicts.py): the watchdog, the budget, the saved states, the stream, the parameter store, the plan switch.
 """
 
@@ -18,7 +18,7 @@ from typing import Literal
 from springtide.backends.functions.coordinator import budget, function_ends, messages, saved_states
 from springtide.backends.functions.coordinator.function_pool import JobFacts
 from springtide.backends.functions.coordinator.invocations import OVER, WORKED, FunctionInvocation, PlaceSlot
-from springtide.backends.functions.coordinator.measure import Measuring
+from springtide.backends.functions.coordinator.measure import StepMeasurements
 from springtide.backends.functions.coordinator.messages import Order, Stimulus
 from springtide.backends.functions.coordinator.parameter_store import ParameterStore
 from springtide.backends.functions.coordinator.reasons import EndCause, end_sentence
@@ -35,8 +35,8 @@ from springtide.backends.functions.coordinator.verdicts import (
     ConcludeIfStopped,
     Effect,
     FailJob,
+    FindStart,
     FunctionFailed,
-    LookForStart,
     ReplaceFunction,
     RestUntilData,
     StopNow,
@@ -56,34 +56,34 @@ from springtide.core.functions import FunctionPlan, Usage
 from springtide.core.status.functions import MAX_CHANGES, FunctionRunStatus, PlanChange
 from springtide.core.wire.functions import ControlRecord, FunctionReport, Place
 
-# An invocation that the provider will not take is tried so many times more.
+# Retries of an invocation that the provider refuses.
 MAX_REFUSED = 3
 USAGE_INTERVAL_S = 5.0
 
 
 class Coordinator:
-    """`handle` takes one stimulus at one instant and returns orders, to be carried out one after the other.
+    """`handle` takes one stimulus at one instant and returns orders, to be carried out in that order.
 
-    `base` is what the job used before.
+    `base` is what the job used before this coordinator began.
     """
 
     def __init__(self, facts: JobFacts, now_s: float, base: Usage = Usage()) -> None:  # noqa: B008 - a frozen value.
         self.run = Run.of(facts, now_s, base)
-        self._measuring = Measuring(facts.job_id)
+        self._measuring = StepMeasurements(facts.job_id)
         self._watchdog = Watchdog()
         self._saved = SavedStates(facts.prefix)
         self._stream = JobStream(facts)
         self._parameter_store = ParameterStore(facts)
         self._switch = PlanSwitch()
         self._orders: list[Order] = []
-        self._usage_told_at_s = float("-inf")
-        # A coordinator before was about to end or change something.
+        self._usage_reported_at_s = float("-inf")
+        # An adopted record announces a stop or another plan that the previous coordinator did not finish.
         self._is_unsettled = False
 
     # --- in and out ------------------------------------------------------------------------------------------------
 
     def handle(self, now_s: float, stimulus: Stimulus) -> list[Order]:
-        """Take in one stimulus at `now_s`."""
+        """Process one stimulus at `now_s` (platform seconds)."""
         run = self.run
         elapsed_s = max(0.0, now_s - run.now_s)
         run.now_s = max(run.now_s, now_s)
@@ -96,9 +96,9 @@ class Coordinator:
         return self._orders
 
     def adopt(self, record: ControlRecord, now_s: float, invoked_at_s: Mapping[int, float]) -> None:
-        """Go on where a coordinator before left off, without touching the functions, which may be at work.
+        """Continue where another coordinator stopped, without touching the functions, which may be running.
 
-        `invoked_at_s` says of the incarnations that it noted when they were invoked.
+        `invoked_at_s`: when the incarnations named in that coordinator's notes were invoked.
         """
         run = self.run
         run.now_s = max(run.now_s, now_s)
@@ -112,7 +112,7 @@ class Coordinator:
         run.progress.furthest = record.restore_step
         run.progress_at_s = now_s
         run.mode = Mode.RUNNING
-        # Living functions report again soon; the others are found by a probe.
+        # Functions that are alive report within the answer limit; the others count as lost after it.
         self._watchdog.expect_answers(run)
 
     def watched(self) -> list[tuple[Place, int]]:
@@ -155,10 +155,10 @@ class Coordinator:
         )
 
     def _carry_out(self, effects: Iterable[Effect]) -> None:
-        """Do what a part yields, each before it is asked for the next."""
+        """Carry out each effect before the next one is requested from the generator."""
         for effect in effects:
             match effect:
-                case LookForStart():
+                case FindStart():
                     self._look()
                 case BeginAttempt(step):
                     self._begin_if_ready(step)
@@ -185,10 +185,10 @@ class Coordinator:
     def _take(self, stimulus: Stimulus) -> None:
         raise AssertionError(f"no way to take {type(stimulus).__name__}")
 
-    # --- what the control plane asks -------------------------------------------------------------------------------
+    # --- requests of the control plane -----------------------------------------------------------------------------
 
     @_take.register
-    def _(self, asked: messages.AskedToRun) -> None:
+    def _(self, asked: messages.RunRequested) -> None:
         run, upcoming = self.run, self._switch.upcoming
         newest = run.generation if upcoming is None else upcoming.generation
         if run.mode is Mode.OVER or asked.generation < newest:
@@ -200,11 +200,11 @@ class Coordinator:
         works = run.mode in (Mode.LOOKING, Mode.OPENING, Mode.RUNNING) and run.record is not None
         if works and run.plan is not None and can_follow(run.plan, asked.plan):
             if self._switch.is_due:
-                # One after the other: all functions are on the way to a boundary.
+                # One change at a time: all functions are on their way to the boundary of the current one.
                 self._switch.postponed = asked
             else:
                 self._carry_out(self._switch.prepare(run, asked.generation, asked.plan))
-                # It comes up while the joining functions warm up.
+                # The parameter store comes up while the joining functions warm up.
                 self._carry_out(self._parameter_store.prepare(run, asked.plan))
             return
         run.generation = asked.generation
@@ -219,13 +219,13 @@ class Coordinator:
         elif run.mode in (Mode.LOOKING, Mode.OPENING) and run.record is None:
             run.plan = asked.plan
         elif works:
-            # Functions belong to one generation: even the same plan is begun by others.
+            # Functions belong to one generation: even the same plan needs new ones.
             run.next_plan = asked.plan
             run.paused_at_s = run.now_s
             self._close(After.RESIZE, CLOSE_S + 2 * run.pace.step_s)
 
     @_take.register
-    def _(self, asked: messages.AskedToPreempt) -> None:
+    def _(self, asked: messages.PreemptRequested) -> None:
         run = self.run
         if run.mode is Mode.OVER:
             self._emit_stopped()
@@ -241,7 +241,7 @@ class Coordinator:
             run.close_by_s = min(run.close_by_s, run.now_s + asked.grace_s)
 
     @_take.register
-    def _(self, asked: messages.AskedToStop) -> None:
+    def _(self, asked: messages.StopRequested) -> None:
         if self.run.mode in (Mode.IDLE, Mode.OVER, Mode.ASSEMBLING) or self.run.record is None:
             self.run.mode = Mode.OVER
             self._emit_stopped()
@@ -249,19 +249,19 @@ class Coordinator:
         self._stop_now(After.STOP, within_s=asked.grace_s)
 
     @_take.register
-    def _(self, told: messages.BudgetTold) -> None:
+    def _(self, told: messages.BudgetChanged) -> None:
         run = self.run
         run.ledger.budget_usd = told.budget_usd
         is_about_to_pause = run.mode in (Mode.CLOSING, Mode.LOOKING_LAST) and run.after is After.BUDGET
         if is_about_to_pause and run.plan is not None and budget.has_room(run, 1.0):
-            # The control plane has not been told of the pause: the job begins again from what functions save now.
+            # The pause was not reported yet: the job continues from the state that its functions are saving now.
             run.after, run.next_plan = After.RESIZE, run.plan
 
-    # --- what stores and the clock tell ----------------------------------------------------------------------------
+    # --- stores and the clock --------------------------------------------------------------------------------------
 
     @_take.register
     def _(self, found: messages.StatesFound) -> None:
-        is_probe = self._watchdog.take_probe()
+        is_probe = self._watchdog.pop_probe()
         self._found(found)
         if is_probe and self.run.mode is Mode.RUNNING:
             self._watchdog.expect_answers(self.run)
@@ -274,25 +274,25 @@ class Coordinator:
     @_take.register
     def _(self, failed: messages.StoreFailed) -> None:
         if self.run.mode is not Mode.OVER:
-            self._give_back(failed.error)
+            self._report_place_lost(failed.error)
 
     @_take.register
     def _(self, fenced: messages.FencedOff) -> None:
-        # Another coordinator owns the job and answers for it.
+        # Another coordinator owns the job and reports on it.
         self.run.pool.give_up_all(self.run.now_s)
         self.run.mode = Mode.OVER
 
     @_take.register
-    def _(self, seen: messages.StreamSeen) -> None:
-        self._carry_out(self._stream.saw(self.run, seen))
+    def _(self, seen: messages.StreamRead) -> None:
+        self._carry_out(self._stream.observe(self.run, seen))
 
     @_take.register
     def _(self, up: messages.ParameterStoreUp) -> None:
-        self._carry_out(self._parameter_store.came_up(self.run, up.url))
+        self._carry_out(self._parameter_store.handle_up(self.run, up.url))
 
     @_take.register
     def _(self, lost: messages.ParameterStoreLost) -> None:
-        self._carry_out(self._parameter_store.broke(self.run, "it does not answer any more"))
+        self._carry_out(self._parameter_store.handle_broken(self.run, "it does not answer any more"))
 
     @_take.register
     def _(self, passed: messages.TimePassed) -> None:
@@ -300,21 +300,21 @@ class Coordinator:
         run.ledger.own = passed.own
         if passed.parameter_store_s is not None:
             run.ledger.set_parameter_store(passed.parameter_store_s)
-        self._look_around()
-        postponed = self._switch.take_postponed()
+        self._run_checks()
+        postponed = self._switch.pop_postponed()
         if postponed is not None:
             self._take(postponed)
 
-    def _look_around(self) -> None:
-        """Everything that is due at this instant."""
+    def _run_checks(self) -> None:
+        """Run every check that depends on time."""
         run = self.run
         self._carry_out(self._stream.wake_if_due(run))
         if self._is_unsettled and run.mode is Mode.RUNNING:
-            # A new attempt knows of none of what the coordinator before was about to do.
+            # A new attempt drops whatever the previous coordinator had announced.
             self._is_unsettled = False
             self._look()
         if run.mode is Mode.RUNNING:
-            # A coordinator that took over finds out whether the store is there.
+            # After a takeover the address of the parameter store is unknown until it is opened again.
             self._carry_out(self._parameter_store.prepare(run, run.plan))
         if run.mode is Mode.CLOSING and run.now_s > run.close_by_s:
             if run.is_stepping:
@@ -336,16 +336,16 @@ class Coordinator:
             if not run.is_stepping:
                 break
             self._carry_out(check(run))
-        if run.mode in (Mode.RUNNING, Mode.CLOSING) and run.now_s - self._usage_told_at_s >= USAGE_INTERVAL_S:
+        if run.mode in (Mode.RUNNING, Mode.CLOSING) and run.now_s - self._usage_reported_at_s >= USAGE_INTERVAL_S:
             self._emit_usage()
 
     def _check_stream(self, run: Run) -> Iterable[Effect]:
         return self._stream.check(run, is_change_due=self._switch.is_due)
 
-    # --- what functions do -----------------------------------------------------------------------------------------
+    # --- functions -------------------------------------------------------------------------------------------------
 
     @_take.register
-    def _(self, seen: messages.ReportSeen) -> None:
+    def _(self, seen: messages.ReportRead) -> None:
         run, report = self.run, seen.report
         found = run.pool.find(Place(report.stage, report.replica), report.incarnation)
         if found is None or report == found[1].report:
@@ -354,11 +354,11 @@ class Coordinator:
         invocation.report, invocation.heard_at_s = report, run.now_s
         if invocation.began_at_s is None:
             invocation.began_at_s = run.now_s
-            self._watchdog.saw_begin()
+            self._watchdog.observe_begin()
         if invocation.warm_at_s is None and report.phase in ("warm", "training"):
             invocation.warm_at_s = run.now_s
             if not invocation.is_adopted:
-                run.pace.saw_start(run.now_s - invocation.invoked_at_s)
+                run.pace.observe_start(run.now_s - invocation.invoked_at_s)
         if run.pool.is_joining(slot):
             self._carry_out(self._switch.joiner_reported(run, slot, invocation))
             return
@@ -367,34 +367,34 @@ class Coordinator:
                 self._conclude_if_stopped()
             return
         if invocation is slot.successor and report.phase in WORKED and slot.invocation is not None:
-            # It goes on, so the one before has left.
+            # The successor trains, so its predecessor has left.
             self._carry_out(function_ends.left(run, slot, slot.invocation))
         record = run.record
         if record is not None and (report.generation, report.attempt) == (record.generation, record.attempt):
-            # It does not matter whose it is: a function whose successor was heard of first, or that only ends what is
-            # under way because another plan was asked for, has made these steps all the same.
-            run.progress.saw_losses(report, record.plan)
+            # Losses count whichever function reports them: one whose successor was heard of first, or one that only
+            # finishes because another plan was requested, has made these steps as well.
+            run.progress.observe_losses(report, record.plan)
         if invocation is slot.invocation:
-            self._saw_work(slot, invocation, report)
+            self._observe_work(slot, invocation, report)
         if report.phase == "failed" and invocation.is_uncertain:
-            # This report is all that will ever be known of its end.
+            # The provider lost this invocation: no other notice of its end will come.
             invocation.over_at_s = run.now_s
             self._carry_out(function_ends.failed(run, slot, invocation, report.error_code, report.error))
         if report.phase in OVER:
             self._carry_out(function_ends.look_if_finished(run))
             self._conclude_if_stopped()
 
-    def _saw_work(self, slot: PlaceSlot, invocation: FunctionInvocation, report: FunctionReport) -> None:
+    def _observe_work(self, slot: PlaceSlot, invocation: FunctionInvocation, report: FunctionReport) -> None:
         run = self.run
         if report.phase == "left":
             self._carry_out(function_ends.left(run, slot, invocation))
         if report.generation != run.generation or report.attempt != run.attempt or run.plan is None:
             return
-        run.progress.saw(report, run.plan)
-        self._measuring.saw(report)
+        run.progress.observe(report, run.plan)
+        self._measuring.observe(report)
         if report.phase in ("training", "waiting", "parked"):
             if report.phase == "training":
-                run.pace.saw(report)
+                run.pace.observe(report)
             if slot.recorded != invocation.incarnation and run.mode in (Mode.RUNNING, Mode.CLOSING):
                 slot.recorded = invocation.incarnation
                 self._orders.append(run.amend(incarnations=run.pool.incarnations()))
@@ -403,19 +403,19 @@ class Coordinator:
         slot.step = max(slot.step, report.step)
         self._commit()
         if report.phase == "parked":
-            self._carry_out(self._switch.change_if_parked(run))
+            self._carry_out(self._switch.switch_if_parked(run))
         elif report.phase == "stuck":
-            self._carry_out(self._parameter_store.broke(run, report.error))
+            self._carry_out(self._parameter_store.handle_broken(run, report.error))
 
     def _commit(self) -> None:
-        """Draw the conclusions from the steps that every place has committed."""
+        """Report and act on the steps that every place has committed."""
         run, plan, record = self.run, self.run.plan, self.run.record
         assert plan is not None
         assert record is not None
         committed = min(slot.step for slot in run.pool)
         if committed > run.progress.furthest:
             run.progress_at_s = run.now_s
-            self._watchdog.saw_progress()
+            self._watchdog.observe_progress()
             for slot in run.pool:
                 slot.num_deaths = 0
         is_under_way = committed > record.restore_step
@@ -423,8 +423,8 @@ class Coordinator:
             self._orders += self._saved.remove_left_over()
         run.progress.commit(committed)
         if self._switch.upcoming is None and is_under_way:
-            # Until the first step is made, and while others warm up beside them, what is spent is not what steps cost.
-            run.ledger.learn(committed, budget.spent_usd(run))
+            # Cost per step is learned only from steady work: not before the first step, nor while joiners warm up.
+            run.ledger.record_spent(committed, budget.spent_usd(run))
         if self._switch.is_unconfirmed and is_under_way:
             pause_s = self._switch.confirm(run)
             run.resized_generation = run.generation
@@ -455,17 +455,17 @@ class Coordinator:
         elif ended.never_ran:
             self._refused(slot, invocation, ended)
         elif ended.outcome == "lost":
-            # It may be at work, or may begin late: its reports will tell.
+            # It may be running, or may begin late: its reports will show that.
             invocation.is_uncertain = True
         else:
             self._carry_out(function_ends.ended(run, slot, invocation, ended))
 
     def _refused(self, slot: PlaceSlot, invocation: FunctionInvocation, ended: messages.InvocationEnded) -> None:
-        """The provider did not take an invocation: it is tried again after a while."""
+        """The provider refused an invocation: it is retried after a delay."""
         run = self.run
         run.pool.refuse(invocation, run.now_s, ended.retry_after_s)
         if ended.outcome == "throttled":
-            self._watchdog.saw_throttled(run)
+            self._watchdog.observe_throttled(run)
             slot.error = ended.error
             return
         slot.error = end_sentence(invocation, EndCause.REFUSED, ended.error)
@@ -473,7 +473,7 @@ class Coordinator:
             self._stop_now(After.LOST, slot.error)
 
     def _replace(self, slot: PlaceSlot, invocation: FunctionInvocation, reason: str) -> None:
-        """Another function is to fill the slot, within a new attempt."""
+        """Fill the slot with another function, within a new attempt."""
         self.run.pool.num_replaced += 1
         slot.num_replaced += 1
         slot.error = reason
@@ -489,9 +489,9 @@ class Coordinator:
         self._orders.append(self._saved.look(self.run))
 
     def _found(self, found: messages.StatesFound) -> None:
-        """The newest saved step is known: begin from it, or draw the conclusion from it."""
+        """The newest saved step is known: begin an attempt from it, or conclude the run with it."""
         run, step = self.run, found.step
-        self._saved.saw(found)
+        self._saved.observe(found)
         if run.mode not in (Mode.LOOKING, Mode.LOOKING_LAST) or not self._saved.is_newest_look(found):
             return
         run.progress.furthest = max(run.progress.furthest, step)
@@ -512,11 +512,11 @@ class Coordinator:
 
     def _begin_unless_starved(self, step: int) -> None:
         """Begin an attempt, if the stream has samples for it and the parameter store is up."""
-        objection = self._stream.objection(self.run, step)
-        if objection is None:
+        verdict = self._stream.verdict_instead_of_start(self.run, step)
+        if verdict is None:
             self._begin_if_ready(step)
         else:
-            self._carry_out((objection,))
+            self._carry_out((verdict,))
 
     def _begin_if_ready(self, step: int) -> None:
         """Begin an attempt, or have the parameter store brought up for it."""
@@ -526,9 +526,9 @@ class Coordinator:
             self._carry_out(self._parameter_store.begin_later(step))
 
     def _begin(self, restore_step: int) -> None:
-        """Begin a new attempt from a saved step: functions that live join it, the empty slots are filled."""
+        """Begin a new attempt from a saved step: living functions join it, new ones fill the empty slots."""
         run, pool, before = self.run, self.run.pool, self.run.record
-        self._switch.take_up(run)
+        self._switch.put_in_force(run)
         plan = run.plan
         assert plan is not None
         if not pool.slots or before is None or len(pool.slots) != plan.num_functions:
@@ -559,13 +559,13 @@ class Coordinator:
             **self._stream.offered(),
         )
         invokes = self._fill_slots(run.record)
-        # Functions may only be invoked once the record names them.
+        # The record is written first: a function that it does not name ends at once.
         self._orders.append(run.amend(incarnations=pool.incarnations()))
         self._orders += invokes
         run.progress_at_s = run.now_s
 
     def _fill_slots(self, record: ControlRecord) -> list[Order]:
-        """Have a function in every slot: the one that lives there, its successor, or a new one, which is invoked."""
+        """Fill every slot: with its living function, else its successor, else a new function, which is invoked."""
         invokes: list[Order] = []
         for slot in self.run.pool:
             slot.step = record.restore_step
@@ -582,7 +582,7 @@ class Coordinator:
     # --- an attempt ends -------------------------------------------------------------------------------------------
 
     def _close(self, after: After, within_s: float) -> None:
-        """Let all functions stop at the next boundary that all can know of, their state saved."""
+        """Let all functions save and stop at the first boundary that none of them can have passed yet."""
         run = self.run
         if after is After.REST:
             self._switch.adopt(run)
@@ -594,7 +594,7 @@ class Coordinator:
         self._conclude_if_stopped()
 
     def _stop_now(self, after: After, reason: str | None = None, *, within_s: float = STOP_S) -> None:
-        """Let all functions stop at once, whatever is lost of the step under way; `reason` is told to users."""
+        """Let all functions stop at once and lose the step under way; `reason` is shown to users."""
         run = self.run
         if reason is not None:
             run.reason = reason
@@ -609,7 +609,7 @@ class Coordinator:
         self._switch.forget(run)
         for invocation in run.pool.living():
             if invocation.retry_at_s is not None:
-                # It was put off and has never run.
+                # It waits for its retry and has never run.
                 run.pool.give_up(invocation, run.now_s)
         self._orders.append(run.amend(verb="stop", upcoming=None))
         self._conclude_if_stopped()
@@ -623,7 +623,7 @@ class Coordinator:
         self._stop_now(After.FAILED)
 
     def _conclude_if_stopped(self) -> None:
-        """Whether all functions have stopped that were told to: then see what is saved, and draw the conclusion."""
+        """Once all functions have stopped, find what they saved and conclude the run."""
         run = self.run
         if run.mode is not Mode.CLOSING or run.pool.living():
             return
@@ -668,8 +668,8 @@ class Coordinator:
         self._stream.rest(step)
         self._saved.reached(step)
         run.progress.furthest = max(run.progress.furthest, step)
-        # It is what it is to be, as far as there is anything to do.
-        self._emit_resized_unless_told("resume" if step else "start")
+        # The plan counts as in force although no function runs: there is nothing to train on.
+        self._emit_resized_unless_reported("resume" if step else "start")
         run.reason = f"idle: {self._stream.idle_reason(run)}"
         self._emit_usage()
         self._carry_out(self._stream.wake_if_due(run))
@@ -681,15 +681,15 @@ class Coordinator:
         run.empty_slots()
         if after is After.BUDGET:
             run.reason = budget.reason_of(run, step)
-        # The control plane pauses nothing while it waits for a generation: of one given up it is told now or never.
-        given_up = self._switch.take_given_up()
+        # The control plane cannot pause a job while it waits for a generation: confirm a cancelled one here.
+        given_up = self._switch.pop_cancelled()
         if given_up is not None and given_up[0] > run.generation:
             run.generation, run.plan = given_up
-        self._emit_resized_unless_told("start")
+        self._emit_resized_unless_reported("start")
         self._emit(PauseRequested(job_id=run.facts.job_id, reason=run.reason))
 
-    def _give_back(self, reason: str) -> None:
-        """The stores do not answer or hold what they should: the place is given back at once."""
+    def _report_place_lost(self, reason: str) -> None:
+        """The stores do not answer, or lack what they should hold: report the replica as lost."""
         run = self.run
         run.reason = reason
         run.pool.give_up_all(run.now_s)
@@ -697,13 +697,13 @@ class Coordinator:
         self._conclude(self._saved.newest_step)
 
     def _assemble(self, step: int) -> None:
-        """The last step is done and saved: have the model's file put together."""
+        """The last step is saved: order the model's file to be put together."""
         run = self.run
         assert run.plan is not None
         run.mode = Mode.ASSEMBLING
         self._switch.forget(run)
         if run.record is not None and run.record.verb == "run" and run.pool.living():
-            # Successors that were invoked and are not needed any more.
+            # Successors that were invoked are no longer needed.
             self._orders.append(run.amend(verb="stop", upcoming=None))
         run.progress.furthest = max(run.progress.furthest, step)
         num_layers = run.plan.stages[-1].end_layer
@@ -713,7 +713,9 @@ class Coordinator:
         """The model's file is there: the job has succeeded."""
         run, step = self.run, self.run.progress.furthest
         if assembled.error:
-            self._give_back(f"the model could not be put together from the states of step {step}: {assembled.error}")
+            self._report_place_lost(
+                f"the model could not be put together from the states of step {step}: {assembled.error}"
+            )
             return
         run.mode = Mode.OVER
         run.progress.commit(step, is_last=True)
@@ -727,7 +729,7 @@ class Coordinator:
         if run.after is After.PREEMPT:
             self._emit_stopped()
 
-    # --- what the control plane is told ----------------------------------------------------------------------------
+    # --- reports to the control plane ------------------------------------------------------------------------------
 
     def _emit(self, event: Event) -> None:
         self._orders.append(messages.Emit(event=event))
@@ -735,7 +737,7 @@ class Coordinator:
     def _emit_usage(self) -> None:
         run = self.run
         usage = run.ledger.usage(run.now_s)
-        self._usage_told_at_s = run.now_s
+        self._usage_reported_at_s = run.now_s
         self._emit(UsageReported(job_id=run.facts.job_id, usage=usage, bill=run.ledger.bill(usage)))
 
     def _emit_progress(self, plan: FunctionPlan) -> None:
@@ -747,7 +749,7 @@ class Coordinator:
         self._emit(ReplicaStopped(workload_id=self.run.facts.job_id, replica_id=self.run.facts.replica_id))
 
     def _emit_resized_by_start(self) -> None:
-        """Functions have begun to work as the newest generation."""
+        """Report that functions train as the newest generation."""
         run = self.run
         run.resized_generation = run.generation
         if run.paused_at_s is not None:
@@ -756,8 +758,11 @@ class Coordinator:
         else:
             self._emit_resized("resume" if run.record is not None and run.record.restore_step else "start", 0.0)
 
-    def _emit_resized_unless_told(self, first: Literal["start", "resume"]) -> None:
-        """The newest generation holds although no function works as it; `first` says of the first one what it is."""
+    def _emit_resized_unless_reported(self, first: Literal["start", "resume"]) -> None:
+        """Report the newest generation as in force although none of its functions ran.
+
+        `first` is the direction to report where no earlier generation was.
+        """
         run = self.run
         if run.resized_generation < run.generation:
             run.resized_generation = run.generation

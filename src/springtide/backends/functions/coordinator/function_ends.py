@@ -1,4 +1,4 @@
-"""What the end of a function means: a successor goes on, another function fills its place, or the job ends."""
+"""What follows when a function ends: its successor continues, another function replaces it, or the job ends."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from springtide.backends.functions.coordinator.verdicts import (
     ConcludeIfStopped,
     Effect,
     FailJob,
-    LookForStart,
+    FindStart,
     ReplaceFunction,
     StopNow,
 )
 from springtide.core.wire.functions import ErrorCode
 
-# How often the functions of one place may end without any progress of the job before that is no accident any more.
+# Deaths in a row at one place, without progress of the job, after which the cause is taken to be permanent.
 MAX_DEATHS = 5
-# Another function is tried after these errors; one of an older version does not say what failed.
+# Errors after which another function is tried; "" comes from older functions, which do not say what failed.
 MAY_PASS = frozenset({"store", ""})
 
 
 def ended(run: Run, slot: PlaceSlot, invocation: FunctionInvocation, end: InvocationEnded) -> Iterator[Effect]:
-    """A function of the present plan, which had begun, is over."""
+    """A function of the present plan that had begun has ended."""
     invocation.end, invocation.over_at_s = end, run.now_s
     result = end.result
     if result is None:
@@ -41,11 +41,11 @@ def ended(run: Run, slot: PlaceSlot, invocation: FunctionInvocation, end: Invoca
     elif result.outcome == "failed":
         yield from failed(run, slot, invocation, result.error_code, result.error or end.error)
     else:
-        yield from _ended_well(run, slot, invocation, result.outcome, result.step)
+        yield from _returned(run, slot, invocation, result.outcome, result.step)
 
 
 def ended_unneeded(run: Run, invocation: FunctionInvocation, end: InvocationEnded) -> Iterator[Effect]:
-    """It is not needed any more: what counts is what it is charged for."""
+    """A function that is no longer needed has ended: only its charge is recorded."""
     if end.never_ran:
         run.pool.refuse(invocation, run.now_s, None)
         run.pool.give_up(invocation, run.now_s)
@@ -55,7 +55,7 @@ def ended_unneeded(run: Run, invocation: FunctionInvocation, end: InvocationEnde
 
 
 def left(run: Run, slot: PlaceSlot, invocation: FunctionInvocation) -> Iterator[Effect]:
-    """It left in time, its state saved: its successor goes on within the same attempt."""
+    """It left before the end of its lifetime, its state saved: its successor continues within the same attempt."""
     if invocation is not slot.invocation:
         if invocation is slot.successor:
             slot.successor = None
@@ -63,15 +63,15 @@ def left(run: Run, slot: PlaceSlot, invocation: FunctionInvocation) -> Iterator[
     invocation.over_at_s = run.now_s
     run.pool.num_handovers += 1
     slot.num_handovers += 1
-    if run.mode is Mode.RUNNING and not _is_of_now(run, invocation):
-        # What it left behind in an attempt of the past is not read any more.
+    if run.mode is Mode.RUNNING and not _is_current(run, invocation):
+        # It left within an earlier attempt, whose handover no successor reads.
         yield ReplaceFunction(slot, invocation, "it left while the others began anew")
         return
     successor, slot.successor = slot.successor, None
     if successor is not None and (successor.is_alive or successor.phase in WORKED or successor.has_finished):
         slot.invocation = successor
     elif slot.abandoned_successor > invocation.incarnation and run.mode is Mode.RUNNING:
-        # One that was given up may have seen that it left, and go on: only a new attempt shuts it out.
+        # A successor that was given up may still have started and taken over: only a new attempt excludes it.
         yield ReplaceFunction(slot, invocation, "it left, and its successor never began")
     elif run.is_stepping:
         assert run.record is not None
@@ -80,35 +80,35 @@ def left(run: Run, slot: PlaceSlot, invocation: FunctionInvocation) -> Iterator[
         yield ConcludeIfStopped()
 
 
-def _ended_well(run: Run, slot: PlaceSlot, invocation: FunctionInvocation, outcome: str, step: int) -> Iterator[Effect]:
-    """It finished, stopped as it was asked, or gave way."""
+def _returned(run: Run, slot: PlaceSlot, invocation: FunctionInvocation, outcome: str, step: int) -> Iterator[Effect]:
+    """It returned without an error: finished, stopped on request, or superseded."""
     if invocation is slot.successor and outcome == "finished" and slot.invocation is not None:
-        # It took over and came to the end before it was known that the one before it had left.
+        # The successor took over and finished before its predecessor's departure was known.
         yield from left(run, slot, slot.invocation)
     if invocation is slot.successor:
         slot.successor = None
     elif invocation is slot.invocation and outcome == "finished":
         slot.step = max(slot.step, step)
         yield from look_if_finished(run)
-        if run.mode is Mode.RUNNING and not _is_of_now(run, invocation):
-            # It made the last step in an attempt of the past, and the others wait for it in a newer one.
+        if run.mode is Mode.RUNNING and not _is_current(run, invocation):
+            # It made the last step within an earlier attempt, and the others wait for it in a newer one.
             yield ReplaceFunction(slot, invocation, "it finished while the others began anew")
     elif invocation is slot.invocation and run.mode is Mode.RUNNING:
-        # It was not asked to: it read a record of the past, or was taken for another.
+        # No stop was requested: it read an outdated record, or another function reported under its name.
         yield ReplaceFunction(slot, invocation, f"it ended as {outcome} although the job goes on")
     yield ConcludeIfStopped()
 
 
 def look_if_finished(run: Run) -> Iterator[Effect]:
-    """Look for the last state once all functions have ended after the last step."""
+    """Find the last state once all functions have ended after the last step."""
     invocations = [slot.invocation for slot in run.pool if slot.invocation is not None]
     has_finished = any(invocation.has_finished for invocation in invocations)
     if run.mode is Mode.RUNNING and has_finished and not any(one.is_alive for one in invocations):
-        yield LookForStart()
+        yield FindStart()
 
 
 def failed(run: Run, slot: PlaceSlot, invocation: FunctionInvocation, code: ErrorCode, error: str) -> Iterator[Effect]:
-    """It ended with an error: of a store, of the data, or of the user's code, which ends the job."""
+    """It ended with an error: of a store (retried), of the data (the job pauses), or of the user's code (it fails)."""
     if code in MAY_PASS:
         yield from _died(run, slot, invocation, EndCause.STORE_TROUBLE, error)
         return
@@ -118,14 +118,14 @@ def failed(run: Run, slot: PlaceSlot, invocation: FunctionInvocation, code: Erro
         return
     slot.error = error
     if code == "data":
-        # Its owner has to bring the data back: trying again does not.
+        # Only the owner can bring the data back; a retry cannot.
         yield StopNow(After.DATA, error)
     else:
         yield FailJob(error)
 
 
 def _died(run: Run, slot: PlaceSlot, invocation: FunctionInvocation, cause: EndCause, error: str) -> Iterator[Effect]:
-    """It ended without being asked to. The job goes on from the newest state, unless its functions keep failing."""
+    """It ended without a request. The job continues from the newest state, unless its functions keep failing."""
     if invocation is slot.successor:
         slot.successor = None
         slot.num_deaths += 1
@@ -136,7 +136,7 @@ def _died(run: Run, slot: PlaceSlot, invocation: FunctionInvocation, cause: EndC
     if run.mode is Mode.CLOSING:
         slot.error = sentence
         if run.is_stepping:
-            # The others would wait for it in vain.
+            # The others would wait for it at the boundary for ever.
             yield StopNow(run.after)
         yield ConcludeIfStopped()
         return
@@ -159,7 +159,7 @@ def _died(run: Run, slot: PlaceSlot, invocation: FunctionInvocation, cause: EndC
 
 
 def _enlarge(run: Run, invocation: FunctionInvocation, memory_mb: int) -> None:
-    """Give the stage of a function that ran out of memory more of it, unless it has more already."""
+    """Raise the memory of a stage whose function ran out of it, unless the plan has raised it already."""
     assert run.plan is not None
     stages, stage = list(run.plan.stages), invocation.place.stage
     if stages[stage].memory_mb <= invocation.memory_mb:
@@ -167,6 +167,6 @@ def _enlarge(run: Run, invocation: FunctionInvocation, memory_mb: int) -> None:
         run.plan = replace(run.plan, stages=tuple(stages))
 
 
-def _is_of_now(run: Run, invocation: FunctionInvocation) -> bool:
-    """Whether it reported last in the present attempt."""
+def _is_current(run: Run, invocation: FunctionInvocation) -> bool:
+    """Whether its last report belongs to the present attempt."""
     return invocation.report is not None and invocation.report.attempt == run.attempt

@@ -1,4 +1,4 @@
-"""The functions of one job: a slot for each place of its plan, the invocations in them, and the orders that invoke."""
+"""The functions of one job: a slot for each place of its plan, the invocations in the slots, and the Invoke orders."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from springtide.core.workload import ReplicaId, WorkloadId
 
 
 class StreamRules(msgspec.Struct, frozen=True, kw_only=True):
-    """When functions of a job on a stream rest and when they begin again.
+    """When the functions of a job on a stream end for lack of samples, and when they start again.
 
-    They begin once there are samples for `min_start_steps` steps, or for one that have lain there for `max_wait_s`.
-    They rest after `idle_s` without any (None: as long as it takes to start anew, so that neither waiting nor starting
-    ever costs more than twice what was needed).
+    They start once there are samples for `min_start_steps` steps, or once samples for one step have waited for
+    `max_wait_s`. They end after `idle_s` without samples. None: after the time that a start takes; then neither waiting
+    nor restarting costs more than twice what was unavoidable.
     """
 
     min_start_steps: int = 8
@@ -28,11 +28,11 @@ class StreamRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What does not change while one coordinator works: the job, where its objects are, what is offered.
+    """Constants of one coordinator: the job, where its objects are, what the service offers.
 
-    With `has_parameter_store` what travels goes through one that is up while functions run. `used_incarnations` is the
-    highest incarnation number so far at any place of this job. `stream` names the growing dataset, if there is one, of
-    which a step uses `global_batch_size` samples.
+    With `has_parameter_store` functions exchange data through a store that is up while they run. `used_incarnations` is
+    the highest incarnation number used so far at any place of this job. `stream` names the growing dataset, if there is
+    one; a step uses `global_batch_size` samples of it.
     """
 
     job_id: WorkloadId
@@ -49,7 +49,7 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     stream_rules: StreamRules = StreamRules()
 
     def option(self, plan: FunctionPlan) -> FunctionOption | None:
-        """What was predicted for a plan, where it is on the menu."""
+        """The menu's entry for a plan, with its predictions; None for a plan that is not on the menu."""
         return next((option for option in self.menu.options if option.plan == plan), None) if self.menu else None
 
     def next_larger_mb(self, memory_mb: int) -> int | None:
@@ -65,8 +65,8 @@ def places_of(plan: FunctionPlan) -> list[Place]:
 class FunctionPool:
     """The slots of the present plan. Incarnation numbers are never used twice in a job, whatever the place.
 
-    `joining` are the slots of a plan that is to follow, `retired` those of earlier plans whose functions may still be
-    ending. `parameter_url` is where functions that are invoked now find the parameter store (empty: nowhere).
+    `joining` are the slots of an upcoming plan, `retired` those of earlier plans whose functions may still be ending.
+    `parameter_url` is the address of the parameter store for functions that are invoked now (empty: there is none).
     """
 
     def __init__(self, facts: JobFacts, ledger: Ledger) -> None:
@@ -89,7 +89,7 @@ class FunctionPool:
         self.slots = {place: PlaceSlot(place=place) for place in places_of(plan)}
 
     def adopt(self, record: ControlRecord, now_s: float, invoked_at_s: Mapping[int, float]) -> None:
-        """Take over the functions that a control record of another coordinator names."""
+        """Take over the functions that are named in the control record of another coordinator."""
         self.open_slots(record.plan)
         for slot in self.slots.values():
             incarnation = record.incarnations.get(str(slot.place), 0)
@@ -119,12 +119,12 @@ class FunctionPool:
         return [slot.invocation.report if slot.invocation is not None else None for slot in self]
 
     def living(self) -> list[FunctionInvocation]:
-        """The invocations that may still do anything, those of retired and joining slots included."""
+        """The invocations that may still be running, those of retired and joining slots included."""
         slots = (*self, *self.joining.values(), *self.retired)
         return [invocation for slot in slots for invocation in slot.living()]
 
     def find(self, place: Place, incarnation: int) -> tuple[PlaceSlot, FunctionInvocation] | None:
-        """The invocation of that number with its slot: of the present plan, the next one, or an earlier one."""
+        """The invocation with that incarnation number, and its slot in the present, the upcoming or an earlier plan."""
         own = [known.get(place) for known in (self.slots, self.joining)]
         for slot in (*own, *self.retired):
             invocation = slot.of(incarnation) if slot is not None and slot.place == place else None
@@ -133,20 +133,20 @@ class FunctionPool:
         return None
 
     def is_joining(self, slot: PlaceSlot) -> bool:
-        """Whether it belongs to the plan that is to follow."""
+        """Whether the slot belongs to the upcoming plan."""
         return self.joining.get(slot.place) is slot
 
     def is_present(self, slot: PlaceSlot) -> bool:
-        """Whether it belongs to the present plan."""
+        """Whether the slot belongs to the present plan."""
         return self.slots.get(slot.place) is slot
 
     def retire(self, slots: Iterable[PlaceSlot]) -> None:
-        """These slots are not needed any more: their functions end by themselves, and are charged until they have."""
+        """Drop these slots: their functions end by themselves, and are charged until they have."""
         known = [slot for slot in self.retired if any(invocation.end is None for invocation in slot.invocations)]
         self.retired = [*known, *slots][-256:]
 
     def incarnations(self) -> dict[str, int]:
-        """The incarnations that may write, as the control record holds them."""
+        """The incarnations that may write, by place as text, as in the control record."""
         return {str(slot.place): slot.recorded for slot in self}
 
     def launch(
@@ -158,7 +158,7 @@ class FunctionPool:
         is_successor: bool = False,
         plan: FunctionPlan | None = None,
     ) -> Invoke:
-        """Invoke a new function for a slot: into it, as a successor, or for a `plan` that is to follow."""
+        """Order a new function for a slot: to fill it, as a successor, or for an upcoming `plan`."""
         self.used_incarnations += 1
         before = slot.invocation.incarnation if is_successor and slot.invocation is not None else -1
         invocation = FunctionInvocation(
@@ -181,7 +181,7 @@ class FunctionPool:
         return self.invoke(invocation, record, now_s)
 
     def invoke(self, invocation: FunctionInvocation, record: ControlRecord, now_s: float) -> Invoke:
-        """The order for one try of an invocation, the first one or another after a refusal."""
+        """The order for one try of an invocation: the first, or a retry after a refusal."""
         invocation.invoked_at_s = now_s
         invocation.retry_at_s = None
         self.num_invocations += 1
@@ -209,7 +209,7 @@ class FunctionPool:
         )
 
     def refuse(self, invocation: FunctionInvocation, now_s: float, retry_after_s: float | None) -> None:
-        """The provider put an invocation off: nothing ran, nothing is charged, it is tried again after a while."""
+        """The provider refused an invocation: nothing ran, nothing is charged; schedule a retry."""
         self.num_throttled += 1
         self.num_invocations -= 1
         self._ledger.count_invocation(-1)
@@ -218,11 +218,11 @@ class FunctionPool:
         invocation.retry_at_s = now_s + max(wait_s, retry_after_s or 0.0)
 
     def give_up(self, invocation: FunctionInvocation, now_s: float) -> None:
-        """Count on this one no more. Should it begin after all, the control record does not name it."""
+        """Stop waiting for an invocation. If it starts after all, it ends: the control record does not name it."""
         invocation.is_given_up = True
         invocation.over_at_s = now_s
 
     def give_up_all(self, now_s: float) -> None:
-        """Count on none of them any more."""
+        """Stop waiting for all of them."""
         for invocation in self.living():
             self.give_up(invocation, now_s)

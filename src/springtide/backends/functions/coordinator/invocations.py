@@ -1,4 +1,4 @@
-"""Invocations from the order to their end, and the slot of each place of a plan that they fill one after the other."""
+"""Invocations from the order to their end, and the slot of each place, which they fill one after the other."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from springtide.core.functions import FunctionPlan, Usage
 from springtide.core.status.functions import PlaceStatus
 from springtide.core.wire.functions import FunctionReport, LaneTimes, Place
 
-# A successor in one of these phases has taken over.
+# Phases of a successor that has taken over.
 WORKED = frozenset({"training", "waiting", "parked", "stuck", "leaving", "left", "finished"})
-# After these phases a function does nothing any more, whatever the provider says later.
+# Phases after which a function does nothing, whatever the provider reports later.
 OVER = frozenset({"left", "finished", "stopped", "superseded", "failed"})
 
 
 @dataclass(eq=False)
 class FunctionInvocation:
-    """One incarnation at one place. `is_uncertain`: whether it runs is unknown; it may still begin, or go on.
+    """One incarnation at one place. `is_uncertain`: the provider lost track of it; it may be running, or start later.
 
-    `follows` is the incarnation that a successor follows; with `plan` it was invoked for a plan that was yet to follow.
-    `invoked_at_s` is the newest try, `retry_at_s` when the next one is due after a refusal.
+    `follows` is the incarnation that a successor replaces; `plan` is the upcoming plan that it was invoked for, if any.
+    `invoked_at_s` is the time of the newest try, `retry_at_s` that of the next one after a refusal.
     """
 
     place: Place
@@ -45,7 +45,7 @@ class FunctionInvocation:
 
     @property
     def phase(self) -> str:
-        """The phase of its last report, or what is known without one."""
+        """The phase of its last report; without a report: throttled, lost or invoked."""
         if self.report is not None:
             return self.report.phase
         if self.retry_at_s is not None:
@@ -54,19 +54,19 @@ class FunctionInvocation:
 
     @property
     def has_left(self) -> bool:
-        """Whether it left in time for a successor, its state saved."""
+        """Whether it left for a successor, its state saved."""
         told = self.end is not None and self.end.result is not None and self.end.result.outcome == "left"
         return told or (self.report is not None and self.report.phase == "left")
 
     @property
     def has_finished(self) -> bool:
-        """Whether it ended after the last step."""
+        """Whether it ended because the last step was done."""
         told = self.end is not None and self.end.result is not None and self.end.result.outcome == "finished"
         return told or self.phase == "finished"
 
     @property
     def is_alive(self) -> bool:
-        """Whether it may still do anything that counts."""
+        """Whether it may still be running and is still waited for."""
         if self.end is not None or self.is_given_up:
             return False
         return self.report is None or self.report.phase not in OVER
@@ -80,7 +80,7 @@ class FunctionInvocation:
         return self.report.usage if self.report is not None else Usage()
 
     def function_s(self, now_s: float) -> float:
-        """The seconds to charge, up to now while it runs, never less than what may be charged."""
+        """The seconds charged, up to now while it runs; an upper bound where the provider has not told the duration."""
         if self.end is not None and self.end.duration_s is not None:
             return self.end.duration_s
         if self.retry_at_s is not None:
@@ -92,10 +92,10 @@ class FunctionInvocation:
 class PlaceSlot:
     """A place of a plan, the invocation in it, and its successor.
 
-    `recorded` is the incarnation in the control record, `step` what is committed here in the present attempt,
-    `num_deaths` how many functions ended here one after the other without any progress of the job,
-    `abandoned_successor` the incarnation of a successor that was given up and may be waiting all the same.
-    `invocations` are the newest ones of this place, those that are over included.
+    `recorded` is the incarnation in the control record; `step` the newest step committed here in the present attempt;
+    `num_deaths` the number of functions in a row that died here without progress of the job; `abandoned_successor` the
+    incarnation of a successor that was given up and may be waiting nevertheless. `invocations` are the newest ones of
+    this place, ended ones included.
     """
 
     place: Place
@@ -111,7 +111,7 @@ class PlaceSlot:
     invocations: list[FunctionInvocation] = field(default_factory=list)
 
     def living(self) -> list[FunctionInvocation]:
-        """Those that may still do anything: the one in place, its successor."""
+        """Those that may still be running: the one in place, its successor."""
         return [
             invocation
             for invocation in (self.invocation, self.successor)
@@ -119,7 +119,7 @@ class PlaceSlot:
         ]
 
     def of(self, incarnation: int) -> FunctionInvocation | None:
-        """The invocation of that number, whether it is over or not."""
+        """The invocation with that incarnation number, ended or not."""
         for invocation in self.invocations:
             if invocation.incarnation == incarnation:
                 return invocation

@@ -1,4 +1,4 @@
-"""What steps take and cost as a job's present plan: put together from the functions' own sums, told now and then."""
+"""Measured duration and cost of steps under a job's present plan, summed from the reports of its functions."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from springtide.core.functions import FunctionPlan, Usage
 from springtide.core.wire.functions import FunctionReport, Place, StepTotals
 from springtide.core.workload import WorkloadId
 
-# A measurement is told after so many steps, and whenever it rests on twice as many as the one told before.
+# A measurement is reported after this many steps, and again whenever the number of steps has doubled.
 LEAST_STEPS = 3
 
-# Of what is measured: the plan, the global batch, and the bytes that each worker exchanges.
+# What a measurement is of: the plan, the global batch in samples, and the bytes that each worker exchanges.
 _Kind = tuple[FunctionPlan, int, int]
 
 
 class _Asked(msgspec.Struct, frozen=True):
-    """What a function had asked of the object store after so many steps."""
+    """The requests that a function had made to the object store after `step` steps."""
 
     step: int
     usage: Usage
 
 
-class Measuring:
-    """Sums up the steps of each plan, batch and gradient size, over all attempts.
+class StepMeasurements:
+    """Sums over the steps of each plan, batch and gradient size, over all attempts.
 
-    Functions time their steps from commit to commit and leave out the first one of an attempt, so nothing depends on
-    when their reports are read. A step takes what it takes the place that has timed most of them (they all wait for
-    each other); computation and exchange are those of the place that computes longest.
+    Functions time their steps from commit to commit and leave out the first one of an attempt, so the time at which
+    their reports are read does not matter. The duration of a step is taken from the place that timed the most steps
+    (all places wait for each other); computation and exchange from the place that computes longest.
     """
 
     def __init__(self, job_id: WorkloadId) -> None:
@@ -45,7 +45,7 @@ class Measuring:
         self._asked: dict[Place, tuple[int, _Asked, _Asked]] = {}
 
     def new_attempt(self, plan: FunctionPlan) -> None:
-        """What comes belongs to another attempt, maybe of another plan."""
+        """From now on reports belong to another attempt, maybe of another plan."""
         if self._plan is not None:
             for size in self._open:
                 kind = (self._plan, *size)
@@ -56,16 +56,16 @@ class Measuring:
         self._open, self._asked, self._newest = {}, {}, None
         self._plan = plan
 
-    def saw(self, report: FunctionReport) -> None:
-        """Take in a report of the present attempt."""
+    def observe(self, report: FunctionReport) -> None:
+        """Add a report of the present attempt."""
         totals, place = report.totals, Place(report.stage, report.replica)
-        # A function that is done before its first report is due tells all of it in the last one.
+        # A function that finishes before its first report is due has all its steps in the last one.
         if report.phase not in ("training", "finished") or not report.step:
             return
         known = self._asked.get(place)
         is_known = known is not None and known[0] == report.incarnation
         if report.phase == "training" or not is_known:
-            # Ending asks for more than a step does: it is left out where there is something else to go by.
+            # The end makes more requests than a step: it is used only where no other report is known.
             asked = _Asked(report.step, report.usage)
             self._asked[place] = (report.incarnation, known[1] if known is not None and is_known else asked, asked)
         if not totals.num_steps:
@@ -80,7 +80,7 @@ class Measuring:
     def due(
         self, generation: int, steady_usd: Callable[[float], float], request_usd: Callable[[Usage], float]
     ) -> list[FunctionsMeasured]:
-        """What is to be told now. `steady_usd` is what so many seconds of the plan cost, requests left out."""
+        """The measurements to report now. `steady_usd` gives the cost of seconds of the plan, requests excluded."""
         if self._plan is None:
             return []
         told: list[FunctionsMeasured] = []
@@ -118,26 +118,26 @@ class Measuring:
         )
 
     def _requests_usd(self, request_usd: Callable[[Usage], float]) -> float:
-        """What all functions together ask of the object store in one step, as far as their reports tell it apart."""
+        """The cost of all functions' requests in one step, from the difference between two reports of each."""
         found: list[float] = []
         for _, first, last in self._asked.values():
             num_steps = last.step - first.step
             if num_steps > 0:
                 found.append((request_usd(last.usage) - request_usd(first.usage)) / num_steps)
         if not found:
-            # One report each: what was asked up to there, the start included.
+            # Only one report each: the mean over all steps so far, the start included.
             found = [request_usd(last.usage) / last.step for _, _, last in self._asked.values()]
         mean = math.fsum(found) / len(found) if found else 0.0
-        # Places that have told nothing yet are taken to ask as much as the others.
+        # Places without a report yet are assumed to make as many requests as the others.
         return mean * (self._plan.num_functions if self._plan is not None else len(found))
 
     def _sums(self, kind: _Kind) -> StepTotals:
-        """Everything of one kind: the attempts that are over, and the present one."""
+        """The sums of one kind over the ended attempts and the present one."""
         places = [_added(invocations) for _, invocations in sorted(self._open.get(kind[1:], {}).items())]
         closed = self._closed.get(kind)
         if not places:
             return closed or StepTotals(global_batch_size=kind[1], gradient_bytes=kind[2])
-        # All places make the same steps: the one with the longest view times them, the slowest says what is computed.
+        # All places make the same steps: the one that timed the most gives their duration, the slowest its computation.
         longest = max(places, key=lambda totals: totals.num_steps)
         slowest = max(places, key=lambda totals: totals.compute_s / totals.num_steps)
         share = longest.num_steps / slowest.num_steps
@@ -146,7 +146,7 @@ class Measuring:
 
 
 def _added(invocations: Mapping[int, StepTotals]) -> StepTotals:
-    """What the functions that filled a place one after the other have timed."""
+    """The sum over the functions that filled one place one after the other."""
     first, *others = [totals for _, totals in sorted(invocations.items())]
     for other in others:
         first = _sum(first, other)

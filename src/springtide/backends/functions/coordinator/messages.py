@@ -1,4 +1,4 @@
-"""The inputs and orders of a coordinator, all of them plain values, so that tests can replay them."""
+"""The stimuli (inputs) and orders (outputs) of a coordinator: plain values, so that tests can replay them."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ class _Value(msgspec.Struct, frozen=True, kw_only=True):
 # --- stimuli --------------------------------------------------------------------------------------------------------
 
 
-class AskedToRun(_Value, frozen=True, kw_only=True):
-    """Run as this plan, as this generation, from the newest saved state (ResizeJob)."""
+class RunRequested(_Value, frozen=True, kw_only=True):
+    """Run this plan as this generation, from the newest saved state (ResizeJob)."""
 
     generation: int
     plan: FunctionPlan
 
 
-class AskedToPreempt(_Value, frozen=True, kw_only=True):
+class PreemptRequested(_Value, frozen=True, kw_only=True):
     """Save at the next boundary and end every function, by force after `grace_s` (PreemptJob)."""
 
     generation: int
     grace_s: float
 
 
-class AskedToStop(_Value, frozen=True, kw_only=True):
-    """End every function now, nothing need be saved; give up waiting after `grace_s` (StopReplica, EndJob)."""
+class StopRequested(_Value, frozen=True, kw_only=True):
+    """End every function now, without saving; stop waiting for them after `grace_s` (StopReplica, EndJob)."""
 
     grace_s: float = 2.0
 
 
-class BudgetTold(_Value, frozen=True, kw_only=True):
-    """From now on this much may be spent in all (None: whatever it takes)."""
+class BudgetChanged(_Value, frozen=True, kw_only=True):
+    """The job's total budget has changed (None: no limit)."""
 
     budget_usd: float | None
 
 
 class InvocationEnded(_Value, frozen=True, kw_only=True):
-    """An invocation is over, as the provider tells it (provider.InvocationEnd). `duration_s` None: unknown.
+    """The provider reports the end of an invocation (provider.InvocationEnd). `duration_s` None: unknown.
 
-    `number` is that of the Invoke: what comes late of an earlier try at the same place is not mistaken for the newest.
+    `number` is that of the Invoke, so that the late end of an earlier try is not mistaken for that of the newest.
     """
 
     number: int
@@ -62,18 +62,18 @@ class InvocationEnded(_Value, frozen=True, kw_only=True):
 
     @property
     def never_ran(self) -> bool:
-        """Whether the provider did not take it."""
+        """Whether the provider refused it."""
         return self.outcome in ("throttled", "refused")
 
 
-class ReportSeen(_Value, frozen=True, kw_only=True):
-    """A function's report was read; it may be one that was read before."""
+class ReportRead(_Value, frozen=True, kw_only=True):
+    """A function's report was read; it may be the same as before."""
 
     report: FunctionReport
 
 
 class StatesFound(_Value, frozen=True, kw_only=True):
-    """Look `number`: the newest step of which every stage's state is in the store (0: none), and its bytes.
+    """Answer to FindStates `number`: the newest step whose state is complete in the store (0: none), and its bytes.
 
     `torn` are the keys of states of later steps.
     """
@@ -85,14 +85,14 @@ class StatesFound(_Value, frozen=True, kw_only=True):
 
 
 class Assembled(_Value, frozen=True, kw_only=True):
-    """The model's file is in the artifacts, or it cannot be (`error`)."""
+    """The model's file is in the artifacts, or could not be made (`error`)."""
 
     path: str = ""
     error: str = ""
 
 
 class StoreFailed(_Value, frozen=True, kw_only=True):
-    """A store has not done for a while what the coordinator asked; the sentence says which and why."""
+    """Requests to a store have failed for a while; `error` is a sentence with which and why."""
 
     error: str
 
@@ -102,17 +102,17 @@ class FencedOff(_Value, frozen=True, kw_only=True):
 
 
 class TimePassed(_Value, frozen=True, kw_only=True):
-    """Nothing happened but time. `own` is what the coordinator itself has asked of the stores so far.
+    """Time has passed. `own` counts the coordinator's own requests to the stores so far.
 
-    `parameter_store_s` is for how long the job's parameter store has been up (None: it is not counted).
+    `parameter_store_s` is how long the job's parameter store has been up (None: that is not counted).
     """
 
     own: Usage = Usage()
     parameter_store_s: float | None = None
 
 
-class StreamSeen(_Value, frozen=True, kw_only=True):
-    """The job's stream was looked at; `error` says why it can be read no more."""
+class StreamRead(_Value, frozen=True, kw_only=True):
+    """The job's stream was read; `error` says why it can no longer be."""
 
     stream: StreamView | None = None
     error: str = ""
@@ -129,18 +129,18 @@ class ParameterStoreLost(_Value, frozen=True, kw_only=True):
 
 
 Stimulus = (
-    AskedToRun
-    | AskedToPreempt
-    | AskedToStop
-    | BudgetTold
+    RunRequested
+    | PreemptRequested
+    | StopRequested
+    | BudgetChanged
     | InvocationEnded
-    | ReportSeen
+    | ReportRead
     | StatesFound
     | Assembled
     | StoreFailed
     | FencedOff
     | TimePassed
-    | StreamSeen
+    | StreamRead
     | ParameterStoreUp
     | ParameterStoreLost
 )
@@ -150,7 +150,7 @@ Stimulus = (
 
 
 class Invoke(_Value, frozen=True, kw_only=True):
-    """Invoke a function of this memory with this order. No two have the same number."""
+    """Invoke a function of this memory with this order. Numbers are unique."""
 
     number: int
     memory_mb: int
@@ -158,16 +158,16 @@ class Invoke(_Value, frozen=True, kw_only=True):
 
 
 class WriteControl(_Value, frozen=True, kw_only=True):
-    """Replace the control record. Whatever is ordered after it must not happen before it."""
+    """Replace the control record. Orders after this one are carried out only once it is durable."""
 
     record: ControlRecord
 
 
-class LookForStates(_Value, frozen=True, kw_only=True):
+class FindStates(_Value, frozen=True, kw_only=True):
     """Find the newest step with a complete state of `num_layers` layers; answer StatesFound with this number.
 
-    A step after `newest` will do only where there is no earlier one: what happened up to there is not known in full.
-    With `may_begin_anew` the beginning is such a one: then no state has been removed since.
+    A step after `newest` is accepted only if there is no earlier one: not all its losses are known. With
+    `may_begin_anew` step 0 counts as such an earlier one: no state has been removed yet.
     """
 
     number: int
@@ -177,7 +177,7 @@ class LookForStates(_Value, frozen=True, kw_only=True):
 
 
 class Assemble(_Value, frozen=True, kw_only=True):
-    """Put the stages' states of `step` together as the model's file of this generation; answer Assembled."""
+    """Put the stages' states of `step` together to the model's file of this generation; answer Assembled."""
 
     generation: int
     step: int
@@ -187,7 +187,7 @@ class Assemble(_Value, frozen=True, kw_only=True):
 class DeleteKeys(_Value, frozen=True, kw_only=True):
     """Remove these objects, and everything under these prefixes.
 
-    With `is_awaited` nothing that is ordered afterwards may happen before: objects of these names may be written again.
+    With `is_awaited` later orders wait for it: objects of these names may be written again.
     """
 
     is_awaited: bool = False
@@ -200,13 +200,13 @@ class OpenParameterStore(_Value, frozen=True, kw_only=True):
 
 
 class CloseParameterStore(_Value, frozen=True, kw_only=True):
-    """No function synchronises any more."""
+    """Release the job's parameter store: no function exchanges data any more."""
 
 
 class Emit(_Value, frozen=True, kw_only=True):
-    """Tell the control plane."""
+    """Report an event to the control plane."""
 
     event: Event
 
 
-Order = Invoke | WriteControl | LookForStates | Assemble | DeleteKeys | OpenParameterStore | CloseParameterStore | Emit
+Order = Invoke | WriteControl | FindStates | Assemble | DeleteKeys | OpenParameterStore | CloseParameterStore | Emit

@@ -10,28 +10,28 @@ from springtide.backends.functions.coordinator.run import After, Mode, Run
 from springtide.backends.functions.coordinator.verdicts import (
     AwaitParameterStore,
     Effect,
-    LookForStart,
+    FindStart,
     StopNow,
 )
 from springtide.core.functions import FunctionPlan
 
-# So many attempts in a row may fail for the parameter store without any progress before the place is given back.
+# Repairs in a row without progress of the job before the replica is reported as lost.
 MAX_REPAIRS = 5
 
 
 class ParameterStore:
-    """Whether the parameter store is up, asked for, or not needed. Its address is the pool's `parameter_url`."""
+    """Whether the parameter store is up, requested, or not needed. Its address is the pool's `parameter_url`."""
 
     def __init__(self, facts: JobFacts) -> None:
         self._facts = facts
         self._is_asked_for = False
-        # An attempt from that step begins once the store is up.
+        # The step from which an attempt begins once the store is up.
         self._begin_at: int | None = None
         self._num_repairs = 0
         self._repaired_at_step = -1
 
     def is_needed(self, plan: FunctionPlan | None) -> bool:
-        """Whether functions of a plan exchange anything, through a store of the job's own."""
+        """Whether functions of a plan exchange data through a store of the job's own."""
         return plan is not None and self._facts.has_parameter_store and plan.num_functions > 1
 
     def is_ready(self, run: Run, plan: FunctionPlan | None) -> bool:
@@ -45,13 +45,13 @@ class ParameterStore:
     # --- up --------------------------------------------------------------------------------------------------------
 
     def begin_later(self, step: int) -> Iterator[Effect]:
-        """An attempt from that step needs the store: have it brought up."""
+        """An attempt from that step needs the store: order it to be opened."""
         self._begin_at = step
         yield AwaitParameterStore()
         yield from self._open()
 
     def prepare(self, run: Run, plan: FunctionPlan | None) -> Iterator[Order]:
-        """Functions of that plan are about to work, or may be at work: have the store brought up unless it is."""
+        """Functions of that plan run or are about to: order the store to be opened unless it is up."""
         if self.is_needed(plan) and not run.pool.parameter_url:
             yield from self._open()
 
@@ -60,24 +60,24 @@ class ParameterStore:
             self._is_asked_for = True
             yield OpenParameterStore()
 
-    def came_up(self, run: Run, url: str) -> Iterator[Effect]:
-        """It answers, at its old address or at another one, which the next attempt's record has."""
+    def handle_up(self, run: Run, url: str) -> Iterator[Effect]:
+        """It answers, at its old address or at a new one, which the record of the next attempt will hold."""
         self._is_asked_for = False
         run.pool.parameter_url = url
         step, self._begin_at = self._begin_at, None
         used = run.record.parameter_url if run.record is not None else ""
         has_moved = bool(used) and used != url
         if has_moved and run.plan is not None and len(run.plan.stages) > 1:
-            # A function exchanges with other stages at the address that it began with.
+            # Functions of a pipeline keep using the address that they started with.
             run.pool.give_up_all(run.now_s)
             run.empty_slots()
         if (run.mode is Mode.OPENING and step is not None) or (run.mode is Mode.RUNNING and has_moved):
-            yield LookForStart()
+            yield FindStart()
 
     # --- down ------------------------------------------------------------------------------------------------------
 
-    def broke(self, run: Run, why: str) -> Iterator[Effect]:
-        """It does not answer: bring it up again, and redo the step that was under way."""
+    def handle_broken(self, run: Run, why: str) -> Iterator[Effect]:
+        """It does not answer: open it again, and redo the step under way."""
         if run.mode is not Mode.RUNNING or not self.is_needed(run.plan):
             return
         if self._repaired_at_step != run.progress.furthest:
@@ -89,7 +89,7 @@ class ParameterStore:
         yield from self.begin_later(run.progress.furthest)
 
     def close_if_unneeded(self, run: Run, *, is_plan_changing: bool) -> Iterator[Order]:
-        """Release it once no function runs and none is about to."""
+        """Release the store once no function runs and none is about to."""
         about_to = (Mode.LOOKING, Mode.OPENING, Mode.CLOSING, Mode.LOOKING_LAST)
         is_needed = run.mode in about_to or bool(run.pool.living())
         if run.mode is Mode.RUNNING and not is_plan_changing and run.plan is not None:

@@ -1,4 +1,4 @@
-"""What a job has achieved, put together from the reports of its functions: steps, losses, states that are complete."""
+"""The progress of a job, from the reports of its functions: steps, losses, states that are complete."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from springtide.core.workload import WorkloadId
 
 @dataclass(eq=False)
 class _Told:
-    """What the `num_replicas` that made a step have told of it: each one's mean loss, and over how many samples."""
+    """The losses of one step by replica (mean loss, number of samples); complete once all `num_replicas` reported."""
 
     num_replicas: int
     by: dict[int, tuple[float, int]] = field(default_factory=dict)
@@ -23,7 +23,7 @@ class _Told:
 
 
 class FunctionProgress:
-    """`furthest` steps were committed by every place at one time or another; `losses` holds each step's mean once."""
+    """`furthest` is the most steps that every place has ever committed; `losses` holds (step, mean, samples) once."""
 
     def __init__(self, job_id: WorkloadId, furthest: int = 0) -> None:
         self._job_id = job_id
@@ -52,18 +52,18 @@ class FunctionProgress:
         return self.losses[-1][0] if self.losses else 0
 
     @property
-    def told_step(self) -> int | None:
-        """The step up to which as much is known of losses as ever will be; None where nothing says so.
+    def losses_known_step(self) -> int | None:
+        """The step up to which losses will not become more complete; None where that is unknown.
 
-        That is the newest step of which all have told, or the one with which the present attempt began.
+        That is the newest step whose losses all replicas reported, or the one with which the present attempt began.
         """
         known = [step for step, told in self._open.items() if told.is_whole]
         known += [step for step, _, _ in self.losses[-1:]]
         known += [self._begun_at] if self._begun_at is not None else []
         return max(known, default=None)
 
-    def saw(self, report: FunctionReport, plan: FunctionPlan) -> None:
-        """Take in a report of the present attempt, but for its losses."""
+    def observe(self, report: FunctionReport, plan: FunctionPlan) -> None:
+        """Update from a report of the present attempt, except for its losses."""
         if report.total_steps:
             self.total_steps = report.total_steps
         self._epoch = max(self._epoch, report.epoch)
@@ -71,26 +71,26 @@ class FunctionProgress:
         if report.metrics:
             self._metrics = dict(report.metrics)
         if report.ids_digest and report.stage == 0 and report.step >= self._digest_of:
-            # Reports are read side by side: an older one may come after a newer one.
+            # Reports are read concurrently: an older one may arrive after a newer one.
             self.ids_digest, self._digest_of = report.ids_digest, report.step
         if report.saved_step is not None and report.saved_step <= report.step:
             self._saved[report.stage] = max(self._saved.get(report.stage, 0), report.saved_step)
 
-    def saw_losses(self, report: FunctionReport, plan: FunctionPlan) -> None:
-        """Take in the losses of a report of the present attempt, which `plan` is that of."""
+    def observe_losses(self, report: FunctionReport, plan: FunctionPlan) -> None:
+        """Add the losses of a report of the present attempt; `plan` is the attempt's."""
         if report.stage != len(plan.stages) - 1:
             return
         for step, loss, count in report.losses:
-            # What it tells of steps after its own is of the attempt before, in which others may have had other samples.
+            # Losses of steps after its own are of an earlier attempt, with maybe other samples per replica.
             if self.final_step < step <= report.step:
                 told = self._open.setdefault(step, _Told(plan.num_replicas))
                 told.by[report.replica] = (loss, count)
 
     def commit(self, step: int, *, is_last: bool = False) -> None:
-        """Every place has committed `step` steps: their losses are final once all replicas have told theirs.
+        """Every place has committed `step` steps: their losses are final once all replicas have reported theirs.
 
-        A replica tells its steps in order, so what is missing of a step before one that all have told is missing for
-        good: the function that knew it was replaced. Its mean is then that of the others.
+        A replica reports its steps in order. So a loss that is missing before a complete step will never come: the
+        function that knew it was replaced. The step's mean is then that of the other replicas.
         """
         self.furthest = max(self.furthest, step)
         whole = [one for one, told in self._open.items() if one <= step and (is_last or told.is_whole)]
@@ -101,20 +101,20 @@ class FunctionProgress:
             self.losses.append((one, total / max(1, count), count))
 
     def new_attempt(self, restore_step: int) -> None:
-        """What was told of steps that are to be redone is told again."""
+        """Drop the losses of steps that are redone: they will be reported again."""
         self._open = {step: told for step, told in self._open.items() if step <= restore_step}
         self._begun_at = self._digest_of = restore_step
         self._saved = {}
 
     def complete_state(self, num_stages: int, save_every: int) -> int:
-        """The newest step of which every stage has said that its state is saved; as far as reports tell."""
+        """The newest step whose state every stage has reported as saved; 0 where there is none."""
         if len(self._saved) < num_stages:
             return 0
         lowest, highest = min(self._saved.values()), max(self._saved.values())
         return lowest if lowest == highest else lowest - lowest % save_every
 
     def event(self, generation: int, plan: FunctionPlan, step_s: float | None) -> ProgressReported | None:
-        """What the control plane has not been told yet. `step_s` is the newest step's time."""
+        """The progress since the last event; None where there is none. `step_s` is the newest step's duration."""
         if self.furthest <= self._told:
             return None
         self._told = self.furthest

@@ -1,4 +1,4 @@
-"""The sentences that people read about a job on functions: why a function was replaced, why the job stopped."""
+"""Sentences for users about a job on functions: why a function was replaced, why the job stopped."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from springtide.backends.functions.coordinator.invocations import FunctionInvoca
 
 
 class EndCause(StrEnum):
-    """Why a function is gone that was still needed."""
+    """Why a function that was still needed is gone."""
 
     FAILED = "failed"
     KILLED = "killed"
@@ -18,7 +18,7 @@ class EndCause(StrEnum):
     SILENT = "silent"
     UNBEGUN = "unbegun"
     STORE_TROUBLE = "store_trouble"
-    # It returned, although it was not asked to.
+    # It returned without being told to.
     LEFT = "left"
     FINISHED = "finished"
     STOPPED = "stopped"
@@ -42,13 +42,13 @@ _CAUSES = {
 
 
 def end_sentence(invocation: FunctionInvocation, cause: EndCause, error: str = "") -> str:
-    """What became of a function."""
+    """How a function ended."""
     text = f"the function of stage {invocation.place.stage}, replica {invocation.place.replica} {_CAUSES[cause]}"
     return f"{text}: {error.rstrip('.')}" if error else text
 
 
 def out_of_memory_reason(invocation: FunctionInvocation, used_mb: int) -> str:
-    """Why a stage cannot run, and what would do."""
+    """Why a stage cannot run, and what would help."""
     used = f" (it had taken {used_mb} MB)" if used_mb else ""
     return (
         f"stage {invocation.place.stage} ran out of its {invocation.memory_mb} MB{used}, the most a function can have"
@@ -57,7 +57,7 @@ def out_of_memory_reason(invocation: FunctionInvocation, used_mb: int) -> str:
 
 
 def budget_reason(job_id: str, budget_usd: float, spent_usd: float, step: int, needed_usd: float | None) -> str:
-    """Why a job rests before its budget is broken, and how it goes on."""
+    """Why a job pauses before its budget is exceeded, and how to continue it."""
     suggestion = _round_up(max(needed_usd or 0.0, 1.5 * budget_usd))
     kept = f"a checkpoint of step {step} is kept" if step else "nothing was begun that would have to be kept"
     rest = f" (about ${needed_usd:.4g} in all)" if needed_usd else ""
@@ -68,7 +68,7 @@ def budget_reason(job_id: str, budget_usd: float, spent_usd: float, step: int, n
 
 
 def _round_up(usd: float) -> str:
-    """An amount with two digits that is not less."""
+    """The amount rounded up to two significant digits."""
     text = f"{usd:.1e}"
     amount = float(text)
     if amount < usd:

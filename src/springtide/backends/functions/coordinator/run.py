@@ -19,9 +19,9 @@ from springtide.core.wire.functions import ControlRecord
 
 
 class Mode(StrEnum):
-    """What the run is doing, whatever each function does."""
+    """What the run as a whole is doing."""
 
-    # No plan yet, or paused: the control plane speaks next.
+    # No plan yet, or paused: waiting for the control plane.
     IDLE = "idle"
     # Finding the saved step from which an attempt can begin.
     LOOKING = "looking"
@@ -34,13 +34,13 @@ class Mode(StrEnum):
     LOOKING_LAST = "looking_last"
     # No function runs because the stream has too few samples.
     RESTING = "resting"
-    # The last step is done, the model's file is being put together.
+    # The last step is done; the model's file is being put together.
     ASSEMBLING = "assembling"
     OVER = "over"
 
 
 class After(StrEnum):
-    """What follows once the functions have stopped."""
+    """What to do once the functions have stopped."""
 
     NOTHING = ""
     RESIZE = "resize"
@@ -55,14 +55,14 @@ class After(StrEnum):
 
 @dataclass(eq=False)
 class Run:
-    """What the coordinator and its parts share. Only the coordinator moves `mode`, `after` and `attempt`.
+    """The state that the coordinator and its parts share. Only the coordinator sets `mode`, `after` and `attempt`.
 
-    `now_s` is the instant of the stimulus that is being handled (platform seconds). `record` is the newest control
-    record, `reason` the newest sentence for users. `plan` is followed as `generation`; `next_plan` follows once the
-    functions have stopped. `resized_generation` is the newest generation that the control plane was told of.
-    `progress_at_s` is when a step was last completed or could not have been, `close_by_s` when waiting for functions to
-    stop ends, `paused_at_s` since when functions stand still for another plan. Functions of generations from
-    `stays_from` on may go on; `num_stayed` of them did at the newest change of plan.
+    `now_s` is the instant of the stimulus being handled (platform seconds). `record` is the newest control record,
+    `reason` the newest sentence for users. `plan` is in force as `generation`; `next_plan` follows once the functions
+    have stopped. `resized_generation` is the newest generation reported to the control plane. `progress_at_s` is the
+    last time a step was completed, or could not be for lack of samples; `close_by_s` when to stop waiting for functions
+    to stop; `paused_at_s` since when functions stand still for another plan. Functions of generations from `stays_from`
+    on may continue; `num_stayed` of them did at the newest change of plan.
     """
 
     facts: JobFacts
@@ -104,31 +104,31 @@ class Run:
 
     @property
     def is_stepping(self) -> bool:
-        """Whether steps are being made, whether all functions stop at the next boundary or not."""
+        """Whether functions make steps, be it only up to the next boundary."""
         if self.record is None or self.record.verb == "stop":
             return False
         return self.mode is Mode.RUNNING or (self.mode is Mode.CLOSING and self.record.last_step is not None)
 
     @property
     def is_starved(self) -> bool:
-        """Whether no function can make another step with the samples that the record lets them use."""
+        """Whether the samples that the record releases are too few for another step."""
         record = self.record
         if record is None or record.num_available is None or record.is_stream_closed:
             return False
         return record.num_available < (self.progress.furthest + 1) * self.facts.global_batch_size
 
     def amend(self, **changes: object) -> WriteControl:
-        """Change fields of the control record; the order that writes it."""
+        """Change fields of the control record; returns the order that writes it."""
         assert self.record is not None
         self.record = replace(self.record, **changes)
         return WriteControl(record=self.record)
 
     def expect(self, plan: FunctionPlan) -> None:
-        """Functions begin anew under a plan: of its steps only the prediction is known."""
+        """Functions start anew under a plan: forget measured durations, and use the plan's prediction."""
         option = self.facts.option(plan)
         self.pace = StepTiming(self.facts.service, option.step_s if option is not None else None)
 
     def empty_slots(self) -> None:
-        """No function of the present plan is needed any more."""
+        """Retire every slot of the present plan."""
         self.pool.retire(self.pool)
         self.pool.slots.clear()

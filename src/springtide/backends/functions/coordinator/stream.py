@@ -1,7 +1,7 @@
-"""A job on a dataset that grows: how much of it may be used, when its functions rest, and when they begin again.
+"""A job on a growing dataset: how much of it may be used, when its functions end for lack of samples and restart.
 
-Functions wait at the boundary for the samples of their next step. Where none come for a while all of them save and end:
-then nothing runs and nothing is charged but the state's place in the store.
+Functions wait at the boundary for the samples of their next step. If none come for a while, all of them save and end:
+from then on only the stored state is charged.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from springtide.backends.functions.coordinator.function_pool import JobFacts
-from springtide.backends.functions.coordinator.messages import Emit, Order, StreamSeen
+from springtide.backends.functions.coordinator.messages import Emit, Order, StreamRead
 from springtide.backends.functions.coordinator.run import After, Mode, Run
 from springtide.backends.functions.coordinator.verdicts import (
     CLOSE_S,
     CloseAtBoundary,
     Effect,
     FailJob,
-    LookForStart,
+    FindStart,
     RestUntilData,
     StopNow,
     Verdict,
@@ -26,30 +26,30 @@ from springtide.backends.functions.coordinator.verdicts import (
 from springtide.core.events import StreamObserved
 from springtide.core.function_search import StreamView
 
-# The control plane is told of a stream so often at most.
+# Interval of StreamObserved events.
 OBSERVED_INTERVAL_S = 5.0
-# Functions rest no sooner and no later than this, whatever a start takes.
+# Bounds on the wait for samples before functions end, where it is derived from the duration of a start.
 LEAST_IDLE_S = 2.0
 LONGEST_IDLE_S = 60.0
 
 
 class JobStream:
-    """How far the job's stream has come, and whether that is enough; for a job without one there is nothing to do."""
+    """The length of the job's stream, and whether that is enough to train; does nothing for a job without a stream."""
 
     def __init__(self, facts: JobFacts) -> None:
         self._facts = facts
         self._view: StreamView | None = None
         self._reported: tuple[int, bool] | None = None
         self._reported_at_s = -math.inf
-        # Since when all functions have waited for samples.
+        # Since when all functions have been waiting for samples.
         self._starved_since_s: float | None = None
-        # While functions rest: after which step, since when there has been enough for one more, and whether that ended.
+        # While no function runs: the step reached, since when there are samples for one more, whether a restart is due.
         self._resting_at = 0
         self._batch_since_s = math.inf
         self._is_woken = False
 
     def idle_reason(self, run: Run) -> str:
-        """What the job waits for while none of its functions runs; empty while they run."""
+        """Why none of the job's functions runs; empty while they run."""
         if run.mode is not Mode.RESTING:
             return ""
         have, rules = self._num_unused(self._resting_at), self._facts.stream_rules
@@ -57,17 +57,17 @@ class JobStream:
         return f"waits for data of {self._facts.stream!r} ({max(0, have)} of {needed} samples)"
 
     def is_wanted(self, run: Run) -> bool:
-        """Whether the stream is to be looked at now and then."""
+        """Whether the stream is to be read regularly."""
         return bool(self._facts.stream) and run.mode not in (Mode.OVER, Mode.ASSEMBLING)
 
     def _num_unused(self, step: int) -> int:
-        """The samples that are left after so many steps."""
+        """The number of samples left after `step` steps."""
         return self._view.num_samples - step * self._facts.global_batch_size if self._view is not None else 0
 
-    # --- samples come ----------------------------------------------------------------------------------------------
+    # --- new samples -----------------------------------------------------------------------------------------------
 
-    def saw(self, run: Run, seen: StreamSeen) -> Iterator[Effect]:
-        """The stream was looked at."""
+    def observe(self, run: Run, seen: StreamRead) -> Iterator[Effect]:
+        """The stream was read."""
         if not self.is_wanted(run):
             return
         if seen.stream is None:
@@ -82,7 +82,7 @@ class JobStream:
         yield from self.wake_if_due(run)
 
     def _report(self, run: Run, stream: StreamView) -> Iterator[Order]:
-        """Tell the control plane, at once of the end, otherwise now and then."""
+        """Report the stream to the control plane: its end at once, its growth at intervals."""
         now = (stream.num_samples, stream.is_closed)
         is_due = run.now_s - self._reported_at_s >= OBSERVED_INTERVAL_S
         is_end = stream.is_closed and (self._reported is None or not self._reported[1])
@@ -91,7 +91,7 @@ class JobStream:
             yield Emit(event=StreamObserved(job_id=self._facts.job_id, stream=stream))
 
     def _offer(self, run: Run, stream: StreamView) -> Iterator[Order]:
-        """Let functions use what has come, unless they are about to stop: then all stop where they lack samples."""
+        """Release new samples to the functions, unless they are about to stop: all must stop at the same step."""
         record = run.record
         if record is None or run.mode not in (Mode.RUNNING, Mode.LOOKING):
             return
@@ -106,15 +106,15 @@ class JobStream:
             yield run.amend(num_available=stream.num_samples, is_stream_closed=stream.is_closed)
 
     def offered(self) -> dict[str, Any]:
-        """What an attempt's record says of the stream."""
+        """The fields of an attempt's record that describe the stream."""
         if self._view is None:
             return {}
         return {"num_available": self._view.num_samples, "is_stream_closed": self._view.is_closed}
 
     # --- resting ---------------------------------------------------------------------------------------------------
 
-    def objection(self, run: Run, step: int) -> Verdict | None:
-        """What is to be done instead of beginning an attempt from that step now; None where it may begin."""
+    def verdict_instead_of_start(self, run: Run, step: int) -> Verdict | None:
+        """What to do instead of beginning an attempt from that step now; None if the attempt may begin."""
         if not self._facts.stream:
             return None
         is_closed = self._view is not None and self._view.is_closed
@@ -129,18 +129,18 @@ class JobStream:
         ):
             self._is_woken = False
             return None
-        # Nothing is left to do for the functions that live.
+        # The living functions have no samples for another step.
         return StopNow(After.REST) if run.pool.living() else RestUntilData(step)
 
     def _is_enough(self, run: Run, step: int) -> bool:
-        """Whether what has come is worth a start."""
+        """Whether there are enough samples to be worth a start."""
         rules = self._facts.stream_rules
         num_steps = self._num_unused(step) // self._facts.global_batch_size
         has_waited = run.mode is Mode.RESTING and run.now_s - self._batch_since_s >= rules.max_wait_s
         return num_steps >= max(1, rules.min_start_steps) or (num_steps >= 1 and has_waited)
 
     def check(self, run: Run, *, is_change_due: bool) -> Iterator[Effect]:
-        """Where samples have been lacking for a while all functions save and end."""
+        """Let all functions save and end once samples have been lacking for the idle time."""
         reports = run.pool.reports()
         is_waiting = all(report is not None and report.phase == "waiting" for report in reports)
         if not self._facts.stream or run.mode is not Mode.RUNNING or not run.is_starved or not is_waiting:
@@ -161,11 +161,11 @@ class JobStream:
         self._starved_since_s, self._is_woken = None, False
 
     def wake_if_due(self, run: Run) -> Iterator[Verdict]:
-        """Begin again where enough has come, or where the stream has ended."""
+        """Start again once there are enough samples, or the stream was closed."""
         if run.mode is not Mode.RESTING:
             return
         if self._num_unused(self._resting_at) >= self._facts.global_batch_size:
             self._batch_since_s = min(self._batch_since_s, run.now_s)
         if (self._view is not None and self._view.is_closed) or self._is_enough(run, self._resting_at):
             run.reason, self._is_woken = "", True
-            yield LookForStart()
+            yield FindStart()

@@ -1,7 +1,7 @@
-"""Another plan for a job while it trains: joining functions warm up beside the others, all change at one boundary.
+"""Changing a job's plan while it trains: joining functions warm up beside the others, all switch at one boundary.
 
-Possible where every function holds the whole model under both plans. Replicas whose memory stays what it was keep their
-processes and what they hold in memory; joining ones take the saved state of the boundary; the others end.
+That is possible where every function holds the whole model under both plans. Replicas whose memory size stays keep
+their process and state; joining ones load the state saved at the boundary; the others end.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ from msgspec.structs import replace
 from springtide.backends.functions.coordinator.function_ends import MAY_PASS
 from springtide.backends.functions.coordinator.function_pool import places_of
 from springtide.backends.functions.coordinator.invocations import OVER, FunctionInvocation, PlaceSlot
-from springtide.backends.functions.coordinator.messages import AskedToRun, InvocationEnded, Order
+from springtide.backends.functions.coordinator.messages import InvocationEnded, Order, RunRequested
 from springtide.backends.functions.coordinator.reasons import EndCause, end_sentence
 from springtide.backends.functions.coordinator.run import Mode, Run
 from springtide.backends.functions.coordinator.verdicts import (
     CLOSE_S,
     BeginAttempt,
     Effect,
+    FindStart,
     FunctionFailed,
-    LookForStart,
 )
 from springtide.core.functions import FunctionPlan
 from springtide.core.wire.functions import ErrorCode, Place, Upcoming
 
-# Joining functions get so long to be warm, refusals by the provider included; then the change is made without them.
+# How long joining functions may take to warm up, refusals included; then the switch is made without them.
 MAX_WARMING_S = 180.0
-# So often a joining function may end before its place is filled only once the change is made.
+# Deaths of joining functions at one place, after which it is filled only at the switch.
 MAX_JOINER_DEATHS = 3
 
 
 def can_follow(old: FunctionPlan, new: FunctionPlan) -> bool:
-    """Whether one plan can follow the other without a new start of every function: the same one stage under both."""
+    """Whether one plan can follow the other without restarting every function: both have the same single stage."""
     is_whole = len(old.stages) == len(new.stages) == 1
     return is_whole and old.stages[0].end_layer == new.stages[0].end_layer
 
 
 @dataclass(eq=False)
 class UpcomingPlan:
-    """A plan that is to follow as `generation`. `is_due`: the next attempt, whatever begins it, is one of this plan.
+    """A plan that will take over as `generation`. `is_due`: the next attempt, whatever begins it, uses this plan.
 
-    `num_deaths` counts the functions that ended while they warmed up, by place; `park_by_s` is when waiting for the
-    boundary ends.
+    `num_deaths` counts by place the functions that ended while they warmed up; `park_by_s` is when to stop waiting for
+    functions at the boundary.
     """
 
     generation: int
@@ -57,19 +57,19 @@ class UpcomingPlan:
 
 
 class PlanSwitch:
-    """The change of plan under way, if there is one: `upcoming` until it is taken up at a boundary.
+    """The change of plan under way, if there is one: `upcoming` until it takes effect at a boundary.
 
-    `postponed` is a still later plan, asked for after the upcoming one was due. `is_unconfirmed`: the first step under
-    the plan that was taken up is not made yet.
+    `postponed` is a still later plan, requested after the upcoming one was due. `is_unconfirmed`: the plan has taken
+    effect, but its first step is not made yet.
     """
 
     def __init__(self) -> None:
         self.upcoming: UpcomingPlan | None = None
-        self.postponed: AskedToRun | None = None
-        # The attempt with which the present plan was taken up without a restart, until its first step is made.
-        self._taken_up_in: int | None = None
-        # A plan that was asked for and given up, with its generation: the control plane waits to be told of it.
-        self._given_up: tuple[int, FunctionPlan] | None = None
+        self.postponed: RunRequested | None = None
+        # The attempt with which the present plan took effect, until its first step is made.
+        self._in_force_since_attempt: int | None = None
+        # A requested plan that was cancelled, with its generation, which the control plane still waits for.
+        self._cancelled: tuple[int, FunctionPlan] | None = None
 
     @property
     def is_due(self) -> bool:
@@ -78,13 +78,13 @@ class PlanSwitch:
 
     @property
     def is_unconfirmed(self) -> bool:
-        """Whether the first step under a plan that was taken up is still to come."""
-        return self._taken_up_in is not None
+        """Whether a plan has taken effect whose first step is not made yet."""
+        return self._in_force_since_attempt is not None
 
-    # --- before ----------------------------------------------------------------------------------------------------
+    # --- preparation -----------------------------------------------------------------------------------------------
 
     def prepare(self, run: Run, generation: int, plan: FunctionPlan) -> Iterator[Effect]:
-        """Invoke the functions that are to join, and let the others train on."""
+        """Invoke the functions that will join, while the others train on."""
         self.forget(run)
         upcoming = UpcomingPlan(generation=generation, plan=plan, warm_by_s=run.now_s + MAX_WARMING_S)
         self.upcoming = upcoming
@@ -92,12 +92,12 @@ class PlanSwitch:
         if len(run.pool.living()) + len(joining) <= run.facts.service.concurrency:
             run.pool.joining = {place: PlaceSlot(place=place) for place in joining}
         else:
-            # There is no room for them beside the others, which have to end first.
+            # The concurrency limit leaves no room for joiners beside the others, which have to end first.
             upcoming.warm_by_s = run.now_s
         invokes = [self._launch(run, upcoming, slot) for slot in run.pool.joining.values()]
         yield run.amend(upcoming=self.announced(run))
         yield from invokes
-        yield from self._proceed(run)
+        yield from self._advance(run)
 
     def _launch(self, run: Run, upcoming: UpcomingPlan, slot: PlaceSlot) -> Order:
         assert run.record is not None
@@ -105,7 +105,7 @@ class PlanSwitch:
         return run.pool.launch(slot, record, run.now_s, plan=upcoming.plan)
 
     def announced(self, run: Run) -> Upcoming | None:
-        """What the control record says of the plan that is to follow."""
+        """The field of the control record that describes the upcoming plan."""
         if self.upcoming is None:
             return None
         joiners = {
@@ -116,9 +116,9 @@ class PlanSwitch:
         return Upcoming(plan=self.upcoming.plan, joiners=joiners)
 
     def forget(self, run: Run) -> None:
-        """No other plan follows: functions that were to join find the record without them, and end."""
+        """Cancel the change: functions that were to join end once the record no longer names them."""
         if self.upcoming is not None:
-            self._given_up = (self.upcoming.generation, self.upcoming.plan)
+            self._cancelled = (self.upcoming.generation, self.upcoming.plan)
         self.upcoming = None
         for slot in run.pool.joining.values():
             for invocation in slot.living():
@@ -127,16 +127,16 @@ class PlanSwitch:
         run.pool.retire(run.pool.joining.values())
         run.pool.joining = {}
         if self.postponed is not None:
-            # The newest of those that were asked for counts.
-            self._given_up, self.postponed = (self.postponed.generation, self.postponed.plan), None
+            # The control plane waits for the newest plan that it requested.
+            self._cancelled, self.postponed = (self.postponed.generation, self.postponed.plan), None
 
-    def take_given_up(self) -> tuple[int, FunctionPlan] | None:
-        """The plan that was given up, once, with its generation."""
-        given_up, self._given_up = self._given_up, None
+    def pop_cancelled(self) -> tuple[int, FunctionPlan] | None:
+        """The cancelled plan with its generation; returned once, then None."""
+        given_up, self._cancelled = self._cancelled, None
         return given_up
 
-    def take_postponed(self) -> AskedToRun | None:
-        """The plan that was asked for meanwhile, once, as soon as no other one is on its way."""
+    def pop_postponed(self) -> RunRequested | None:
+        """The postponed request, once no change is under way; returned once, then None."""
         if self.upcoming is not None:
             return None
         postponed, self.postponed = self.postponed, None
@@ -147,7 +147,7 @@ class PlanSwitch:
     def joiner_ended(
         self, run: Run, slot: PlaceSlot, invocation: FunctionInvocation, ended: InvocationEnded
     ) -> Iterator[Effect]:
-        """An invocation for a plan that is to follow is over, or never was."""
+        """An invocation for the upcoming plan has ended or was refused."""
         if ended.never_ran:
             run.pool.refuse(invocation, run.now_s, ended.retry_after_s)
             slot.error = ended.error
@@ -165,10 +165,10 @@ class PlanSwitch:
             yield from self._joiner_died(run, slot, invocation, EndCause(result.outcome), "")
 
     def joiner_reported(self, run: Run, slot: PlaceSlot, invocation: FunctionInvocation) -> Iterator[Effect]:
-        """A function for a plan that is to follow has reported."""
+        """A function for the upcoming plan has reported."""
         assert invocation.report is not None
         if invocation.is_uncertain and invocation.phase in OVER:
-            # Its last report is all that will ever be known of its end.
+            # The provider lost this invocation: no other notice of its end will come.
             invocation.over_at_s = run.now_s
             if invocation.phase == "failed":
                 yield from self._joiner_failed(
@@ -177,7 +177,7 @@ class PlanSwitch:
             else:
                 yield from self._joiner_died(run, slot, invocation, EndCause(invocation.phase), "")
         else:
-            yield from self._proceed(run)
+            yield from self._advance(run)
 
     def _joiner_failed(
         self, run: Run, slot: PlaceSlot, invocation: FunctionInvocation, code: ErrorCode, error: str
@@ -190,7 +190,7 @@ class PlanSwitch:
     def _joiner_died(
         self, run: Run, slot: PlaceSlot, invocation: FunctionInvocation, cause: EndCause, error: str
     ) -> Iterator[Order]:
-        """Invoke another one, unless they keep ending."""
+        """Invoke another joiner, unless they keep ending."""
         upcoming = self.upcoming
         if upcoming is None or slot.invocation is not invocation:
             return
@@ -203,7 +203,7 @@ class PlanSwitch:
             if larger is not None and stage.memory_mb <= invocation.memory_mb:
                 upcoming.plan = replace(upcoming.plan, stages=(replace(stage, memory_mb=larger),))
         if upcoming.is_due or num_deaths >= MAX_JOINER_DEATHS:
-            # The place is filled when the change is made.
+            # The place is filled at the switch.
             upcoming.warm_by_s = min(upcoming.warm_by_s, run.now_s)
             return
         invoke = self._launch(run, upcoming, slot)
@@ -211,7 +211,7 @@ class PlanSwitch:
         yield invoke
 
     def check(self, run: Run) -> Iterator[Effect]:
-        """What is due for a change at this instant."""
+        """Retry refused joiners, and enforce the time limits of the change."""
         upcoming = self.upcoming
         if upcoming is None or run.record is None:
             return
@@ -229,13 +229,13 @@ class PlanSwitch:
                 run.pool.num_lost += 1
                 yield from self._joiner_died(run, slot, invocation, EndCause.UNBEGUN, "")
         if run.mode is Mode.RUNNING and run.now_s > upcoming.park_by_s:
-            # One of them does not come to the boundary: a new attempt is one, too.
+            # A function does not reach the boundary: a new attempt serves as the boundary instead.
             upcoming.park_by_s = math.inf
-            yield LookForStart()
-        yield from self._proceed(run)
+            yield FindStart()
+        yield from self._advance(run)
 
-    def _proceed(self, run: Run) -> Iterator[Effect]:
-        """Let all functions come to a boundary once the joining ones are warm, and change there."""
+    def _advance(self, run: Run) -> Iterator[Effect]:
+        """Once the joining functions are warm, let all come to a boundary and switch there."""
         upcoming = self.upcoming
         if upcoming is None or run.mode is not Mode.RUNNING or run.record is None:
             return
@@ -246,7 +246,7 @@ class PlanSwitch:
             upcoming.park_by_s = run.now_s + CLOSE_S + 2 * run.pace.step_s
             run.paused_at_s = None
             yield run.amend(last_step=run.progress.furthest + 1, upcoming=self.announced(run))
-        yield from self.change_if_parked(run)
+        yield from self.switch_if_parked(run)
 
     def plan_to_begin(self, run: Run) -> FunctionPlan | None:
         """The plan of the next attempt."""
@@ -254,14 +254,14 @@ class PlanSwitch:
         return upcoming.plan if upcoming is not None and (upcoming.is_due or _are_warm(run)) else run.plan
 
     def adopt(self, run: Run) -> None:
-        """No function will run for a while: the next ones begin as the plan that was to follow."""
+        """Make the upcoming plan the present one: no function will run for a while, and the next start under it."""
         if self.upcoming is not None:
             run.plan, run.generation = self.upcoming.plan, self.upcoming.generation
 
     # --- the boundary ----------------------------------------------------------------------------------------------
 
-    def change_if_parked(self, run: Run) -> Iterator[Effect]:
-        """Take the plan up if all functions stand at the boundary and its state is saved."""
+    def switch_if_parked(self, run: Run) -> Iterator[Effect]:
+        """Begin an attempt of the upcoming plan if all functions stand at the boundary and its state is saved."""
         if self.upcoming is None or run.mode is not Mode.RUNNING:
             return
         reports = [report for report in run.pool.reports() if report is not None]
@@ -274,11 +274,11 @@ class PlanSwitch:
         if step == 0 or any(report.saved_step == step for report in reports):
             yield BeginAttempt(step)
         else:
-            # Saved in an earlier attempt, or by a function that has left since: see what is there.
-            yield LookForStart()
+            # It may have been saved in an earlier attempt, or by a function that has left since: search the store.
+            yield FindStart()
 
-    def take_up(self, run: Run) -> None:
-        """An attempt begins: as the plan that was to follow, if it is time."""
+    def put_in_force(self, run: Run) -> None:
+        """An attempt begins: put the upcoming plan into force, if it is due or its joiners are warm."""
         upcoming = self.upcoming
         if upcoming is None or not (upcoming.is_due or _are_warm(run)):
             return
@@ -301,23 +301,23 @@ class PlanSwitch:
         )
         run.plan, run.generation = plan, upcoming.generation
         run.paused_at_s = run.paused_at_s if run.paused_at_s is not None else run.progress_at_s
-        self._taken_up_in = run.attempt + 1
-        run.pace = run.pace.followed_by(_expected_step_s(run, plan))
+        self._in_force_since_attempt = run.attempt + 1
+        run.pace = run.pace.for_plan(_expected_step_s(run, plan))
 
     def confirm(self, run: Run) -> float:
-        """The first step under the new plan is made: for how many seconds functions stood still for it."""
+        """The first step under the new plan is made; returns for how many seconds functions stood still."""
         paused_at_s = run.paused_at_s if run.paused_at_s is not None else run.now_s
         pause_s = max(0.0, run.now_s - paused_at_s - run.pace.step_s)
-        if self._taken_up_in == run.attempt:
+        if self._in_force_since_attempt == run.attempt:
             reports = [report for report in run.pool.reports() if report is not None]
-            # Functions that stayed have timed it.
+            # Functions that stayed have timed the pause themselves.
             pause_s = max((report.pause_s for report in reports if report.pause_s > 0.0), default=pause_s)
-        self._taken_up_in = None
+        self._in_force_since_attempt = None
         return pause_s
 
 
 def _stays(run: Run, place: Place, plan: FunctionPlan) -> bool:
-    """Whether the function at a place can go on there under another plan."""
+    """Whether the function at a place can continue there under another plan."""
     slot = run.pool.slots.get(place)
     memory_mb = plan.stages[place.stage].memory_mb
     if slot is None:
@@ -331,7 +331,7 @@ def _are_warm(run: Run) -> bool:
 
 
 def _expected_step_s(run: Run, plan: FunctionPlan) -> float:
-    """What a step of another plan may take: as predicted, else as much longer as there is less memory for it."""
+    """The duration of a step under another plan: as predicted, else inversely proportional to the total memory."""
     option = run.facts.option(plan)
     if option is not None:
         return option.step_s

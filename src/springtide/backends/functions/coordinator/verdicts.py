@@ -1,7 +1,7 @@
-"""What the parts of a coordinator conclude, for the coordinator to carry out.
+"""Verdicts: what the parts of a coordinator conclude, for the coordinator to carry out.
 
 A part yields orders and verdicts one by one. The coordinator carries out each before it asks for the next, so a part
-that goes on after a verdict sees the state that followed from it.
+that continues after a verdict sees the resulting state.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from springtide.backends.functions.coordinator.messages import Order
 from springtide.backends.functions.coordinator.run import After
 from springtide.core.wire.functions import ErrorCode
 
-# How long functions may take to notice that they are to stop at once: a look at the record while they wait.
+# How long functions may take to notice an immediate stop: they read the record while they wait.
 STOP_S = 8.0
-# A change of plan and a budget's end wait this long for the boundary, at the least.
+# The least time to wait for the boundary at a change of plan or the end of a budget.
 CLOSE_S = 30.0
 
 
 @dataclass(frozen=True)
-class LookForStart:
+class FindStart:
     """Find the saved step from which an attempt can begin, and begin it."""
 
 
@@ -33,12 +33,12 @@ class BeginAttempt:
 
 @dataclass(frozen=True)
 class AwaitParameterStore:
-    """No step can be made until the parameter store answers."""
+    """Wait: no step can be made until the parameter store answers."""
 
 
 @dataclass(frozen=True)
 class CloseAtBoundary:
-    """Let all functions stop after the next step of which all can know, their state saved."""
+    """Let all functions save and stop at the first boundary that none of them can have passed yet."""
 
     after: After
     within_s: float
@@ -46,7 +46,7 @@ class CloseAtBoundary:
 
 @dataclass(frozen=True)
 class StopNow:
-    """Let all functions stop at once, whatever is lost of the step under way; `reason` is told to users."""
+    """Let all functions stop at once and lose the step under way; `reason` is shown to users."""
 
     after: After
     reason: str | None = None
@@ -61,14 +61,14 @@ class FailJob:
 
 @dataclass(frozen=True)
 class RestUntilData:
-    """No function runs until the stream has enough samples to go on from that step."""
+    """Run no function until the stream has enough samples to continue from that step."""
 
     step: int
 
 
 @dataclass(frozen=True)
 class ReplaceFunction:
-    """A new attempt begins in which another function fills the slot; `reason` says why."""
+    """Begin a new attempt in which another function fills the slot; `reason` says why."""
 
     slot: PlaceSlot
     invocation: FunctionInvocation
@@ -77,7 +77,7 @@ class ReplaceFunction:
 
 @dataclass(frozen=True)
 class FunctionFailed:
-    """A function ended with an error of its own, which may be the user's code's, a store's or the data's."""
+    """A function reported an error: of the user's code, of a store or of the data."""
 
     slot: PlaceSlot
     invocation: FunctionInvocation
@@ -87,11 +87,11 @@ class FunctionFailed:
 
 @dataclass(frozen=True)
 class ConcludeIfStopped:
-    """If all functions that were told to stop have stopped: carry out what follows the stop."""
+    """If all functions have stopped, do what was to follow the stop."""
 
 
 Verdict = (
-    LookForStart
+    FindStart
     | BeginAttempt
     | AwaitParameterStore
     | CloseAtBoundary

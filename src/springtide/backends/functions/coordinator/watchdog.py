@@ -1,7 +1,7 @@
-"""What a coordinator notices when nothing happens but time: functions that are late, silent, or about to leave.
+"""Checks that depend on time alone: functions that are late, silent, or near the end of their lifetime.
 
-Each check is a generator of what follows. The coordinator asks them in a fixed order, with those of its other parts
-between them, and stops as soon as one ends the work.
+Each check is a generator of effects. The coordinator runs them in a fixed order, mixed with those of its other parts,
+and stops as soon as one ends the work.
 """
 
 from __future__ import annotations
@@ -15,23 +15,24 @@ from springtide.backends.functions.coordinator.reasons import EndCause, end_sent
 from springtide.backends.functions.coordinator.run import After, Mode, Run
 from springtide.backends.functions.coordinator.verdicts import (
     Effect,
-    LookForStart,
+    FindStart,
     ReplaceFunction,
     StopNow,
     Verdict,
 )
 
-# How often in a row invocations may vanish, and all functions may stand still although each of them answers.
+# Limits before the replica is reported as lost: invocations in a row that never began, and probes in a row
+# without progress although every function answers.
 MAX_LOST = 6
 MAX_PROBES = 3
-# So long the provider may put invocations off before the job gives its place back.
+# How long the provider may throttle invocations before the replica is reported as lost.
 MAX_THROTTLED_S = 180.0
 
 
 class Watchdog:
-    """The time limits for functions and their provider, and what has been seen of them so far.
+    """The time limits for functions and their provider, with the counters that they need.
 
-    A *probe* is a new attempt that every function has to join: those that do not join it in time are gone.
+    A *probe* is a new attempt that every function has to join; those that do not join it in time count as lost.
     """
 
     def __init__(self) -> None:
@@ -41,31 +42,31 @@ class Watchdog:
         self._is_probe_due = False
         self._answer_by_s = math.inf
 
-    def saw_throttled(self, run: Run) -> None:
-        """The provider has put an invocation off."""
+    def observe_throttled(self, run: Run) -> None:
+        """The provider throttled an invocation."""
         self._throttled_since_s = self._throttled_since_s or run.now_s
 
-    def saw_begin(self) -> None:
-        """A function was heard of for the first time."""
+    def observe_begin(self) -> None:
+        """A function reported for the first time."""
         self._num_unbegun = 0
 
-    def saw_progress(self) -> None:
+    def observe_progress(self) -> None:
         """A step was completed."""
         self._num_probes = 0
 
-    def take_probe(self) -> bool:
-        """Whether the attempt that is looked for was to be a probe; the next one is not."""
+    def pop_probe(self) -> bool:
+        """Whether the attempt about to begin is a probe; returned once, then False."""
         is_due, self._is_probe_due = self._is_probe_due, False
         return is_due
 
     def expect_answers(self, run: Run) -> None:
-        """From now on every function has so long to report in the present attempt."""
+        """Set the limit by which every function has to report in the present attempt."""
         self._answer_by_s = run.now_s + run.pace.answer_limit_s()
 
     # --- checks ----------------------------------------------------------------------------------------------------
 
     def retry_refused(self, run: Run) -> Iterator[Effect]:
-        """Try again the invocations that were put off, and give up when that lasts too long."""
+        """Retry throttled invocations, and give up when that lasts too long."""
         assert run.record is not None
         living = [invocation for slot in run.pool for invocation in slot.living()]
         put_off = [invocation for invocation in living if invocation.num_refused and invocation.began_at_s is None]
@@ -85,7 +86,7 @@ class Watchdog:
                 yield run.pool.invoke(invocation, run.record, run.now_s)
 
     def find_unbegun(self, run: Run) -> Iterator[Verdict]:
-        """Invocations that were accepted and never began are lost; one that begins later finds itself superseded."""
+        """Accepted invocations that never began count as lost; one that begins later finds itself superseded."""
         limit_s = run.pace.start_limit_s()
         for slot in run.pool:
             for invocation in slot.living():
@@ -97,7 +98,8 @@ class Watchdog:
                 run.pool.num_lost += 1
                 self._num_unbegun += 1
                 if invocation is slot.successor:
-                    # It may still wait for the leaving one, so no other may: the place is filled in a new attempt.
+                    # It may still start and wait for its predecessor, so no second one may: a new attempt fills the
+                    # place.
                     slot.successor, slot.abandoned_successor = None, invocation.incarnation
                 elif self._num_unbegun > MAX_LOST:
                     yield StopNow(After.LOST, f"{self._num_unbegun} invocations in a row were accepted and never began")
@@ -105,13 +107,13 @@ class Watchdog:
                     yield _missing(run, slot, invocation, EndCause.UNBEGUN)
 
     def find_silent(self, run: Run) -> Iterator[Verdict]:
-        """After a probe, functions that have not joined the new attempt are gone; so are those that vanished."""
+        """Replace functions that did not join a probe's attempt in time, and uncertain ones that reported their end."""
         for slot in run.pool:
             one = slot.invocation
             if one is None or one.is_alive or one.end is not None or one.is_given_up or run.mode is not Mode.RUNNING:
                 continue
             if one.is_uncertain and one.phase in OVER - {"left", "finished"}:
-                # Its last report is all that will ever be known of its end.
+                # The provider lost this invocation: no other notice of its end will come.
                 yield _missing(run, slot, one, EndCause(one.phase))
         if run.now_s < self._answer_by_s:
             return
@@ -125,7 +127,7 @@ class Watchdog:
                 yield _missing(run, slot, one, EndCause.SILENT)
 
     def invoke_successors(self, run: Run) -> Iterator[Order]:
-        """Invoke successors of functions whose lifetime is nearly over, early enough to be warm when those leave."""
+        """Invoke successors of functions near the end of their lifetime, early enough to be warm at the handover."""
         assert run.record is not None
         total = run.record.last_step or run.progress.total_steps
         for slot in run.pool:
@@ -142,7 +144,7 @@ class Watchdog:
                 yield run.pool.launch(slot, run.record, run.now_s, is_successor=True)
 
     def find_standstill(self, run: Run) -> Iterator[Verdict]:
-        """No step for a long time although every function seems to be there: probe them by a new attempt."""
+        """Probe all functions by a new attempt when no step was completed for a long time."""
         invocations = [slot.invocation for slot in run.pool if slot.invocation is not None]
         if run.mode is not Mode.RUNNING or any(one.began_at_s is None and not one.is_adopted for one in invocations):
             return
@@ -162,11 +164,11 @@ class Watchdog:
             )
             return
         self._is_probe_due = True
-        yield LookForStart()
+        yield FindStart()
 
 
 def _missing(run: Run, slot: PlaceSlot, invocation: FunctionInvocation, cause: EndCause) -> Verdict:
-    """A function is gone without a report of its end."""
+    """The verdict for a function that is gone without a report of its end."""
     if run.mode is Mode.CLOSING:
         return StopNow(run.after)
     return ReplaceFunction(slot, invocation, end_sentence(invocation, cause))

@@ -1,7 +1,7 @@
-"""Copies of what people read of a job on functions: status, losses and logs, in the store, for another control plane.
+"""Copies in the store of a job's status, losses and logs, for a control plane on another machine.
 
-They are whole files under `workloads/ID/functions/`, written now and then and at the end: a control plane elsewhere has
-all but the newest lines about steps, and these are told again by the functions' reports. Nothing is decided by them.
+They are whole files under `workloads/ID/functions/`, written at intervals and at the end. Another control plane then
+lacks at most the newest lines about steps, which functions report again. No decision depends on them.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from springtide.core.workload import WorkloadId
 from springtide.storage.files import write_durable
 
 _log = logging.getLogger(__name__)
-# A file that has changed is copied so often; a long one only once it has grown by this part.
+# The interval of copying changed files; a long file is copied only once it has grown by GROWN_PART.
 COPY_S = 30.0
-# What comes once, and rarely (which function ended and why, what it wrote), waits no longer than that.
-HURRY_S = 1.0
+# The interval for lines that are written only once (which function ended and why, its output).
+URGENT_COPY_S = 1.0
 GROWN_PART = 0.2
 SHORT_BYTES = 256 * 1024
 MAX_FILES = 256
 
 
 def copies_prefix(job_id: WorkloadId) -> str:
-    """Where a job's copies lie in the store."""
+    """The prefix of a job's copies in the store."""
     return f"workloads/{job_id}/functions/"
 
 
 class Copies:
-    """The copies of one job, whose files are in `work_dir`. Thread-safe; trouble is logged and stops no job."""
+    """The copies of one job, whose files are in `work_dir`. Thread-safe; errors are logged and stop no job."""
 
     def __init__(self, store: Store, job_id: WorkloadId, work_dir: Path) -> None:
         self._store = store
@@ -47,7 +47,7 @@ class Copies:
         self._saved_at_s = time.monotonic()
 
     def restore(self) -> None:
-        """Bring here what is longer there: lines are only ever added. The status is that of the store."""
+        """Fetch the copies that are longer than the local files, which only ever grow, and the status."""
         with self._lock:
             try:
                 for key in self._store.keys(self._prefix)[:MAX_FILES]:
@@ -60,15 +60,15 @@ class Copies:
     def is_due(self) -> bool:
         """Whether it is time to save again."""
         since_s = time.monotonic() - self._saved_at_s
-        return since_s >= COPY_S or (bool(self._urgent) and since_s >= HURRY_S)
+        return since_s >= COPY_S or (bool(self._urgent) and since_s >= URGENT_COPY_S)
 
-    def hurry(self, name: str) -> None:
-        """A file has lines that are not written again: it is to be copied soon, a log however long it is."""
+    def copy_soon(self, name: str) -> None:
+        """Copy this file soon, whatever its length: it has lines that are not written again."""
         with self._urgency:
             self._urgent |= {name}
 
     def save(self, *, is_last: bool = False) -> None:
-        """Copy what has changed; all of it where it is the last time."""
+        """Copy changed files; at the last time also long ones that have grown little."""
         if not self._lock.acquire(blocking=is_last):
             return
         try:
@@ -114,7 +114,7 @@ class Copies:
         self._sizes[name] = len(data)
 
     def _files(self) -> Iterator[tuple[str, Path]]:
-        """What there is to copy: the names under which it is kept, and the files."""
+        """The files to copy: the names of their copies, and their paths."""
         names = [STATUS_FILE, LOSSES_FILE]
         folder = self._work_dir / LOGS
         names += [f"{LOGS}/{path.name}" for path in sorted(folder.glob("*.log"))] if folder.is_dir() else []
@@ -125,7 +125,7 @@ class Copies:
 
 
 def fetch_status(store: Store, job_id: WorkloadId, work_dir: Path) -> None:
-    """Bring the copy of a job's status here, where there is one. Raises StorageError."""
+    """Fetch the copy of a job's status, if there is one. Raises StorageError."""
     try:
         data = store.get(copies_prefix(job_id) + STATUS_FILE)
     except ObjectMissing:
@@ -138,7 +138,7 @@ def fetch_status(store: Store, job_id: WorkloadId, work_dir: Path) -> None:
 
 
 def _is_copied(name: str) -> bool:
-    """Whether a name is that of a copy; other files are left alone."""
+    """Whether a name is that of a copy; other objects are ignored."""
     if name in (STATUS_FILE, LOSSES_FILE):
         return True
     parts = PurePosixPath(name).parts

@@ -1,9 +1,9 @@
 """Which coordinator owns a job's functions, where control planes on several machines share nothing but the store.
 
-Two objects carry it: the control record, by which functions go, and the notes, which are written before any function is
-invoked. The next coordinator claims both: it replaces them by the same ones of its own term, and only then reads what
-is there. Both are replaced only by the one that has read them last, so that a coordinator which slept meanwhile fails
-at its next write, whatever it is about to do: it directs no function, and it invokes none.
+Ownership is in two objects: the control record, which functions obey, and the notes, which are written before any
+function is invoked. The next coordinator claims both: it rewrites them with its own term, and only then reads them.
+Both are replaced by compare-and-swap, so a coordinator that was suspended meanwhile fails at its next write, before it
+can direct or invoke any function.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from springtide.storage.stores.checked import CheckedStore
 
 RecordT = TypeVar("RecordT", ControlRecord, Notes)
 T = TypeVar("T")
-# A job has one coordinator, or two for a moment: after so many lost races the store must be broken.
+# Two coordinators race at most briefly: after this many lost races in a row the store must be broken.
 MAX_RACES = 20
-# The record before the first attempt: no place is filled.
+# The record of a claimed job before its first attempt: it names no functions and tells all to stop.
 _NO_PLAN = FunctionPlan(stages=(FunctionStage(first_layer=0, end_layer=1, memory_mb=1),))
-_NOBODY = ControlRecord(generation=0, attempt=0, restore_step=0, plan=_NO_PLAN, incarnations={}, verb="stop")
+_UNCLAIMED = ControlRecord(generation=0, attempt=0, restore_step=0, plan=_NO_PLAN, incarnations={}, verb="stop")
 
 
 class RecordFence:
-    """One job's control record and notes, as those of `term`: `claim` first. Every method raises StorageError.
+    """One job's control record and notes, written for `term`: `claim` first. Every method raises StorageError.
 
-    Raises Fenced, which is one, where a later control plane has claimed the job.
+    That is Fenced, a StorageError, where a later control plane has claimed the job.
     """
 
     def __init__(self, store: CheckedStore, keys: Keys, term: int) -> None:
@@ -41,16 +41,16 @@ class RecordFence:
         self._versions: dict[str, str] = {}
 
     def claim(self) -> tuple[ControlRecord | None, Notes]:
-        """Claim both records for this term; returns what they held before, None where there was no record.
+        """Claim both for this term; returns what they held before, None where there was no control record.
 
-        One is written then that tells every function to stop, so that no other coordinator writes the first.
+        A missing control record is created, telling every function to stop, so that no other coordinator creates it.
         """
-        record = self._take(self._keys.control, ControlRecord, _NOBODY)
+        record = self._take(self._keys.control, ControlRecord, _UNCLAIMED)
         notes = self._take(self._keys.notes, Notes, Notes())
         return record, notes or Notes()
 
     def write_control(self, record: ControlRecord) -> None:
-        """Replace the control record. Raises Fenced for one of an older generation than that which is there, too."""
+        """Replace the control record. Raises Fenced also where the stored one has a newer generation."""
         self._replace(
             self._keys.control,
             ControlRecord,
@@ -59,7 +59,7 @@ class RecordFence:
         )
 
     def write_notes(self, notes: Notes) -> None:
-        """Replace the notes; whatever they announce may be done once this returns."""
+        """Replace the notes; the functions that they name may be invoked once this returns."""
         self._replace(self._keys.notes, Notes, msgspec.structs.replace(notes, term=self._term), lambda known: False)
 
     def check(self) -> None:
@@ -71,7 +71,7 @@ class RecordFence:
             raise self._fenced()
 
     def _take(self, key: str, kind: type[RecordT], first: RecordT) -> RecordT | None:
-        """Replace what is there by itself in the own term, nothing by `first`; what was there."""
+        """Rewrite the stored record with this term, or create it as `first`; returns what was stored."""
         for _ in range(MAX_RACES):
             found = self._store.get_version(key)
             known = None if found is None else decoded(found[0], kind, key)
@@ -93,16 +93,16 @@ class RecordFence:
             known = decoded(found[0], kind, key)
             if known.term > self._term or is_later(known):
                 raise self._fenced()
-            # It is one's own: a write whose answer was lost, or that of a replica before this one.
+            # It is this control plane's: a write whose answer was lost, or that of the job's previous replica.
             self._versions[key] = found[1]
         raise StorageError(f"{key} was changed by others {MAX_RACES} times in a row")
 
     def _swap(self, key: str, data: bytes, version: str) -> bool:
-        """Write it if it still is of that version."""
+        """Write the object if its version is still that one; returns whether it was written."""
         try:
             replaced = self._store.replace(key, data, version)
         except StorageError:
-            # The answer may be lost, not the write: what is there says so.
+            # Maybe only the answer was lost: read the object to see whether it was written.
             found = self._store.get_version(key)
             if found is None or found[0] != data:
                 raise
@@ -117,12 +117,12 @@ class RecordFence:
 
 
 def _gone(key: str) -> StorageError:
-    """The error for a claimed record that is missing: the job has ended elsewhere and must not begin anew from here."""
+    """The error for a claimed record that is missing: the job has ended elsewhere and must not start again here."""
     return StorageError(f"{key} is gone from the store")
 
 
 def decoded(data: bytes, kind: type[T], what: str) -> T:
-    """The record that an object holds; `what` names it in what people are told. Raises StorageError."""
+    """Decode a record; `what` names it in errors. Raises StorageError."""
     try:
         if len(data) > MAX_RECORD_BYTES:
             raise ValueError(f"it has {len(data)} bytes")

@@ -1,4 +1,4 @@
-"""What a coordinator leaves on the platform's disk: notes for its successor, the status, the losses, the logs."""
+"""The files of a coordinator on the platform's disk: notes for its successor, the status, the losses, the logs."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ STATUS_FILE = "functions.json"
 LOSSES_FILE = "losses.jsonl"
 LOGS = "logs"
 MAX_LOG_BYTES = 8 << 20
-# Lines of this kind come by the reports while the function runs; its own log repeats them at the end.
+# Lines with this prefix are known from reports while the function runs; its own log repeats them at the end.
 _STEP_LINE = "stage "
 
 
 class NotedInvocation(msgspec.Struct, frozen=True, kw_only=True):
-    """A function that may be running, and since when it is charged (platform seconds)."""
+    """A function that may be running; `invoked_at_s` is since when it is charged (platform seconds)."""
 
     incarnation: int
     memory_mb: int
@@ -40,11 +40,11 @@ class NotedInvocation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Notes(msgspec.Struct, frozen=True, kw_only=True):
-    """Written before functions are invoked: no incarnation number is used twice, nothing charged is forgotten.
+    """Written before functions are invoked, so that no incarnation number is used twice and no charge is forgotten.
 
-    `usage` is everything but what the `invocations` have used; `ids_digest` chains the sample ids of every committed
-    step. `term` is that of the control plane that wrote them, as in the control record, `at_s` when that was (platform
-    seconds).
+    `usage` is everything except what `invocations` have used; `ids_digest` chains the sample ids of every committed
+    step. `term` is that of the control plane that wrote the notes, as in the control record; `at_s` is when it wrote
+    them (platform seconds).
     """
 
     term: int = 0
@@ -56,7 +56,7 @@ class Notes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def usage_with_invocations(notes: Notes, now_s: float, lifetime_s: float) -> Usage:
-    """What was used before, with the most that functions used of whose end nothing is known."""
+    """The usage so far, with an upper bound for the functions whose end is unknown."""
     usage = notes.usage
     for invocation in notes.invocations:
         lasted_s = min(max(0.0, now_s - invocation.invoked_at_s), lifetime_s)
@@ -65,14 +65,14 @@ def usage_with_invocations(notes: Notes, now_s: float, lifetime_s: float) -> Usa
 
 
 def usage_taken_over(notes: Notes, now_s: float, *, uses_parameters: bool) -> Usage:
-    """What was used before, where functions worked on meanwhile beside a parameter store that was not counted."""
+    """The usage so far, if functions went on; adds the uptime of a parameter store since the notes were written."""
     if not uses_parameters or notes.at_s is None:
         return notes.usage
     return notes.usage.plus(Usage(parameter_store_s=max(0.0, now_s - notes.at_s)))
 
 
 def notes_of(coordinator: Coordinator, now_s: float) -> Notes:
-    """What the next coordinator of the job has to know of this one."""
+    """The notes for the next coordinator of the job."""
     invocations = tuple(
         NotedInvocation(
             incarnation=invocation.incarnation,
@@ -92,18 +92,18 @@ def notes_of(coordinator: Coordinator, now_s: float) -> Notes:
 
 
 def log_name(job_id: str, name: str) -> str:
-    """The file of a job's log in its directory: that of a place ("0.1") or the coordinator's own."""
+    """The path of a job's log in its directory: the log of a place ("0.1") or of the coordinator."""
     return f"{LOGS}/{job_id}.{name}.log"
 
 
 class CoordinatorFiles:
-    """The files of one job in its workload's directory. Failures to write are logged: none of it must stop a job.
+    """The files of one job in its workload's directory. Failures to write are logged: they must not stop the job.
 
-    `on_news` is told of a file that has lines which come once: what functions report of their steps comes again.
+    `on_new_lines` is called with the name of a file that got lines which will not be reported again by functions.
     """
 
     def __init__(self, work_dir: Path, job_id: str) -> None:
-        self.on_news: Callable[[str], None] = lambda name: None
+        self.on_new_lines: Callable[[str], None] = lambda name: None
         self._num_untold = 0
         self._work_dir = work_dir
         self._job_id = job_id
@@ -111,7 +111,7 @@ class CoordinatorFiles:
         self._losses_path = work_dir / LOSSES_FILE
 
     def read(self) -> Notes:
-        """The notes of the coordinator before, or empty ones."""
+        """The notes of the previous coordinator, or empty ones."""
         try:
             return msgspec.json.decode(self._notes_path.read_bytes(), type=Notes)
         except FileNotFoundError:
@@ -121,12 +121,12 @@ class CoordinatorFiles:
             return Notes()
 
     def write(self, notes: Notes) -> None:
-        """Make the notes durable. Raises StorageError: without them nothing may be invoked."""
+        """Make the notes durable. Raises StorageError; without them no function may be invoked."""
         self._make(self._work_dir)
         write_durable(self._notes_path, msgspec.json.encode(notes))
 
     def write_status(self, status: FunctionRunStatus) -> None:
-        """Keep the status for questions after the end."""
+        """Save the status, to be shown after the job has ended."""
         try:
             self._make(self._work_dir)
             write_durable(status_path(self._work_dir), msgspec.json.encode(status))
@@ -134,7 +134,7 @@ class CoordinatorFiles:
             _log.error("%s", error)
 
     def last_loss(self) -> tuple[int, float, int] | None:
-        """The newest step whose loss is written, with it."""
+        """The last line of the losses: (step, mean loss, samples); None where there is none."""
         try:
             lines = self._losses_path.read_bytes().splitlines()
             step, loss, count = json.loads(lines[-1])
@@ -148,23 +148,23 @@ class CoordinatorFiles:
         self._append(self._losses_path, "".join(lines))
         self._num_untold += len(lines)
         if self._num_untold >= MAX_LOSSES // 2:
-            # Reports repeat the newest ones only.
+            # Reports repeat only the newest losses, so these need a copy soon.
             self._num_untold = 0
-            self.on_news(LOSSES_FILE)
+            self.on_new_lines(LOSSES_FILE)
 
     def add_step(self, place: Place, incarnation: int, line: str) -> None:
         """Append a line about a step to the log of a place."""
         self._append(self._work_dir / log_name(self._job_id, str(place)), f"({incarnation}) {line}\n")
 
     def add_lines(self, name: str, lines: Iterable[str]) -> None:
-        """Append lines to a log of the job: that of a place ("0.1") or the coordinator's own."""
+        """Append lines to a log of the job: that of a place ("0.1") or of the coordinator."""
         text = "".join(f"{line}\n" for line in lines)
         if text:
             self._append(self._work_dir / log_name(self._job_id, name), text)
-            self.on_news(log_name(self._job_id, name))
+            self.on_new_lines(log_name(self._job_id, name))
 
     def add_tail(self, place: Place, incarnation: int, tail: str) -> None:
-        """Append what a function wrote, but for the lines about its steps, which are there already."""
+        """Append a function's output, except for the lines about its steps, which are there already."""
         lines = [line for line in tail.splitlines() if line.strip() and not line.startswith(_STEP_LINE)]
         self.add_lines(str(place), [f"({incarnation}) {line}" for line in lines])
 
@@ -187,12 +187,12 @@ class CoordinatorFiles:
 
 
 def status_path(work_dir: Path) -> Path:
-    """Where a job's last status on functions is kept."""
+    """The path of a job's last status on functions."""
     return work_dir / STATUS_FILE
 
 
 def read_status(work_dir: Path) -> FunctionRunStatus | None:
-    """The status that was kept, if there is one."""
+    """The saved status; None where there is none."""
     try:
         return msgspec.json.decode(status_path(work_dir).read_bytes(), type=FunctionRunStatus)
     except (OSError, msgspec.MsgspecError):

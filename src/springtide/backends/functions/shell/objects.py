@@ -1,4 +1,4 @@
-"""What the coordinator does with a job's objects: puts the job there, finds whole states, makes the model's file."""
+"""A job's objects in the store: storing the job, finding complete states, assembling the model's file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MAX_STAGES = 1024
 
 
 class FoundStates(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest step with a whole state (0: none), its records in the order of the layers, and the newer keys."""
+    """The newest step with a complete state (0: none), its stages' records in order, and the keys of later steps."""
 
     step: int
     metas: tuple[StageState, ...] = ()
@@ -43,7 +43,7 @@ class FoundStates(msgspec.Struct, frozen=True, kw_only=True):
 class JobObjects:
     """A job's objects under its prefix in the object store. Every method raises StorageError.
 
-    `parameter_url` is the store that takes what travels, where there is one: it is opened to be cleaned, and closed.
+    `parameter_url` is the store for messages between functions, if there is one; `delete` opens it to remove them.
     """
 
     def __init__(self, store: Store, keys: Keys, parameter_url: str = "") -> None:
@@ -53,7 +53,7 @@ class JobObjects:
         self._wire = f"{keys.prefix}/wire/"
 
     def put_job(self, job: TrainingJob) -> None:
-        """Put the job and its code where functions find them. Raises InvalidRequest for code that cannot be shipped."""
+        """Store the job and its code for the functions. Raises InvalidRequest for code that cannot be shipped."""
         source = Path(job.entrypoint.source_path)
         root = Path(job.entrypoint.import_root) if job.entrypoint.import_root else None
         if source.is_absolute():
@@ -63,7 +63,7 @@ class JobObjects:
                 found = WorkloadStore(self._checked(), job.job_id).fetch_source(str(source), Path(folder))
                 if found is None:
                     raise InvalidRequest(f"the store holds no code {source} of {job.job_id}; submit the job again")
-                # What was sent along lies beside it and below, and nothing else does.
+                # The folder holds exactly the files that were submitted.
                 bundle = self._put_bundle(found, found.parent)
         self.store.put(self.keys.bundle, msgspec.json.encode(bundle))
         self.store.put(self.keys.job, msgspec.json.encode(job))
@@ -73,11 +73,11 @@ class JobObjects:
             text = source.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidRequest(f"the job's code {source} cannot be read: {error}") from None
-        # By content: jobs of one text, such as the trials of a study, share one bundle.
+        # Bundles are stored by content: jobs with the same code, such as the trials of a study, share one.
         return Artifacts(self.store).put_bundle(source.name, text, root)
 
     def fence(self, term: int) -> RecordFence:
-        """The guard of the control record and the notes as those of that term."""
+        """The fence of the control record and the notes, for the control plane of that term."""
         return RecordFence(self._checked(), self.keys, term)
 
     def _checked(self) -> CheckedStore:
@@ -106,9 +106,9 @@ class JobObjects:
         return decoded(data, FunctionReport, f"the report of {place}")
 
     def find_states(self, num_layers: int, newest: int | None = None, *, may_begin_anew: bool = False) -> FoundStates:
-        """Look for the newest step of which every stage's record is there. One list, and the records of a few steps.
+        """Find the newest step with the records of all stages, by one list and reads of a few steps' records.
 
-        A step after `newest` is taken only where there is no earlier one, and not where one `may_begin_anew`.
+        A step after `newest` is returned only if there is no earlier one and not `may_begin_anew`.
         """
         prefix = f"{self.keys.prefix}/state/"
         names = self.store.keys(prefix)
@@ -131,7 +131,7 @@ class JobObjects:
         return FoundStates(step=found.step, metas=found.metas, torn=torn)
 
     def _chain(self, step: int, there: set[str], num_layers: int) -> tuple[StageState, ...]:
-        """The records of a step if they follow each other without a gap up to the last layer, else nothing."""
+        """The records of a step, if together they cover all layers without a gap; else an empty tuple."""
         metas: list[StageState] = []
         layer = 0
         while layer < num_layers and len(metas) < _MAX_STAGES:
@@ -149,7 +149,7 @@ class JobObjects:
         return tuple(metas) if layer == num_layers else ()
 
     def assemble(self, found: FoundStates, artifacts: Path) -> Path:
-        """Write the model's file from the parts that the stages saved, with the names of the user's model."""
+        """Write the model's file from the states of the stages, with the parameter names of the user's model."""
         data = self._model(found)
         try:
             artifacts.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -160,7 +160,7 @@ class JobObjects:
         return path
 
     def publish(self, found: FoundStates, job_id: WorkloadId, generation: int) -> str:
-        """Put the model's file among the workload's artifacts in the store; its key. Services in pods find it there."""
+        """Store the model's file among the workload's artifacts, where services in pods find it; returns its key."""
         store = WorkloadStore(self._checked(), job_id)
         return store.publish_artifact(MODEL_FILE, self._model(found), generation, found.step)
 
@@ -176,7 +176,7 @@ class JobObjects:
         return encode(dict(sorted(tensors.items())), {"format": "pt"})
 
     def delete(self, keys: tuple[str, ...], prefixes: tuple[str, ...]) -> None:
-        """Remove objects by name, and all under some prefixes."""
+        """Remove these objects, and all under these prefixes."""
         travelling = self.parameter_url and [prefix for prefix in prefixes if f"{prefix}/".startswith(self._wire)]
         here = [prefix for prefix in prefixes if prefix not in travelling]
         _remove(self.store, [*keys, *(key for prefix in here for key in self.store.keys(prefix))])
@@ -188,7 +188,7 @@ class JobObjects:
                 parameters.close()
 
     def clear(self, *, keeps_states: bool) -> None:
-        """The job has ended: remove what is its own, all but its states and what belongs to them if those are kept."""
+        """Remove an ended job's objects; with `keeps_states` all but its states and what resuming from them needs."""
         prefix = self.keys.prefix
         parts = ("wire", "reports", "left") if keeps_states else ("wire", "reports", "left", "state", "artifact")
         own = () if keeps_states else (self.keys.control, self.keys.job, self.keys.bundle, self.keys.notes)

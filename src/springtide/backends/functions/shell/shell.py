@@ -1,6 +1,6 @@
-"""A coordinator at work: one thread that reads reports, invokes functions, writes records and tells the control plane.
+"""The thread that runs one job's coordinator: it reads reports, invokes functions, writes records and posts events.
 
-All decisions are the coordinator's; here are the stores, the provider, the clock and the disk.
+All decisions are the coordinator's; this module has the stores, the provider, the clock and the disk.
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ from springtide.storage.stores.open import open_store
 
 _log = logging.getLogger(__name__)
 TICK_S = 0.25
-# Reports are read so often; longer steps are looked at less often, up to the longest.
+# The interval of reading reports: this fraction of a step, within bounds.
 READ_S = 1.0
 LONGEST_READ_S = 4.0
 READ_FRACTION = 0.25
-# The stream and the parameter store are looked at so often; while nothing runs the stream after a part of that time.
+# The interval of checking the stream and the parameter store; while no function runs, the stream is checked less
+# and less often: after this fraction of the time since the last function ran.
 WATCH_S = 1.0
 DRY_WATCH_FRACTION = 0.1
 LONGEST_WATCH_S = 30.0
@@ -53,9 +54,9 @@ _READERS = 8
 
 
 class CoordinatorShell:
-    """Runs one job's coordinator from its StartReplica on. `tell` hands over a stimulus; `close` ends the thread.
+    """Runs one job's coordinator from its StartReplica on. `send` hands over a stimulus; `close` ends the thread.
 
-    With `is_adopting` functions may be at work already: they are taken over as the control record says.
+    With `is_adopting` functions may be running already: they are taken over as the control record says.
     """
 
     def __init__(self, start: StartReplica, wiring: Wiring, generation: int, *, is_adopting: bool = False) -> None:
@@ -81,18 +82,18 @@ class CoordinatorShell:
         self._is_stopped = threading.Event()
         self._objects: JobObjects
         self._io: CoordinatorIO
-        # Where the next coordinator may be on another machine: the guard of the records, and copies of what users read.
+        # Used where the next coordinator may run on another machine (`term` > 0).
         self._fence: RecordFence | None = None
         self._copies: Copies | None = None
         self._threads = ThreadPoolExecutor(_READERS, thread_name_prefix=f"functions-{self.job.job_id}")
         self._thread = threading.Thread(target=self._main, name=f"coordinator-{self.job.job_id}", daemon=True)
 
     def start(self) -> None:
-        """Begin: the job goes into the store, functions are deployed, then the replica is ready."""
+        """Start the thread: it stores the job, deploys functions, then reports the replica as ready."""
         self._thread.start()
 
-    def tell(self, stimulus: messages.Stimulus) -> None:
-        """Hand over what happened or is asked; thread-safe."""
+    def send(self, stimulus: messages.Stimulus) -> None:
+        """Hand over a stimulus; thread-safe."""
         self._stimuli.put(stimulus)
 
     def status(self) -> FunctionRunStatus | None:
@@ -101,11 +102,11 @@ class CoordinatorShell:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the thread has ended, so that no stimulus is answered."""
+        """Whether the thread has ended, so that stimuli are no longer handled."""
         return not self._thread.is_alive() and self._thread.ident is not None
 
     def wait_stopped(self, timeout_s: float) -> None:
-        """Wait until nothing of the job runs any more, or it is unknown what does."""
+        """Wait until no function of the job runs any more, or it is unknown which do."""
         self._is_stopped.wait(timeout_s)
 
     def close(self, timeout_s: float = 5.0) -> None:
@@ -122,24 +123,24 @@ class CoordinatorShell:
             if self._prepare():
                 self._loop()
         except Exception as error:
-            # Whatever it is, the job's place must not stay held without a coordinator.
+            # Report the loss whatever the error: the job must not keep its place without a coordinator.
             _log.exception("the coordinator of %s failed", self.job.job_id)
-            self._lose(f"the coordinator of its functions failed: {type(error).__name__}: {error}")
+            self._report_lost(f"the coordinator of its functions failed: {type(error).__name__}: {error}")
         finally:
             self._is_stopped.set()
             if self._copies is not None:
                 self._copies.save(is_last=True)
 
     def _prepare(self) -> bool:
-        """Put everything where functions find it. What cannot be is told once, as a failure or as a loss."""
+        """Store and deploy what functions need. False: that failed, and was reported as a failure or a loss."""
         wiring = self._wiring
         try:
             self._objects = JobObjects(
                 open_store(wiring.store_url), Keys(f"jobs/{self.job.job_id}"), wiring.parameter_url
             )
-            self._io = CoordinatorIO(self.job, wiring, self._objects, self.tell, self._note, self._is_closed)
+            self._io = CoordinatorIO(self.job, wiring, self._objects, self.send, self._note, self._is_closed)
             if wiring.parameter_url:
-                # Whether it answers at all is better known now than by its functions.
+                # Fail now rather than in every function if it does not answer.
                 open_store(wiring.parameter_url).close()
             record, notes = self._take_over()
             self._objects.put_job(self.job)
@@ -150,14 +151,14 @@ class CoordinatorShell:
                 self._deployed |= sizes
         except InvalidRequest as error:
             self._post(JobFailed(job_id=self.job.job_id, generation=self._generation, error=str(error)))
-            self._answer_only()
+            self._answer_stops()
             return False
         except Fenced as error:
-            # The coordinator that has claimed the job answers for it.
+            # The coordinator that has claimed the job reports on it.
             self._note(str(error))
             return False
         except (StorageError, BackendError) as error:
-            self._lose(f"its functions could not be prepared: {error}")
+            self._report_lost(f"its functions could not be prepared: {error}")
             return False
         now_s = wiring.clock.now_s()
         used = max([notes.used_incarnations, *(record.incarnations.values() if record is not None else ())])
@@ -181,7 +182,7 @@ class CoordinatorShell:
         else:
             adopted, base = None, usage_with_invocations(notes, now_s, wiring.provider.service.lifetime_s)
         if wiring.parameter_host is not None:
-            # What was up before is in what was used before.
+            # The uptime so far is already part of `base`.
             self._parameters_before_s = wiring.parameter_host.used_s(self.job.job_id)
         self._coordinator = Coordinator(facts, now_s, base)
         last = self._files.last_loss()
@@ -196,7 +197,7 @@ class CoordinatorShell:
         return True
 
     def _take_over(self) -> tuple[ControlRecord | None, Notes]:
-        """What a coordinator before has left, of the record and of notes. Raises StorageError, Fenced."""
+        """The control record and the notes of the previous coordinator. Raises StorageError, Fenced."""
         wiring = self._wiring
         if not wiring.term:
             return self._objects.read_control(), self._files.read()
@@ -211,7 +212,7 @@ class CoordinatorShell:
                     raise
         self._copies = Copies(self._objects.store, self.job.job_id, wiring.work_dir)
         self._copies.restore()
-        self._files.on_news = self._copies.hurry
+        self._files.on_new_lines = self._copies.copy_soon
         return record, notes
 
     def _loop(self) -> None:
@@ -228,9 +229,9 @@ class CoordinatorShell:
                 return
             self._take(stimulus)
 
-    def _answer_only(self) -> None:
-        """The job cannot run: what is left is to say that nothing runs when it is asked to stop."""
-        asked = (messages.AskedToStop, messages.AskedToPreempt)
+    def _answer_stops(self) -> None:
+        """The job cannot run: answer only requests to stop it."""
+        asked = (messages.StopRequested, messages.PreemptRequested)
         coordinator = Coordinator(
             JobFacts(
                 job_id=self.job.job_id,
@@ -244,7 +245,7 @@ class CoordinatorShell:
         while not self._is_closed.is_set():
             stimulus = self._stimuli.get()
             if isinstance(stimulus, asked):
-                for order in coordinator.handle(self._wiring.clock.now_s(), messages.AskedToStop()):
+                for order in coordinator.handle(self._wiring.clock.now_s(), messages.StopRequested()):
                     if isinstance(order, messages.Emit):
                         self._post(order.event)
 
@@ -255,14 +256,14 @@ class CoordinatorShell:
         assert coordinator is not None
         reason = coordinator.run.reason
         orders = coordinator.handle(self._wiring.clock.now_s(), stimulus)
-        if any(isinstance(order, messages.Invoke) for order in orders) and not self._announce(coordinator):
+        if any(isinstance(order, messages.Invoke) for order in orders) and not self._announce_launches(coordinator):
             return
         for order in orders:
-            if not self._obey(order):
+            if not self._carry_out_order(order):
                 break
         if coordinator.run.reason != reason and coordinator.run.reason:
             self._note(coordinator.run.reason)
-        self._keep_losses(coordinator)
+        self._save_losses(coordinator)
 
     def _read_reports(self) -> None:
         coordinator = self._coordinator
@@ -278,7 +279,7 @@ class CoordinatorShell:
             self._threads.submit(self._read_report, place, incarnation)
 
     def _watch_stores(self) -> None:
-        """About once a second: look at the stream and the parameter store, and renew the status."""
+        """About once a second: check the stream and the parameter store, and renew the status."""
         coordinator = self._coordinator
         assert coordinator is not None
         if self._copies is not None and self._copies.is_due():
@@ -286,16 +287,16 @@ class CoordinatorShell:
         now_s = time.monotonic()
         if coordinator.run.mode != "resting":
             self._dry_since_s = now_s
-        # A look costs a request: the longer nothing came, the less often it is looked.
+        # Every check is a paid request: the longer no data came, the longer the interval.
         rested_s = DRY_WATCH_FRACTION * (now_s - self._dry_since_s)
         if now_s - self._watched_at_s < min(LONGEST_WATCH_S, max(WATCH_S, rested_s)):
             return
         self._watched_at_s = now_s
         self._status = coordinator.status() or self._status
         if coordinator.wants_stream:
-            self._threads.submit(self._io.look_at_stream)
+            self._threads.submit(self._io.check_stream)
         if coordinator.run.mode == "running" and coordinator.run.pool.parameter_url:
-            self._threads.submit(self._io.look_at_parameters)
+            self._threads.submit(self._io.check_parameters)
 
     def _read_report(self, place: Place, incarnation: int) -> None:
         try:
@@ -305,7 +306,7 @@ class CoordinatorShell:
             return
         if report is None:
             return
-        self.tell(messages.ReportSeen(report=report))
+        self.send(messages.ReportRead(report=report))
         if report.phase == "training" and self._lines_of.get(place, 0) < report.step:
             self._lines_of[place] = report.step
             loss = f"  loss {report.losses[-1][1]:.4g}" if report.losses and report.losses[-1][2] else ""
@@ -313,7 +314,7 @@ class CoordinatorShell:
             self._files.add_step(place, incarnation, line)
 
     def _ended(self, invoke: messages.Invoke, end: InvocationEnd) -> None:
-        """Called by the provider: the last report is read before the end is told."""
+        """Called by the provider: read the function's last report, then pass on its end."""
         order = invoke.order
         place = Place(order.stage, order.replica)
         if self._is_closed.is_set():
@@ -330,7 +331,7 @@ class CoordinatorShell:
         self._files.add_tail(place, order.incarnation, end.log)
         if outcome != "returned":
             self._note(f"{place}.{order.incarnation} {outcome}" + (f": {error}" if error else ""))
-        self.tell(
+        self.send(
             messages.InvocationEnded(
                 number=invoke.number,
                 place=place,
@@ -346,15 +347,15 @@ class CoordinatorShell:
 
     # --- orders ----------------------------------------------------------------------------------------------------
 
-    def _obey(self, order: messages.Order) -> bool:
-        """Carry out an order. False: it could not be, and those after it must not be, either."""
+    def _carry_out_order(self, order: messages.Order) -> bool:
+        """Carry out an order. False: that failed, and the orders after it must not be carried out."""
         if isinstance(order, messages.Emit):
             self._post(order.event)
         elif isinstance(order, messages.WriteControl):
             return self._write_control(order)
         elif isinstance(order, messages.Invoke):
             self._invoke(order)
-        elif isinstance(order, messages.LookForStates):
+        elif isinstance(order, messages.FindStates):
             self._threads.submit(self._io.look, order)
         elif isinstance(order, messages.Assemble):
             self._threads.submit(self._io.assemble, order)
@@ -363,8 +364,8 @@ class CoordinatorShell:
         elif isinstance(order, messages.CloseParameterStore):
             self._threads.submit(self._io.close_parameters)
         elif order.is_awaited:
-            # A coordinator that has taken over may have states under these very names.
-            if self._fence is not None and not self._patiently(self._fence.check, "a clearing up"):
+            # A coordinator that has taken over the job may have written states under the same names.
+            if self._fence is not None and not self._with_retries(self._fence.check, "a clearing up"):
                 return False
             self._io.delete(order)
         else:
@@ -381,29 +382,29 @@ class CoordinatorShell:
                 raise Fenced(f"generation {known.generation} owns the job")
             self._objects.write_control(order.record)
 
-        return self._patiently(write, "the control record")
+        return self._with_retries(write, "the control record")
 
-    def _announce(self, coordinator: Coordinator) -> bool:
-        """Write down which functions are about to be invoked. False: none may be."""
+    def _announce_launches(self, coordinator: Coordinator) -> bool:
+        """Write the notes, which name the functions about to be invoked. False: that failed, so invoke none."""
         fence, notes = self._fence, notes_of(coordinator, self._wiring.clock.now_s())
         if fence is None:
             self._write_notes(coordinator)
             return True
-        return self._patiently(lambda: fence.write_notes(notes), "the notes")
+        return self._with_retries(lambda: fence.write_notes(notes), "the notes")
 
-    def _patiently(self, write: Callable[[], None], what: str) -> bool:
-        """Make a store call, and again while the store fails; returns whether it was done."""
+    def _with_retries(self, write: Callable[[], None], what: str) -> bool:
+        """Make a store call, and retry it while the store fails; returns whether it succeeded."""
         give_up_s = time.monotonic() + STORE_PATIENCE_S
         while True:
             try:
                 write()
                 return True
             except Fenced:
-                self.tell(messages.FencedOff())
+                self.send(messages.FencedOff())
                 return False
             except StorageError as error:
                 if time.monotonic() > give_up_s or self._is_closed.is_set():
-                    self.tell(messages.StoreFailed(error=f"the object store does not do its work: {error}"))
+                    self.send(messages.StoreFailed(error=f"the object store does not do its work: {error}"))
                     return False
                 self._note(f"{what} waits: {error}")
                 self._is_closed.wait(RETRY_S)
@@ -412,7 +413,7 @@ class CoordinatorShell:
         if order.memory_mb in self._deployed:
             self._invoke_deployed(order)
         else:
-            # It takes a while to deploy a new size, and the others train on.
+            # Deploying a new size takes a while: the coordinator's thread must not wait for it.
             self._threads.submit(self._deploy_and_invoke, order)
 
     def _deploy_and_invoke(self, order: messages.Invoke) -> None:
@@ -433,7 +434,7 @@ class CoordinatorShell:
         except (InvalidRequest, BackendError) as error:
             self._ended(order, InvocationEnd(invocation_id="", outcome="refused", error=str(error)))
 
-    # --- what is kept ----------------------------------------------------------------------------------------------
+    # --- files and notes -------------------------------------------------------------------------------------------
 
     def _post(self, event: Event) -> None:
         if isinstance(event, UsageReported) and self._coordinator is not None:
@@ -446,19 +447,20 @@ class CoordinatorShell:
             self._is_stopped.set()
 
     def _write_notes(self, coordinator: Coordinator) -> None:
-        """Keep what has been used so far."""
+        """Save the usage so far."""
         try:
             if self._fence is None:
                 self._files.write(notes_of(coordinator, self._wiring.clock.now_s()))
             else:
-                # Before it is told: a bill that people have seen does not fall when another control plane goes on.
+                # Before the usage is reported: a bill that was shown must not fall when another control plane
+                # continues.
                 self._fence.write_notes(notes_of(coordinator, self._wiring.clock.now_s()))
         except Fenced:
-            self.tell(messages.FencedOff())
+            self.send(messages.FencedOff())
         except StorageError as error:
             _log.error("%s", error)
 
-    def _keep_losses(self, coordinator: Coordinator) -> None:
+    def _save_losses(self, coordinator: Coordinator) -> None:
         losses = coordinator.run.progress.losses
         if len(losses) > self._num_losses:
             self._files.add_losses(losses[self._num_losses :])
@@ -477,6 +479,6 @@ class CoordinatorShell:
             return None
         return max(0.0, host.used_s(self.job.job_id) - self._parameters_before_s)
 
-    def _lose(self, reason: str) -> None:
+    def _report_lost(self, reason: str) -> None:
         self._note(reason)
         self._post(ReplicaLost(workload_id=self.job.job_id, replica_id=self.replica_id, reason=reason))
