@@ -1,4 +1,4 @@
-"""The events on their way to the control loop, and which worker's reports each of them came from."""
+"""The queue of events to the control loop, with the workers' reports that each of them came from."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from springtide.core.workload import WorkloadId
 
 S = TypeVar("S")
 
-# Progress is journaled, and a journal is read whole at every start: once a second is enough for people and policies.
+# Progress is journaled, and the whole journal is read at every start: once a second is enough for its readers.
 PROGRESS_INTERVAL_S = 1.0
-# The first reports of a group come at once: they are what the policy learns the new number of workers by.
+# The first reports of a group are delivered sooner: the policy learns the new group's speed from them.
 NUM_PROMPT_REPORTS = 4
 PROMPT_INTERVAL_S = 0.25
-# The platform clock may be set while a wait is under way, so no wait trusts it for longer than this.
+# The platform clock may be changed during a wait, so it is read again after this time.
 _LONGEST_WAIT_S = 1.0
 
 
 class _Delivered(NamedTuple):
-    """The last progress of a job that was handed over: of which generation, its how-manieth, and when."""
+    """A job's last delivered progress: its generation, its number within it (from 1), and when (monotonic clock)."""
 
     generation: int
     number: int
@@ -34,7 +34,7 @@ _NEVER = _Delivered(0, 0, float("-inf"))
 
 
 class Inbox(Generic[S]):
-    """Thread-safe. `S` names where an event came from: one report of one worker."""
+    """Thread-safe. `S` is the source of an event: one report of one worker."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -49,7 +49,7 @@ class Inbox(Generic[S]):
         """Hand over an event; `wait` returns at once."""
         with self._condition:
             if not isinstance(event, ProgressReported):
-                # What a job says last about its progress comes before what became of it.
+                # A job's last progress is delivered before an event about its end.
                 job_id = getattr(event, "job_id", None)
                 progress = self._progress.pop(job_id, None) if job_id is not None else None
                 if progress is not None:
@@ -60,7 +60,7 @@ class Inbox(Generic[S]):
             self._condition.notify_all()
 
     def progress(self, event: ProgressReported) -> bool:
-        """Keep a job's newest progress, for delivery once a second, the first of a group sooner. False: of the past."""
+        """Keep a job's newest progress, to be delivered at intervals. False: it is older than what is known."""
         with self._condition:
             newest = self._progress.get(event.job_id)
             generation = self._delivered.get(event.job_id, _NEVER).generation
@@ -73,7 +73,7 @@ class Inbox(Generic[S]):
             return True
 
     def wait(self, deadline_s: float | None) -> list[Event]:
-        """Return what happened as soon as something has, or nothing at the deadline (platform clock) or when closed."""
+        """Return events as soon as there are any; none at the deadline (platform clock) or when closed."""
         with self._condition:
             while True:
                 due_in_s = self._take_due_progress()
@@ -89,7 +89,7 @@ class Inbox(Generic[S]):
                 self._condition.wait(timeout_s)
 
     def take_sources(self, events: Sequence[Event]) -> list[S]:
-        """Return, once, the sources of events that are durable now."""
+        """Remove and return the sources of events that are durable now."""
         taken: list[S] = []
         with self._condition:
             for event in events:
@@ -101,7 +101,7 @@ class Inbox(Generic[S]):
         return taken
 
     def forget_job(self, job_id: WorkloadId) -> None:
-        """Drop what is kept of a job's progress: it has ended."""
+        """Drop the progress of a job that has ended."""
         with self._condition:
             self._progress.pop(job_id, None)
             self._delivered.pop(job_id, None)

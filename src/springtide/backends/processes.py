@@ -27,7 +27,7 @@ class ProcessIdentity(msgspec.Struct, frozen=True):
 
 
 class ProcessStat(msgspec.Struct, frozen=True):
-    """What /proc tells of a process: state letter, process group, CPU time used and start, in ticks."""
+    """From /proc: a process's state letter, process group, and CPU time used and start time in ticks."""
 
     state: str
     process_group: int
@@ -41,7 +41,7 @@ def boot_id() -> str:
 
 
 def read_stat(pid: int) -> ProcessStat | None:
-    """Return what /proc tells of `pid`, or None if there is no such process."""
+    """Return the stat of `pid` from /proc, or None if there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
@@ -68,7 +68,7 @@ def live_stat(identity: ProcessIdentity) -> ProcessStat | None:
 
 
 def is_starved(identity: ProcessIdentity) -> bool:
-    """Whether some thread of the process waits for a processor or the disk, so that its silence proves nothing."""
+    """Whether a thread of the process waits for a processor or the disk: then its silence proves nothing."""
     try:
         tasks = os.listdir(f"/proc/{identity.pid}/task")
     except OSError:
@@ -100,7 +100,7 @@ def open_pidfd(identity: ProcessIdentity) -> int | None:
         descriptor = os.pidfd_open(identity.pid)
     except ProcessLookupError:
         return None
-    # The number may have changed hands before the open; afterwards the descriptor holds on to one process.
+    # The number may have been reused before the call; from then on the descriptor refers to one process.
     if live_stat(identity) is None:
         os.close(descriptor)
         return None
@@ -110,8 +110,8 @@ def open_pidfd(identity: ProcessIdentity) -> int | None:
 def signal_group(identity: ProcessIdentity, number: int) -> bool:
     """Signal the process and, if it leads its process group, the group. Return whether anything was signalled.
 
-    The leader may be gone: what it left behind in its group is signalled then. A process that merely has the same
-    number is never touched.
+    If the leader is gone, the rest of its group is signalled. A process that merely has the same number is never
+    touched.
     """
     stat = read_stat(identity.pid)
     if identity.boot_id != boot_id() or (stat is not None and stat.start_ticks != identity.start_ticks):
@@ -161,7 +161,7 @@ def spawn_detached(command: Sequence[str], environment: Mapping[str, str], log_p
 
 
 def last_line(path: Path) -> str:
-    """Return the last line of a log that says something, shortened, or an empty string."""
+    """Return the last line of a log that is not blank, shortened, or an empty string."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -176,14 +176,14 @@ def last_line(path: Path) -> str:
 
 
 def bound_log(path: Path, limit_bytes: int, keep_bytes: int) -> bool:
-    """Cut a log that is over the limit: its last `keep_bytes` go to `<path>.1`. Return whether it was cut."""
+    """Truncate a log that is over the limit, keeping its last `keep_bytes` in `<path>.1`. Return whether it was."""
     try:
         if path.stat().st_size <= limit_bytes:
             return False
         with path.open("r+b") as file:
             file.seek(-keep_bytes, os.SEEK_END)
             path.with_name(path.name + ".1").write_bytes(file.read(keep_bytes))
-            # Writers append, so they go on at the new end.
+            # Writers append, so they continue at the new end.
             file.truncate(0)
     except OSError:
         return False
@@ -191,7 +191,7 @@ def bound_log(path: Path, limit_bytes: int, keep_bytes: int) -> bool:
 
 
 def describe_exit(exit_code: int | None, log_path: Path) -> str:
-    """Return the sentence people read about a worker that ended without being asked."""
+    """Return the sentence for users about a worker that ended unrequested."""
     if exit_code is None:
         text = "the worker process ended"
     elif exit_code in (-signal.SIGKILL, 128 + signal.SIGKILL):

@@ -1,4 +1,4 @@
-"""The private directory of the control and zygote sockets, and the listeners that workers connect to."""
+"""The private directory of the control and zygote sockets, and helpers for sockets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from springtide.core.errors import BackendError
 
-# Unix socket paths end at 107 bytes on Linux. The longest name in the directory is a zygote's before it listens.
+# Linux allows 107 bytes. The longest name in the directory is that of a zygote's socket before it listens.
 MAX_SOCKET_PATH_BYTES = 100
 _LONGEST_NAME = "zygote.sock.4194304"
 _CREDENTIALS = struct.Struct("3i")
@@ -23,7 +23,7 @@ _KEEPALIVE_S = 10
 
 
 def socket_directory(state_dir: Path) -> Path:
-    """Return the private directory (0700, ours) for this state directory's sockets, made if need be.
+    """Return the private directory (0700, owned by this user) for this state directory's sockets; creates it.
 
     It lies in the state directory, or in the user's runtime or temporary directory if that path is too long.
     Raises BackendError if the directory belongs to another user.
@@ -71,7 +71,7 @@ def lock_directory(directory: Path) -> int:
 
 
 def listen(path: Path) -> socket.socket:
-    """Return a listening unix socket (0600), in place of whatever an earlier process left there."""
+    """Return a listening unix socket (0600), replacing what an earlier process left at the path."""
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -116,7 +116,7 @@ def listen_tcp(host: str, port: int) -> socket.socket:
 
 
 def prepare_tcp(connection: socket.socket) -> str:
-    """Make a TCP connection send at once and notice a dead other end; return the host at that end."""
+    """Disable Nagle's algorithm and enable keepalive on a TCP connection; return the host at the other end."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S)
@@ -125,5 +125,5 @@ def prepare_tcp(connection: socket.socket) -> str:
     try:
         return str(connection.getpeername()[0])
     except OSError:
-        # It is gone already; the next read from it finds that out.
+        # The other end is gone already; the next read will fail.
         return ""

@@ -1,4 +1,4 @@
-"""The door over TCP: who comes in, from where, how many strangers at once, and that it can be shut."""
+"""The door over TCP: who comes in, from where, how many unidentified at once, and that it can be shut."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Place:
             self.reactor, stream, Report, self.reports.on_message, self.reports.on_close
         )
         self.hosts.append(connection.peer_host)
-        self.reports.greet(connection)
+        self.reports.register(connection)
 
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.door.port), 5.0)
@@ -71,11 +71,11 @@ def test_a_stranger_with_a_token_that_nobody_gave_is_fenced(place: Place) -> Non
 
 
 def test_strangers_are_bounded(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reports, "MAX_STRANGERS", 2)
+    monkeypatch.setattr(reports, "MAX_UNIDENTIFIED", 2)
     with place.connect() as first, place.connect() as second, place.connect() as third:
         third.settimeout(5.0)
         assert third.recv(1) == b""
-        assert place.counts["turned_away"] == 1
+        assert place.counts["rejected_connections"] == 1
         for stream in (first, second):
             stream.setblocking(False)
             with pytest.raises(BlockingIOError):

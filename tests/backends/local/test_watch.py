@@ -99,7 +99,7 @@ def test_after_a_pause_of_its_own_the_watch_forgives(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(watch, "live_stat", lambda identity: ProcessStat("T", 0, 0, 0))
     table = Table(make_replica(silent_s=60.0))
     looker = watch.SilenceMonitor(table)  # type: ignore[arg-type]
-    looker.forgive()
+    looker.reset_silence()
     looker._tick()
     assert not table.lost
 

@@ -100,17 +100,19 @@ def test_a_zygote_that_does_not_fit_is_looked_for_again_only_after_a_moment(
     """It takes its time to die, and its socket accepts until then."""
     looks: list[int] = []
 
-    def is_fit(pid: int) -> bool:
+    def is_usable(pid: int) -> bool:
         looks.append(pid)
         return False
 
     monkeypatch.setattr(ZygoteClient, "kill", lambda self: None)
     reactor = Reactor()
-    told = dict.fromkeys(("on_spawned", "on_exited", "on_failed", "on_forgotten", "on_stray"), looks.append)
+    told = dict.fromkeys(("on_spawned", "on_exited", "on_failed", "on_request_lost", "on_stray"), looks.append)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(tmp_path / "zygote.sock"))
         listener.listen()
-        zygote = ZygoteClient(reactor, ["true"], {}, tmp_path / "zygote.sock", tmp_path / "log", is_fit=is_fit, **told)
+        zygote = ZygoteClient(
+            reactor, ["true"], {}, tmp_path / "zygote.sock", tmp_path / "log", is_usable=is_usable, **told
+        )
         zygote.ensure()
         assert looks == [os.getpid()]
         assert not zygote.is_connected

@@ -99,7 +99,7 @@ class PodPlatform:
         executor = self.executor
         executor._thread = None
         executor._listener.close()
-        for connection in [*executor._reports._owners, *executor._reports.strangers]:
+        for connection in [*executor._reports._owners, *executor._reports.unidentified]:
             connection._stream.close()
 
     def connected(self) -> list[str]:

@@ -194,14 +194,14 @@ def test_whoever_does_not_know_the_secret_gets_nothing(tmp_path):
 def test_strangers_cannot_keep_the_gateway_out(tmp_path):
     with closing(Pod(tmp_path)) as pod, ExitStack() as stack:
         address = pod.plane.next(Ready).address
-        strangers = [stack.enter_context(closing(Caller(address))) for _ in range(40)]
-        assert all(isinstance(stranger.next(), Challenge) for stranger in strangers[8:])
+        unidentified = [stack.enter_context(closing(Caller(address))) for _ in range(40)]
+        assert all(isinstance(stranger.next(), Challenge) for stranger in unidentified[8:])
         gateway = stack.enter_context(closing(Caller(address).greet()))
         assert isinstance(gateway.next(), Welcome)
-        assert isinstance(strangers[0].next(), Challenge | None), "the oldest had to go"
+        assert isinstance(unidentified[0].next(), Challenge | None), "the oldest had to go"
         gateway.send(Predict(batch_id=1, calls=(b'{"values": [4]}',)))
         assert gateway.next().outcomes[0].body == b"[8]"
-        assert strangers[-1].next() is None, "and nobody may stay silent for long"
+        assert unidentified[-1].next() is None, "and nobody may stay silent for long"
 
 
 def test_health_speaks_the_open_inference_protocol(tmp_path):

@@ -1,4 +1,4 @@
-"""What `ReplicaTable` asks of the processes or pods that its replicas are."""
+"""The port between `ReplicaTable` and the processes or pods of its replicas."""
 
 from __future__ import annotations
 
@@ -20,24 +20,27 @@ class ReplicaDriver(Protocol[Handle]):
     death_s: float
 
     def is_own(self, replica: Replica[Handle], hello: Hello, connection: FramedConnection[Report]) -> bool:
-        """Whether the other end of a connection, whose Hello has the replica's token, may be the replica."""
+        """Whether the sender of a Hello with the replica's token may be the replica."""
 
     def take_hello(self, replica: Replica[Handle], hello: Hello, connection: FramedConnection[Report]) -> None:
-        """A replica has introduced itself, for the first time or again."""
+        """A replica has sent its Hello, for the first time or again."""
 
     def own_address(self, replica: Replica[Handle], address: str) -> str:
-        """The address at which a replica says it listens, if it may listen there; else empty."""
+        """The address at which a replica reports to listen, if that is allowed; else empty."""
 
-    def lies_in(self, replica: Replica[Handle], path: str) -> bool:
-        """Whether a path that a replica reports is one of its own workload's."""
+    def owns_path(self, replica: Replica[Handle], path: str) -> bool:
+        """Whether a path that a replica reports belongs to its own workload."""
 
     def rendezvous(self, job: Job, action: ResizeJob, *, is_script: bool) -> str:
-        """Where the members of a group meet; the same for a repeated action. Raises BackendError or OSError."""
+        """The address where the members of a group meet; the same for a repeated action.
+
+        Raises BackendError, OSError.
+        """
 
     def fence_storage(self, job: Job, generation: int, then: Callable[[], None]) -> bool:
         """Prevent everything older than `generation` from publishing. Raises StorageError.
 
-        True where that has been done; else it is noted in `job.fenced` and `then` is called once it has been.
+        False: it is not done yet; once it is, the driver sets `job.fenced` and calls `then`.
         """
 
     def signal(self, replica: Replica[Handle], number: int) -> None:
@@ -50,16 +53,16 @@ class ReplicaDriver(Protocol[Handle]):
         """Whether the exit code of this replica will still arrive through `ReplicaTable.note_exit`."""
 
     def describe_end(self, replica: Replica[Handle]) -> str:
-        """A sentence on how a worker ended that the platform did not ask to end."""
+        """A sentence on how a worker ended that the platform did not tell to end."""
 
-    def was_taken(self, replica: Replica[Handle]) -> bool:
-        """Whether something outside the platform ended it: then it did not fail, however it ended."""
+    def was_ended_externally(self, replica: Replica[Handle]) -> bool:
+        """Whether something outside the platform ended it: then it did not fail, whatever its exit code."""
 
     def release(self, replica: Replica[Handle]) -> None:
-        """Stop watching it, and close what was opened for that."""
+        """Stop watching the replica, and close what was opened for that."""
 
     def forget(self, replica: Replica[Handle]) -> None:
-        """A replica has left the table: remove what was kept of it elsewhere."""
+        """A replica has left the table: remove what the driver stored about it."""
 
     def forget_job(self, job: Job) -> None:
-        """A job has ended and its last worker is gone: remove what only its groups needed."""
+        """A job has ended and its last worker is gone: remove the files of its groups."""

@@ -1,4 +1,4 @@
-"""The listener that workers connect to: takes them as long as there is room, and pauses where there is none."""
+"""The listener that workers connect to; it pauses while descriptors are exhausted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ACCEPT_PAUSE_S = 0.2
 
 
 class WorkerListener:
-    """Accepts connections on the I/O thread, once it is opened. Owns the listener."""
+    """Accepts connections on the I/O thread once it is opened. Owns the listening socket."""
 
     def __init__(self, reactor: Reactor, listener: socket.socket, welcome: Callable[[socket.socket], None]) -> None:
         self._reactor = reactor
@@ -25,12 +25,12 @@ class WorkerListener:
 
     @property
     def port(self) -> int:
-        """The TCP port it is at; 0 for a unix socket."""
+        """The TCP port; 0 for a unix socket."""
         name = self._listener.getsockname()
         return int(name[1]) if isinstance(name, tuple) else 0
 
     def open(self) -> None:
-        """Let workers in from now on, unless it has been shut."""
+        """Accept workers from now on, unless it has been shut."""
         if not self._is_shut:
             self._reactor.watch(self._listener.fileno(), selectors.EVENT_READ, self._accept)
 
@@ -40,7 +40,7 @@ class WorkerListener:
         self._reactor.unwatch(self._listener.fileno())
 
     def close(self) -> None:
-        """Give the listener back, after the thread has ended."""
+        """Close the socket, after the thread has ended."""
         self._listener.close()
 
     def _accept(self, mask: int) -> None:
@@ -50,7 +50,7 @@ class WorkerListener:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                # Most likely out of descriptors: workers wait in the backlog until there are some again.
+                # Most likely out of descriptors: workers wait in the backlog until some are free again.
                 _log.error("cannot accept a worker: %s", error.strerror)
                 self._reactor.unwatch(self._listener.fileno())
                 self._reactor.after(_ACCEPT_PAUSE_S, self.open)

@@ -15,7 +15,7 @@ from springtide.core.workload import ReplicaId, TrainingJob, WorkloadId
 
 
 class MemberPhase(enum.Enum):
-    """Where a worker is: waiting to be spawned, spawned, connected at least once, or found after a restart."""
+    """Waiting to be spawned, spawned, connected at least once, found after a restart, or gone."""
 
     QUEUED = "queued"
     SPAWNING = "spawning"
@@ -37,10 +37,10 @@ Handle = TypeVar("Handle", bound=ReplicaHandle)
 
 @dataclass(eq=False)
 class Replica(Generic[Handle]):
-    """One worker. `token_sha256` authenticates it; `action` is what it was started for; `handle` its process or pod.
+    """One worker. `token_sha256` authenticates it; `action` is the order that started it; `handle` its process or pod.
 
-    A foreigner, a worker of the past that is about to be ended, has no `action`. `host` is where the other workers of
-    its job reach it (empty: it is on their machine).
+    A foreigner, a worker that should not run and is about to be ended, has no `action`. `host` is where the other
+    workers of its job reach it (empty: it is on their machine).
     """
 
     handle: Handle
@@ -98,17 +98,17 @@ class Replica(Generic[Handle]):
         self.timers.clear()
 
 
-# One report of one worker: what an event came from, and what is acknowledged.
+# One report of one worker: the source of an event, acknowledged once the event is durable.
 Source = tuple[Replica[Any], int]
 
 
 @dataclass(eq=False)
 class JobGroup:
-    """The newest group of a job: its order, the members told and switched, and the reports that wait for it."""
+    """A job's newest group: its order, the members it was sent to and that switched, and reports waiting for it."""
 
     order: FormGroup
     audience: frozenset[ReplicaId]
-    told: set[ReplicaId] = field(default_factory=set)
+    notified: set[ReplicaId] = field(default_factory=set)
     switched: dict[ReplicaId, Switched] = field(default_factory=dict)
     sources: list[Source] = field(default_factory=list)
     is_confirmed: bool = False
@@ -121,7 +121,7 @@ class JobGroup:
 
 @dataclass(eq=False)
 class Job:
-    """A job with at least one worker, now or lately. `generation` is the highest seen, `fenced` the storage fence."""
+    """A job that has or had a worker. `generation` is the highest known, `fenced` that of the storage fence."""
 
     job_id: WorkloadId
     work_dir: Path

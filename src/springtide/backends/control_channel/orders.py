@@ -1,4 +1,4 @@
-"""What the controller wants, turned into orders to workers, and made sure of by signals when they do not follow."""
+"""Actions of the controller as orders to workers, enforced by signals where a worker does not comply."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _RETRY_S = 1.0
 
 
 def _do_nothing(action: LabelNode) -> None:
-    """A label is the control plane's alone, which remembers it in its journal."""
+    """Labels concern only the control plane, which records them in its journal."""
 
 
 class OrderTable(Generic[Handle]):
-    """Carries out actions. Runs on the I/O thread. Each action may come any number of times.
+    """Carries out actions. Runs on the I/O thread. Each action may be repeated any number of times.
 
-    `start` begins one worker and raises StorageError or BackendError; `set_share` changes what one holds of its device;
-    `label_node` tells a machine what it is labelled for, where machines want to know.
+    `start` starts one worker and raises StorageError or BackendError; `set_share` changes its share of a device;
+    `label_node` passes a label on to a machine, where machines keep labels.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class OrderTable(Generic[Handle]):
         self.reports: Reports[Handle]
 
     def do(self, action: Action) -> None:
-        """Begin an action. What the disk refuses is tried again, except for a start, which is reported lost."""
+        """Start an action. It is retried after an error of the disk, except for a start, which is reported lost."""
         try:
             self._do(action)
         except (StorageError, BackendError, OSError) as error:
@@ -75,10 +75,10 @@ class OrderTable(Generic[Handle]):
             else:
                 self._table.reactor.after(_RETRY_S, lambda: self.do(action))
 
-    def tell(self, replica: Replica[Handle]) -> None:
-        """Send a worker that has just connected whatever it may have missed."""
+    def send_missed(self, replica: Replica[Handle]) -> None:
+        """Send a worker that has just connected the orders it may have missed."""
         if replica.asked_to_stop and replica.order is None:
-            # It was asked to stop before it was there to be asked.
+            # It was to stop before it had connected.
             self._table.kill(replica)
             return
         if replica.order is not None and replica.kill_at_s is not None:
@@ -96,7 +96,7 @@ class OrderTable(Generic[Handle]):
         if job is None or group is None or replica.replica_id not in group.audience:
             return
         if replica.group_generation < group.order.generation or not group.is_confirmed:
-            self._tell_group(job, group, replica)
+            self._send_group(job, group, replica)
 
     @singledispatchmethod
     def _do(self, action: Action) -> None:
@@ -119,7 +119,7 @@ class OrderTable(Generic[Handle]):
         replica = self._table.replicas.get(action.replica_id)
         if replica is not None:
             self.stop(replica, Stop(grace_s=action.grace_s), action.grace_s)
-        elif not self._table.was_here(action.replica_id):
+        elif not self._table.has_existed(action.replica_id):
             self._table.remember_gone(action.replica_id)
             self._table.post(ReplicaStopped(workload_id=action.workload_id, replica_id=action.replica_id))
         else:
@@ -135,7 +135,7 @@ class OrderTable(Generic[Handle]):
         group = job.group
         if group is not None and group.order.generation == action.generation and group.order.members:
             table.counts["repeated_actions"] += 1
-            self._tell_all(job, group)
+            self._send_group_to_all(job, group)
             return
         if action.generation < max(job.generation, group.order.generation if group else 0):
             table.counts["stale_actions"] += 1
@@ -155,7 +155,7 @@ class OrderTable(Generic[Handle]):
             audience |= {r.replica_id for r in living if r.replica_id in group.order.members}
             self.reports.supersede(group)
         job.group = JobGroup(order=order, audience=frozenset(audience))
-        self._tell_all(job, job.group)
+        self._send_group_to_all(job, job.group)
 
     @_do.register
     def _(self, action: PreemptJob) -> None:
@@ -169,13 +169,13 @@ class OrderTable(Generic[Handle]):
             if replica is not None:
                 order = Preempt(generation=action.generation, grace_s=action.grace_s)
                 self.stop(replica, order, action.grace_s + 1.0)
-            elif not self._table.was_here(replica_id):
+            elif not self._table.has_existed(replica_id):
                 self._table.remember_gone(replica_id)
                 self._table.post(ReplicaStopped(workload_id=action.job_id, replica_id=replica_id))
 
     @_do.register
     def _(self, action: AdmitJob) -> None:
-        """A promise is the control plane's alone."""
+        """Nothing to do: promises concern only the control plane."""
 
     @_do.register
     def _(self, action: DrainNode) -> None:
@@ -197,8 +197,8 @@ class OrderTable(Generic[Handle]):
             self.reports.supersede(job.group)
         self._table.end_job(job)
 
-    def stop_everyone(self, grace_s: float) -> None:
-        """Have jobs commit a checkpoint, services drain, and all of it end within `grace_s`."""
+    def stop_all(self, grace_s: float) -> None:
+        """Let jobs commit a checkpoint and services drain, and end all workers within `grace_s`."""
         for replica in list(self._table.replicas.values()):
             job = self._table.jobs.get(replica.workload_id)
             if replica.is_job and job is not None and replica.group_generation > 0:
@@ -218,8 +218,8 @@ class OrderTable(Generic[Handle]):
             table.note_exit(replica)
             return
         if replica.phase is MemberPhase.SPAWNING:
-            # It never connected, so there is nothing to save and no worker to ask. Without a number yet, the news of
-            # its birth ends it; without such news, this does.
+            # It never connected, so there is nothing to save. If its process is not known yet, it is killed once its
+            # spawning is reported, or by the timer below if it never is.
             table.kill(replica)
             if not replica.handle.exists and replica.kill_at_s is None:
                 replica.kill_at_s = kill_at_s
@@ -243,23 +243,23 @@ class OrderTable(Generic[Handle]):
         else:
             self._table.kill(replica)
 
-    def _tell_all(self, job: Job, group: JobGroup) -> None:
+    def _send_group_to_all(self, job: Job, group: JobGroup) -> None:
         for replica_id in sorted(group.audience):
             replica = self._table.replicas.get(replica_id)
-            if replica is not None and replica_id not in group.told:
-                self._tell_group(job, group, replica)
+            if replica is not None and replica_id not in group.notified:
+                self._send_group(job, group, replica)
         self.reports.confirm(job, wait_for_repeats=True)
 
-    def _tell_group(self, job: Job, group: JobGroup, replica: Replica[Handle]) -> None:
+    def _send_group(self, job: Job, group: JobGroup, replica: Replica[Handle]) -> None:
         if not self._table.send(replica, group.order):
             return
-        group.told.add(replica.replica_id)
+        group.notified.add(replica.replica_id)
         if not replica.is_script or group.is_confirmed:
             return
-        # A script reports neither switches nor steps: told is all that can be known.
+        # A script reports neither switches nor steps: it counts as switched once it has the order.
         if replica.replica_id in group.order.members:
             replica.group_generation = group.order.generation
-        if all(member in group.told for member in group.order.members):
+        if all(member in group.notified for member in group.order.members):
             group.is_confirmed = True
             self._table.post(
                 JobResized(

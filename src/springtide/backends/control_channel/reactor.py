@@ -23,25 +23,25 @@ from springtide.core.wire.workers import FrameDecoder, encode_frame
 _log = logging.getLogger(__name__)
 M = TypeVar("M")
 
-# Beyond this the thread itself was held up, and silence of others proves nothing.
+# Beyond this delay the thread itself was held up, so that the silence of workers proves nothing.
 LATE_S = 1.0
 _RECEIVE_BYTES = 1 << 16
 _MAX_UNSENT_BYTES = 4 << 20
 
 
 class Timer:
-    """A call that is due at an instant of the monotonic clock, unless cancelled."""
+    """A function to be called at an instant of the monotonic clock, unless cancelled."""
 
     def __init__(self, due_s: float, function: Callable[[], None]) -> None:
         self.due_s = due_s
         self._function: Callable[[], None] | None = function
 
     def cancel(self) -> None:
-        """Do not call. Harmless afterwards."""
+        """Do not call the function. Harmless after the call."""
         self._function = None
 
     def fire(self) -> None:
-        """Call once."""
+        """Call the function, if that has not happened yet."""
         function, self._function = self._function, None
         if function is not None:
             function()
@@ -50,7 +50,7 @@ class Timer:
 class Reactor:
     """Runs callbacks on one thread. Only `call` and `stop` may be used from another one.
 
-    A callback that raises is logged and counted in `num_errors`; the thread goes on, since its other workers do too.
+    A callback that raises is logged and counted in `num_errors`; the thread continues, for the sake of other workers.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Reactor:
         self._selector.register(self._wake_fd, selectors.EVENT_READ, self._drain_wakes)
 
     def call(self, function: Callable[[], None]) -> None:
-        """Run a function on the thread, after those handed over before. Ignored once the reactor is closed."""
+        """Run a function on the thread, after those passed earlier. Ignored once the reactor is closed."""
         with self._lock:
             if self._is_closed:
                 return
@@ -75,7 +75,7 @@ class Reactor:
             os.eventfd_write(self._wake_fd, 1)
 
     def stop(self) -> None:
-        """Let `run` return after what is queued now."""
+        """Let `run` return after the calls queued so far."""
         self.call(self._stop)
 
     def after(self, delay_s: float, function: Callable[[], None]) -> Timer:
@@ -93,7 +93,7 @@ class Reactor:
         self._selector.modify(descriptor, events, callback)
 
     def unwatch(self, descriptor: int) -> None:
-        """Stop watching; descriptors that are not watched are fine."""
+        """Stop watching a descriptor; does nothing if it is not watched."""
         try:
             self._selector.unregister(descriptor)
         except (KeyError, ValueError):
@@ -118,7 +118,7 @@ class Reactor:
                 self._guard(self._calls.popleft())
 
     def close(self) -> None:
-        """Give the descriptors back, after `run` has returned."""
+        """Close the descriptors, after `run` has returned."""
         with self._lock:
             self._is_closed = True
         self._calls.clear()
@@ -198,7 +198,7 @@ class FramedConnection(Generic[M]):
         return not self.is_closed
 
     def close(self, reason: str = "") -> None:
-        """Close now; what is unsent is lost."""
+        """Close now and drop unsent data."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -246,7 +246,7 @@ class FramedConnection(Generic[M]):
         except (BlockingIOError, InterruptedError):
             pass
         except OSError:
-            # What the other end sent before it went away is still to be read: the reader closes.
+            # Data that the other end sent before it closed is still to be read: reading then closes the connection.
             self._unsent.clear()
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
         self._reactor.rewatch(self._descriptor, wanted, self._on_ready)

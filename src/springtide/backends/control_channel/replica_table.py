@@ -23,7 +23,7 @@ _LAST_REPORTS_S = 0.5
 
 
 class ReplicaTable(Generic[Handle]):
-    """State and effects that the parts of an executor share. Everything here runs on the I/O thread.
+    """State and effects that the parts of an executor share. Runs on the I/O thread.
 
     `driver` does what differs between processes and pods. `crash_point` is called with a name around each effect, for
     tests that end the process there. `on_gone` is called with each replica that has left the table.
@@ -43,7 +43,7 @@ class ReplicaTable(Generic[Handle]):
         self.crash_point = crash_point
         self.driver = driver
         self.replicas: dict[ReplicaId, Replica[Handle]] = {}
-        # The same by workload, in the order in which they were entered: each start and each stop asks for its own.
+        # The same by workload, in the order in which they were entered, for quick look-ups.
         self._by_workload: dict[WorkloadId, dict[ReplicaId, Replica[Handle]]] = {}
         self.foreigners: set[Replica[Handle]] = set()
         self.jobs: dict[WorkloadId, Job] = {}
@@ -74,12 +74,12 @@ class ReplicaTable(Generic[Handle]):
         """The living replicas of a job or service."""
         return list(self._by_workload.get(workload_id, {}).values())
 
-    def was_here(self, replica_id: ReplicaId) -> bool:
-        """Whether a replica of this id lives or has lived here, so that starting it again would be a second life."""
+    def has_existed(self, replica_id: ReplicaId) -> bool:
+        """Whether a replica of this id exists or has existed: it must not be started again."""
         return replica_id in self.replicas or replica_id in self._gone
 
     def remember_gone(self, replica_id: ReplicaId) -> None:
-        """Remember that a replica is gone."""
+        """Remember the id of a replica that is gone."""
         self._gone[replica_id] = None
         if len(self._gone) > _MAX_REMEMBERED:
             self._gone.popitem(last=False)
@@ -91,7 +91,7 @@ class ReplicaTable(Generic[Handle]):
         self.inbox.post(event, sources or ())
 
     def send(self, replica: Replica[Any], order: Order) -> bool:
-        """Send an order to a connected worker; False where there is no connection (it is told when it is back)."""
+        """Send an order to a worker; False if it is not connected (then it is sent when it reconnects)."""
         if replica.connection is None:
             return False
         name = "acknowledge" if isinstance(order, Acknowledge) else "order"
@@ -109,7 +109,7 @@ class ReplicaTable(Generic[Handle]):
         self.crash_point("executor.kill.after")
 
     def settle(self, sources: list[Source]) -> None:
-        """Reports are processed (journaled, or nothing to journal): acknowledge as far as nothing older is open."""
+        """Reports are processed (journaled if need be): acknowledge them up to the oldest one that is not."""
         touched: dict[int, Replica[Any]] = {}
         for replica, seq in sources:
             replica.open_seqs.discard(seq)
@@ -123,7 +123,7 @@ class ReplicaTable(Generic[Handle]):
     # --- the end of a worker -----------------------------------------------------------------------------------------
 
     def note_exit(self, replica: Replica[Handle], exit_code: int | None = None) -> None:
-        """The worker has ended. Its last reports are read first; its exit code may arrive a little later."""
+        """The worker has ended. Its last reports are still read, and its exit code may arrive shortly after."""
         if replica.phase is MemberPhase.GONE:
             return
         self.driver.release(replica)
@@ -137,14 +137,14 @@ class ReplicaTable(Generic[Handle]):
         self.conclude_if_silent(replica)
 
     def conclude_if_silent(self, replica: Replica[Handle]) -> None:
-        """Report the end of a worker once nothing more can arrive from it."""
+        """Report the end of an exited worker once neither reports nor an exit code can arrive any more."""
         if not replica.has_exited or replica.phase is MemberPhase.GONE or replica.connection is not None:
             return
         if replica.exit_code is not None or not self.driver.knows_exit_codes(replica):
             self._conclude(replica)
 
     def lose(self, replica: Replica[Handle], reason: str) -> None:
-        """Give a worker up: revoke its token, kill it, report it lost once it is gone (or `driver.death_s` later)."""
+        """Revoke a worker's token, kill it, and report it lost once it is gone (at most `driver.death_s` later)."""
         if replica.lost_reason is not None or replica.phase is MemberPhase.GONE or replica.has_exited:
             return
         replica.lost_reason = reason
@@ -159,7 +159,7 @@ class ReplicaTable(Generic[Handle]):
             replica.timers.append(self.reactor.after(self.driver.death_s, lambda: self._conclude(replica)))
 
     def retire(self, replica: Replica[Handle]) -> None:
-        """Remove a replica from the table with everything that was kept for it."""
+        """Remove a replica from the table with all of its state."""
         replica.phase = MemberPhase.GONE
         replica.cancel_timers()
         self.driver.release(replica)
@@ -175,8 +175,8 @@ class ReplicaTable(Generic[Handle]):
             self.remember_gone(replica.replica_id)
         self.driver.forget(replica)
 
-    def let_go(self) -> None:
-        """Close what is held open for every worker; the workers keep running."""
+    def disconnect_all(self) -> None:
+        """Close connections and descriptors of all workers, which keep running."""
         for replica in [*self.replicas.values(), *self.foreigners]:
             replica.cancel_timers()
             self.driver.release(replica)
@@ -188,9 +188,9 @@ class ReplicaTable(Generic[Handle]):
         self._forget_ended_job(job.job_id)
 
     def _ended_as_asked(self, replica: Replica[Handle]) -> bool:
-        """Whether the end of a worker is what was wanted of it, or what it announced."""
-        if self.driver.was_taken(replica) and not replica.asked_to_stop and not replica.has_finished:
-            # The platform did not ask for this end, however orderly the worker left.
+        """Whether a worker ended because it was told to, or announced its end."""
+        if self.driver.was_ended_externally(replica) and not replica.asked_to_stop and not replica.has_finished:
+            # The platform did not request this end, however orderly it was.
             return False
         job = self.jobs.get(replica.workload_id)
         is_over = job is not None and (job.has_ended or job.finish is not None)
@@ -215,7 +215,7 @@ class ReplicaTable(Generic[Handle]):
                 replica_id=replica.replica_id,
                 reason=replica.lost_reason or replica.failure or self.driver.describe_end(replica),
                 exit_code=replica.exit_code,
-                is_fault=not self.driver.was_taken(replica),
+                is_fault=not self.driver.was_ended_externally(replica),
             )
         self.post(event)
         self._forget_ended_job(replica.workload_id)

@@ -1,4 +1,4 @@
-"""Turns workers' messages into events: a worker says hello, is ready, its job's group changes and ends."""
+"""Turns workers' messages into events: a worker connects and is ready, its job's group changes and ends."""
 
 from __future__ import annotations
 
@@ -26,46 +26,49 @@ from springtide.core.events import (
 from springtide.core.wire import workers as wire
 from springtide.core.wire.workers import LOST_AFTER_S
 
-# A reconnected worker's Hello comes before the reports it repeats; those say more, so they are waited for.
+# A reconnected worker's Hello comes before the reports it repeats; these hold more, so wait for them.
 _REPEATS_S = 0.3
 _BREAK_CHECK_S = 0.5
-_HESITANT_S = 1.0
+_SILENT_S = 1.0
 _HELLO_TIMEOUT_S = 10.0
-# So many may be there that have not introduced themselves; a port of a network is open to more than workers.
-MAX_STRANGERS = 1024
+# The most connections without a Hello: a port on a network is open to more than workers.
+MAX_UNIDENTIFIED = 1024
 
 
 class Reports(Generic[Handle]):
-    """Takes connections and reports. Runs on the I/O thread.
+    """Handles connections and reports. Runs on the I/O thread.
 
-    `tell_orders` sends a worker what it should know now; `make_room` is called when one has come up.
+    `send_missed_orders` sends a worker the orders it may have missed; `make_room` is called once one has connected.
     """
 
     def __init__(
-        self, table: ReplicaTable[Handle], tell_orders: Callable[[Replica[Handle]], None], make_room: Callable[[], None]
+        self,
+        table: ReplicaTable[Handle],
+        send_missed_orders: Callable[[Replica[Handle]], None],
+        make_room: Callable[[], None],
     ) -> None:
         self._table = table
-        self._tell_orders = tell_orders
+        self._send_missed_orders = send_missed_orders
         self._make_room = make_room
         self._owners: dict[FramedConnection[wire.Report], Replica[Handle]] = {}
-        self.strangers: set[FramedConnection[wire.Report]] = set()
+        self.unidentified: set[FramedConnection[wire.Report]] = set()
 
     # --- connections -------------------------------------------------------------------------------------------------
 
-    def greet(self, connection: FramedConnection[wire.Report]) -> None:
-        """A new connection has to say Hello soon."""
-        if len(self.strangers) >= MAX_STRANGERS:
-            self._table.counts["turned_away"] += 1
+    def register(self, connection: FramedConnection[wire.Report]) -> None:
+        """Register a new connection, which must send a Hello within a time limit."""
+        if len(self.unidentified) >= MAX_UNIDENTIFIED:
+            self._table.counts["rejected_connections"] += 1
             connection.close("too many have not introduced themselves")
             return
-        self.strangers.add(connection)
+        self.unidentified.add(connection)
         self._table.reactor.after(_HELLO_TIMEOUT_S, lambda: self._expire(connection))
 
     def on_message(self, connection: FramedConnection[wire.Report], report: wire.Report) -> None:
-        """One frame of a worker."""
+        """Handle one frame of a worker."""
         replica = self._owners.get(connection)
         if replica is None:
-            if isinstance(report, wire.Hello) and connection in self.strangers:
+            if isinstance(report, wire.Hello) and connection in self.unidentified:
                 self._hello(connection, report)
             else:
                 self._table.counts["unintroduced_frames"] += 1
@@ -89,7 +92,7 @@ class Reports(Generic[Handle]):
         """A connection is gone; its worker may come back, or may have ended."""
         if reason:
             self._table.counts["closed_connections"] += 1
-        self.strangers.discard(connection)
+        self.unidentified.discard(connection)
         replica = self._owners.pop(connection, None)
         if replica is not None and replica.connection is connection:
             replica.connection = None
@@ -97,15 +100,15 @@ class Reports(Generic[Handle]):
 
     def close(self) -> None:
         """Close every connection; the workers live on."""
-        for connection in [*self._owners, *self.strangers]:
+        for connection in [*self._owners, *self.unidentified]:
             connection.close()
 
     def _expire(self, connection: FramedConnection[wire.Report]) -> None:
-        if connection in self.strangers:
+        if connection in self.unidentified:
             connection.close("it said no Hello")
 
     def _hello(self, connection: FramedConnection[wire.Report], hello: wire.Hello) -> None:
-        self.strangers.discard(connection)
+        self.unidentified.discard(connection)
         table = self._table
         replica = table.replicas.get(hello.replica_id)
         known = (
@@ -116,7 +119,7 @@ class Reports(Generic[Handle]):
             and table.driver.is_own(replica, hello, connection)
         )
         if replica is None or not known:
-            # The sender has no place here any more; an earlier real worker must not linger as an orphan.
+            # The sender may be a worker that was replaced: the fence makes it exit.
             table.counts["refused_hellos"] += 1
             connection.send(wire.FenceOrder(reason="this worker is unknown here, or has been replaced"))
             if not connection.is_closed:
@@ -140,14 +143,14 @@ class Reports(Generic[Handle]):
         if hello.is_ready and not replica.is_ready:
             replica.address = self._table.driver.own_address(replica, hello.address)
             table.reactor.after(_REPEATS_S, lambda: self._infer_ready(replica))
-        self._tell_orders(replica)
+        self._send_missed_orders(replica)
         self._make_room()
         job = table.jobs.get(replica.workload_id)
         if job is not None and job.group is not None and not job.group.is_confirmed:
             table.reactor.after(_REPEATS_S, lambda: self.confirm(job))
 
     def _infer_ready(self, replica: Replica[Handle]) -> None:
-        """Its Hello said that it is ready; if no report repeats that, an earlier control plane has acknowledged it."""
+        """Take readiness from the Hello where no Ready report repeats it: an earlier control plane acknowledged it."""
         if not replica.is_ready and replica.phase is MemberPhase.RUNNING:
             self._ready(replica, replica.address, [])
 
@@ -214,7 +217,7 @@ class Reports(Generic[Handle]):
     def _(self, report: wire.CheckpointWritten, replica: Replica[Handle]) -> None:
         checkpoint = report.checkpoint
         source = (replica, report.seq)
-        if not self._table.driver.lies_in(replica, checkpoint.path):
+        if not self._table.driver.owns_path(replica, checkpoint.path):
             self._table.counts["stray_paths"] += 1
             self._table.settle([source])
             return
@@ -238,7 +241,7 @@ class Reports(Generic[Handle]):
         job.finished.append((replica, report.seq))
         job.finished_step = max(job.finished_step, report.step)
         job.has_result = job.has_result or report.has_result
-        if report.artifact_path and self._table.driver.lies_in(replica, report.artifact_path):
+        if report.artifact_path and self._table.driver.owns_path(replica, report.artifact_path):
             job.artifact_path = report.artifact_path
         self.finish(job)
 
@@ -266,14 +269,14 @@ class Reports(Generic[Handle]):
             return
         group = job.group
         if group is None:
-            # After a restart the newest order is not known; the worker's own generation is, unless a newer one exists.
+            # After a restart the newest order is not known: take the worker's generation, unless a newer one is known.
             if report.generation < job.generation:
                 self._table.counts["stale_reports"] += 1
                 self._table.settle([(replica, report.seq)])
                 return
             order = wire.FormGroup(generation=report.generation, members=(), rendezvous="")
             group = job.group = JobGroup(order=order, audience=frozenset(), is_confirmed=True)
-        # A break of the group before counts while its successor forms: without its steps there is no common boundary.
+        # A break of the previous group counts while the next one forms: they can switch only at a step of the former.
         is_before = not group.is_confirmed and report.generation == group.order.previous
         if report.generation < group.order.generation and not is_before:
             self._table.counts["stale_reports"] += 1
@@ -284,7 +287,7 @@ class Reports(Generic[Handle]):
         if group.broken_at_s is None:
             group.broken_at_s = time.monotonic()
             group.broke_before = is_before
-            self._table.reactor.after(_BREAK_CHECK_S, lambda: self._judge_break(job, group))
+            self._table.reactor.after(_BREAK_CHECK_S, lambda: self._check_break(job, group))
 
     def _ready(
         self, replica: Replica[Handle], address: str, sources: list[Source], phases_s: dict[str, float] | None = None
@@ -304,7 +307,7 @@ class Reports(Generic[Handle]):
     def confirm(self, job: Job, *, wait_for_repeats: bool = False) -> None:
         """Report the resize once every member of the newest group has switched.
 
-        A member that switched under an earlier control plane says so in its Hello only, without the pause.
+        A member that switched under an earlier control plane reports that only in its Hello, without the pause.
         """
         group = job.group
         if group is None or group.is_confirmed or self._table.jobs.get(job.job_id) is not job:
@@ -317,8 +320,8 @@ class Reports(Generic[Handle]):
             self._table.reactor.after(_REPEATS_S, lambda: self.confirm(job))
             return
         group.is_confirmed = True
-        told = [group.switched[member] for member in order.members if member in group.switched]
-        first = min(told, key=lambda switched: switched.rank, default=None)
+        switches = [group.switched[member] for member in order.members if member in group.switched]
+        first = min(switches, key=lambda switched: switched.rank, default=None)
         event = JobResized(
             job_id=job.job_id,
             generation=order.generation,
@@ -331,15 +334,16 @@ class Reports(Generic[Handle]):
         self._table.post(event, sources)
 
     def supersede(self, group: JobGroup) -> None:
-        """A newer group takes this one's place: nothing more is waited for."""
+        """A newer group replaces this one: acknowledge the reports that were held back for it."""
         sources = [*group.sources, *group.broken]
         group.sources, group.broken = [], []
         self._table.settle(sources)
 
     def finish(self, job: Job) -> None:
-        """Report the end of training once the result is there and the function has returned on every living member.
+        """Report the end of training once the result is stored and the function has returned on every living member.
 
-        A leader that dies while it writes the result has said nothing: the group forms anew and another one writes it.
+        A leader that dies while it writes the result has not reported it: the group forms anew and another one writes
+        it.
         """
         if job.finish is not None or not job.finished or not job.has_result:
             return
@@ -348,13 +352,13 @@ class Reports(Generic[Handle]):
             for replica in self._table.of_workload(job.job_id)
             if not replica.asked_to_stop and replica.lost_reason is None and not replica.has_exited
         ]
-        # A joiner that is in no group yet has nothing to finish; a worker that is not back yet may have.
+        # A joiner without a group has nothing to finish; a worker that has not reconnected yet may have.
         if any(not r.has_finished and (r.group_generation > 0 or r.phase is MemberPhase.ADOPTING) for r in living):
             return
         generation = max(replica.group_generation for replica, _ in job.finished)
         order = job.group.order if job.group is not None else None
         if order is not None and (order.forced or {r.replica_id for r in living} <= set(order.members)):
-            # They belong to the newest group, whether they came to switch to it or not.
+            # They belong to the newest group, whether they still switched to it or not.
             generation = max(generation, order.generation)
         job.finish = JobFinished(
             job_id=job.job_id, generation=generation, step=job.finished_step, artifact_path=job.artifact_path
@@ -363,7 +367,7 @@ class Reports(Generic[Handle]):
         self._table.post(job.finish, sources)
 
     def repeat_finish(self, job: Job, generation: int) -> bool:
-        """A resize was decided before the end of training was known: say it again, for the new generation."""
+        """A resize was decided before the end of training was known: report the end again, for the new generation."""
         if job.finish is None:
             return False
         job.finish = replace(job.finish, generation=generation)
@@ -371,26 +375,26 @@ class Reports(Generic[Handle]):
         return True
 
     def on_gone(self, replica: Replica[Handle]) -> None:
-        """A worker has left the table: those that remain may be all that were waited for."""
+        """A worker has left the table: the remaining ones may all have finished."""
         job = self._table.jobs.get(replica.workload_id)
         if job is not None:
             self.finish(job)
 
-    def _judge_break(self, job: Job, group: JobGroup) -> None:
-        """A collective broke. The watch finds a dead or silent member; if all are well, the group must form anew."""
+    def _check_break(self, job: Job, group: JobGroup) -> None:
+        """A collective broke. Lost members are reported elsewhere; if all are alive, report that the group broke."""
         if job.group is not group or group.is_break_posted or job.has_ended or job.finish is not None:
             return
         if group.broke_before and group.is_confirmed:
-            # The members went on in the new group, which has not broken.
+            # The members continued in the new group, which has not broken.
             self._table.settle(group.broken)
             group.broken, group.broken_at_s, group.broke_before = [], None, False
             return
         now_s = time.monotonic()
         living = [replica for replica in self._table.of_workload(job.job_id) if not replica.asked_to_stop]
-        is_someone_silent = any(now_s - replica.heard_at_s > _HESITANT_S for replica in living if replica.heard_at_s)
+        is_any_silent = any(now_s - replica.heard_at_s > _SILENT_S for replica in living if replica.heard_at_s)
         since_s = now_s - (group.broken_at_s or now_s)
-        if is_someone_silent or since_s < LOST_AFTER_S:
-            self._table.reactor.after(_BREAK_CHECK_S, lambda: self._judge_break(job, group))
+        if is_any_silent or since_s < LOST_AFTER_S:
+            self._table.reactor.after(_BREAK_CHECK_S, lambda: self._check_break(job, group))
             return
         group.is_break_posted = True
         event = GroupBroken(job_id=job.job_id, generation=group.order.generation, detail=group.broken_detail)
@@ -405,5 +409,5 @@ class Reports(Generic[Handle]):
 
 
 def hash_token(token: str) -> str:
-    """Return what is kept of a worker's token."""
+    """Return the hash by which a worker's token is stored."""
     return hashlib.sha256(token.encode()).hexdigest()

@@ -154,7 +154,7 @@ class KubernetesExecutor:
         self._orders: OrderTable[PodHandle] = OrderTable(
             self._table, self._launcher.start, self._set_share, self._book.label
         )
-        self._reports: Reports[PodHandle] = Reports(self._table, self._orders.tell, self._launcher.pump)
+        self._reports: Reports[PodHandle] = Reports(self._table, self._orders.send_missed, self._launcher.pump)
         self._orders.reports = self._reports
         self._recovery = PodRecovery(self._driver, self._launcher, self._orders)
         self._watch = PodWatch(self._table, settings.worker_lost_after_s)
@@ -169,7 +169,7 @@ class KubernetesExecutor:
         self._driver.on_job_gone = self._on_job_gone
         self._pods.on_left = self._logs.forget
         self._pods.on_higher_term = lambda term: self.on_superseded(term)
-        self._reactor.on_late = self._watch.forgive
+        self._reactor.on_late = self._watch.reset_silence
         self._reactor.call(self._watch.start)
 
     def close(self, stop_workers: bool = False, *, grace_s: float = 5.0) -> None:
@@ -181,15 +181,15 @@ class KubernetesExecutor:
         if self._thread is None:
             return
         if stop_workers and self._thread.is_alive():
-            have_been_told = threading.Event()
-            self._reactor.call(lambda: self._orders.stop_everyone(grace_s))
-            self._reactor.call(have_been_told.set)
+            have_orders_been_sent = threading.Event()
+            self._reactor.call(lambda: self._orders.stop_all(grace_s))
+            self._reactor.call(have_orders_been_sent.set)
             end_s = time.monotonic() + grace_s + 5.0
-            have_been_told.wait(grace_s)
+            have_orders_been_sent.wait(grace_s)
             while self._table.replicas and time.monotonic() < end_s:
                 time.sleep(_POLL_S)
         self._inbox.close()
-        self._reactor.call(self._let_go)
+        self._reactor.call(self._disconnect)
         self._reactor.stop()
         self._thread.join()
         self._thread = None
@@ -326,7 +326,7 @@ class KubernetesExecutor:
         connection: FramedConnection[Report] = FramedConnection(
             self._reactor, stream, Report, self._reports.on_message, self._reports.on_close
         )
-        self._reports.greet(connection)
+        self._reports.register(connection)
 
     def _on_gone(self, replica: PodReplica) -> None:
         self._reports.on_gone(replica)
@@ -359,12 +359,12 @@ class KubernetesExecutor:
         if replica.handle.pod is not None:
             self._pods.annotate(replica.handle.pod, {SHARE_ANNOTATION: share_text(action.share)})
 
-    def _let_go(self) -> None:
+    def _disconnect(self) -> None:
         self._is_accepting = True
         self._is_closing = True
         self._listener.shut()
         self._pods.close()
-        self._table.let_go()
+        self._table.disconnect_all()
         self._reports.close()
 
     # --- for the API server ------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What this machine offers: its GPUs, or CPU slots where there is none, as one node or as nodes that pools own."""
+"""This machine's devices: its GPUs, or CPU slots if it has none, as one node or as one node per device."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def discover_node(num_slots: int | None = None, *, name: str = "local") -> Node:
 
 
 def gpus_of(nodes: Sequence[Node], gpus: Sequence[Gpu]) -> dict[DeviceId, Gpu]:
-    """Which GPU each device of this machine is, however it is cut into nodes: both are in the driver's order."""
+    """The GPU of each device of this machine. However it is divided into nodes, both are in the driver's order."""
     devices = [device for node in nodes for device in node.devices if device.kind == "gpu"]
     return {device.device_id: gpu for device, gpu in zip(devices, gpus, strict=False)}
 
 
 def split_node(node: Node, pools: Mapping[Pool, int]) -> tuple[Node, ...]:
-    """Cut a machine into nodes of one device each, `<name>-0` and so on: the unit that is loaned.
+    """Divide a machine into nodes of one device each, `<name>-0` and so on: nodes are what pools loan.
 
     The last of them are owned by inference, the others by training; a pool that `pools` leaves out owns the rest.
     Raises InvalidRequest if the numbers do not fit the machine.

@@ -1,4 +1,4 @@
-"""Replicas as processes of this machine: their records, their signals, their end, each between crash points."""
+"""Replicas as processes of this machine: records, signals and exits, with crash points around each effect."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ProcessDriver:
         )
 
     def make_foreigner(self, record: WorkerRecord) -> Worker:
-        """Remember a worker that should not run: its end is watched, and no event reports it."""
+        """Enter a worker that should not run: its end is watched, but no event reports it."""
         foreigner = self._new(record.replica_id, record.workload_id, record.generation, None, record.token_sha256)
         self.table.foreigners.add(foreigner)
         return foreigner
@@ -84,8 +84,8 @@ class ProcessDriver:
         StorageFence(work_dir).raise_to(generation)
         self.table.crash_point("executor.fence.after")
 
-    def take_process(self, replica: Worker, identity: ProcessIdentity | None) -> None:
-        """Connect a replica to its process and watch for its end; None: the process ended before it was looked at."""
+    def attach_process(self, replica: Worker, identity: ProcessIdentity | None) -> None:
+        """Attach the process to its replica and watch for its end; None: the process has already ended."""
         if replica.handle.identity is not None or replica.has_exited:
             return
         pidfd = open_pidfd(identity) if identity is not None else None
@@ -106,9 +106,9 @@ class ProcessDriver:
         )
 
     def take_hello(self, replica: Worker, hello: Hello, connection: FramedConnection[Report]) -> None:
-        """Connect a worker to its process if its Hello arrives before the report that it was spawned."""
+        """Attach the process if the worker's Hello arrives before the zygote's report that it was spawned."""
         if replica.handle.identity is None:
-            self.take_process(replica, identify(hello.pid))
+            self.attach_process(replica, identify(hello.pid))
             try:
                 self.write_record(replica)
             except StorageError:
@@ -119,7 +119,7 @@ class ProcessDriver:
         """Workers of this machine may listen anywhere."""
         return address
 
-    def lies_in(self, replica: Worker, path: str) -> bool:
+    def owns_path(self, replica: Worker, path: str) -> bool:
         """Whether a path is in the directory of the replica's workload."""
         try:
             return Path(path).resolve().is_relative_to(replica.work_dir.resolve())
@@ -132,7 +132,7 @@ class ProcessDriver:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not is_script:
             return f"file://{directory}/g{action.generation}"
-        # The address is kept, so that an order repeated after a restart names the same place.
+        # The address is stored, so that an order repeated after a restart names the same one.
         path = directory / f"g{action.generation}.address"
         if not path.exists():
             write_durable(path, f"tcp://127.0.0.1:{free_tcp_port()}".encode())
@@ -151,8 +151,8 @@ class ProcessDriver:
         """From its exit code and its log."""
         return describe_exit(replica.exit_code, replica.log_path)
 
-    def was_taken(self, replica: Worker) -> bool:
-        """Nothing else ends a worker here without a fault."""
+    def was_ended_externally(self, replica: Worker) -> bool:
+        """Never: on this machine, workers that end unrequested have failed."""
         return False
 
     def release(self, replica: Worker) -> None:
@@ -169,7 +169,7 @@ class ProcessDriver:
             self.records.remove(replica.replica_id)
 
     def forget_job(self, job: Job) -> None:
-        """Remove what the job's groups met at."""
+        """Remove the rendezvous files of the job's groups."""
         for path in (job.work_dir / "rendezvous").glob("*"):
             if path.is_dir():
                 # Leftovers of a rendezvous cost a few bytes and do no harm: generations never repeat.
@@ -183,7 +183,7 @@ class ProcessDriver:
         signal_group(replica.handle.identity, number)
 
     def exit_code(self, replica: Worker) -> int | None:
-        """From the kernel, if it is a child of this process."""
+        """The exit code from the kernel, if the worker is a child of this process."""
         return reap(replica.handle.identity.pid) if replica.handle.identity is not None else None
 
     def _new(

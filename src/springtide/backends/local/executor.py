@@ -39,14 +39,14 @@ _POLL_S = 0.01
 
 
 class LocalExecutor:
-    """Runs replicas as processes. `open` it, `recover` or `start`, then `wait` and `acknowledge`; `close` it at last.
+    """Runs replicas as processes. `open`, then `recover` or `start`, then `wait` and `acknowledge`; finally `close`.
 
-    `nodes` are what this machine is cut into, in the order of its devices; by default it is one. `gpus` are its GPUs in
-    that order; by default the driver is asked.
-    Every method is thread-safe and none but `wait`, `open` and `close` blocks. `worker_command` starts workers as
-    `[*worker_command, "--spec", FILE]` instead of through the zygote; `zygote=False` does so with the runtime itself.
-    `zygote_command` is what a zygote is started by, as `[*zygote_command, "--socket", PATH]`.
-    `crash_point` is called with each name of CRASH_POINTS around the effects, for tests that end the process there.
+    `nodes` are the nodes that this machine is divided into, in the order of its devices; by default it is one node.
+    `gpus` are its GPUs in the same order; by default the driver is queried. Every method is thread-safe and none but
+    `wait`, `open` and `close` blocks. `worker_command` starts workers as `[*worker_command, "--spec", FILE]` instead of
+    through the zygote; `zygote=False` does so with the runtime's own command. The zygote is started as
+    `[*zygote_command, "--socket", PATH]`. `crash_point` is called with each name of CRASH_POINTS around the effects,
+    for tests that end the process there.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class LocalExecutor:
         self._is_closing = False
 
     def open(self) -> None:
-        """Take the state directory, listen, warm the zygote. Raises BackendError, also if another executor is here."""
+        """Lock the state directory, listen, warm the zygote. Raises BackendError, also if another executor holds it."""
         assert self._thread is None, "an executor is opened once"
         self._state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         directory = socket_directory(self._state_dir)
@@ -103,14 +103,14 @@ class LocalExecutor:
             self._driver, nodes, address, self._lease_s, command=command, shares=self._shares
         )
         self._orders: OrderTable[ProcessHandle] = OrderTable(self._table, self._launcher.start, self._shares.set_share)
-        self._reports: Reports[ProcessHandle] = Reports(self._table, self._orders.tell, self._launcher.pump)
+        self._reports: Reports[ProcessHandle] = Reports(self._table, self._orders.send_missed, self._launcher.pump)
         self._orders.reports = self._reports
         self._recovery = Recovery(self._driver, self._orders)
         self._watch = SilenceMonitor(self._table, max_log_bytes=self._max_log_bytes)
         self._driver.exit_codes = self._launcher.knows_exit_codes
         self._table.on_gone = self._on_gone
         self._driver.on_process = self._shares.take
-        self._reactor.on_late = self._watch.forgive
+        self._reactor.on_late = self._watch.reset_silence
         if self._uses_zygote:
             zygote = self._make_zygote(directory / "zygote.sock")
             self._launcher.zygote = zygote
@@ -120,24 +120,24 @@ class LocalExecutor:
         self._thread.start()
 
     def close(self, stop_workers: bool = False, *, grace_s: float = 5.0) -> None:
-        """End the executor: threads, sockets and descriptors are gone afterwards.
+        """End the executor and release its threads, sockets and descriptors.
 
         With `stop_workers`, training workers commit a checkpoint and everything ends within `grace_s`, the zygote
-        too; otherwise all of it lives on and waits for the next executor, for `lease_s`.
+        included; otherwise workers and zygote live on and wait for the next executor, for `lease_s`.
         """
         if self._thread is None:
             return
         if stop_workers and self._thread.is_alive():
-            have_been_told = threading.Event()
-            self._reactor.call(lambda: self._orders.stop_everyone(grace_s))
-            self._reactor.call(have_been_told.set)
+            have_orders_been_sent = threading.Event()
+            self._reactor.call(lambda: self._orders.stop_all(grace_s))
+            self._reactor.call(have_orders_been_sent.set)
             end_s = time.monotonic() + grace_s + 2.0
-            # Starts that are still in the thread's queue come before, so that nothing is overlooked.
-            have_been_told.wait(grace_s + 2.0)
+            # Starts that are already in the thread's queue run before this, so none is missed.
+            have_orders_been_sent.wait(grace_s + 2.0)
             while (self._table.replicas or self._table.foreigners) and time.monotonic() < end_s:
                 time.sleep(_POLL_S)
         self._inbox.close()
-        self._reactor.call(self._let_go)
+        self._reactor.call(self._disconnect)
         self._reactor.stop()
         self._thread.join()
         self._thread = None
@@ -154,7 +154,7 @@ class LocalExecutor:
         self._inbox.post(event)
 
     def recover(self, standing: Standing) -> None:
-        """Adopt what should run and does, report what does not, end what should not, and begin cut-off effects anew."""
+        """Adopt the workers that should run, report those that are gone, end the others, repeat unconfirmed actions."""
 
         def take_over() -> None:
             if not self._is_accepting:
@@ -166,11 +166,11 @@ class LocalExecutor:
         self._reactor.call(take_over)
 
     def start(self, action: Action) -> None:
-        """Begin an action; what became of it comes back as an event. Repeating an action is harmless."""
+        """Start an action; its outcome is reported as an event. Repeating an action is harmless."""
 
         def begin() -> None:
             if not self._is_accepting:
-                # `recover` was not called, so nothing should be running: workers found alive are left over.
+                # `recover` was not called, so no worker should be running: those found alive are ended.
                 self._recovery.recover(Standing())
                 self._accept_from_now()
             self._orders.do(action)
@@ -182,17 +182,17 @@ class LocalExecutor:
         return self._inbox.wait(deadline_s)
 
     def acknowledge(self, events: Sequence[Event]) -> None:
-        """The events are in the journal: tell the workers whose reports they came from."""
+        """The events are in the journal: acknowledge the workers' reports that they came from."""
         sources = self._inbox.take_sources(events)
         if sources:
             self._reactor.call(lambda: self._table.settle(sources))
 
     def sharing(self) -> SharingStatus:
-        """How this machine's devices are shared now, and what holds the sharers to that."""
+        """How this machine's devices are shared now, and by which mechanism that is enforced."""
         return SharingStatus() if self._thread is None else self._shares.sharing()
 
     def counts(self) -> dict[str, int]:
-        """How often what happened: spawns, adopted, lost, fenced, refused_hellos, repeated_reports and so on."""
+        """Counters by name: spawns, adopted, lost, fenced, refused_hellos, repeated_reports and so on."""
         return {**self._table.counts, "callback_errors": self._reactor.num_errors}
 
     # --- on the I/O thread -----------------------------------------------------------------------------------------
@@ -207,9 +207,9 @@ class LocalExecutor:
             on_spawned=self._launcher.spawned,
             on_exited=self._launcher.exited,
             on_failed=self._launcher.failed,
-            on_forgotten=self._launcher.forgotten,
+            on_request_lost=self._launcher.request_lost,
             on_stray=self._launcher.stray,
-            is_fit=self._shares.gpu.is_fit,
+            is_usable=self._shares.gpu.is_usable,
         )
 
     def _make_shares(self, nodes: Sequence[Node]) -> ShareSlots:
@@ -240,17 +240,17 @@ class LocalExecutor:
             self._table.counts["refused_peers"] += 1
             connection.close("another user's process")
             return
-        self._reports.greet(connection)
+        self._reports.register(connection)
 
-    def _let_go(self) -> None:
-        # First accept no connections: a worker reconnects at once, and must find the next executor, not this one.
+    def _disconnect(self) -> None:
+        # Stop accepting first: a worker reconnects at once, and must find the next executor, not this one.
         self._is_accepting = True
         self._is_closing = True
         self._listener.shut()
         if self._launcher.zygote is not None:
             self._launcher.zygote.close()
         self._shares.close()
-        self._table.let_go()
+        self._table.disconnect_all()
         self._reports.close()
 
     def _end_zygote(self) -> None:

@@ -1,4 +1,4 @@
-"""Starting workers: a token, a durable record, then the zygote or a command; a few at a time."""
+"""Starting workers: a token, a durable record, then a request to the zygote or a command; a few at a time."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from springtide.core.workload import ReplicaId
 from springtide.storage.files import write_durable
 
 MAX_SPAWNS_AT_ONCE = 8
-# A spawned worker that has not connected after this makes room for the next one.
+# A spawned worker that has not connected after this no longer counts against MAX_SPAWNS_AT_ONCE.
 _ROOM_TIMEOUT_S = 10.0
 _MAX_ATTEMPTS = 3
 _CONTROL_PLANE_VARIABLES = frozenset({"SPRINGTIDE_STATE", "SPRINGTIDE_CRASH_AT", "SPRINGTIDE_TOKEN"})
 
 
 def worker_environment() -> dict[str, str]:
-    """What a worker inherits: everything but what concerns the control plane."""
+    """The environment that a worker inherits: all but the control plane's own variables."""
     return {name: value for name, value in os.environ.items() if name not in _CONTROL_PLANE_VARIABLES}
 
 
@@ -56,7 +56,7 @@ class WorkerLauncher:
         self._shares = shares
         devices = [device for node in nodes for device in node.devices]
         self._kinds: Mapping[str, DeviceKind] = {device.device_id: device.kind for device in devices}
-        # However the machine is cut into nodes: its devices are numbered as the driver numbers them.
+        # Devices are numbered as the driver numbers them, however the machine is divided into nodes.
         self._numbers: Mapping[str, int] = {device.device_id: number for number, device in enumerate(devices)}
         self._num_threads = max(1, (os.cpu_count() or 1) // max(1, len(devices)))
         self._control_address = control_address
@@ -68,9 +68,9 @@ class WorkerLauncher:
         self._pids: dict[ReplicaId, int] = {}
 
     def start(self, action: StartReplica) -> None:
-        """Begin one worker, unless it lives or has lived already. Raises StorageError."""
+        """Start one worker, unless it has existed before. Raises StorageError."""
         table = self._table
-        if table.was_here(action.replica_id):
+        if table.has_existed(action.replica_id):
             table.counts["repeated_actions"] += 1
             return
         self._raise_fence(action)
@@ -80,7 +80,7 @@ class WorkerLauncher:
         self.pump()
 
     def pump(self) -> None:
-        """Spawn what is queued, as far as there is room."""
+        """Spawn queued workers, at most MAX_SPAWNS_AT_ONCE at a time."""
         now_s = time.monotonic()
         num_busy = sum(
             replica.phase is MemberPhase.SPAWNING and now_s - replica.born_at_s < _ROOM_TIMEOUT_S
@@ -101,14 +101,14 @@ class WorkerLauncher:
         self._attempts.pop(replica_id, None)
         self._pids[replica_id] = pid
         if replica.handle.identity is None:
-            self._driver.take_process(replica, identify(pid))
+            self._driver.attach_process(replica, identify(pid))
             self._write_record(replica)
         self._table.crash_point("executor.spawn.after")
         if replica.asked_to_stop and replica.phase is MemberPhase.SPAWNING:
             self._table.kill(replica)
 
     def stray(self, replica_id: ReplicaId, pid: int) -> None:
-        """The zygote has forked a worker that is not wanted any more, and that nothing else would ever end."""
+        """The zygote has forked a worker that is no longer wanted; end it, since nothing else would."""
         replica = self._table.replicas.get(replica_id)
         if replica is not None and replica.handle.identity is not None and replica.handle.identity.pid == pid:
             return
@@ -122,19 +122,19 @@ class WorkerLauncher:
         replica = self._table.replicas.get(replica_id)
         if replica is None:
             return
-        # An earlier process of the same replica, that an earlier control plane asked for, ends without consequence.
+        # The process may be an earlier one of the same replica, requested by an earlier control plane: ignore its end.
         known = replica.handle.identity.pid if replica.handle.identity is not None else self._pids.get(replica_id)
         if pid == known:
             self._table.note_exit(replica, exit_code)
 
     def failed(self, replica_id: ReplicaId, reason: str) -> None:
-        """No process came of it."""
+        """The worker could not be started."""
         replica = self._table.replicas.get(replica_id)
         if replica is not None and replica.handle.identity is None:
             self._abandon(replica, reason)
 
-    def forgotten(self, replica_id: ReplicaId) -> None:
-        """A zygote died with the request: ask again, under a new token that the first worker, if any, does not have."""
+    def request_lost(self, replica_id: ReplicaId) -> None:
+        """A zygote died with the request: repeat it with a new token, which the first worker, if any, does not have."""
         replica = self._table.replicas.get(replica_id)
         if replica is None or replica.handle.identity is not None or replica.phase is not MemberPhase.SPAWNING:
             return
@@ -147,7 +147,7 @@ class WorkerLauncher:
         self.pump()
 
     def release(self, replica: Worker) -> None:
-        """The replica is gone: there may be room for the next one."""
+        """The replica is gone: spawn the next queued one."""
         self._attempts.pop(replica.replica_id, None)
         self._pids.pop(replica.replica_id, None)
         if self.zygote is not None:
@@ -167,7 +167,7 @@ class WorkerLauncher:
             self._table.lose(replica, reason)
 
     def _raise_fence(self, action: StartReplica) -> None:
-        """A fresh start of a job: workers of older generations must not write any more."""
+        """On a fresh start of a job, prevent workers of older generations from writing."""
         table = self._table
         job = table.jobs.get(action.workload_id)
         known = job.generation if job is not None else 0
@@ -175,7 +175,7 @@ class WorkerLauncher:
         work_dir = table.work_dir(action.workload_id)
         work_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         if is_fresh:
-            # Whatever was known of the job's last group is of the past.
+            # The state of the job's last group is obsolete.
             table.jobs.pop(action.workload_id, None)
         if is_fresh and action.generation > 0:
             self._driver.raise_fence(work_dir, action.generation)
@@ -205,7 +205,7 @@ class WorkerLauncher:
             table.lose(replica, f"the worker could not be started: {error}")
             return
         table.crash_point("executor.spawn.after")
-        self._driver.take_process(replica, identify(pid))
+        self._driver.attach_process(replica, identify(pid))
         self._write_record(replica)
 
     def _write_record(self, replica: Worker) -> None:
@@ -214,7 +214,7 @@ class WorkerLauncher:
         try:
             self._driver.write_record(replica)
         except StorageError:
-            # The worker lives and is watched; only a restart of the control plane could not verify it by number.
+            # The worker runs and is watched; but a restarted control plane could not identify its process.
             self._table.counts["record_errors"] += 1
 
     def _make_spec(self, replica: Worker, token: str, slot: tuple[str, int]) -> WorkerSpec:
@@ -222,7 +222,7 @@ class WorkerLauncher:
         assert action is not None, "a foreigner is never spawned"
         index = self._numbers.get(action.device_id, 0)
         kind = self._kinds.get(action.device_id, "cpu")
-        # A share of a CPU device is of one core at most: more threads would only use it up sooner and wait longer.
+        # A share of a CPU device is at most one core: more threads would only exhaust it sooner and wait longer.
         num_threads = self._num_threads if action.share is None or kind == "gpu" else 1
         environment = {"OMP_NUM_THREADS": str(num_threads)}
         if kind == "gpu":

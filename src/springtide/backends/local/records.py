@@ -1,4 +1,4 @@
-"""The durable note of each worker, by which a restarted control plane finds, verifies and adopts or ends it."""
+"""The durable record of each worker, by which a restarted control plane verifies it and adopts or ends it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _log = logging.getLogger(__name__)
 
 
 class WorkerRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker's identity. `process` None: it was about to be started when this was written.
+    """A worker's identity. `process` None: the record was written before the process was started.
 
-    `share_slot` is where it tells what it does (None: it has its device to itself).
+    `share_slot` is the slot in which it reports its activity (None: it has its device to itself).
     """
 
     replica_id: ReplicaId
@@ -41,15 +41,15 @@ class WorkerRecords:
         write_durable(self._path(record.replica_id), msgspec.json.encode(record))
 
     def remove(self, replica_id: ReplicaId) -> None:
-        """Forget a replica; unknown ones are fine."""
+        """Remove the record of a replica, if there is one."""
         try:
             self._path(replica_id).unlink(missing_ok=True)
         except OSError as error:
-            # A record that stays names a process that is gone; the next recovery finds that out.
+            # The next recovery finds that the record's process is gone.
             _log.warning("cannot remove the record of %s: %s", replica_id, error.strerror)
 
     def read_all(self) -> dict[ReplicaId, WorkerRecord]:
-        """Return every record; an unreadable one is removed, as nothing can be verified by it."""
+        """Return every record; unreadable ones are removed."""
         records = {}
         for path in sorted(self._directory.glob("*.json")):
             try:
@@ -61,7 +61,7 @@ class WorkerRecords:
         return records
 
     def spec_path(self, replica_id: ReplicaId) -> Path:
-        """Where the spec of a worker that is started by command lies until it has connected."""
+        """The file with the spec of a worker that is started by command, until it has connected."""
         return self._directory / f"{quote(replica_id, safe='')}.spec"
 
     def _path(self, replica_id: ReplicaId) -> Path:

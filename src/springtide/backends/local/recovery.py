@@ -1,4 +1,4 @@
-"""After a restart: adopt the workers that should run and do, give up those that do not, end those that should not."""
+"""Recovery after a restart: adopt workers that should run, report those that are gone as lost, end the others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CHECKPOINT_NAME = re.compile(r"(\d+)-(\d+)")
 
 
 class Recovery:
-    """Compares what should run with what does. Runs once, on the I/O thread."""
+    """Compares the workers that should run with those that do. Runs once, on the I/O thread."""
 
     def __init__(self, driver: ProcessDriver, orders: OrderTable[ProcessHandle]) -> None:
         self._driver = driver
@@ -30,13 +30,13 @@ class Recovery:
         self._orders = orders
 
     def recover(self, standing: Standing) -> None:
-        """Take over from the control plane before. Its cut-off effects are begun anew."""
+        """Take over from the previous control plane, and repeat its unconfirmed actions."""
         records = self._driver.records.read_all()
         restartable = {action.replica_id: action for action in standing.actions if isinstance(action, StartReplica)}
-        asked = self._asked(standing)
+        told_to_end = self._told_to_end(standing)
         self._report_checkpoints(standing)
         for action in standing.replicas:
-            self._resume(action, records.pop(action.replica_id, None), restartable, asked)
+            self._resume(action, records.pop(action.replica_id, None), restartable, told_to_end)
         for record in records.values():
             self._fence(record)
         for workload_id, generation in standing.generations.items():
@@ -51,17 +51,17 @@ class Recovery:
         action: StartReplica,
         record: WorkerRecord | None,
         restartable: dict[ReplicaId, StartReplica],
-        asked: set[ReplicaId],
+        told_to_end: set[ReplicaId],
     ) -> None:
         table = self._table
         is_alive = record is not None and record.process is not None and live_stat(record.process) is not None
         if record is not None and is_alive:
             replica = self._adopt(action, record)
-            self._driver.take_process(replica, record.process)
+            self._driver.attach_process(replica, record.process)
             return
         if record is not None and record.process is None and action.replica_id in restartable:
-            # It may have been spawned an instant before the crash. Until it says Hello nothing is known of it, and a
-            # second one with a fresh token cannot come into its way: the first then fails its Hello and ends.
+            # It may have been spawned just before the crash; nothing is known of it until its Hello. Starting a second
+            # one with a new token is safe: the first then fails its Hello and exits.
             table.counts["uncertain_spawns"] += 1
             return
         if record is None and action.replica_id in restartable:
@@ -70,7 +70,7 @@ class Recovery:
         if record is not None:
             self._driver.records.remove(action.replica_id)
         table.counts["lost_while_away"] += 1
-        if action.replica_id in asked:
+        if action.replica_id in told_to_end:
             table.post(ReplicaStopped(workload_id=action.workload_id, replica_id=action.replica_id))
             return
         reason = "the worker ended while the platform was away"
@@ -80,13 +80,13 @@ class Recovery:
         replica = self._driver.make_replica(action, record.token_sha256)
         replica.phase = MemberPhase.ADOPTING
         replica.handle.share_slot = record.share_slot
-        # It counts as silent from now on; the watch gives it the window to come back in.
+        # Its silence is counted from now on; SilenceMonitor allows ADOPT_WINDOW_S for it to reconnect.
         replica.heard_at_s = time.monotonic()
         self._table.counts["adopted"] += 1
         return replica
 
     def _fence(self, record: WorkerRecord) -> None:
-        """A worker that should not be: its Hello is answered by Fence, and a second later it is killed."""
+        """End a worker that should not run: its Hello is answered by FenceOrder, and a second later it is killed."""
         process = record.process
         if process is None or process.boot_id != boot_id() or live_stat(process) is None:
             self._driver.records.remove(record.replica_id)
@@ -94,13 +94,13 @@ class Recovery:
         table = self._table
         table.counts["fenced"] += 1
         foreigner = self._driver.make_foreigner(record)
-        self._driver.take_process(foreigner, process)
+        self._driver.attach_process(foreigner, process)
         foreigner.timers.append(table.reactor.after(FOREIGN_GRACE_S, lambda: table.kill(foreigner)))
 
     def _report_checkpoints(self, standing: Standing) -> None:
         """Report each job's newest checkpoint: its writer may have ended while no control plane ran.
 
-        A manifest is the last thing that comes into place, so a directory that has one is complete.
+        The manifest is written last, so a directory that has one is complete.
         """
         restored = {start.workload_id: start.restore.step for start in standing.replicas if start.restore is not None}
         for job_id, generation in standing.generations.items():
@@ -115,7 +115,7 @@ class Recovery:
             try:
                 num_bytes = sum(file.stat().st_size for file in path.iterdir())
             except OSError:
-                # A worker that lives on has just replaced it, and will say so.
+                # A living worker has just replaced it, and will report the new one.
                 continue
             self._table.post(
                 CheckpointCommitted(
@@ -123,14 +123,14 @@ class Recovery:
                 )
             )
 
-    def _asked(self, standing: Standing) -> set[ReplicaId]:
-        """The replicas that were asked to end before the restart."""
-        asked: set[ReplicaId] = set()
+    def _told_to_end(self, standing: Standing) -> set[ReplicaId]:
+        """The replicas that had been told to end before the restart."""
+        told_to_end: set[ReplicaId] = set()
         for action in standing.actions:
             if isinstance(action, StopReplica):
-                asked.add(action.replica_id)
+                told_to_end.add(action.replica_id)
             elif isinstance(action, PreemptJob):
-                asked.update(action.replica_ids)
+                told_to_end.update(action.replica_ids)
             elif isinstance(action, EndJob):
-                asked.update(r.replica_id for r in standing.replicas if r.workload_id == action.job_id)
-        return asked
+                told_to_end.update(r.replica_id for r in standing.replicas if r.workload_id == action.job_id)
+        return told_to_end

@@ -1,4 +1,4 @@
-"""Silence and size: workers that no longer speak are given up, logs that grow without end are cut."""
+"""Periodic checks of workers: silent ones are reported lost, and oversized logs are truncated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from springtide.core.wire.workers import LOST_AFTER_S
 TICK_S = 0.25
 SUSPECT_AFTER_S = 1.0
 ADOPT_WINDOW_S = 3.0
-# A worker that gets too little CPU time to send heartbeats is not dead; one that has sent nothing for this long is.
+# A worker may be silent for lack of CPU time: it counts as dead only after the limit times this factor.
 STARVED_FACTOR = 5.0
 START_TIMEOUT_S = 180.0
 MAX_LOG_BYTES = 64 << 20
@@ -21,18 +21,18 @@ KEPT_LOG_BYTES = 1 << 20
 
 
 class SilenceMonitor:
-    """Looks at every worker a few times a second. Runs on the I/O thread."""
+    """Checks every worker every TICK_S. Runs on the I/O thread."""
 
     def __init__(self, table: ReplicaTable[ProcessHandle], *, max_log_bytes: int = MAX_LOG_BYTES) -> None:
         self._table = table
         self._max_log_bytes = max_log_bytes
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the periodic checks."""
         self._tick()
 
-    def forgive(self) -> None:
-        """The executor's own thread was late: count every worker's silence from now."""
+    def reset_silence(self) -> None:
+        """The executor's own thread was delayed: count every worker's silence from now."""
         self._table.counts["late_wakeups"] += 1
         now_s = time.monotonic()
         for replica in self._table.replicas.values():
@@ -44,13 +44,13 @@ class SilenceMonitor:
         self._table.reactor.after(TICK_S, self._tick)
         now_s = time.monotonic()
         for replica in list(self._table.replicas.values()):
-            self._look(replica, now_s)
-        # Every time: a worker that writes without end fills a gigabyte in a second.
+            self._check(replica, now_s)
+        # On every tick: a worker in an endless loop can write a gigabyte in a second.
         for replica in self._table.replicas.values():
             if bound_log(replica.log_path, self._max_log_bytes, min(KEPT_LOG_BYTES, self._max_log_bytes)):
                 self._table.counts["cut_logs"] += 1
 
-    def _look(self, replica: Worker, now_s: float) -> None:
+    def _check(self, replica: Worker, now_s: float) -> None:
         # A worker that was asked to stop has a grace period of its own.
         if replica.has_exited or replica.lost_reason is not None or replica.asked_to_stop:
             return
@@ -71,7 +71,7 @@ class SilenceMonitor:
         limit_s = ADOPT_WINDOW_S if replica.phase is MemberPhase.ADOPTING else LOST_AFTER_S
         if silent_s < limit_s:
             return
-        # A stopped process uses no processor and waits for none; one that does lives, and is given more time.
+        # A stopped process neither uses nor waits for a processor; one that does is alive and gets more time.
         is_alive = stat.cpu_ticks > replica.suspect_ticks or is_starved(replica.handle.identity)
         if is_alive and silent_s < limit_s * STARVED_FACTOR:
             return

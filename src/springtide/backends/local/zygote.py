@@ -22,16 +22,16 @@ CONNECT_INTERVAL_S = 0.05
 START_TIMEOUT_S = 120.0
 ANSWER_TIMEOUT_S = 20.0
 MAX_STARTS_IN_A_ROW = 3
-_NEWS_S = 0.3
+_OLD_EVENTS_S = 0.3
 
 
 class ZygoteClient:
     """Connects to a living zygote or starts one. Runs on the I/O thread.
 
-    `on_spawned(replica_id, pid)`, `on_exited(replica_id, pid, exit_code)` and `on_failed(replica_id, reason)` tell
-    what became of a request; `on_forgotten(replica_id)` says that a zygote died with it and it must be made anew;
-    `on_stray(replica_id, pid)` that there is a worker which is not wanted any more. A zygote of the past that is not
-    `is_fit` is replaced by a new one; its workers live on.
+    `on_spawned(replica_id, pid)`, `on_exited(replica_id, pid, exit_code)` and `on_failed(replica_id, reason)` report
+    the outcome of a request; `on_request_lost(replica_id)` that a zygote died with it, so that it must be repeated;
+    `on_stray(replica_id, pid)` that a worker was forked which is no longer wanted. A zygote of an earlier executor that
+    is not `is_usable` is replaced; its workers live on.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class ZygoteClient:
         on_spawned: Callable[[ReplicaId, int], None],
         on_exited: Callable[[ReplicaId, int, int], None],
         on_failed: Callable[[ReplicaId, str], None],
-        on_forgotten: Callable[[ReplicaId], None],
+        on_request_lost: Callable[[ReplicaId], None],
         on_stray: Callable[[ReplicaId, int], None],
-        is_fit: Callable[[int], bool] = lambda pid: True,
+        is_usable: Callable[[int], bool] = lambda pid: True,
     ) -> None:
         self._reactor = reactor
         self._command = [*command, "--socket", str(socket_path)]
@@ -55,22 +55,22 @@ class ZygoteClient:
         self._socket_path = socket_path
         self._log_path = log_path
         self._on_spawned, self._on_exited = on_spawned, on_exited
-        self._on_failed, self._on_forgotten, self._on_stray = on_failed, on_forgotten, on_stray
-        self._is_fit = is_fit
+        self._on_failed, self._on_request_lost, self._on_stray = on_failed, on_request_lost, on_stray
+        self._is_usable = is_usable
         self._connection: FramedConnection[ZygoteMessage] | None = None
         self._child: ProcessIdentity | None = None
         self._started_pid: int | None = None
         self._waiting: list[WorkerSpec] = []
-        self._asked: dict[ReplicaId, Timer] = {}
+        self._requested: dict[ReplicaId, Timer] = {}
         self._retry: Timer | None = None
         self._num_starts = 0
         self._num_attempts = 0
-        self._is_asking = False
+        self._may_request = False
         self._is_closed = False
 
     @property
     def is_connected(self) -> bool:
-        """Whether a zygote is there to answer."""
+        """Whether a zygote is connected."""
         return self._connection is not None
 
     @property
@@ -79,14 +79,14 @@ class ZygoteClient:
         return self._child
 
     def ensure(self) -> None:
-        """Begin to connect, starting a zygote if none lives; returns at once."""
+        """Start connecting, and start a zygote if there is none; returns at once."""
         if self._connection is None and self._retry is None and not self._is_closed:
             self._num_attempts = 0
             self._try_connect()
 
     def spawn(self, spec: WorkerSpec) -> None:
-        """Ask for a worker, now or as soon as there is a zygote."""
-        if self._connection is None or not self._is_asking:
+        """Request a worker, now or as soon as a zygote is connected."""
+        if self._connection is None or not self._may_request:
             self._waiting.append(spec)
             self.ensure()
             return
@@ -97,25 +97,25 @@ class ZygoteClient:
             self._on_failed(replica_id, str(error))
             return
         if sent:
-            self._asked[replica_id] = self._reactor.after(ANSWER_TIMEOUT_S, self._give_up)
+            self._requested[replica_id] = self._reactor.after(ANSWER_TIMEOUT_S, self._give_up)
         else:
-            self._on_forgotten(replica_id)
+            self._on_request_lost(replica_id)
 
     def withdraw(self, replica_id: ReplicaId) -> None:
-        """Stop waiting for this worker; one that comes up all the same is reported as a stray."""
+        """Stop waiting for this worker; if it is forked nevertheless, it is reported as a stray."""
         self._waiting = [spec for spec in self._waiting if spec.replica_id != replica_id]
-        timer = self._asked.pop(replica_id, None)
+        timer = self._requested.pop(replica_id, None)
         if timer is not None:
             timer.cancel()
 
     def close(self) -> None:
-        """Let go of the zygote, which lives on."""
+        """Disconnect from the zygote, which lives on."""
         self._is_closed = True
         if self._retry is not None:
             self._retry.cancel()
-        for timer in self._asked.values():
+        for timer in self._requested.values():
             timer.cancel()
-        self._asked.clear()
+        self._requested.clear()
         if self._connection is not None:
             self._connection.close()
 
@@ -155,30 +155,30 @@ class ZygoteClient:
             self._child = identify(connection.peer_pid)
         self._connection = connection
         if not is_ours:
-            self._look_again()
+            self._retry_soon()
             connection.close("the zygote belongs to another user")
-        elif self._num_starts == 0 and not self._is_fit(connection.peer_pid):
+        elif self._num_starts == 0 and not self._is_usable(connection.peer_pid):
             self.kill()
-            # Until it is dead its socket goes on accepting.
-            self._look_again()
+            # Its socket accepts connections until it is dead.
+            self._retry_soon()
             connection.close("it was started for other workers than are needed now")
         elif self._num_starts == 0:
-            # A zygote of the past first tells of the births that an earlier control plane asked for. Those must not
-            # be taken for answers to requests of this one.
-            self._reactor.after(_NEWS_S, self._ask_waiting)
+            # A zygote of an earlier control plane first reports the workers which that one requested. These reports
+            # must not be taken for answers to new requests.
+            self._reactor.after(_OLD_EVENTS_S, self._request_waiting)
         else:
-            self._ask_waiting()
+            self._request_waiting()
 
-    def _ask_waiting(self) -> None:
+    def _request_waiting(self) -> None:
         if self._connection is None:
             return
-        self._is_asking = True
+        self._may_request = True
         waiting, self._waiting = self._waiting, []
         for spec in waiting:
             self.spawn(spec)
 
     def _start_or_wait(self) -> None:
-        """No zygote answers: start one unless one is on its way, and look again a little later."""
+        """No zygote answers: start one unless one is starting, and try to connect again shortly."""
         self.reap()
         is_coming = self._child is not None and live_stat(self._child) is not None
         if is_coming and self._num_attempts * CONNECT_INTERVAL_S > START_TIMEOUT_S:
@@ -198,9 +198,9 @@ class ZygoteClient:
                 return
             self._child = identify(self._started_pid)
         self._num_attempts += 1
-        self._look_again()
+        self._retry_soon()
 
-    def _look_again(self) -> None:
+    def _retry_soon(self) -> None:
         self._retry = self._reactor.after(CONNECT_INTERVAL_S, self._try_connect)
 
     def _fail_waiting(self) -> None:
@@ -214,31 +214,31 @@ class ZygoteClient:
     def _on_message(self, connection: FramedConnection[ZygoteMessage], message: ZygoteMessage) -> None:
         if isinstance(message, Spawned):
             self._num_starts = 0
-            tell = self._on_spawned if message.replica_id in self._asked else self._on_stray
+            notify = self._on_spawned if message.replica_id in self._requested else self._on_stray
             self.withdraw(message.replica_id)
-            tell(message.replica_id, message.pid)
+            notify(message.replica_id, message.pid)
         elif isinstance(message, ChildExited):
             self._on_exited(message.replica_id, message.pid, message.exit_code)
 
     def _on_close(self, connection: FramedConnection[ZygoteMessage], reason: str) -> None:
         self._connection = None
-        self._is_asking = False
-        asked, self._asked = self._asked, {}
-        for timer in asked.values():
+        self._may_request = False
+        requested, self._requested = self._requested, {}
+        for timer in requested.values():
             timer.cancel()
         if self._is_closed:
             return
         _log.warning("the zygote is gone: %s", reason or "it closed the connection")
-        if asked:
-            # It had come up and died of a request, whose attempts are counted: the next start is no repetition.
+        if requested:
+            # It was up, so its death is not a failure to start; attempts of the request itself are counted elsewhere.
             self._num_starts = min(self._num_starts, 1)
-        for replica_id in asked:
-            self._on_forgotten(replica_id)
-        # A new one warms up in the background, so that the next worker need not wait for it.
+        for replica_id in requested:
+            self._on_request_lost(replica_id)
+        # Start a new one now, so that the next worker need not wait for it.
         self.ensure()
 
     def _give_up(self) -> None:
-        """Kill a zygote that does not answer: its requests are then made again to the next one."""
+        """Kill a zygote that does not answer: its requests are then repeated to the next one."""
         self.kill()
         if self._connection is not None:
             self._connection.close("it did not answer in time")

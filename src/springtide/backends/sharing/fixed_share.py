@@ -62,7 +62,7 @@ class FixedShare:
             enforcer.set_device(_DEVICE, self._device_cpus)
             enforcer.admit(_TENANT, _DEVICE, self._pid)
             self._guard.watch(enforcer.undo_files(), [(self._pid, started)])
-            enforcer.hold(_TENANT, self._rate * self._device_cpus)
+            enforcer.set_limit(_TENANT, self._rate * self._device_cpus)
         except (BackendError, OSError) as error:
             self._let_go()
             raise BackendError(f"cannot hold process {self._pid} to a share: {error}") from error
@@ -75,7 +75,7 @@ class FixedShare:
         assert self._enforcer is not None, "a share is set inside its context"
         self._rate = rate
         with self._lock:
-            self._enforcer.hold(_TENANT, rate * self._device_cpus)
+            self._enforcer.set_limit(_TENANT, rate * self._device_cpus)
 
     def used_s(self) -> float:
         """CPU seconds that the process itself has used since it started; 0 once it is gone."""

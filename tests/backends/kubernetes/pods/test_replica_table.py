@@ -123,7 +123,7 @@ def test_only_silence_of_its_own_makes_a_worker_lost(stage: Stage) -> None:
     assert stage.events() == []
     replica.heard_at_s = stage.reactor.now_s
     stage.reactor.pass_time(LOST_AFTER_S - 1)
-    stage.watch.forgive()
+    stage.watch.reset_silence()
     stage.reactor.pass_time(LOST_AFTER_S - 1)
     assert stage.events() == []
     stage.reactor.pass_time(3)
@@ -202,9 +202,9 @@ def test_a_pod_that_the_platform_itself_deletes_is_taken_by_nobody(stage: Stage)
 
 def test_keys_and_addresses_of_others_are_not_a_replica_s_own(stage: Stage) -> None:
     replica = stage.replica(0)
-    assert stage.driver.lies_in(replica, "workloads/job/checkpoints/00000001-0000000010")
+    assert stage.driver.owns_path(replica, "workloads/job/checkpoints/00000001-0000000010")
     for path in ("workloads/other/checkpoints/1", "workloads/job/../other/x", "/workloads/job/x", "workloads/job2/x"):
-        assert not stage.driver.lies_in(replica, path)
+        assert not stage.driver.owns_path(replica, path)
     replica.handle.pod.seen = reading_of(address="10.0.0.9")
     assert stage.driver.own_address(replica, "tcp://10.0.0.9:8789") == "tcp://10.0.0.9:8789"
     for address in ("tcp://10.0.0.8:8789", "unix:///run/x", "http://169.254.169.254", ""):

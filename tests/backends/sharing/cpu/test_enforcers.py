@@ -97,7 +97,7 @@ def test_version_1_writes_quota_period_and_weight(groups: Path) -> None:
     enforcer.set_device("local/0", 0.5)
     enforcer.admit("slot-1", "local/0", 4242)
     enforcer.set_weight("slot-1", 0.25)
-    enforcer.hold("slot-1", 0.3)
+    enforcer.set_limit("slot-1", 0.3)
     device = groups / "springtide-x" / "device-local%2F0"
     tenant = device / "slot-1"
     assert (value(device / "cpu.cfs_period_us"), value(device / "cpu.cfs_quota_us")) == ("20000", "10001")
@@ -105,10 +105,10 @@ def test_version_1_writes_quota_period_and_weight(groups: Path) -> None:
     assert value(tenant / "cgroup.procs") == "4242"
     assert (value(tenant / "cpu.cfs_period_us"), value(tenant / "cpu.cfs_quota_us")) == ("10000", "3000")
     assert value(tenant / "cpu.shares") == "256"
-    enforcer.hold("slot-1", 0.3, is_calm=True)
+    enforcer.set_limit("slot-1", 0.3, is_calm=True)
     assert (value(tenant / "cpu.cfs_period_us"), value(tenant / "cpu.cfs_quota_us")) == ("20000", "6000")
     # Below a tenth of a core the kernel's smallest quota needs a longer period.
-    enforcer.hold("slot-1", 0.02)
+    enforcer.set_limit("slot-1", 0.02)
     assert value(tenant / "cpu.cfs_quota_us")[:4] == "1000"
     assert value(tenant / "cpu.cfs_period_us") == "50000"
     assert dict(enforcer.undo_files())[str(tenant / "cpu.cfs_quota_us")] == "-1"
@@ -120,7 +120,7 @@ def test_version_2_writes_one_line_for_both(groups: Path) -> None:
     enforcer.set_device("local/0", 1.0)
     enforcer.admit("slot-1", "local/0", 4242)
     enforcer.set_weight("slot-1", 0.25)
-    enforcer.hold("slot-1", 0.3)
+    enforcer.set_limit("slot-1", 0.3)
     tenant = groups / "springtide-x" / "device-local%2F0" / "slot-1"
     assert value(tenant / "cpu.max") == "3000 10000"
     assert value(tenant / "cpu.weight") == "25"
@@ -134,12 +134,12 @@ def test_a_quota_in_force_is_not_written_again(groups: Path) -> None:
     enforcer = GroupV2Enforcer(groups, "springtide-x", groups)
     enforcer.set_device("d", 1.0)
     enforcer.admit("t", "d", 4242)
-    enforcer.hold("t", 0.3)
+    enforcer.set_limit("t", 0.3)
     limit = groups / "springtide-x" / "device-d" / "t" / "cpu.max"
     limit.write_text("")
-    enforcer.hold("t", 0.3)
+    enforcer.set_limit("t", 0.3)
     assert value(limit) == ""
-    enforcer.hold("t", 0.4)
+    enforcer.set_limit("t", 0.4)
     assert value(limit) == "4000 10000"
     enforcer.close()
 
@@ -154,7 +154,7 @@ def test_nothing_is_done_where_nothing_can_be(tmp_path: Path) -> None:
     assert isinstance(enforcer, NoEnforcer)
     assert enforcer.mechanism == "none"
     assert "not enforced" in enforcer.enforced
-    enforcer.hold("t", 0.5)
+    enforcer.set_limit("t", 0.5)
     assert enforcer.undo_files() == []
 
 
@@ -209,7 +209,7 @@ def test_a_devices_sharers_never_use_more_than_the_device(spinner: subprocess.Po
             enforcer.admit(name, "d", pid)
             # Whatever comes after whatever else, the kernel takes it: no part is ever more than the device.
             for cpus, is_calm in ((0.5, True), (0.005, False), (0.5, False), (0.1, True), (0.5, True), (0.5, False)):
-                enforcer.hold(name, cpus, is_calm=is_calm)
+                enforcer.set_limit(name, cpus, is_calm=is_calm)
         assert enforcer.pids("b") == [other.pid]
         begin_s = time.monotonic()
         before = [process_clock_s(pid) or 0.0 for pid in (spinner.pid, other.pid)]
@@ -289,7 +289,7 @@ def test_signals_stop_by_credit_and_never_their_own_group(monkeypatch: pytest.Mo
     enforcer = SignalEnforcer()
     enforcer.admit("t", "d", 77)
     assert sent == [(77, signal.SIGCONT)]
-    enforcer.hold("t", 0.5)
+    enforcer.set_limit("t", 0.5)
     used = {"t": 0.0}
     enforcer.tick(lambda name: used[name], 10.0)
     used["t"] = 0.005

@@ -41,7 +41,7 @@ class Recording(NoEnforcer):
             raise BackendError("the kernel says no")
         self.groups[tenant] = (device, pid)
 
-    def hold(self, tenant: str, cpus: float, *, is_calm: bool = False) -> None:
+    def set_limit(self, tenant: str, cpus: float, *, is_calm: bool = False) -> None:
         self.held[tenant] = cpus
         self.calm[tenant] = is_calm
         self.num_writes += 1

@@ -139,7 +139,7 @@ class PodDriver:
         self.table.counts["strange_addresses"] += bool(address)
         return ""
 
-    def lies_in(self, replica: PodReplica, path: str) -> bool:
+    def owns_path(self, replica: PodReplica, path: str) -> bool:
         """Whether a key of the object store is one of the replica's workload."""
         return path.startswith(f"workloads/{replica.workload_id}/") and ".." not in path.split("/")
 
@@ -172,7 +172,7 @@ class PodDriver:
         """Why its pod was ended from outside, or else the end that its pod reports."""
         return replica.handle.taken or replica.handle.end or "the worker ended without a word"
 
-    def was_taken(self, replica: PodReplica) -> bool:
+    def was_ended_externally(self, replica: PodReplica) -> bool:
         """Whether the pod was deleted or evicted from outside."""
         return bool(replica.handle.taken)
 

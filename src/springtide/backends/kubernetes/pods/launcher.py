@@ -70,7 +70,7 @@ class PodLauncher:
     def start(self, action: StartReplica) -> None:
         """Begin one replica, unless it lives or has lived already. Raises BackendError: there is no such device."""
         table = self._table
-        if table.was_here(action.replica_id):
+        if table.has_existed(action.replica_id):
             table.counts["repeated_actions"] += 1
             return
         found = self._machines.find(action.device_id)

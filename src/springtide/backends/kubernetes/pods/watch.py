@@ -35,7 +35,7 @@ class PodWatch:
         """Begin to look."""
         self._tick()
 
-    def forgive(self) -> None:
+    def reset_silence(self) -> None:
         """This thread itself was late: count every replica's silence from now on."""
         self._table.counts["late_wakeups"] += 1
         now_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""Sharers of CPU devices: their daemon, and what people are told of what it holds them to."""
+"""Sharers of CPU devices: the daemon that enforces their shares, and its status for users."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from springtide.backends.control_channel.members import MemberPhase
 from springtide.backends.control_channel.replica_table import ReplicaTable
 from springtide.backends.local.members import ProcessHandle
-from springtide.backends.local.shares.daemon_keeper import Keeper, all_starting, starting
+from springtide.backends.local.shares.daemon_keeper import DaemonKeeper, all_starting, starting
 from springtide.backends.processes import signal_group
 from springtide.backends.sharing.cpu.enforcers import describe_enforcer
 from springtide.backends.sharing.table import (
@@ -31,9 +31,9 @@ DAEMON = "springtide.backends.sharing.cpu.daemon"
 
 
 class CpuShares:
-    """Has sharers of CPU devices held. Runs on the I/O thread, but for `sharing` and `unshared`.
+    """Has the shares of CPU devices enforced. Runs on the I/O thread, except for `sharing` and `idle_status`.
 
-    `device_cpus` cores are a device; `is_here` says whether this machine has any such device.
+    A device is `device_cpus` cores; `is_here` says whether this machine has any such device.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class CpuShares:
         self._device_cpus = device_cpus
         self._environment = environment
         self._held: tuple[SharerEntry, ...] = ()
-        self._untried: tuple[str, str] | None = None
-        self.keeper = Keeper(
+        self._mechanism: tuple[str, str] | None = None
+        self.keeper = DaemonKeeper(
             workers,
             "share daemon",
             ShareTable,
@@ -71,8 +71,8 @@ class CpuShares:
     def ensure(self) -> None:
         self.keeper.ensure()
 
-    def hold(self, entries: Sequence[SharerEntry]) -> None:
-        """From now on exactly these share CPU devices."""
+    def set_sharers(self, entries: Sequence[SharerEntry]) -> None:
+        """Replace the sharers of CPU devices."""
         self._held = tuple(entries)
         if self.keeper.is_up:
             self.keeper.send(
@@ -87,23 +87,23 @@ class CpuShares:
             self.keeper.ensure()
 
     def sharing(self, entries: Sequence[SharerEntry]) -> SharingStatus:
-        """How they are held now; any thread may ask."""
+        """The status of these sharers; thread-safe."""
         found = read_whole(self._directory / STATUS_NAME, DaemonStatus)
-        doubt = self.keeper.doubt(found)
-        if doubt or found is None:
-            told = f"shares are not enforced at this moment: {doubt}"
-            return SharingStatus(enforced=told, device_cpus=self._device_cpus, tenants=all_starting(entries, told))
+        problem = self.keeper.problem(found)
+        if problem or found is None:
+            reason = f"shares are not enforced at this moment: {problem}"
+            return SharingStatus(enforced=reason, device_cpus=self._device_cpus, tenants=all_starting(entries, reason))
         known = {tenant.replica_id: tenant for tenant in found.sharing.tenants}
         tenants = [
             known.get(entry.replica_id) or starting(entry, "its share is about to be enforced") for entry in entries
         ]
         return replace(found.sharing, tenants=tuple(tenants))
 
-    def unshared(self) -> SharingStatus:
-        """The status before the first sharer: what will hold it. Found out once, by trying; any thread may ask."""
-        if self._untried is None:
-            self._untried = describe_enforcer(self._environment.get(MECHANISM_VARIABLE, ""))
-        mechanism, enforced = self._untried
+    def idle_status(self) -> SharingStatus:
+        """The status before the first sharer, with the mechanism found by one trial; thread-safe."""
+        if self._mechanism is None:
+            self._mechanism = describe_enforcer(self._environment.get(MECHANISM_VARIABLE, ""))
+        mechanism, enforced = self._mechanism
         return SharingStatus(
             mechanism=mechanism,
             enforced=f"no device is shared yet; once one is, {enforced}",
@@ -116,7 +116,7 @@ class CpuShares:
             self.keeper.ensure()
 
     def _continue_all(self) -> None:
-        """The daemon's guard continues every sharer that was stopped; this does where the guard was ended as well."""
+        """Continue every stopped sharer. The daemon's guard does that, unless it was killed as well."""
         for replica in self._workers.replicas.values():
             shares = replica.action is not None and replica.action.share is not None
             if replica.handle.identity is not None and replica.phase is not MemberPhase.GONE and shares:

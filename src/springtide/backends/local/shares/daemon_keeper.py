@@ -1,4 +1,4 @@
-"""Keeping a share daemon: adopting one that lives, starting one where none does, and another where it dies."""
+"""Keeping a share daemon running: adopting a living one, starting one if there is none, restarting a dead one."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ T = TypeVar("T", bound=msgspec.Struct)
 CONNECT_INTERVAL_S = 0.02
 START_TIMEOUT_S = 60.0
 MAX_STARTS_IN_A_ROW = 3
-# A status older than this is not believed any more.
+# A status older than this is ignored.
 _FRESH_S = 2.0
 _RETRY_S = 5.0
 _END_S = 2.0
 _POLL_S = 0.01
 
 
-class Keeper(Generic[T]):
-    """Keeps one daemon, known by the socket it listens on, which is told tables of one kind. Runs on the I/O thread.
+class DaemonKeeper(Generic[T]):
+    """Keeps one daemon running and sends it tables of type T; found by its socket. Runs on the I/O thread.
 
-    `on_up` is called when it can be told something, `on_gone` when it cannot any more; `name` is what people call it.
-    The daemon lives on after this platform, as the sharers do that it holds.
+    `on_up` is called when a daemon is connected, `on_gone` when it is lost; `name` is for messages. The daemon lives on
+    after this platform, as do the sharers that it limits.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Keeper(Generic[T]):
         self._log_path = log_path
         self._on_up = on_up
         self._on_gone = on_gone
-        # Any thread may read these: the daemon that answers now, and why none does.
+        # Read by any thread: the process number of the connected daemon, and why there is none.
         self.pid = 0
         self.failure = ""
         self._connection: FramedConnection[T] | None = None
@@ -80,7 +80,7 @@ class Keeper(Generic[T]):
         return self._connection is not None
 
     def ensure(self) -> None:
-        """Begin to connect, starting a daemon if none lives; returns at once."""
+        """Start connecting, and start a daemon if there is none; returns at once."""
         if self._connection is None and self._retry is None and not self._is_closed:
             self._num_attempts = 0
             self._try_connect()
@@ -93,25 +93,25 @@ class Keeper(Generic[T]):
             self.failure = str(error)
 
     def close(self) -> None:
-        """Let go of the daemon, which lives on."""
+        """Disconnect from the daemon, which lives on."""
         self._is_closed = True
         if self._retry is not None:
             self._retry.cancel()
         if self._connection is not None:
             self._connection.close()
 
-    def doubt(self, found: DaemonStatus | GpuDaemonStatus | None) -> str:
-        """Why no sharer is held now, by the status that was found; "" where all is well. Any thread may ask."""
+    def problem(self, found: DaemonStatus | GpuDaemonStatus | None) -> str:
+        """Why shares are not enforced now, given the daemon's status; "" if they are. Thread-safe."""
         if self.failure:
             return self.failure
-        # A status that an earlier daemon has left behind says nothing about now.
+        # The status may be left over from an earlier daemon.
         if found is None or found.pid != self.pid:
             return f"the {self.name} is being started, no sharer is held yet"
         age_s = time.monotonic() - found.written_at_s
         return "" if 0.0 <= age_s <= _FRESH_S else f"the {self.name} has said nothing for {age_s:.1f} s"
 
     def end(self) -> None:
-        """End the daemon, which lifts every limit first. Blocks for a moment; for the end of a platform."""
+        """End the daemon, which lifts every limit first. Blocks shortly; used when the platform goes down."""
         process = self._process
         if process is not None and live_stat(process) is not None:
             os.kill(process.pid, signal.SIGTERM)
@@ -149,7 +149,7 @@ class Keeper(Generic[T]):
         self._on_up()
 
     def _start_or_wait(self) -> None:
-        """No daemon answers: start one unless one is on its way, and look again a little later."""
+        """No daemon answers: start one unless one is starting, and try to connect again shortly."""
         self._reap()
         is_coming = self._process is not None and live_stat(self._process) is not None
         if is_coming and self._num_attempts * CONNECT_INTERVAL_S > START_TIMEOUT_S and self._process is not None:
@@ -172,7 +172,7 @@ class Keeper(Generic[T]):
         self._retry = self._workers.reactor.after(CONNECT_INTERVAL_S, self._try_connect)
 
     def _give_up(self, reason: str) -> None:
-        """Say so, and try again a while later: sharers run unlimited meanwhile."""
+        """Record the failure and retry later; sharers run unlimited meanwhile."""
         line = last_line(self._log_path)
         self.failure = f"{reason}: {line}" if line else reason
         _log.error("%s", self.failure)
@@ -188,7 +188,7 @@ class Keeper(Generic[T]):
             return
         _log.warning("the %s is gone: %s", self.name, reason or "it closed the connection")
         if self._process is not None and live_stat(self._process) is None:
-            # It had come up, so its death is no failure to start; one that dies again and again is, though.
+            # It was up, so its death is not a failure to start, unless it dies again and again.
             self._num_starts = min(self._num_starts, 1)
         self._on_gone()
 
@@ -199,10 +199,10 @@ class Keeper(Generic[T]):
 
 
 def starting(entry: SharerEntry, reason: str) -> TenantStatus:
-    """What is told of a sharer that nothing holds yet."""
+    """The status of a sharer whose share is not enforced yet."""
     return msgspec.structs.replace(status_of(entry), granted=1.0, reason=reason)
 
 
 def all_starting(entries: Sequence[SharerEntry], reason: str) -> tuple[TenantStatus, ...]:
-    """The same for several."""
+    """The status of several sharers whose shares are not enforced yet."""
     return tuple(starting(entry, reason) for entry in entries)

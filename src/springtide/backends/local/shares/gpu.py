@@ -1,4 +1,4 @@
-"""Sharers of GPUs: the library in their processes, the daemon that gives them tokens, and what people are told."""
+"""Sharers of GPUs: the library in their processes, the daemon that grants them tokens, and its status for users."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from springtide.backends.control_channel.replica_table import ReplicaTable
 from springtide.backends.local.devices import Gpu
 from springtide.backends.local.members import ProcessHandle
-from springtide.backends.local.shares.daemon_keeper import Keeper, all_starting, starting
+from springtide.backends.local.shares.daemon_keeper import DaemonKeeper, all_starting, starting
 from springtide.backends.processes import ProcessIdentity
 from springtide.backends.sharing.gpu.enforcement import Enforcement, choose_enforcement
 from springtide.backends.sharing.gpu.library import is_loaded, preload
@@ -37,9 +37,9 @@ _log = logging.getLogger(__name__)
 
 
 class GpuShares:
-    """Has sharers of GPUs held. Runs on the I/O thread, but for `sharing` and `unshared`.
+    """Has the shares of GPUs enforced. Runs on the I/O thread, except for `sharing` and `idle_status`.
 
-    `gpus` says which GPU each of the `num_devices` is that are GPUs.
+    `gpus` are the GPUs of the `num_devices` devices that are GPUs.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class GpuShares:
         self._additions = self._additions_to(environment)
         if self.is_here:
             _log.log(logging.INFO if self._enforcement.library else logging.WARNING, "%s", self._enforcement.enforced)
-        self.keeper = Keeper(
+        self.keeper = DaemonKeeper(
             workers,
             "GPU share daemon",
             GpuTable,
@@ -79,20 +79,20 @@ class GpuShares:
 
     @property
     def additions(self) -> Mapping[str, str]:
-        """What the environment of every process that may use a GPU gets: the library, and where its daemon listens."""
+        """Additions to the environment of each process that may use a GPU: the library, and its daemon's socket."""
         return self._additions
 
-    def is_fit(self, pid: int) -> bool:
-        """Whether what this process forks can be held: it has the library, or none is needed."""
+    def is_usable(self, pid: int) -> bool:
+        """Whether shares of this process's children can be enforced: it has the library, or none is needed."""
         return self._enforcement.library is None or is_loaded(pid)
 
     def ensure(self) -> None:
-        """Have the daemon come up, before the first sharer uses its device."""
+        """Start the daemon, before the first sharer uses its device."""
         if self._enforcement.library is not None:
             self.keeper.ensure()
 
-    def hold(self, entries: Sequence[SharerEntry]) -> None:
-        """From now on exactly these share GPUs."""
+    def set_sharers(self, entries: Sequence[SharerEntry]) -> None:
+        """Replace the sharers of GPUs."""
         self._held = tuple(entries)
         living = {entry.process for entry in self._held}
         self._loaded = {process: seen for process, seen in self._loaded.items() if process in living}
@@ -105,27 +105,27 @@ class GpuShares:
             self.keeper.ensure()
 
     def sharing(self, entries: Sequence[SharerEntry]) -> SharingStatus:
-        """How they are held now; any thread may ask."""
+        """The status of these sharers; thread-safe."""
         chosen = self._enforcement
         if chosen.library is None:
             return SharingStatus(
                 mechanism=chosen.mechanism, enforced=chosen.enforced, tenants=all_starting(entries, chosen.enforced)
             )
         found = read_whole(self._directory / STATUS_NAME, GpuDaemonStatus)
-        doubt = self.keeper.doubt(found)
-        if doubt or found is None:
-            told = f"shares of GPUs are not enforced at this moment: {doubt}"
-            return SharingStatus(enforced=told, tenants=all_starting(entries, told))
+        problem = self.keeper.problem(found)
+        if problem or found is None:
+            reason = f"shares of GPUs are not enforced at this moment: {problem}"
+            return SharingStatus(enforced=reason, tenants=all_starting(entries, reason))
         known = {tenant.replica_id: tenant for tenant in found.sharing.tenants}
-        tenants = tuple(self._told(entry, known.get(entry.replica_id)) for entry in entries)
+        tenants = tuple(self._tenant_status(entry, known.get(entry.replica_id)) for entry in entries)
         enforced = chosen.enforced
         if found.num_unknown:
             number = "1 process" if found.num_unknown == 1 else f"{found.num_unknown} processes"
             enforced += f"; not held: {number} with a whole GPU or without any share"
         return replace(found.sharing, mechanism=chosen.mechanism, enforced=enforced, tenants=tenants)
 
-    def unshared(self) -> SharingStatus:
-        """The status before the first sharer: what will hold it. Any thread may ask."""
+    def idle_status(self) -> SharingStatus:
+        """The status before the first sharer, with the mechanism that will be used; thread-safe."""
         chosen = self._enforcement
         return SharingStatus(
             mechanism=chosen.mechanism, enforced=f"no device is shared yet; once one is, {chosen.enforced}"
@@ -155,13 +155,13 @@ class GpuShares:
             slot=entry.slot,
         )
 
-    def _told(self, entry: SharerEntry, tenant: TenantStatus | None) -> TenantStatus:
+    def _tenant_status(self, entry: SharerEntry, tenant: TenantStatus | None) -> TenantStatus:
         if not self._has_library(entry.process):
             return starting(entry, _WITHOUT_LIBRARY)
         return tenant or starting(entry, "its share is about to be enforced")
 
     def _has_library(self, process: ProcessIdentity) -> bool:
-        """Whether the library is in the process. A program that has just begun may not have loaded it yet."""
+        """Whether the process has loaded the library. Checked again until it has: a new process may not have yet."""
         has_it, seen_at_s = self._loaded.get(process, (False, -_LOOK_S))
         now_s = time.monotonic()
         if not has_it and now_s - seen_at_s >= _LOOK_S:

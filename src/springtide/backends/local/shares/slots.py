@@ -1,4 +1,4 @@
-"""The executor's side of shares: slots for sharers, the daemons that hold them, and the status of both."""
+"""The executor's side of shares: slots for sharers, the daemons that enforce shares, and their status."""
 
 from __future__ import annotations
 
@@ -29,10 +29,8 @@ _log = logging.getLogger(__name__)
 class ShareSlots:
     """The shared devices of this machine and their sharers.
 
-    Runs on the I/O thread, but for `sharing`, which any thread may call.
-
-    What holds them (`cpu`, `gpu`) is started at the first share and lives on after this platform, as the sharers do.
-    `gpus` are the machine's GPUs, in the order of its devices.
+    Runs on the I/O thread, except for `sharing`, which is thread-safe. The daemons (`cpu`, `gpu`) are started at the
+    first share and live on after this platform, as the sharers do. `gpus` are the machine's GPUs, in device order.
     """
 
     def __init__(
@@ -50,7 +48,7 @@ class ShareSlots:
         self._gpus = gpus_of(nodes, gpus)
         self._slots_path = slots_path(directory)
         self._next_slot = 0
-        self._may_tell = False
+        self._is_table_complete = False
         self._is_closed = False
         self._table: tuple[SharerEntry, ...] = ()
         self.cpu = CpuShares(
@@ -81,14 +79,14 @@ class ShareSlots:
         share = self._share_of(replica)
         if share is None:
             return "", 0
-        self._ensure_holders()
+        self._ensure_daemons()
         if replica.handle.share_slot is None:
             replica.handle.share_slot = self._free_slot()
             try:
                 clear_slot(self._slots_path, replica.handle.share_slot)
             except BackendError:
-                # The first sharer of this boot, or a file that was spoilt: no living process can have it mapped as it
-                # is, or what they write is lost and the daemon goes by what is used.
+                # It is the first sharer since boot, or the file is damaged. Either no living process has the file
+                # mapped, or its reports are lost and the daemon relies on measured usage.
                 try:
                     make_slots(self._slots_path)
                 except BackendError as error:
@@ -100,14 +98,14 @@ class ShareSlots:
         return self._gpus.get(device_id)
 
     def take(self, replica: Worker) -> None:
-        """A replica has its process now: if it holds a share, it is held to it from now on."""
+        """A replica has its process now: if it has a share, enforce it from now on."""
         if self._share_of(replica) is not None:
             if replica.handle.share_slot is None:
                 replica.handle.share_slot = self._free_slot()
             self._changed()
 
     def set_share(self, action: SetShare) -> None:
-        """Put another share of a living replica in force; for one that is still to be started it is kept."""
+        """Change the share of a replica; for one that is not started yet, it takes effect at its start."""
         replica = self._workers.replicas.get(action.replica_id)
         if replica is None or replica.action is None:
             self._workers.counts["stale_actions"] += 1
@@ -125,15 +123,15 @@ class ShareSlots:
             self._changed()
 
     def begin(self) -> None:
-        """What should run is known from now on: the table is whole and may be told."""
-        self._may_tell = True
+        """Recovery is over: the table of sharers is complete, so it may be sent to the daemons."""
+        self._is_table_complete = True
         self._changed()
 
     def _share_of(self, replica: Worker) -> Share | None:
         return replica.action.share if replica.action is not None else None
 
     def _free_slot(self) -> int:
-        """Slots are given out in turn, so that a worker that lives a little too long writes into no other worker's."""
+        """The next free slot. Slots are used in turn, so that a worker that lingers does not write into a new one's."""
         taken = {replica.handle.share_slot for replica in self._workers.replicas.values()}
         for _ in range(NUM_SLOTS):
             slot, self._next_slot = self._next_slot, (self._next_slot + 1) % NUM_SLOTS
@@ -161,43 +159,43 @@ class ShareSlots:
             )
         return tuple(sorted(entries, key=lambda entry: entry.replica_id))
 
-    # --- what people are told ----------------------------------------------------------------------------------------
+    # --- status ------------------------------------------------------------------------------------------------------
 
     def sharing(self) -> SharingStatus:
-        """How this machine shares its devices now; any thread may ask."""
+        """How this machine shares its devices now; thread-safe."""
         on_cpu, on_gpu = self._split(self._table)
-        told = [side.sharing(entries) for side, entries in ((self.cpu, on_cpu), (self.gpu, on_gpu)) if entries]
-        if not told:
-            told = [side.unshared() for side in (self.cpu, self.gpu) if side.is_here]
-        if not told:
+        statuses = [side.sharing(entries) for side, entries in ((self.cpu, on_cpu), (self.gpu, on_gpu)) if entries]
+        if not statuses:
+            statuses = [side.idle_status() for side in (self.cpu, self.gpu) if side.is_here]
+        if not statuses:
             return SharingStatus()
-        return told[0] if len(told) == 1 else _both(told[0], told[1])
+        return statuses[0] if len(statuses) == 1 else _both(statuses[0], statuses[1])
 
     # --- the share daemons -------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Disconnect from the daemons, which go on holding the sharers."""
+        """Disconnect from the daemons, which continue to enforce shares."""
         self._is_closed = True
         self.cpu.keeper.close()
         self.gpu.keeper.close()
 
     def end_daemons(self) -> None:
-        """End the daemons, which lifts every limit. Blocks for a moment; for the end of a platform."""
+        """End the daemons, which lifts every limit. Blocks shortly; used when the platform goes down."""
         self.cpu.keeper.end()
         self.gpu.keeper.end()
         self._slots_path.unlink(missing_ok=True)
 
     def _changed(self) -> None:
-        if not self._may_tell or self._is_closed:
+        if not self._is_table_complete or self._is_closed:
             return
         self._table = self._entries()
         on_cpu, on_gpu = self._split(self._table)
-        self.cpu.hold(on_cpu)
-        self.gpu.hold(on_gpu)
+        self.cpu.set_sharers(on_cpu)
+        self.gpu.set_sharers(on_gpu)
 
-    def _ensure_holders(self) -> None:
-        """Before the first sharer is born, so that it is held from its first moments."""
-        if self._may_tell and not self._is_closed:
+    def _ensure_daemons(self) -> None:
+        """Start the daemons before the first sharer, so that its share is enforced from its start."""
+        if self._is_table_complete and not self._is_closed:
             for side in (self.cpu, self.gpu):
                 if side.is_here:
                     side.ensure()
@@ -208,7 +206,7 @@ class ShareSlots:
 
 
 def _both(cpu: SharingStatus, gpu: SharingStatus) -> SharingStatus:
-    """A machine that shares devices of both kinds."""
+    """The status of a machine that shares devices of both kinds."""
     return replace(
         cpu,
         mechanism=f"{cpu.mechanism} and {gpu.mechanism}",

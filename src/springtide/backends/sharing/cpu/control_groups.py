@@ -68,7 +68,7 @@ class GroupEnforcer:
     def set_weight(self, tenant: str, weight: float) -> None:
         self._weigh(self._tenants[tenant], weight)
 
-    def hold(self, tenant: str, cpus: float, *, is_calm: bool = False) -> None:
+    def set_limit(self, tenant: str, cpus: float, *, is_calm: bool = False) -> None:
         """Write the quota, unless it is the one in force: a write refills it."""
         self._write_quota(self._tenants[tenant], cpus, CALM_PERIOD_S if is_calm else PERIOD_S)
 

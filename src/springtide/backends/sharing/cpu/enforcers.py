@@ -52,7 +52,7 @@ class Enforcer(Protocol):
         """Where processors are short, its part of the device's grows with its weight (1: an ordinary program)."""
         ...
 
-    def hold(self, tenant: str, cpus: float, *, is_calm: bool = False) -> None:
+    def set_limit(self, tenant: str, cpus: float, *, is_calm: bool = False) -> None:
         """From now on the tenant may use this many cores; `is_calm`: and for a while, as far as can be seen."""
         ...
 
@@ -100,7 +100,7 @@ class NoEnforcer:
     def set_weight(self, tenant: str, weight: float) -> None:
         """Nothing to do."""
 
-    def hold(self, tenant: str, cpus: float, *, is_calm: bool = False) -> None:
+    def set_limit(self, tenant: str, cpus: float, *, is_calm: bool = False) -> None:
         """Nothing to do."""
 
     def lift(self, tenant: str) -> None:
@@ -169,7 +169,7 @@ def _works(kind: type[GroupEnforcer], base: Path, home: Path) -> bool:
         enforcer.set_device("probe", 1.0)
         enforcer.admit("probe", "probe", child.pid)
         enforcer.set_weight("probe", 0.5)
-        enforcer.hold("probe", 0.5)
+        enforcer.set_limit("probe", 0.5)
         return enforcer.pids("probe") == [child.pid]
     except BackendError:
         return False

@@ -62,7 +62,7 @@ class SignalEnforcer:
     def set_weight(self, tenant: str, weight: float) -> None:
         """Priorities cannot be given back without rights, so there are none."""
 
-    def hold(self, tenant: str, cpus: float, *, is_calm: bool = False) -> None:
+    def set_limit(self, tenant: str, cpus: float, *, is_calm: bool = False) -> None:
         """From now on its credit grows by this much a second."""
         self._tenants[tenant].cpus = cpus
 

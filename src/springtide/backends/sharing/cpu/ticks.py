@@ -306,7 +306,7 @@ class CpuTicks:
         else:
             is_calm = False
         try:
-            self._enforcer.hold(sharer.name, rate * self._device_cpus, is_calm=is_calm)
+            self._enforcer.set_limit(sharer.name, rate * self._device_cpus, is_calm=is_calm)
         except BackendError as error:
             self.errors[sharer.entry.replica_id] = f"its share is not enforced: {error}"
             return
