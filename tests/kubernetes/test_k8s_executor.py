@@ -195,7 +195,7 @@ def test_a_pod_that_somebody_deletes_is_lost_with_that_reason(platform: PodPlatf
     platform.api.delete(platform.path_of(1))
     lost = platform.until(ReplicaLost)
     assert lost.replica_id == "job.1"
-    assert "deleted by somebody" in lost.reason
+    assert "deleted from outside" in lost.reason
     assert not lost.is_fault
     platform.resize(2, 0, forced=True)
     assert platform.until(JobResized, lambda event: event.generation == 2).world_size == 1
@@ -209,7 +209,7 @@ def test_the_last_worker_of_a_job_saves_before_it_counts_as_lost(platform: PodPl
     platform.train(0)
     platform.api.delete(platform.path_of(0))
     lost = platform.until(ReplicaLost)
-    assert "deleted by somebody" in lost.reason
+    assert "deleted from outside" in lost.reason
     assert not lost.is_fault
     kinds = [type(order).__name__ for order in platform.kubelet.workers["job.0"].orders]
     assert "Fence" not in kinds, "what it has not saved yet would be lost"

@@ -13,7 +13,7 @@ from kits.kubernetes.api_proxy import ApiProxy
 from kits.kubernetes.kube_http import wait_for
 from kits.kubernetes.lab.lab import Cluster
 from springtide.backends.kubernetes.client.thread import ApiThread
-from springtide.backends.kubernetes.nodes.registry import NodeBook
+from springtide.backends.kubernetes.nodes.registry import NodeTable
 from springtide.backends.kubernetes.settings import KubernetesSettings
 from springtide.core.actions import LabelNode
 from springtide.core.events import NodeJoined, NodeLost
@@ -79,7 +79,7 @@ class Book:
         self.held: dict[str, set[DeviceId]] = {}
         self.told: list[NodeJoined | NodeLost] = []
         self.lock = threading.Lock()
-        self.book = NodeBook(
+        self.book = NodeTable(
             thread,
             KubernetesSettings(
                 device_resource="springtide.test/device", node_selector={"team": nodes.team}, pools=True, **settings
@@ -137,7 +137,7 @@ def test_cordon_silence_and_return(thread, nodes):
     nodes.change(name, unschedulable=True)
     wait_for("the cordon", lambda: book.last(name) == [1], 10)
     book.held = {}
-    book.book.look_soon()
+    book.book.compare_soon()
     wait_for("that it is lost", lambda: book.last(name) == "lost", 10)
     nodes.change(name, unschedulable=None)
     wait_for("its return", lambda: book.last(name) == [0, 1], 10)

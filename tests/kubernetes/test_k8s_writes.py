@@ -228,7 +228,9 @@ def test_a_write_that_stands_no_more_is_not_made(thread, proxy, namespace, clust
     proxy.answer(is_write, 503, times=1000, reason="ServiceUnavailable", message="away")
     stands = True
     outcome = Outcome()
-    thread.write("r1", lambda api: start(api, namespace, "r1", "n1"), stands=lambda: stands, **outcome.callbacks())
+    thread.write(
+        "r1", lambda api: start(api, namespace, "r1", "n1"), is_still_wanted=lambda: stands, **outcome.callbacks()
+    )
     wait_for("a first attempt", lambda: outcome.waiting, 10)
     stands = False
     proxy.rules.answers.clear()

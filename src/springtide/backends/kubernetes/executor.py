@@ -1,7 +1,7 @@
 """KubernetesExecutor: the Executor port on the pods of a cluster.
 
-Two threads do the work. The I/O thread owns the table of replicas and their connections, and decides; the API thread
-makes, binds, labels and deletes. A caller of `start` waits for neither.
+It has two threads. The I/O thread owns the table of replicas and their connections, and decides; the API thread
+creates, binds, labels and deletes objects. A caller of `start` waits for neither.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from springtide.backends.kubernetes.client.api import KubeApi
 from springtide.backends.kubernetes.client.errors import QuotaExceeded
 from springtide.backends.kubernetes.client.kinds import POD
 from springtide.backends.kubernetes.client.thread import ApiThread
-from springtide.backends.kubernetes.nodes.registry import NodeBook
+from springtide.backends.kubernetes.nodes.registry import NodeTable
 from springtide.backends.kubernetes.pods.driver import PodDriver, PodHandle, PodReplica
 from springtide.backends.kubernetes.pods.launcher import PodLauncher
 from springtide.backends.kubernetes.pods.logs import PodLogs
@@ -57,7 +57,7 @@ from springtide.storage.workloads.store import WorkloadStore
 _log = logging.getLogger(__name__)
 
 SYNC_TIMEOUT_S = 30.0
-# How long a restart waits for the object store to name the newest checkpoints.
+# How long a restart waits for the newest checkpoints from the object store.
 _HEADS_S = 15.0
 _POLL_S = 0.02
 # Storage fences that are raised at once; each is two requests to the object store.
@@ -65,12 +65,12 @@ _FENCES_AT_ONCE = 16
 
 
 class KubernetesExecutor:
-    """Runs replicas as pods. `open` it, `recover` or `start`, then `wait` and `acknowledge`; `close` it at last.
+    """Runs replicas as pods. `open`, then `recover` or `start`, then `wait` and `acknowledge`; finally `close`.
 
     `api_thread` is open, and stays so after `close`. `store` is the object store at `settings.store_url`, `term` the
-    number of this leadership. `listen_host` is where workers are taken, at `settings.control_port`. Every method is
-    thread-safe and none but `wait`, `open` and `close` blocks. `crash_point` is called with each name of
-    pods.CRASH_POINTS around the effects. `on_superseded` is called, on the I/O thread, once pods show a later term.
+    number of this leadership. Workers connect to `listen_host` at `settings.control_port`. Every method is thread-safe
+    and none but `wait`, `open` and `close` blocks. `crash_point` is called with each name of pods.CRASH_POINTS around
+    the effects. `on_superseded` is called on the I/O thread once pods show a later term.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class KubernetesExecutor:
         self._failure = ""
 
     def open(self) -> None:
-        """Listen for workers and learn what nodes and pods there are. Raises BackendError."""
+        """Listen for workers and list nodes and pods. Raises BackendError."""
         assert self._thread is None, "an executor is opened once"
         settings = self._settings
         self._state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -124,7 +124,7 @@ class KubernetesExecutor:
                 trim=trim_pod,
             )
             self._machines = PodMachines(self._pod_cache, settings)
-            self._book = NodeBook(self._api, settings, held=self._machines.held, post=self._post_of_node)
+            self._nodes = NodeTable(self._api, settings, held=self._machines.held, post=self._post_of_node)
             self._api.sync(SYNC_TIMEOUT_S)
         except BaseException:
             server.close()
@@ -149,10 +149,10 @@ class KubernetesExecutor:
         self._table = self._driver.table
         self._quota = NamespaceQuota(self._reactor, self._table, self._inbox.post, self._probe)
         self._launcher = PodLauncher(
-            self._driver, self._book, settings, self._term, self._master_key, self._credentials, self._quota
+            self._driver, self._nodes, settings, self._term, self._master_key, self._credentials, self._quota
         )
         self._orders: OrderTable[PodHandle] = OrderTable(
-            self._table, self._launcher.start, self._set_share, self._book.label
+            self._table, self._launcher.start, self._set_share, self._nodes.label
         )
         self._reports: Reports[PodHandle] = Reports(self._table, self._orders.send_missed, self._launcher.pump)
         self._orders.reports = self._reports
@@ -163,7 +163,7 @@ class KubernetesExecutor:
             lambda pod: self._table.log_path(pod.workload_id, pod.replica_id),
             lambda pod: self._reactor.call(lambda: self._pods.note_logged(pod)),
         )
-        self._machines.join(self._table, self._pods, self._book, self._api)
+        self._machines.join(self._table, self._pods, self._nodes, self._api)
         self._driver.on_running = self._logs.follow
         self._table.on_gone = self._on_gone
         self._driver.on_job_gone = self._on_job_gone
@@ -173,10 +173,10 @@ class KubernetesExecutor:
         self._reactor.call(self._watch.start)
 
     def close(self, stop_workers: bool = False, *, grace_s: float = 5.0) -> None:
-        """End the executor: its thread, connections and port are gone afterwards; the API thread stays.
+        """End the executor and release its thread, connections and port; the API thread stays.
 
         With `stop_workers`, training workers commit a checkpoint and everything ends within `grace_s`; otherwise all
-        of it lives on and waits for the next executor, for `settings.worker_lease_s`.
+        workers live on and wait for the next executor, for `settings.worker_lease_s`.
         """
         if self._thread is None:
             return
@@ -199,19 +199,19 @@ class KubernetesExecutor:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def nodes(self) -> tuple[Node, ...]:
-        """The nodes that are offered, as the cluster has them."""
-        return self._book.nodes()
+        """The nodes that are offered."""
+        return self._nodes.nodes()
 
     def post(self, event: Event) -> None:
         """Hand over an event from outside (the API, the gateway); `wait` returns at once."""
         self._inbox.post(event)
 
     def recover(self, standing: Standing) -> None:
-        """Adopt what should run and does, report what does not, end what should not, and begin cut-off effects anew."""
+        """Adopt the workers that should run, report those that are gone, end the others, repeat unconfirmed actions."""
         self._reactor.call(lambda: self._begin_recovery(standing))
 
     def start(self, action: Action) -> None:
-        """Begin an action; what became of it comes back as an event. Repeating an action is harmless."""
+        """Start an action; its outcome is reported as an event. Repeating an action is harmless."""
 
         def begin() -> None:
             if self._is_accepting:
@@ -219,7 +219,7 @@ class KubernetesExecutor:
                 return
             self._waiting.append(action)
             if not self._is_recovering:
-                # `recover` was not called, so nothing should be running: pods found are left over and are ended.
+                # `recover` was not called, so no pod should be running: those found are ended.
                 self._begin_recovery(Standing())
 
         self._reactor.call(begin)
@@ -229,16 +229,16 @@ class KubernetesExecutor:
         return self._inbox.wait(deadline_s)
 
     def acknowledge(self, events: Sequence[Event]) -> None:
-        """The events are in the journal: tell the workers whose reports they came from, and let ended pods go."""
+        """The events are in the journal: acknowledge the reports that they came from, and delete ended pods."""
         sources = self._inbox.take_sources(events)
         ended = [event.replica_id for event in events if isinstance(event, ReplicaLost | ReplicaStopped)]
         if sources:
             self._reactor.call(lambda: self._table.settle(sources))
         if ended:
-            self._reactor.call(lambda: self._note_told(ended))
+            self._reactor.call(lambda: self._note_journaled(ended))
 
     def sharing(self) -> SharingStatus:
-        """How devices are shared now, and what holds the sharers to that."""
+        """How devices are shared now, and by which mechanism that is enforced."""
         actions = [] if self._thread is None else [r.action for r in list(self._table.replicas.values())]
         holders = [
             (action.workload_id, action.replica_id, action.device_id, action.share)
@@ -248,11 +248,11 @@ class KubernetesExecutor:
         return pod_sharing(holders, self._settings)
 
     def quota_caps(self) -> dict[WorkloadId, int]:
-        """The jobs that quota holds down now, and to how many workers."""
+        """The jobs whose size is limited by quota now, and their largest number of workers."""
         return {} if self._thread is None else self._quota.caps()
 
     def counts(self) -> dict[str, int]:
-        """How often what happened: creates, adopted, lost, taken, refused_hellos, repeated_reports and so on."""
+        """Counters by name: creates, adopted, lost, taken, refused_hellos, repeated_reports and so on."""
         return {
             **self._table.counts,
             "callback_errors": self._reactor.num_errors,
@@ -260,7 +260,7 @@ class KubernetesExecutor:
         }
 
     def status(self) -> ClusterStatus:
-        """How the platform stands with its cluster. Any thread may ask."""
+        """The status of the connection to the cluster and of all pods. Thread-safe."""
         pods = [self._status_of(replica) for replica in list(self._table.replicas.values())]
         problem = self._failure or self._api.problem
         if self._pods.is_superseded:
@@ -268,7 +268,7 @@ class KubernetesExecutor:
         return ClusterStatus(
             server=self._api.api.server,
             term=self._term,
-            num_nodes=len(self._book.nodes()),
+            num_nodes=len(self._nodes.nodes()),
             num_pods=len(self._pods.pods),
             watch_age_s=self._api.heard_age_s,
             pending_writes=self._api.num_pending,
@@ -306,21 +306,21 @@ class KubernetesExecutor:
         try:
             self._recovery.recover(standing, checkpoints)
         except Exception as error:
-            # Some running pods are unknown now and would be ended as left over: fail instead and change nothing.
+            # Running pods that were not adopted would be deleted as strays: fail instead and change nothing.
             self._failure = f"the pods could not be taken over: {error}"
             raise
         self._is_accepting = True
         self._pods.open()
-        self._book.begin(standing.labels)
+        self._nodes.begin(standing.labels)
         self._machines.start()
         self._listener.open()
         waiting, self._waiting = self._waiting, []
         for action in waiting:
             self._orders.do(action)
 
-    def _note_told(self, ended: Sequence[ReplicaId]) -> None:
+    def _note_journaled(self, ended: Sequence[ReplicaId]) -> None:
         for replica_id in ended:
-            self._pods.note_told(replica_id)
+            self._pods.note_journaled(replica_id)
 
     def _welcome(self, stream: socket.socket) -> None:
         connection: FramedConnection[Report] = FramedConnection(
@@ -331,7 +331,7 @@ class KubernetesExecutor:
     def _on_gone(self, replica: PodReplica) -> None:
         self._reports.on_gone(replica)
         self._launcher.reasons.pop(replica.replica_id, None)
-        self._book.look_soon()
+        self._nodes.compare_soon()
 
     def _on_job_gone(self, workload_id: WorkloadId) -> None:
         self._quota.forget(workload_id)
@@ -367,10 +367,10 @@ class KubernetesExecutor:
         self._table.disconnect_all()
         self._reports.close()
 
-    # --- for the API server ------------------------------------------------------------------------------------------
+    # --- through the API server --------------------------------------------------------------------------------------
 
     def _probe(self, replica: PodReplica, told: Callable[[bool], None]) -> None:
-        """Ask whether a pod like this replica's would be taken now."""
+        """Find out by a dry run whether quota allows a pod like this replica's now."""
         pod = self._launcher.pod_like(replica)
         if pod is None:
             return
@@ -388,14 +388,14 @@ class KubernetesExecutor:
             would_do,
             done=lambda has_room: self._reactor.call(lambda: told(bool(has_room))),
             failed=lambda error: self._reactor.call(lambda: told(True)),
-            stands=self._pods.may_write,
+            is_still_wanted=self._pods.may_write,
         )
 
     def _status_of(self, replica: PodReplica) -> PodStatus:
         pod, now_s = replica.handle.pod, time.monotonic()
         reason = self._launcher.reasons.get(replica.replica_id, "")
         if pod is not None:
-            reason = replica.handle.taken or pod.reason
+            reason = replica.handle.external_end or pod.reason
         key = pod.key if pod is not None else self._launcher.key_of(replica)
         return PodStatus(
             workload_id=replica.workload_id,

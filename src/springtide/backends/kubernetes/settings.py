@@ -1,4 +1,4 @@
-"""What an operator settles about a platform on Kubernetes: one file, for the platform and for its manifests."""
+"""The operator's settings of a platform on Kubernetes: one file, for the platform and for its manifests."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import msgspec
 GROUP = "springtide.dev"
 VERSION = "v1alpha1"
 SCHEDULER_NAME = "springtide"
-# The control plane finds the values of `worker_store_secret` in its environment under their names with this in front:
-# its own bear the same names.
+# Prefix of the control plane's environment variables with the values of `worker_store_secret`: its own credentials
+# have the names without it.
 WORKERS_PREFIX = "WORKERS_"
 FIELD_MANAGER = "springtide"
 
-# Labels of nodes. The first says that the platform may use a node at all; the second which pool it is labelled for now
-# (the platform's to write), the third which pool owns it (the operator's).
+# Labels of nodes: whether the platform may use a node at all; the pool that it is labelled for now
+# (written by the platform); the pool that owns it (written by the operator).
 NODE_LABEL = f"{GROUP}/node"
 POOL_LABEL = f"{GROUP}/pool"
 HOME_LABEL = f"{GROUP}/home-pool"
-# Labels of pods and of whatever else the platform makes. GENERATION_LABEL is the job's epoch, TERM_LABEL the number of
+# Labels of pods and other objects of the platform. GENERATION_LABEL is the job's epoch, TERM_LABEL the number of
 # the leadership under which the object was written.
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 PLATFORM_LABEL = f"{GROUP}/platform"
@@ -28,19 +28,19 @@ REPLICA_LABEL = f"{GROUP}/replica"
 ROLE_LABEL = f"{GROUP}/role"
 GENERATION_LABEL = f"{GROUP}/generation"
 TERM_LABEL = f"{GROUP}/term"
-# Annotations of pods: ids in full, whatever their length.
+# Annotations of pods, for ids that may be too long for labels.
 REPLICA_ANNOTATION = f"{GROUP}/replica-id"
 WORKLOAD_ANNOTATION = f"{GROUP}/workload-id"
 DEVICE_ANNOTATION = f"{GROUP}/device"
 SHARE_ANNOTATION = f"{GROUP}/share"
 DEVICE_INDEX_ANNOTATION = f"{GROUP}/device-index"
-# Annotations of nodes, the operator's or a discovery daemon's to write.
+# Annotations of nodes, written by the operator or a discovery daemon.
 SWITCHES_ANNOTATION = f"{GROUP}/switches"
 LINK_GROUPS_ANNOTATION = f"{GROUP}/link-groups"
 
 
 class PodSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every pod of one role is made of. `overlay` is merged over the pod's spec last (lists by name)."""
+    """Settings of every pod of one role. `overlay` is merged over the pod's spec last (lists by name)."""
 
     image: str = ""
     image_pull_policy: Literal["", "Always", "IfNotPresent", "Never"] = ""

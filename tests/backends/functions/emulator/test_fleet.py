@@ -13,7 +13,7 @@ from springtide.backends.functions.emulator.fleet import Fleet, Injection, Lost,
 from springtide.backends.functions.emulator.instances import EmulatedInvocation, Function, Instance
 from springtide.backends.functions.emulator.launchers import FunctionProcess, PlainLauncher
 from springtide.backends.functions.emulator.limits import NoShare
-from springtide.backends.functions.emulator.logs import LogBook
+from springtide.backends.functions.emulator.logs import LogIndex
 from springtide.backends.functions.emulator.template import ForkRequest
 from springtide.core.errors import BackendError
 from springtide.perf.functions.services import emulator
@@ -41,13 +41,13 @@ class PlayedBoxes:
 
     def __init__(self, directory):
         self.directory = directory
-        self.book = LogBook(lambda: 0)
+        self.logs = LogIndex(lambda: 0)
         self.started, self.forgotten, self.tasks = [], [], []
         self.fails_to_start = False
 
     def box(self, function):
         identity = f"i{len(self.started)}"
-        return Instance(function, self.directory / identity, NoShare(), 1.0, self.book, identity)
+        return Instance(function, self.directory / identity, NoShare(), 1.0, self.logs, identity)
 
     async def start(self, instance, address):
         if self.fails_to_start:
@@ -285,7 +285,7 @@ def test_a_box_holds_nothing_of_the_platforms_environment(tmp_path, monkeypatch)
         config = EmulatorConfig(
             service=emulator((128,)), cpu_method="none", python="/bin/true", role_environment={"ROLE": "r"}
         )
-        boxes = Boxes(config, tmp_path, LogBook(lambda: 0))
+        boxes = Boxes(config, tmp_path, LogIndex(lambda: 0))
         requests = []
 
         async def launch(request, log):

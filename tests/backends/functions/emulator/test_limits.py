@@ -24,7 +24,7 @@ from springtide.backends.functions.emulator.limits import (
     make_cpu_groups,
     memory_bytes,
 )
-from springtide.backends.functions.emulator.logs import LogBook, OutputPipe
+from springtide.backends.functions.emulator.logs import LogIndex, OutputPipe
 from springtide.backends.functions.emulator.sweeper import end_group, follow
 from springtide.backends.processes import read_stat
 from springtide.backends.sharing.cpu.enforcers import describe_enforcer
@@ -234,16 +234,16 @@ def test_the_cage_refuses_a_parent_that_has_gone():
 
 def test_the_log_gives_lines_of_one_function_from_a_moment_on():
     now = [100]
-    book = LogBook(lambda: now[0])
+    logs = LogIndex(lambda: now[0])
     for text in ("one", "two"):
-        book.add("/aws/lambda/f", "i", text)
+        logs.add("/aws/lambda/f", "i", text)
     now[0] = 200
-    book.add("/aws/lambda/f", "i", "three")
-    book.add("/aws/lambda/g", "i", "other")
-    assert [event.text for event in book.read("/aws/lambda/f", 0, 0, 10)] == ["one", "two", "three"]
-    assert [event.text for event in book.read("/aws/lambda/f", 150, 0, 10)] == ["three"]
-    first = book.read("/aws/lambda/f", 0, 0, 2)
-    assert [event.text for event in book.read("/aws/lambda/f", 0, first[-1].number, 10)] == ["three"]
+    logs.add("/aws/lambda/f", "i", "three")
+    logs.add("/aws/lambda/g", "i", "other")
+    assert [event.text for event in logs.read("/aws/lambda/f", 0, 0, 10)] == ["one", "two", "three"]
+    assert [event.text for event in logs.read("/aws/lambda/f", 150, 0, 10)] == ["three"]
+    first = logs.read("/aws/lambda/f", 0, 0, 2)
+    assert [event.text for event in logs.read("/aws/lambda/f", 0, first[-1].number, 10)] == ["three"]
 
 
 def test_output_is_cut_into_lines_and_the_last_one_is_kept():

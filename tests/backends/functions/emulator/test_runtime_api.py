@@ -17,7 +17,7 @@ from springtide.backends.functions.emulator.config import EmulatorConfig, Emulat
 from springtide.backends.functions.emulator.fleet import Counts, Lost, Throttled
 from springtide.backends.functions.emulator.instances import InvocationResult
 from springtide.backends.functions.emulator.lambda_api import LambdaApi
-from springtide.backends.functions.emulator.logs import LogBook
+from springtide.backends.functions.emulator.logs import LogIndex
 from springtide.backends.functions.emulator.runtime_api import RuntimeApi, peer_uid
 from springtide.perf.functions.services import emulator
 
@@ -73,10 +73,10 @@ def fleet():
 @pytest.fixture
 def ask(fleet, tmp_path):
     """`ask(method, path, body, headers)` -> (status, headers, body); a status None: the connection would break."""
-    book = LogBook(lambda: 5)
+    logs = LogIndex(lambda: 5)
     stopped = []
     admin = AdminApi(fleet, TOKEN, lambda: stopped.append(True))
-    outside = Starlette(routes=[*LambdaApi(fleet, book, TOKEN, tmp_path).routes, *admin.routes])
+    outside = Starlette(routes=[*LambdaApi(fleet, logs, TOKEN, tmp_path).routes, *admin.routes])
     inside = Starlette(routes=RuntimeApi(fleet).routes)
 
     def call(method, path, body=b"", headers=SIGNED, app=outside):
@@ -103,7 +103,7 @@ def ask(fleet, tmp_path):
         given = {name.decode().lower(): value.decode() for name, value in sent[0]["headers"]}
         return (sent[0]["status"] if bodies else None), given, b"".join(one["body"] for one in bodies)
 
-    call.book, call.stopped, call.inside = book, stopped, inside
+    call.logs, call.stopped, call.inside = logs, stopped, inside
     return call
 
 
@@ -209,7 +209,7 @@ def test_what_is_no_json_and_what_is_too_large_is_refused(ask):
 def test_the_log_is_read_page_by_page(ask):
     create(ask)
     for number in range(3):
-        ask.book.add("/aws/lambda/f", "i", f"line {number}")
+        ask.logs.add("/aws/lambda/f", "i", f"line {number}")
     target = {**SIGNED, "x-amz-target": "Logs_20140328.FilterLogEvents"}
     first = json.loads(ask("POST", "/", {"logGroupName": "/aws/lambda/f", "limit": 2}, target)[2])
     assert [event["message"] for event in first["events"]] == ["line 0", "line 1"]

@@ -188,7 +188,9 @@ def test_what_stands_no_more_is_dropped_and_troubles_nobody() -> None:
         stands = len(told.waiting) < 2
 
     writes = run(
-        lambda writes: writes.put("a", effect(AWAY), done=told.done.append, waiting=waiting, stands=lambda: stands)
+        lambda writes: writes.put(
+            "a", effect(AWAY), done=told.done.append, waiting=waiting, is_still_wanted=lambda: stands
+        )
     )
     assert told.done == []
     assert len(told.waiting) == 2

@@ -168,9 +168,9 @@ class Ledger:
         obj["metadata"]["resourceVersion"] = str(self._version)
         self.objects[obj["metadata"]["name"]] = obj
 
-    def look(self, after_s: float = 0.0) -> list[tuple[str, ...]]:
+    def update(self, after_s: float = 0.0) -> list[tuple[str, ...]]:
         self.now_s += after_s
-        told = self.ledger.look(self.objects.values(), lambda node_id: self.held.get(node_id, ()), self.now_s)
+        told = self.ledger.update(self.objects.values(), lambda node_id: self.held.get(node_id, ()), self.now_s)
         return [self._short(event) for event in told]
 
     @staticmethod
@@ -184,57 +184,57 @@ def test_nodes_are_told_once() -> None:
     cluster = Ledger()
     cluster.put(node("n1", "2"))
     cluster.put(node("n2", "1"))
-    assert cluster.look() == [("joined", "n1", "0", "1"), ("joined", "n2", "0")]
+    assert cluster.update() == [("joined", "n1", "0", "1"), ("joined", "n2", "0")]
     cluster.put(node("n1", "2", labels={"other": "label"}))
-    assert cluster.look() == []
+    assert cluster.update() == []
     cluster.put(node("n1", "3"))
-    assert cluster.look() == [("joined", "n1", "0", "1", "2")]
+    assert cluster.update() == [("joined", "n1", "0", "1", "2")]
     del cluster.objects["n2"]
-    assert cluster.look() == [("lost", "n2")]
+    assert cluster.update() == [("lost", "n2")]
 
 
 def test_a_cordoned_node_is_offered_with_what_is_held() -> None:
     cluster = Ledger()
     cluster.put(node("n1", "4"))
-    cluster.look()
+    cluster.update()
     cluster.held = {"n1": {"n1/1", "n1/3"}}
     cluster.put(node("n1", "4", unschedulable=True))
-    assert cluster.look() == [("joined", "n1", "1", "3")]
+    assert cluster.update() == [("joined", "n1", "1", "3")]
     cluster.held = {"n1": {"n1/3"}}
-    assert cluster.look() == [("joined", "n1", "3")]
+    assert cluster.update() == [("joined", "n1", "3")]
     cluster.held = {}
-    assert cluster.look() == [("lost", "n1")]
+    assert cluster.update() == [("lost", "n1")]
     cluster.put(node("n1", "4"))
-    assert cluster.look() == [("joined", "n1", "0", "1", "2", "3")]
+    assert cluster.update() == [("joined", "n1", "0", "1", "2", "3")]
 
 
 def test_a_silent_kubelet_is_not_a_dead_machine() -> None:
     cluster = Ledger()
     cluster.put(node("n1", "2"))
-    cluster.look()
+    cluster.update()
     cluster.held = {"n1": {"n1/0"}}
     cluster.put(node("n1", "2", ready="Unknown"))
-    assert cluster.look() == []
-    assert cluster.look(39.0) == []
-    assert cluster.look(2.0) == [("joined", "n1", "0")]
-    assert cluster.look(1000.0) == []
+    assert cluster.update() == []
+    assert cluster.update(39.0) == []
+    assert cluster.update(2.0) == [("joined", "n1", "0")]
+    assert cluster.update(1000.0) == []
     # Now the workers are silent, too.
     cluster.held = {}
-    assert cluster.look() == [("lost", "n1")]
+    assert cluster.update() == [("lost", "n1")]
     cluster.put(node("n1", "2"))
-    assert cluster.look() == [("joined", "n1", "0", "1")]
+    assert cluster.update() == [("joined", "n1", "0", "1")]
 
 
 def test_a_moment_of_silence_is_nothing_and_does_not_add_up() -> None:
     cluster = Ledger()
     cluster.put(node("n1", "2"))
-    cluster.look()
+    cluster.update()
     for _ in range(5):
         cluster.put(node("n1", "2", ready="False"))
-        assert cluster.look() == []
-        assert cluster.look(30.0) == []
+        assert cluster.update() == []
+        assert cluster.update(30.0) == []
         cluster.put(node("n1", "2"))
-        assert cluster.look() == []
+        assert cluster.update() == []
 
 
 def test_a_node_that_was_never_ready_is_not_offered_but_with_what_lives_there() -> None:
@@ -242,39 +242,39 @@ def test_a_node_that_was_never_ready_is_not_offered_but_with_what_lives_there() 
     cluster.put(node("n1", "2", ready="False"))
     cluster.put(node("n2", "2", ready="Unknown"))
     cluster.held = {"n2": {"n2/1"}}
-    assert cluster.look() == [("joined", "n2", "1")]
+    assert cluster.update() == [("joined", "n2", "1")]
 
 
 def test_an_object_that_is_gone_loses_the_node_when_nobody_works_there() -> None:
     cluster = Ledger()
     cluster.put(node("n1", "2"))
-    cluster.look()
+    cluster.update()
     cluster.held = {"n1": {"n1/1"}}
     del cluster.objects["n1"]
-    assert cluster.look() == [("joined", "n1", "1")]
+    assert cluster.update() == [("joined", "n1", "1")]
     cluster.held = {}
-    assert cluster.look() == [("lost", "n1")]
-    assert cluster.look() == []
+    assert cluster.update() == [("lost", "n1")]
+    assert cluster.update() == []
 
 
 def test_a_device_that_is_held_stays_when_fewer_are_counted() -> None:
     cluster = Ledger()
     cluster.put(node("n1", "4"))
-    cluster.look()
+    cluster.update()
     cluster.held = {"n1": {"n1/3"}}
     cluster.put(node("n1", "2"))
-    assert cluster.look() == [("joined", "n1", "0", "1", "3")]
+    assert cluster.update() == [("joined", "n1", "0", "1", "3")]
     cluster.put(node("n1", "0"))
-    assert cluster.look() == [("joined", "n1", "3")]
+    assert cluster.update() == [("joined", "n1", "3")]
     cluster.held = {}
-    assert cluster.look() == [("lost", "n1")]
+    assert cluster.update() == [("lost", "n1")]
 
 
 def test_who_holds_what_is_not_asked_of_nodes_that_are_well() -> None:
     cluster = Ledger()
     for index in range(3):
         cluster.put(node(f"n{index}", "2"))
-    cluster.look()
+    cluster.update()
     asked: list[str] = []
 
     def held(node_id: NodeId) -> set:
@@ -282,10 +282,10 @@ def test_who_holds_what_is_not_asked_of_nodes_that_are_well() -> None:
         return set()
 
     for _ in range(5):
-        assert cluster.ledger.look(cluster.objects.values(), held, 1.0) == []
+        assert cluster.ledger.update(cluster.objects.values(), held, 1.0) == []
     assert asked == []
     cluster.put(node("n1", "2", unschedulable=True))
-    cluster.ledger.look(cluster.objects.values(), held, 1.0)
+    cluster.ledger.update(cluster.objects.values(), held, 1.0)
     assert asked == ["n1"]
 
 
@@ -293,37 +293,37 @@ def test_a_device_that_is_held_beyond_what_is_counted_is_known_at_the_first_look
     cluster = Ledger()
     cluster.held = {"n1": {"n1/3"}}
     cluster.put(node("n1", "2"))
-    assert cluster.look() == [("joined", "n1", "0", "1", "3")]
-    assert cluster.look() == []
+    assert cluster.update() == [("joined", "n1", "0", "1", "3")]
+    assert cluster.update() == []
 
 
 def test_labels_that_are_wanted_count_before_they_are_written() -> None:
     cluster = Ledger()
     labels = {"springtide.dev/pool": "inference"}
     cluster.put(node("n1", "1", labels=labels))
-    cluster.look()
+    cluster.update()
     cluster.ledger.want_label(NodeId("n1"), "training")
     # Who decided it knows it already.
-    assert cluster.look() == []
+    assert cluster.update() == []
     (told,) = cluster.ledger.nodes()
     assert (told.pool, told.owner) == ("training", "inference")
     assert cluster.ledger.labels_due() == [("n1", "training", "inference")]
     cluster.put(node("n1", "1", labels={"springtide.dev/pool": "training", "springtide.dev/home-pool": "inference"}))
-    assert cluster.look() == []
+    assert cluster.update() == []
     assert cluster.ledger.labels_due() == []
     # Somebody writes over it.
     cluster.put(node("n1", "1", labels={"springtide.dev/pool": "shared", "springtide.dev/home-pool": "inference"}))
-    assert cluster.look() == []
+    assert cluster.update() == []
     assert cluster.ledger.labels_due() == [("n1", "training", "inference")]
 
 
 def test_a_node_that_is_made_nobodys_is_labelled_no_more() -> None:
     cluster = Ledger()
     cluster.put(node("n1", "1", labels={"springtide.dev/pool": "training", "springtide.dev/home-pool": "inference"}))
-    cluster.look()
+    cluster.update()
     cluster.ledger.want_label(NodeId("n1"), "inference")
     cluster.put(node("n1", "1"))
-    assert cluster.look() == [("joined", "n1", "0")]
+    assert cluster.update() == [("joined", "n1", "0")]
     assert cluster.ledger.labels_due() == []
 
 
@@ -331,11 +331,11 @@ def test_what_was_told_before_a_restart_is_not_told_again() -> None:
     before = Ledger()
     before.put(node("n1", "2"))
     before.put(node("n2", "2"))
-    before.look()
+    before.update()
     after = Ledger()
     after.ledger.assume(before.ledger.nodes())
     after.put(node("n1", "2"))
-    assert after.look() == [("lost", "n2")]
+    assert after.update() == [("lost", "n2")]
 
 
 def test_people_are_told_of_every_node_and_why() -> None:
@@ -345,7 +345,7 @@ def test_people_are_told_of_every_node_and_why() -> None:
     cluster.put(node("c", "2", ready="Unknown"))
     cluster.put(node("d", "0"))
     cluster.put(node("e", "2", labels={"springtide.dev/node": "false"}))
-    cluster.look()
+    cluster.update()
     notes = {note.name: note for note in cluster.ledger.describe()}
     assert notes["a"].is_offered
     assert notes["a"].num_devices == 2

@@ -114,15 +114,15 @@ def test_a_pod_that_waits_for_its_node() -> None:
 
 def test_who_took_a_pod() -> None:
     plain = pod(state={"running": {}})
-    assert read_pod(plain).taken == ""
+    assert read_pod(plain).external_end == ""
     plain["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     reading = read_pod(plain)
     assert reading.is_ending
-    assert "kubectl delete" in reading.taken
+    assert "kubectl delete" in reading.external_end
     plain["status"]["conditions"] = [
         {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "node drain"}
     ]
-    assert read_pod(plain).taken == "its pod was evicted: node drain"
+    assert read_pod(plain).external_end == "its pod was evicted: node drain"
 
 
 def test_trimmed_pods_read_the_same() -> None:

@@ -39,7 +39,7 @@ class ScriptedPods:
 
     def delete(self, pod: PodState, grace_s: float) -> None:
         self.deleted.append((pod.replica_id, grace_s))
-        pod.asked_grace_s = round(grace_s)
+        pod.requested_grace_s = round(grace_s)
 
 
 def reading_of(**seen: Any) -> Reading:
@@ -99,7 +99,7 @@ class Stage:
         self.pods.on_over(replica.handle.pod)
 
     def take(self, replica: PodReplica) -> None:
-        reading = reading_of(is_running=True, is_ready=True, is_ending=True, taken="kubectl delete")
+        reading = reading_of(is_running=True, is_ready=True, is_ending=True, external_end="kubectl delete")
         self.pods.on_change(replica.handle.pod, reading)
 
     def events(self) -> list:

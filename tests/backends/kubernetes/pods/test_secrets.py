@@ -58,8 +58,8 @@ class Thread:
     def __init__(self, server: Server) -> None:
         self.server = server
 
-    def write(self, key: object, effect: Callable[[Any], Any], *, stands: Callable[[], bool]) -> None:
-        if stands():
+    def write(self, key: object, effect: Callable[[Any], Any], *, is_still_wanted: Callable[[], bool]) -> None:
+        if is_still_wanted():
             asyncio.run(effect(self.server))
 
 

@@ -147,15 +147,15 @@ class Subject:
 
     def apply(self, event: str) -> None:
         if event.startswith("see"):
-            self.table._see(self.pod, shown(event))
+            self.table._update(self.pod, shown(event))
         elif event == "is absent":
-            self.table._told(self.pod, None)
+            self.table._on_answer(self.pod, None)
         elif event == "refused":
             self.table._refused(self.pod, BackendError("no"))
         elif event == "delete":
             self.table.delete(self.pod, 1)
         elif event == "journaled":
-            self.table.note_told("job.0")
+            self.table.note_journaled("job.0")
         elif event == "output begins":
             self.pod.awaiting |= {Acknowledgement.LOGS}
         elif event == "output was read":

@@ -32,7 +32,7 @@ class Thread:
 
     def of(self, name: str) -> list[dict[str, Any]]:
         """The writes to a pod that still stand."""
-        return [each for each in self.writes if each["key"] == ("pod", "ml", name) and each["stands"]()]
+        return [each for each in self.writes if each["key"] == ("pod", "ml", name) and each["is_still_wanted"]()]
 
 
 class Stage:
@@ -107,7 +107,7 @@ def test_absence_is_believed_only_from_the_api_server_itself(stage: Stage) -> No
 def test_a_listing_from_the_past_is_set_right_by_what_the_server_says(stage: Stage) -> None:
     pod = stage.pod(uid="")
     stage.table.open()
-    stage.table.ask_about(pod)
+    stage.table.confirm(pod)
     stage.show(term=3)
     stage.thread.asked.pop("job-0")(stage.cache.get("job-0", "ml"))
     assert stage.over == []
@@ -122,8 +122,8 @@ def test_its_end_is_told_once_and_its_object_goes_when_the_journal_knows(stage: 
     stage.reactor.pass_time(3 * RESYNC_S)
     assert stage.over == [("job.0", 1, "the worker ended with exit code 1")]
     assert stage.thread.of("job-0") == []
-    stage.table.note_told("job.0")
-    stage.table.note_told("job.0")
+    stage.table.note_journaled("job.0")
+    stage.table.note_journaled("job.0")
     (removal,) = stage.thread.of("job-0")
     removal["done"](False)
     assert stage.table.pods == {}
@@ -134,7 +134,7 @@ def test_output_that_is_still_read_keeps_an_object_a_little_longer(stage: Stage)
     pod.awaiting |= {Acknowledgement.LOGS}
     stage.table.open()
     stage.show(phase="Failed")
-    stage.table.note_told("job.0")
+    stage.table.note_journaled("job.0")
     assert stage.thread.of("job-0") == []
     stage.reactor.pass_time(30)
     assert len(stage.thread.of("job-0")) == 1
@@ -162,7 +162,7 @@ def test_a_pod_is_asked_to_go_again_only_with_less_time(stage: Stage) -> None:
     for grace_s in (5.0, 5.0, 9.0, 2.0, 0.0, 1.0):
         stage.table.delete(pod, grace_s)
     assert len(stage.thread.of("job-0")) == 3
-    assert pod.asked_grace_s == 1, "at once would forget what may run on"
+    assert pod.requested_grace_s == 1, "at once would forget what may run on"
 
 
 def test_a_deletion_that_is_refused_is_asked_for_again(stage: Stage) -> None:
@@ -217,7 +217,7 @@ def test_a_later_term_ends_all_writing(stage: Stage) -> None:
     assert stage.thread.of("job-0") == []
     stage.show(2)
     stage.table.delete(stage.table.pods["job.1"], 1)
-    assert not any(write["stands"]() for write in stage.thread.writes)
+    assert not any(write["is_still_wanted"]() for write in stage.thread.writes)
     assert told == [6]
 
 
@@ -230,7 +230,7 @@ def test_a_machine_that_is_gone_takes_its_pods_along(stage: Stage) -> None:
     stage.table.note_node_gone("n")
     stage.table.note_node_gone("n")
     assert stage.over == [("job.0", None, "node n is gone")]
-    stage.table.note_told("job.0")
+    stage.table.note_journaled("job.0")
     assert len(stage.thread.of("job-0")) == 1
 
 

@@ -56,7 +56,7 @@ class Pods:
 @pytest.fixture
 def pods(monkeypatch: pytest.MonkeyPatch) -> Pods:
     # No pod of these tests has a process on this machine, which is what one of them is about.
-    monkeypatch.setattr(share_agent, "_SEEK_S", 3600.0)
+    monkeypatch.setattr(share_agent, "_VISIBILITY_S", 3600.0)
     return Pods()
 
 
@@ -166,7 +166,7 @@ def test_another_agent_goes_on_where_one_stopped_and_frees_nobody_meanwhile(
 def test_sharers_whose_processes_cannot_be_seen_are_told(
     tmp_path: Path, pods: Pods, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(share_agent, "_SEEK_S", 0.05)
+    monkeypatch.setattr(share_agent, "_VISIBILITY_S", 0.05)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     # There is no such pod on this machine, as if this were another numbering of processes than the pods'.
     pods.put(pod("r-0"))

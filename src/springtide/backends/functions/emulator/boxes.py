@@ -17,7 +17,7 @@ from springtide.backends.functions.emulator.config import EmulatorConfig
 from springtide.backends.functions.emulator.instances import Function, Instance
 from springtide.backends.functions.emulator.launchers import FunctionLauncher, PlainLauncher, TemplateLauncher
 from springtide.backends.functions.emulator.limits import CpuShare, NoShare, StopAndGo, make_cpu_groups
-from springtide.backends.functions.emulator.logs import LogBook
+from springtide.backends.functions.emulator.logs import LogIndex
 from springtide.backends.functions.emulator.template import ForkRequest
 from springtide.core.errors import BackendError
 from springtide.storage.stores.linked import DuplexLink
@@ -28,10 +28,10 @@ _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM
 class Boxes:
     """Makes instances; one per emulator. `close` leaves nothing behind."""
 
-    def __init__(self, config: EmulatorConfig, state_dir: Path, book: LogBook) -> None:
+    def __init__(self, config: EmulatorConfig, state_dir: Path, logs: LogIndex) -> None:
         self._config = config
         self._state_dir = state_dir
-        self._book = book
+        self._log_index = logs
         name = f"springtide-emulator-{os.getpid()}"
         wants_groups = config.cpu_method in ("auto", "cgroup")
         self._groups = make_cpu_groups(name) if wants_groups else None
@@ -62,7 +62,7 @@ class Boxes:
         vcpus = offered.vcpus * self._config.cpu_fraction
         directory = self._state_dir / "instances" / identity
         try:
-            return Instance(function, directory, self._share(identity), vcpus, self._book, identity)
+            return Instance(function, directory, self._share(identity), vcpus, self._log_index, identity)
         except OSError as error:
             raise BackendError(f"a function cannot be given a place to work: {error}") from error
 

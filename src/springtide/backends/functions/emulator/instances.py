@@ -17,7 +17,7 @@ import msgspec
 
 from springtide.backends.functions.emulator.launchers import FunctionProcess
 from springtide.backends.functions.emulator.limits import CpuShare, kill_all, memory_bytes
-from springtide.backends.functions.emulator.logs import TAIL_BYTES, LogBook, OutputPipe
+from springtide.backends.functions.emulator.logs import TAIL_BYTES, LogIndex, OutputPipe
 
 _MIB = 1 << 20
 _NO_TRACE = "Root=1-00000000-000000000000000000000000;Parent=0000000000000000;Sampled=0"
@@ -91,7 +91,7 @@ class Instance:
         directory: Path,
         share: CpuShare,
         vcpus: float,
-        book: LogBook,
+        logs: LogIndex,
         identity: str,
     ) -> None:
         self.id = identity
@@ -109,7 +109,7 @@ class Instance:
         self.ending = ""
         self.is_warm: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._orders: asyncio.Queue[EmulatedInvocation | None] = asyncio.Queue()
-        self._book = book
+        self._log_index = logs
         self.pipe = OutputPipe(self._on_line)
         (directory / "tmp").mkdir(parents=True)
 
@@ -210,6 +210,6 @@ class Instance:
         forget(self)
 
     def _on_line(self, line: str) -> None:
-        self._book.add(self.function.group, self.id, line)
+        self._log_index.add(self.function.group, self.id, line)
         if self.current is not None:
             self.current.note(line)

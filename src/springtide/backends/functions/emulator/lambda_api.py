@@ -27,7 +27,7 @@ from starlette.types import Receive, Scope, Send
 
 from springtide.backends.functions.emulator.fleet import Fleet, Lost, Throttled
 from springtide.backends.functions.emulator.instances import Function
-from springtide.backends.functions.emulator.logs import LogBook
+from springtide.backends.functions.emulator.logs import LogIndex
 from springtide.core.errors import BackendError
 
 _V1 = "/2015-03-31/functions"
@@ -53,9 +53,9 @@ class LambdaApiError(Exception):
 class LambdaApi:
     """The routes. `state_dir` holds the unpacked code of functions that were made from a zip file."""
 
-    def __init__(self, fleet: Fleet, book: LogBook, token: str, state_dir: Path) -> None:
+    def __init__(self, fleet: Fleet, logs: LogIndex, token: str, state_dir: Path) -> None:
         self._fleet = fleet
-        self._book = book
+        self._log_index = logs
         self._token = token
         self._state_dir = state_dir
         one = _V1 + "/{name}"
@@ -216,7 +216,7 @@ class LambdaApi:
             raise LambdaApiError(400, "ResourceNotFoundException", "The specified log group does not exist.")
         limit = _within(body.get("limit", _MAX_LOG_EVENTS), 1, 10_000, "limit")
         after = str(body.get("nextToken") or 0)
-        events = self._book.read(group, int(body.get("startTime", 0)), int(after) if after.isdigit() else 0, limit)
+        events = self._log_index.read(group, int(body.get("startTime", 0)), int(after) if after.isdigit() else 0, limit)
         found = [
             {
                 "logStreamName": event.stream,

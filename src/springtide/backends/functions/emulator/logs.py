@@ -1,4 +1,4 @@
-"""What functions write, line by line with its time, as the provider's log service keeps it: bounded, newest kept."""
+"""The output of functions by line, as a provider's log service keeps it: the newest lines, bounded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TAIL_BYTES = 4096
 
 
 class LogEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the function `group`: `at_ms` since 1970, which instance (`stream`), and its number in all."""
+    """One line of the function `group`: `at_ms` since 1970, its instance (`stream`), and its number over all lines."""
 
     number: int
     at_ms: int
@@ -25,7 +25,7 @@ class LogEvent(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
-class LogBook:
+class LogIndex:
     """The newest lines of all functions."""
 
     def __init__(self, clock_ms: Callable[[], int]) -> None:
@@ -50,7 +50,7 @@ class LogBook:
 
 
 class OutputPipe:
-    """A function's standard output and error: read as it comes, and once more whenever everything so far is needed."""
+    """A function's standard output and error, read as it arrives; `drain` reads the rest at once."""
 
     def __init__(self, on_line: Callable[[str], None]) -> None:
         self._on_line = on_line
@@ -61,7 +61,7 @@ class OutputPipe:
         asyncio.get_running_loop().add_reader(self._reader, self.drain)
 
     def started(self) -> None:
-        """The function has the other end now."""
+        """The function's process has the write end: close this side's."""
         os.close(self.writer)
         self.writer = -1
 
@@ -85,7 +85,7 @@ class OutputPipe:
                         self._on_line(text)
 
     def close(self) -> None:
-        """Read no more; a last line without an end is kept."""
+        """Stop reading; a last line without an end is kept."""
         if self._is_open:
             self._is_open = False
             asyncio.get_running_loop().remove_reader(self._reader)

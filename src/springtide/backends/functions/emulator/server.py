@@ -26,7 +26,7 @@ from springtide.backends.functions.emulator.config import EmulatorConfig
 from springtide.backends.functions.emulator.fleet import Fleet
 from springtide.backends.functions.emulator.lambda_api import LambdaApi
 from springtide.backends.functions.emulator.launch import RECORD_NAME, EmulatorAddress
-from springtide.backends.functions.emulator.logs import LogBook
+from springtide.backends.functions.emulator.logs import LogIndex
 from springtide.backends.functions.emulator.runtime_api import RuntimeApi
 from springtide.backends.processes import identify
 from springtide.core.errors import BackendError
@@ -64,8 +64,8 @@ async def _serve(config: EmulatorConfig, state_dir: Path, token: str, port: int)
     num_instances = min(config.service.concurrency + _SPARE_INSTANCES, _MAX_INSTANCES)
     backs = [_listen(0) for _ in range(num_instances)]
     addresses = {back.getsockname()[1]: f"127.0.0.1:{back.getsockname()[1]}" for back in backs}
-    book = LogBook(lambda: round(time.time() * 1000))
-    fleet = Fleet(config, Boxes(config, state_dir, book), addresses)
+    logs = LogIndex(lambda: round(time.time() * 1000))
+    fleet = Fleet(config, Boxes(config, state_dir, logs), addresses)
     own_port = front.getsockname()[1]
 
     def stop() -> None:
@@ -76,7 +76,7 @@ async def _serve(config: EmulatorConfig, state_dir: Path, token: str, port: int)
     admin = AdminApi(fleet, token, stop)
     app = _by_port(
         own_port,
-        Starlette(routes=[*LambdaApi(fleet, book, token, state_dir).routes, *admin.routes]),
+        Starlette(routes=[*LambdaApi(fleet, logs, token, state_dir).routes, *admin.routes]),
         Starlette(routes=RuntimeApi(fleet).routes),
     )
     server: uvicorn.Server = _Server(

@@ -61,11 +61,11 @@ from springtide.core.errors import BackendError
 T = TypeVar("T")
 SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 CALL_TIMEOUT_S = 15.0
-# A watch says something, a bookmark at least, about once a minute; one that is silent for longer is begun anew.
+# A watch sends something, at least a bookmark, about once a minute; one that is silent longer is restarted.
 WATCH_SILENCE_S = 130.0
 PAGE_SIZE = 1000
 _JSON = "application/json"
-# No object is as long; a container may write without ever ending a line.
+# Longer than any object; a container may write without ever ending a line.
 _MOST_LINE_BYTES = 8 << 20
 
 
@@ -149,11 +149,11 @@ class KubeApi:
     # --- objects -----------------------------------------------------------------------------------------------------
 
     async def get(self, kind: Kind, name: str, namespace: str = "", *, subresource: str = "") -> Object:
-        """Read an object, as it is now. Raises NoSuchObject."""
+        """Read an object from the server. Raises NoSuchObject."""
         return await self._call("GET", kind.path(namespace, name, subresource))
 
     async def find(self, kind: Kind, name: str, namespace: str = "") -> Object | None:
-        """Read an object, as it is now; None where there is none."""
+        """Read an object from the server; None if there is none."""
         try:
             return await self.get(kind, name, namespace)
         except KubeApiError as error:
@@ -208,7 +208,7 @@ class KubeApi:
             except Expired:
                 if "continue" not in params:
                     raise
-                # The pages took longer than the server remembers: once more, in one piece.
+                # The listing's version expired between pages: list again, in one page.
                 params.pop("continue")
                 params.pop("limit")
                 items.clear()
@@ -259,7 +259,7 @@ class KubeApi:
         return await self._call("POST", kind.path(where), body, params=params)
 
     async def replace(self, kind: Kind, obj: Object, *, subresource: str = "") -> Object:
-        """Write an object whole. Raises VersionConflict where it is no longer the version that `obj` says."""
+        """Replace an object. Raises VersionConflict if its version is no longer that of `obj`."""
         key = key_of(obj)
         body = {"apiVersion": kind.api_version, "kind": kind.name, **obj}
         return await self._call("PUT", kind.path(*key, subresource), body, params={"fieldManager": FIELD_MANAGER})
@@ -275,7 +275,7 @@ class KubeApi:
         subresource: str = "",
         manager: str = FIELD_MANAGER,
     ) -> Object:
-        """Change parts of an object. "apply" makes it where there is none, and takes fields over from others."""
+        """Patch an object. "apply" creates it if there is none, and takes over fields of other managers."""
         params = {"fieldManager": manager}
         if how == "apply":
             params["force"] = "true"
@@ -316,7 +316,7 @@ class KubeApi:
         return True
 
     async def bind(self, pod: Key, node: str, *, uid: str = "") -> None:
-        """Put a pod on a node; `uid` says which pod of that name. Raises VersionConflict: it is bound already."""
+        """Bind a pod to a node; `uid` identifies the pod. Raises VersionConflict if it is bound already."""
         metadata: Object = {"name": pod.name, "namespace": pod.namespace}
         if uid:
             metadata["uid"] = uid
@@ -339,7 +339,7 @@ class KubeApi:
         since_time: str = "",
         timestamps: bool = False,
     ) -> AsyncIterator[bytes]:
-        """What a container wrote, line by line without the ends; with `follow` until it has ended."""
+        """A container's output, line by line without line ends; with `follow` until it has ended."""
         params = {"container": container, "sinceTime": since_time}
         params = {name: value for name, value in params.items() if value}
         numbers = {"tailLines": tail_lines, "limitBytes": limit_bytes}
@@ -352,13 +352,13 @@ class KubeApi:
     async def review(
         self, verb: str, kind: Kind, namespace: str = "", *, name: str = "", subresource: str = ""
     ) -> bool:
-        """Whether this user may do that to objects of that kind."""
+        """Whether this user has that right on objects of that kind."""
         body = access_review(verb, kind, namespace, name, subresource)
         answer = await self._call("POST", ACCESS_REVIEW.path(), body)
         return bool(answer.get("status", {}).get("allowed"))
 
     async def version(self) -> str:
-        """What the server is, such as `v1.30.2`; the cheapest way to ask whether it is there."""
+        """The server's version, such as `v1.30.2`; the cheapest call to find out whether it answers."""
         return str((await self._call("GET", "/version")).get("gitVersion", ""))
 
     # --- the wire ----------------------------------------------------------------------------------------------------
@@ -441,10 +441,10 @@ class KubeApi:
             yield rest
 
     async def _prove(self, headers: dict[str, str]) -> None:
-        """Put the credentials into the headers of the next call."""
+        """Add the credentials to the headers of the next call."""
         self.num_calls += 1
         if self._certificate is not None and self._certificate.refresh():
-            # A connection authenticates when it is made. Earlier watches go on until they end by themselves.
+            # Connections authenticate when they are made. Earlier watches continue until they end by themselves.
             await self.wire.renew()
         if self._auth is not None:
             headers["Authorization"] = await self._auth.said()
@@ -459,7 +459,7 @@ class KubeApi:
 
 
 def _decoded(decode: Callable[[bytes], T], data: bytes) -> T:
-    """Decode the body of an answer. Raises ServerFault where it is not an API server's, or cut short."""
+    """Decode the body of an answer. Raises ServerFault if it is not an API server's, or truncated."""
     try:
         return decode(data)
     except msgspec.MsgspecError as error:
@@ -467,7 +467,7 @@ def _decoded(decode: Callable[[bytes], T], data: bytes) -> T:
 
 
 def _configuration(kubeconfig: Path | str | None, context: str) -> tuple[SingleConfig, dict[str, Any]]:
-    """The configuration that counts, and what its cluster says that lightkube does not read. Raises ConfigError."""
+    """The configuration in force, and its cluster's fields that lightkube does not read. Raises ConfigError."""
     paths = named_kubeconfigs(kubeconfig)
     if not paths and os.environ.get("KUBERNETES_SERVICE_HOST") and (SERVICE_ACCOUNT_DIR / "token").exists():
         config, cluster = KubeConfig.from_service_account(SERVICE_ACCOUNT_DIR), {}

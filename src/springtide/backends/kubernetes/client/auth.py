@@ -19,10 +19,10 @@ import msgspec
 
 from springtide.core.errors import BackendError
 
-# How long what was read from a file is believed: the kubelet renews a token at four fifths of its life.
+# How long a token read from a file is used: the kubelet renews it at four fifths of its lifetime.
 FILE_BELIEVED_S = 60.0
 _COMMAND_S = 60.0
-# A token that is about to expire is replaced before a call would be refused for it.
+# A token is renewed this long before it expires.
 _EXPIRY_MARGIN_S = 10.0
 
 
@@ -79,7 +79,7 @@ class _Credential(msgspec.Struct):
 
 
 class TokenCommand:
-    """A bearer token that a command prints (`exec` in a kubeconfig), asked for again when it expires or is refused."""
+    """A bearer token printed by a command (`exec` in a kubeconfig), renewed when it expires or is refused."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], api_version: str) -> None:
         self._command = tuple(command)
@@ -122,7 +122,7 @@ class TokenCommand:
 
 
 class ClientCertificate:
-    """A client certificate in files, loaded again into its context when they change."""
+    """A client certificate in files, reloaded into its context when they change."""
 
     def __init__(self, context: ssl.SSLContext, certificate: Path, key: Path) -> None:
         self._context = context
@@ -131,7 +131,7 @@ class ClientCertificate:
         self._looked_at_s = time.monotonic()
 
     def refresh(self) -> bool:
-        """Look, at most once a minute, whether the files are others than before: then new connections are due."""
+        """Check, at most once a minute, whether the files have changed: if so, new connections are needed."""
         now_s = time.monotonic()
         if now_s - self._looked_at_s < FILE_BELIEVED_S:
             return False
@@ -142,7 +142,7 @@ class ClientCertificate:
         try:
             self._context.load_cert_chain(*self._paths)
         except (OSError, ssl.SSLError):
-            # Only one file of the pair has been replaced so far: keep the old pair until the next look.
+            # Only one file of the pair has been replaced so far: keep the old pair until the next check.
             return False
         self._seen = stamps
         return True

@@ -1,4 +1,4 @@
-"""What an API server holds, kept up to date here: objects of one kind, trimmed, readable from every thread.
+"""A cache of the API server's objects of one kind, trimmed, kept up to date and readable from every thread.
 
 List, then watch from the listing's version on. Whatever goes wrong with a watch, no reader decides by it: readers
 compare what should be with what is here. Four things keep that honest.
@@ -32,9 +32,9 @@ _log = logging.getLogger(__name__)
 
 Trim = Callable[[Object], Object]
 COMPARE_EVERY_S = 30.0
-# A comparison that takes long is made more rarely: never more than this part of the time goes into them.
+# The most of the time that comparisons may take: slow ones are made less often.
 _COMPARE_PART = 0.02
-# For how long a server that answers from the past is not believed. Longer: it was restored from a backup.
+# How long outdated answers of a server are rejected. After that it is taken to be restored from a backup.
 PAST_REFUSED_S = 60.0
 BACKOFF_S = (0.1, 10.0)
 _WATCH_S = (240.0, 480.0)
@@ -42,7 +42,7 @@ _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 class ObjectChange(NamedTuple):
-    """An object that is not as it was: `before` is None where it is new here, `now` is None where it is gone."""
+    """A changed object: `before` is None if it is new here, `now` is None if it is gone."""
 
     kind: Kind
     key: Key
@@ -51,11 +51,11 @@ class ObjectChange(NamedTuple):
 
 
 class _PastError(Exception):
-    """The server answered with an older state than was seen before."""
+    """The server answered with an older state than it did before."""
 
 
 def trim_metadata(obj: Object) -> Object:
-    """The object without what only servers and kubectl read; changes it."""
+    """Remove the fields that only servers and kubectl read; changes the object and returns it."""
     metadata = obj["metadata"]
     metadata.pop("managedFields", None)
     annotations = metadata.get("annotations")
@@ -101,7 +101,7 @@ class Cache:
     # --- for every thread --------------------------------------------------------------------------------------------
 
     def listen(self, listener: Callable[[ObjectChange], None]) -> None:
-        """From now on be told of every change. Objects that are here already are told of at once, on this thread."""
+        """Call the listener on every change; at once, on this thread, for each object that is cached already."""
         with self._lock:
             known = list(self._objects.items())
             self._listeners.append(listener)
@@ -109,11 +109,11 @@ class Cache:
             listener(ObjectChange(self.kind, key, None, obj))
 
     def get(self, name: str, namespace: str = "") -> Object | None:
-        """An object as it was last seen; not to be changed."""
+        """The cached object; not to be changed."""
         return self._objects.get(Key(namespace, name))
 
     def objects(self) -> list[Object]:
-        """Every object as it was last seen; not to be changed."""
+        """All cached objects; not to be changed."""
         with self._lock:
             return list(self._objects.values())
 
@@ -126,12 +126,12 @@ class Cache:
 
     @property
     def is_synced(self) -> bool:
-        """Whether every object that there was at some moment after the start has been seen."""
+        """Whether all objects have been listed at least once."""
         return self._synced.is_set()
 
     @property
     def problem(self) -> str:
-        """What keeps it from being up to date, as a sentence; empty where nothing does."""
+        """Why the cache is not up to date, as a sentence; empty if it is."""
         return next(iter(self._problems.values()), "")
 
     def wait_synced(self, timeout_s: float) -> bool:
@@ -147,7 +147,7 @@ class Cache:
                 tasks.create_task(_Reflector(self, api, namespace).run())
 
     async def confirm(self, api: KubeApi, name: str, namespace: str = "") -> Object | None:
-        """Read an object from the server itself, and remember it; None where it is gone. Raises ApiError."""
+        """Read an object from the server itself, and cache it; None if it is gone. Raises ApiError."""
         known = self._objects.get(Key(namespace, name))
         obj = await api.find(self.kind, name, namespace)
         if obj is not None:
@@ -157,7 +157,7 @@ class Cache:
         return None
 
     def put(self, obj: Object) -> Object:
-        """Take an object in unless a later state of it is here; the state that is here after that."""
+        """Cache an object unless a later state of it is cached; returns the cached state."""
         key = key_of(obj)
         with self._lock:
             before = self._objects.get(key)
@@ -171,7 +171,7 @@ class Cache:
         return now
 
     def drop(self, key: Key, gone: Object | None = None) -> None:
-        """Forget an object, unless it is a later one than `gone`."""
+        """Remove an object, unless the cached one is later than `gone`."""
         with self._lock:
             before = self._objects.get(key)
             if before is None or (gone is not None and _is_older(gone, before)):
@@ -185,18 +185,18 @@ class Cache:
             return {key: obj for key, obj in self._objects.items() if not namespace or key.namespace == namespace}
 
     def selects(self, obj: Object) -> bool:
-        """Whether an object that is just made belongs here, as far as its namespace tells."""
+        """Whether a new object belongs to this cache, judged by its namespace."""
         namespace = obj["metadata"].get("namespace", "")
         return "" in self.namespaces or namespace in self.namespaces
 
     def note_synced(self, namespace: str) -> None:
-        """A namespace was listed for the first time, or again."""
+        """A namespace was listed."""
         self._unsynced.discard(namespace)
         if not self._unsynced:
             self._synced.set()
 
     def note_problem(self, namespace: str, problem: str) -> None:
-        """What keeps a namespace from being up to date; empty where nothing does."""
+        """Set why a namespace is not up to date; empty if it is."""
         if problem and self._problems.get(namespace) != problem:
             _log.warning("%s: %s", self.kind.plural, problem)
         if problem:
@@ -205,7 +205,7 @@ class Cache:
             self._problems.pop(namespace, None)
 
     def jitter(self, low: float, high: float) -> float:
-        """A number in between, so that not all callers come at once."""
+        """A random number in this range, so that callers do not act at the same moment."""
         return float(self._rng.uniform(low, high))
 
     def _tell(self, change: ObjectChange) -> None:
@@ -213,7 +213,7 @@ class Cache:
             try:
                 listener(change)
             except Exception:
-                # One listener's mistake must not keep the others, or the watch, from going on.
+                # An error in one listener must stop neither the others nor the watch.
                 _log.exception("a listener to %s failed on %s", self.kind.plural, change.key)
 
 
@@ -228,7 +228,7 @@ class _Reflector:
         # version is the whole server's, which a kind of its own may lag behind without being old).
         self._version = ""
         self._seen = 0
-        # What a comparison has settled: a notification up to there tells nothing that is not known.
+        # The version of the last comparison: notifications up to it are known already.
         self._settled = 0
         self._past_since_s: float | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -264,21 +264,22 @@ class _Reflector:
             except KubeApiError as error:
                 problem = str(error)
                 if not error.is_passing:
-                    # Not allowed, or no such kind: that is for people to mend, and a version may be of another server.
+                    # No right, or no such kind: a person has to fix that, maybe by another server, so forget the
+                    # version.
                     self._version = ""
                 if error.retry_after_s:
                     await asyncio.sleep(error.retry_after_s)
             except BackendError as error:
                 problem = str(error)
             except Exception as error:
-                # A mistake in a trim or an object that is no object: one kind of trouble must not end the watch.
+                # An error in `trim`, or a malformed object, must not end the watch.
                 _log.exception("watching %s failed", self._cache.kind.plural)
                 problem, self._version = f"watching failed: {error!r}", ""
             if problem is not None:
                 self._cache.note_problem(self._namespace, problem)
             if problem is None or time.monotonic() - began_s > BACKOFF_S[1]:
                 backoff_s = BACKOFF_S[0]
-            # A watch that ends at once every time must not become a loop without a pause either.
+            # Pause also if every watch ends at once.
             await asyncio.sleep(self._cache.jitter(backoff_s / 2, backoff_s))
             backoff_s = min(backoff_s * 2, BACKOFF_S[1])
 
@@ -300,7 +301,7 @@ class _Reflector:
         self._cache.note_synced(self._namespace)
 
     def _refuse_past(self, listing: Listing) -> None:
-        """Raise _PastError where a listing is older than what was seen, until that has been so for too long."""
+        """Raise _PastError if a listing is older than what was seen, unless that has lasted too long."""
         version = _number(listing.resource_version)
         if version < 0 or version >= self._seen:
             self._past_since_s = None
@@ -369,7 +370,7 @@ class _Reflector:
                 if self._version:
                     await self._compare()
             except (BackendError, _PastError) as error:
-                # Whatever else it is, the watch meets it, too, and says so. A watch from a version that the server has
+                # Other errors are met and reported by the watch as well. But a watch from a version that the server has
                 # not reached yet is merely silent.
                 if _is_of_the_past(error) and self._has_lasted() and self._watching is not None:
                     self._watching.cancel()
@@ -379,9 +380,9 @@ class _Reflector:
             pause_s = max(self._cache.compare_every_s, (time.monotonic() - began_s) / _COMPARE_PART)
 
     async def _compare(self) -> None:
-        """List all objects, and correct what notifications missed."""
-        # All in one answer, which the server has in its memory; objects of it would hold this thread up for a second
-        # and more where there are thousands.
+        """List all objects, and correct what notifications have missed."""
+        # List in one answer, which the server has in memory, and decode only heads: decoding thousands of whole objects
+        # would block this thread for a second and more.
         listing = await self._api.heads(
             self._cache.kind,
             self._namespace,
@@ -395,7 +396,7 @@ class _Reflector:
         self._past_since_s = None
         listed = {head.key: head for head in listing.items}
         held = self._cache.held(self._namespace)
-        # An object that is newer here than the listing was made after it.
+        # A cached object that is newer than the listing was created after it.
         gone = [(key, obj) for key, obj in held.items() if key not in listed and version_of(obj) <= version]
         other = [key for key, head in listed.items() if key not in held or not _is_current(held[key], head)]
         for key, obj in gone:
@@ -408,7 +409,7 @@ class _Reflector:
 
 
 def _is_of_the_past(error: Exception) -> bool:
-    """Whether the server answered that it has not reached the version that was asked for."""
+    """Whether the server answered that it has not reached the requested version."""
     is_behind = isinstance(error, KubeApiError) and "Too large resource version" in error.message
     return is_behind or isinstance(error, _PastError)
 
@@ -418,13 +419,13 @@ def _number(version: str) -> int:
 
 
 def _is_older(obj: Object, than: Object) -> bool:
-    """Whether an object is an earlier state than another, or an earlier object of that name."""
+    """Whether an object is an earlier state of another, or an earlier object of that name."""
     one, other = version_of(obj), version_of(than)
     return 0 <= one < other
 
 
 def _is_current(known: Object, listed: ResponseHead) -> bool:
-    """Whether what is known of an object is what a listing says of it, or later."""
+    """Whether the cached state of an object is the listed one, or later."""
     version = version_of(known)
     if uid_of(known) != listed.uid:
         return version > listed.version

@@ -1,4 +1,4 @@
-"""What an API server refuses with, by status; whether asking again the same way makes sense is said here once."""
+"""Errors of an API server by status, and whether repeating a call makes sense."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class KubeApiError(BackendError):
 
 
 class Unreachable(KubeApiError):
-    """No answer: the server is away, or the connection broke. The call may have been carried out all the same."""
+    """No answer: the server is down, or the connection broke. The call may have been carried out nevertheless."""
 
     def __init__(self, message: str) -> None:
         super().__init__(0, "Unreachable", message)
@@ -51,11 +51,11 @@ class NotAuthenticated(KubeApiError):
 
 
 class KubeForbidden(KubeApiError):
-    """403: the user may not, or an admission rule says no."""
+    """403: the user lacks the right, or an admission rule refused."""
 
 
 class QuotaExceeded(KubeForbidden):
-    """403 for want of quota: the same call succeeds when the namespace has room."""
+    """403 for lack of quota: the same call succeeds when the namespace has room."""
 
 
 class NoSuchObject(KubeApiError):
@@ -67,23 +67,23 @@ class AlreadyExists(KubeApiError):
 
 
 class VersionConflict(KubeApiError):
-    """409: the object is another one than the caller saw (version, uid), or does not allow it in its present state."""
+    """409: the object has another version or uid than the caller named, or its state does not allow the call."""
 
 
 class Expired(KubeApiError):
-    """410: the version to watch from, or to go on listing from, is too old for the server to know."""
+    """410: the version to watch from, or to continue a listing from, has expired."""
 
 
 class Invalid(KubeApiError):
-    """422 or 400: the object cannot be; `fields` says where."""
+    """422 or 400: the object is invalid; `fields` says where."""
 
 
 class TooManyRequests(KubeApiError):
-    """429: the server wants to be asked later, or a disruption budget does not allow an eviction now."""
+    """429: the server is overloaded, or a disruption budget does not allow an eviction now."""
 
 
 class ServerFault(KubeApiError):
-    """5xx: the server, or something that it asks, is not well."""
+    """5xx: the server, or a service that it depends on, has failed."""
 
 
 _BY_STATUS: dict[int, type[KubeApiError]] = {
@@ -116,11 +116,11 @@ class _Status(msgspec.Struct):
 
 
 def error_of(status: int, body: bytes, retry_after: str = "") -> KubeApiError:
-    """The error that an answer is. `retry_after` is the header of that name."""
+    """The error for an answer. `retry_after` is the header of that name."""
     try:
         told = msgspec.json.decode(body, type=_Status)
     except msgspec.MsgspecError:
-        # A proxy in between answers in a format of its own.
+        # The answer may be from a proxy, in a format of its own.
         told = _Status(message=body[:300].decode(errors="replace").strip())
     status = status or told.code
     details = told.details or _Details()

@@ -21,11 +21,11 @@ class Kind(NamedTuple):
 
     @property
     def api_version(self) -> str:
-        """What objects of this kind say as `apiVersion`."""
+        """The `apiVersion` of objects of this kind."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
-        """The path of an object, or of all of them where `name` is empty; of every namespace where that is empty."""
+        """The path of an object, or of all of them if `name` is empty; across namespaces if `namespace` is empty."""
         parts = [f"/apis/{self.group}" if self.group else "/api", self.version]
         if self.is_namespaced and namespace:
             parts += ["namespaces", namespace]
@@ -38,7 +38,7 @@ class Kind(NamedTuple):
 
 
 class Key(NamedTuple):
-    """Which object of a kind. `namespace` is empty where the kind has none."""
+    """The namespace and name of an object. `namespace` is empty for kinds without namespaces."""
 
     namespace: str
     name: str
@@ -80,7 +80,7 @@ def key_of(obj: Object) -> Key:
 
 
 def uid_of(obj: Object) -> str:
-    """What tells an object from another one that had its name before; empty where the server has not seen it yet."""
+    """An object's uid, which differs between objects of one name; empty if the server has not seen it yet."""
     return str(obj["metadata"].get("uid", ""))
 
 
@@ -101,5 +101,5 @@ def number_of(version: str) -> int:
 
 
 def is_ending(obj: Object) -> bool:
-    """Whether the object was asked to go and is not gone yet."""
+    """Whether the object is being deleted."""
     return "deletionTimestamp" in obj["metadata"]

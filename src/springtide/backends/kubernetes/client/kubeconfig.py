@@ -16,14 +16,14 @@ _PATHS = ("certificate-authority", "client-certificate", "client-key", "tokenFil
 
 
 def named_kubeconfigs(kubeconfig: Path | str | None) -> list[Path]:
-    """The files that were asked for: by argument, else by $KUBECONFIG; none where neither names any."""
+    """The files named by the argument, else by $KUBECONFIG; none if neither names any."""
     if kubeconfig:
         return [Path(kubeconfig).expanduser()]
     return [Path(part).expanduser() for part in os.environ.get("KUBECONFIG", "").split(os.pathsep) if part]
 
 
 def read_kubeconfigs(paths: Sequence[Path]) -> dict[str, Any]:
-    """One configuration of several files: of what has one name, the first counts. Raises BackendError."""
+    """Merge several files: of entries with one name, the first counts. Raises BackendError."""
     merged: dict[str, Any] = {"current-context": "", **{name: [] for name in _LISTS}}
     there = [path for path in paths if path.is_file()]
     if not there:
@@ -44,7 +44,7 @@ def read_kubeconfigs(paths: Sequence[Path]) -> dict[str, Any]:
 
 
 def chosen_cluster(config: dict[str, Any], context: str) -> dict[str, Any]:
-    """The cluster of a context, or of the current one. Raises BackendError: there is none of that name."""
+    """The cluster of a context, or of the current one. Raises BackendError if there is none of that name."""
     name = context or config["current-context"]
     contexts = {entry["name"]: entry["context"] for entry in config["contexts"]}
     if name not in contexts:
@@ -72,6 +72,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _absolute(entry: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """An entry whose paths do not depend on where it was read; empty values are none."""
+    """The entry with absolute paths and without empty values."""
     kept = {name: value for name, value in entry.items() if value is not None and value != ""}
     return {name: str(folder / value) if name in _PATHS else value for name, value in kept.items()}

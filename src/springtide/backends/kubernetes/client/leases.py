@@ -29,22 +29,22 @@ from springtide.core.errors import BackendError
 
 _log = logging.getLogger(__name__)
 
-# The holder acts for this part of the lease after its last renewal was sent; a process that waits, waits for all of it.
+# The fraction of the lease for which its holder acts after its last renewal; others wait for all of it.
 ACTS_PART = 0.8
 _RENEW_PART = 0.25
 _LOOK_PART = 0.15
-# What the clocks of two machines may differ in rate, and a call that is under way may take to be sent.
+# Allowance for clocks of different speed, and for a call that is under way.
 _RELEASED_LEASE_S = 1
 Role = Literal["waiting", "leading", "over"]
 
 
 def boot_s() -> float:
-    """Seconds since the machine started, those included in which it was suspended."""
+    """Seconds since the machine started, including those in which it was suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 def identity_of_this_process() -> str:
-    """A name that no other process has, nor this one after a restart."""
+    """A name unique to this process; another after a restart."""
     return f"{os.environ.get('POD_NAME') or socket.gethostname()}_{os.getpid()}_{uuid.uuid4().hex[:8]}"
 
 
@@ -82,12 +82,12 @@ class Leadership:
         self._on_lost = on_lost
         self._clock = clock
         self._labels = labels or {}
-        # Waiting processes must not all look at the same moment: without a seed each draws by its own name.
+        # Waiting processes must not all read at the same moment: without a seed each is seeded by its own name.
         self._rng = np.random.default_rng(zlib.crc32(self.identity.encode()) if seed is None else seed)
         self._lock = threading.Lock()
         self._role: Role = "waiting"
         self._acts_until_s = float("-inf")
-        # What the record of another holder was when it was last seen to change, and when that was.
+        # The record of another holder when it last changed, and when that was noticed.
         self._seen: tuple[Any, ...] = ()
         self._seen_at_s = float("-inf")
 
@@ -105,7 +105,7 @@ class Leadership:
         return self._role == "leading" and self._clock() >= self._acts_until_s
 
     def may_act(self) -> bool:
-        """Whether whatever is sent now comes before another process may lead. Asked before every write."""
+        """Whether a call sent now arrives before another process may lead. Checked before every write."""
         return self._role == "leading" and self._clock() < self._acts_until_s
 
     async def run(self, api: KubeApi) -> None:
@@ -155,21 +155,21 @@ class Leadership:
         self.num_changes = int(spec.get("leaseTransitions") or 0)
         if holder not in ("", self.identity, self.predecessor) and not self._has_run_out(lease):
             return False
-        # A write of ours whose answer never came may have made us the holder: write again, and count from now.
+        # A write whose answer was lost may have made this process the holder: write again, and count from now.
         sent_s = self._clock()
         await api.replace(LEASE, self._record(lease))
         self._lead(sent_s)
         return True
 
     def _has_run_out(self, lease: Object) -> bool:
-        """Whether the record has not changed for as long as its holder said, on our clock."""
+        """Whether the record has not changed, on this clock, for as long as its holder specified."""
         spec = lease["spec"]
         seen = (lease["metadata"].get("uid"), spec.get("holderIdentity"), spec.get("renewTime"))
         now_s = self._clock()
         if seen != self._seen:
             self._seen, self._seen_at_s = seen, now_s
             return False
-        # Whichever is longer: our own lease time, or the duration that the holder wrote.
+        # The longer of this process's lease time and the duration that the holder wrote.
         return now_s - self._seen_at_s > max(self.lease_s, float(spec.get("leaseDurationSeconds") or 0))
 
     def _lead(self, sent_s: float) -> None:
@@ -188,7 +188,7 @@ class Leadership:
     async def _renew(self, api: KubeApi) -> bool:
         lease = await api.find(LEASE, self.lease.name, self.lease.namespace)
         if lease is None:
-            # It was deleted: the process that makes it first holds it.
+            # It was deleted: the first process that creates it holds it.
             sent_s = self._clock()
             await api.create(LEASE, self._record(None), self.lease.namespace)
         else:
@@ -216,7 +216,7 @@ class Leadership:
     # --- both --------------------------------------------------------------------------------------------------------
 
     async def _quietly(self, task: Callable[[KubeApi], Any], api: KubeApi) -> bool:
-        """Run a task for a part of the lease at most; False where the server does not let it, for now."""
+        """Run a task, for a fraction of the lease at most; False if the server does not answer or refuses for now."""
         try:
             # Not `wait_for`, which up to Python 3.11 swallows a cancellation that comes as the call ends.
             async with asyncio.timeout(self.lease_s * _RENEW_PART):
@@ -235,7 +235,7 @@ class Leadership:
         return done
 
     def _record(self, lease: Object | None) -> Object:
-        """The Lease with us as its holder; written whole, under the version that was read."""
+        """The Lease with this process as its holder; written whole, at the version that was read."""
         now = _now()
         old = (lease or {}).get("spec") or {}
         is_ours = old.get("holderIdentity") == self.identity

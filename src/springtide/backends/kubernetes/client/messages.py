@@ -39,7 +39,7 @@ class Listing(NamedTuple):
 
 
 class HeadMetadata(msgspec.Struct, gc=False):
-    """Which object one is, and in which state."""
+    """The identity and version of an object."""
 
     name: str
     namespace: str = ""
@@ -48,7 +48,7 @@ class HeadMetadata(msgspec.Struct, gc=False):
 
 
 class ResponseHead(msgspec.Struct, gc=False):
-    """An object of a listing, as far as it is needed for telling whether it is known."""
+    """An object of a listing, reduced to its metadata."""
 
     metadata: HeadMetadata
 
@@ -58,7 +58,7 @@ class ResponseHead(msgspec.Struct, gc=False):
 
     @property
     def uid(self) -> str:
-        """What tells it from an earlier object of its name."""
+        """The object's uid."""
         return self.metadata.uid
 
     @property
@@ -68,7 +68,7 @@ class ResponseHead(msgspec.Struct, gc=False):
 
 
 class Heads(NamedTuple):
-    """The heads of objects of one kind, as they were together at `resource_version`."""
+    """The heads of all objects of one kind at `resource_version`."""
 
     items: list[ResponseHead]
     resource_version: str
@@ -105,7 +105,7 @@ def selectors(labels: str, fields: str) -> dict[str, str]:
 
 
 def access_review(verb: str, kind: Kind, namespace: str, name: str, subresource: str) -> Object:
-    """The question whether the user that asks may do that to objects of that kind."""
+    """A SelfSubjectAccessReview: whether the caller has that right on objects of that kind."""
     attributes = {
         "verb": verb,
         "group": kind.group,
@@ -123,7 +123,7 @@ def access_review(verb: str, kind: Kind, namespace: str, name: str, subresource:
 
 
 def kind_of_write(method: str, path: str) -> str:
-    """Which writes cost a server alike: a POST's path ends with what is made, those to a status with that."""
+    """The kind of a write, so that writes of one kind cost the server alike: method and last part of the path."""
     end = path.rpartition("/")[2]
     return f"{method} {end}" if method == "POST" or end == "status" else method
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-# What the members of a list are told apart by, as the API server does it; lists not named here go by `name`.
+# The key of the members of a list, as in the API server; lists not named here use `name`.
 _KEYS = {"volumeMounts": "mountPath", "ports": "containerPort", "tolerations": "key", "hostAliases": "ip"}
 
 
 def merge(base: Any, over: Any, field: str = "") -> Any:
-    """Return `base` with `over` laid on top. None takes away what was there; neither argument is changed."""
+    """Return `base` with `over` merged into it. None removes a value; neither argument is changed."""
     if isinstance(base, dict) and isinstance(over, dict):
         merged = dict(base)
         for name, value in over.items():
@@ -25,7 +25,7 @@ def merge(base: Any, over: Any, field: str = "") -> Any:
 
 def _merge_lists(base: list[Any], over: list[Any], key: str) -> list[Any]:
     if not all(isinstance(member, dict) and key in member for member in [*base, *over]):
-        # Members that bear no name, such as a command's words, stand for the whole.
+        # Lists whose members have no key, such as a command's words, are replaced as a whole.
         return over
     merged = {member[key]: member for member in base}
     for member in over:

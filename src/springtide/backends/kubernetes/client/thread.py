@@ -1,7 +1,7 @@
-"""The one thread that talks to the API server: caches, writes, and whatever else has to wait for it.
+"""The one thread that talks to the API server: caches, writes, and other calls.
 
-No other thread waits. The decision loop and the workers' reactor hand over what they want done and go on; what
-came of it is told to their callbacks, on this thread.
+No other thread waits for the server. The decision loop and the workers' reactor pass on what is to be done and
+continue; outcomes are passed to callbacks on this thread.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from springtide.core.errors import BackendError
 try:
     import uvloop
 except ImportError:
-    # There is none for Windows, from where `springtide run --on k8s` is said: asyncio's own loop does the same.
+    # uvloop does not exist for Windows, where `springtide run --on k8s` may be used: asyncio's own loop does the same.
     _new_loop = None
 else:
     _new_loop = uvloop.new_event_loop
@@ -38,9 +38,9 @@ _CLOSE_S = 5.0
 
 
 class ApiThread:
-    """Runs everything that is asked of one cluster. `open` first, `close` at last; any thread may call its methods.
+    """Runs all calls to one cluster. `open` first, `close` last; its methods may be called from any thread.
 
-    `connect` makes the KubeApi (on the thread). `may_write` is asked before every write (Leadership.may_act).
+    `connect` creates the KubeApi (on the thread). `may_write` is checked before every write (Leadership.may_act).
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class ApiThread:
         self._connect = connect
         self._concurrency = concurrency
         self._may_write = may_write
-        # Processes that lost one server together must not come back together: without a seed each draws its own pauses.
+        # Processes that lost a server at the same time must not reconnect at the same time: unseeded, pauses differ.
         self._seed = zlib.crc32(f"{socket.gethostname()}/{os.getpid()}".encode()) if seed is None else seed
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -66,17 +66,17 @@ class ApiThread:
         self._api: KubeApi | None = None
         self._writes: Writes | None = None
 
-    # --- its life ----------------------------------------------------------------------------------------------------
+    # --- start and end -----------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Start the thread; asks nothing of the server yet. Raises BackendError: no way to a cluster is known."""
+        """Start the thread, without a call to the server. Raises BackendError if no cluster is configured."""
         opened: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._run, args=(opened,), name="kubernetes-api", daemon=True)
         self._thread.start()
         opened.result()
 
     def close(self, timeout_s: float = _CLOSE_S) -> None:
-        """Cut off what runs, drop what waits, and end the thread."""
+        """Cancel running calls, drop queued ones, and end the thread."""
         if self._loop is None or self._thread is None or self._is_closing:
             return
         self._is_closing = True
@@ -90,7 +90,7 @@ class ApiThread:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # --- what it is asked --------------------------------------------------------------------------------------------
+    # --- calls -------------------------------------------------------------------------------------------------------
 
     def cache(
         self,
@@ -120,7 +120,7 @@ class ApiThread:
         return cache
 
     def sync(self, timeout_s: float) -> None:
-        """Wait until every cache is synced. Raises BackendError, with what keeps one from it."""
+        """Wait until every cache is synced. Raises BackendError with the reason if one is not."""
         until_s = time.monotonic() + timeout_s
         for cache in self._caches:
             if not cache.wait_synced(max(0.0, until_s - time.monotonic())):
@@ -135,12 +135,12 @@ class ApiThread:
         done: Callable[[Any], None] | None = None,
         failed: Callable[[BackendError], None] | None = None,
         waiting: Callable[[str], None] | None = None,
-        stands: Callable[[], bool] | None = None,
+        is_still_wanted: Callable[[], bool] | None = None,
     ) -> None:
-        """Have an effect run, in order among those of the same key; see Writes.put. Returns at once."""
+        """Queue an effect, in order with those of the same key; see Writes.put. Returns at once."""
 
         def put() -> None:
-            self.writes.put(key, effect, done=done, failed=failed, waiting=waiting, stands=stands)
+            self.writes.put(key, effect, done=done, failed=failed, waiting=waiting, is_still_wanted=is_still_wanted)
             self._hand(-1)
 
         self._hand(1)
@@ -170,7 +170,7 @@ class ApiThread:
             raise BackendError(f"the API server {self.api.server} has not answered within {timeout_s:g} s") from error
 
     def soon(self, function: Callable[[], object]) -> None:
-        """Have a function called on the thread, after those asked for before. Dropped once closed."""
+        """Call a function on the thread, after those queued earlier. Dropped once closed."""
         try:
             self._running().call_soon_threadsafe(_guarded, function)
         except RuntimeError:
@@ -178,7 +178,7 @@ class ApiThread:
                 raise
 
     def later(self, delay_s: float, function: Callable[[], object]) -> None:
-        """Have a function called on the thread after a while; for this thread alone."""
+        """Call a function on the thread after a delay; only to be used on this thread."""
         self._running().call_later(delay_s, _guarded, function)
 
     def every(self, period_s: float, function: Callable[[], Awaitable[None] | None]) -> None:
@@ -197,35 +197,35 @@ class ApiThread:
         self.run(repeat)
 
     def confirm(self, cache: Cache, name: str, namespace: str, told: Callable[[Object | None], None]) -> None:
-        """Ask the server itself about an object of a cache, until it answers; `told` is called on the thread."""
+        """Read an object of a cache from the server, retried until it answers; `told` is called on the thread."""
         self.write(
             (cache.kind, namespace, name, "confirm"),
             lambda api: cache.confirm(api, name, namespace),
             done=told,
         )
 
-    # --- how it stands -----------------------------------------------------------------------------------------------
+    # --- status ------------------------------------------------------------------------------------------------------
 
     @property
     def api(self) -> KubeApi:
-        """The API server; its coroutines are to be run on this thread."""
+        """The API server; its coroutines must be run on this thread."""
         assert self._api is not None, "not open"
         return self._api
 
     @property
     def writes(self) -> Writes:
-        """The writes; for this thread alone, but for the numbers."""
+        """The writes; only to be used on this thread, except for the numbers."""
         assert self._writes is not None, "not open"
         return self._writes
 
     @property
     def caches(self) -> tuple[Cache, ...]:
-        """Every cache, in the order in which they were asked for."""
+        """Every cache, in the order of creation."""
         return tuple(self._caches)
 
     @property
     def heard_age_s(self) -> float:
-        """How long ago the API server last said anything; infinite where it never has."""
+        """How long ago the API server last sent anything; infinite if it never has."""
         return time.monotonic() - self.api.heard_at_s
 
     @property
@@ -234,7 +234,7 @@ class ApiThread:
 
     @property
     def problem(self) -> str:
-        """What keeps the platform from its cluster, as a sentence; empty where nothing does."""
+        """Why the platform has no connection to its cluster, as a sentence; empty if it has."""
         problems = (*(cache.problem for cache in self._caches), self.writes.problem)
         return next((problem for problem in problems if problem), "")
 
@@ -261,7 +261,7 @@ class ApiThread:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._api.close()
-        # What was handed over at the last moment becomes tasks, which the runner ends; else it would never be begun.
+        # Turn calls queued at the last moment into tasks, so that the runner cancels them.
         await asyncio.sleep(0)
 
     async def _watched(self, task: Callable[[KubeApi], Coroutine[Any, Any, T]]) -> T:

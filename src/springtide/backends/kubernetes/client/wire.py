@@ -1,8 +1,8 @@
-"""HTTP to one API server: connections that are kept, answers whole or as they come, proxies and certificates.
+"""HTTP to one API server: persistent connections, whole and streamed answers, proxies and certificates.
 
-A control plane makes several calls for each pod that it starts, so that what a call costs its own processor is what
-limits it. Answers are not asked to be compressed: the server and its control plane stand near each other, and both
-would pay for it.
+A control plane makes several calls for each pod that it starts, so its own CPU time per call is the bottleneck.
+Answers are not compressed: the server and its control plane are close to each other, and compression would cost both
+CPU time.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from yarl import URL
 from springtide.backends.kubernetes.client.errors import Unreachable
 
 CONNECT_TIMEOUT_S = 5.0
-# API servers, and what stands before them, end idle connections; this side does so before.
+# API servers and their proxies close idle connections; this side closes them earlier.
 IDLE_S = 30.0
-# How often, and with what pause in seconds, connections that do not end are cut when all is over.
+# At close: how often, and with what pause in seconds, remaining connections are aborted.
 END_TURNS, END_TURN_S = 50, 0.01
 # A connection whose other end vanished without closing it is detected within half a minute.
 SOCKET_OPTIONS = [
@@ -44,14 +44,14 @@ SOCKET_OPTIONS = [
     ),
 ]
 
-# A body beyond this is handed to the connection in pieces.
+# Larger bodies are written in pieces.
 _WHOLE_BODY_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 18
 _TROUBLES = (aiohttp.ClientError, OSError, ValueError)
 
 
 class Reply(NamedTuple):
-    """An answer, whole. Headers are found by their names in any case."""
+    """A complete answer. Header names are case-insensitive."""
 
     status: int
     headers: Mapping[str, str]
@@ -59,7 +59,7 @@ class Reply(NamedTuple):
 
 
 class Stream:
-    """An answer that is still coming. Headers are found by their names in any case."""
+    """A streamed answer. Header names are case-insensitive."""
 
     def __init__(self, response: aiohttp.ClientResponse, server: str) -> None:
         self.status = response.status
@@ -68,7 +68,7 @@ class Stream:
         self._server = server
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """What is left of its body, as it comes. Raises Unreachable."""
+        """The rest of its body, as it arrives. Raises Unreachable."""
         try:
             async for chunk in self._response.content.iter_any():
                 yield chunk
@@ -77,7 +77,7 @@ class Stream:
 
 
 class Wire:
-    """The way to one API server, from one event loop.
+    """HTTP connections to one API server, for one event loop.
 
     `context` is for servers at https, `server_name` what the server's certificate is for where that is not its address,
     `proxy` the URL of one in between. `headers` go with every call.
@@ -126,11 +126,11 @@ class Wire:
         try:
             yield Stream(response, self._server)
         finally:
-            # What was not read to its end ends with its connection.
+            # A stream that was not read to its end closes its connection.
             response.close()
 
     async def renew(self) -> None:
-        """Make calls over new connections, which authenticate anew, from now on. What is open is read to its end."""
+        """Use new connections, which authenticate anew, for further calls. Open streams are read to their end."""
         if self._retired is not None:
             await self._retired.close()
         self._retired, self._session = self._session, None
@@ -202,7 +202,7 @@ def unreachable(server: str, error: BaseException) -> Unreachable:
 
 
 def proxy_for(server: str) -> str | None:
-    """The proxy that the environment names for an address (HTTPS_PROXY, NO_PROXY), if any."""
+    """The proxy for an address in the environment (HTTPS_PROXY, NO_PROXY), if any."""
     url = urlsplit(server)
     if urllib.request.proxy_bypass(url.hostname or ""):
         return None

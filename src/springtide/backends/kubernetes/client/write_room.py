@@ -1,9 +1,9 @@
-"""How many writes may be under way at once: as many as keep the API server busy, and no more than that.
+"""The limit on concurrent writes: as many as keep the API server busy, and no more.
 
-What is sent to a server that is busy already only waits there, in front of all other calls and of the news that
-watches bring. How long calls take tells: each kind of call is compared with the quickest of its kind lately, and what
-it took beyond that it has waited. A far server is slow from the first call on and has room for all; a busy one becomes
-slow by what it is sent. (TCP Vegas does the same with segments.)
+Requests to a busy server only queue there, in front of all other calls and of notifications of watches. The queue is
+estimated from durations: each kind of call is compared with the quickest of its kind lately; the excess is waiting. A
+distant server is slow from the first call on and has room for all; a busy one becomes slow by the load. (TCP Vegas
+does the same with segments.)
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-# So many writes may wait in the server: below the first there is room for more, beyond the second there are too many.
+# Writes queued in the server: below the first number the limit rises, above the second it falls.
 FEW_WAITING, MANY_WAITING = 4.0, 8.0
-# The quickest call of a kind counts for one to two of these: then a server that has become slower is believed.
+# The quickest call of a kind counts for one to two periods; then a server that became slower is accepted as such.
 PERIOD_S = 15.0
-# Of how many calls the present waiting is the mean, about.
+# The number of calls, roughly, over which the waiting time is averaged.
 _SMOOTH = 16.0
 
 
 class WriteRoom:
-    """Room for at most `most` writes, for one event loop: `enter`, then `leave`; `note` what each call of it took."""
+    """Room for at most `most` writes, for one event loop: `enter`, then `leave`; `note` the duration of each call."""
 
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.most = most
@@ -30,9 +30,9 @@ class WriteRoom:
         self._clock = clock
         self._num_inside = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
-        # By kind of call: when its period began, and the quickest of it and of the one before.
+        # By kind of call: when its period began, and the quickest call of it and of the previous one.
         self._quickest: dict[str, tuple[float, float, float]] = {}
-        # The part of a call's time that it does not wait.
+        # The fraction of a call's duration that is not waiting.
         self._served_part = 1.0
 
     async def enter(self) -> None:
@@ -46,7 +46,7 @@ class WriteRoom:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                # Its turn came as it was cancelled: give the place up again.
+                # It was cancelled just when its turn came: leave again.
                 self.leave()
             raise
 
@@ -59,17 +59,17 @@ class WriteRoom:
                 turn.set_result(None)
 
     def note(self, kind: str, took_s: float) -> None:
-        """A call of that kind was answered after so long."""
+        """Record the duration of a call of that kind."""
         quickest_s = self._quickest_s(kind, took_s)
         part = quickest_s / took_s if took_s > 0.0 else 1.0
         self._served_part += (part - self._served_part) / _SMOOTH
 
     def note_refused(self) -> None:
-        """The server has said that these are too many: half of them from now on."""
+        """The server answered that there are too many: halve the limit."""
         self.allowed = max(1.0, self.allowed / 2.0)
 
     def note_taken(self) -> None:
-        """A write has succeeded: a little more is tried, unless too many wait."""
+        """A write has succeeded: raise the limit a little, unless too many writes are queued."""
         num_waiting = self.allowed * (1.0 - self._served_part)
         if num_waiting > MANY_WAITING:
             self.allowed = max(MANY_WAITING, self.allowed - (num_waiting - MANY_WAITING) / self.allowed)

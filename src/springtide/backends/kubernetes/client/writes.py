@@ -1,9 +1,9 @@
-"""Writing to the API server: in order for each object, as many at once as it has room for, again while it makes sense.
+"""Writes to the API server: in order for each object, with limited concurrency, retried while that makes sense.
 
-A write is an effect: a coroutine that makes something true, whatever is there before (so that it may be run twice). A
-conflict runs it again at once, because it reads what is there now; a server that is away or has too much to do is asked
-later, for ever, as long as the write still stands; a refusal (403, 404, 422) is final and goes to `failed`. A process
-that may not act at the moment sends nothing, and looks again soon.
+A write is an effect: an idempotent coroutine that makes something true. After a conflict it is repeated at once,
+because it reads the present state; while a server is down or overloaded it is retried without limit, as long as the
+write is still wanted; a refusal (403, 404, 422) is final and goes to `failed`. A process that may not write at the
+moment sends nothing and tries again soon.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _log = logging.getLogger(__name__)
 CONCURRENCY = 32
 BACKOFF_S = (0.1, 15.0)
 _LOOK_AGAIN_S = 0.25
-# A conflict means that another process wrote in between. One that comes back this often is no accident: wait a little.
+# A conflict means that another process wrote in between. After this many in a row, pause before the next try.
 _PROMPT_CONFLICTS = 5
 
 Effect = Callable[[KubeApi], Awaitable[Any]]
 
 
 class _MayNotAct(BackendError):
-    """The writer does not lead for certain now."""
+    """This process is not certain to lead now."""
 
 
 class _Write(NamedTuple):
@@ -42,13 +42,13 @@ class _Write(NamedTuple):
     done: Callable[[Any], None] | None
     failed: Callable[[BackendError], None] | None
     waiting: Callable[[str], None] | None
-    stands: Callable[[], bool] | None
+    is_still_wanted: Callable[[], bool] | None
 
 
 class Writes:
-    """The writes that wait and run. `put` from the event loop's thread alone (ApiThread.write from any).
+    """The queued and running writes. Call `put` only on the event loop's thread (ApiThread.write on any).
 
-    `may_write` is asked before every single call: one that may no longer lead sends nothing.
+    `may_write` is checked before every single call: a process that may no longer lead sends nothing.
     """
 
     def __init__(
@@ -81,14 +81,14 @@ class Writes:
         done: Callable[[Any], None] | None = None,
         failed: Callable[[BackendError], None] | None = None,
         waiting: Callable[[str], None] | None = None,
-        stands: Callable[[], bool] | None = None,
+        is_still_wanted: Callable[[], bool] | None = None,
     ) -> None:
         """Have an effect run after those put before under the same key.
 
         `done` gets what it returned, `failed` why it never will succeed, `waiting` each time why it is tried again
-        later; one that no longer `stands` is dropped without a word. All are called on the loop and must not wait.
+        later; one that no longer `is_still_wanted` is dropped silently. All are called on the loop and must not wait.
         """
-        write = _Write(effect, done, failed, waiting, stands)
+        write = _Write(effect, done, failed, waiting, is_still_wanted)
         queue = self._queues.get(key)
         if queue is not None:
             queue.append(write)
@@ -99,12 +99,12 @@ class Writes:
         task.add_done_callback(self._tasks.discard)
 
     async def drain(self) -> None:
-        """Return when nothing waits or runs."""
+        """Return when no write is queued or running."""
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def cancel(self) -> None:
-        """Drop everything that waits; what runs is cut off."""
+        """Drop queued writes and cancel running ones."""
         for task in self._tasks:
             task.cancel()
         self._queues.clear()
@@ -116,19 +116,19 @@ class Writes:
             try:
                 await self._until_settled(write)
             except Exception:
-                # A mistake in an effect or a callback: that write is over, those after it are not.
+                # An error in an effect or a callback ends that write, not those after it.
                 _log.exception("a write to %s failed", key)
             queue.popleft()
             self.num_done += 1
         if self._queues.get(key) is queue:
             del self._queues[key]
         if not self._queues:
-            # What one of them waited for delays no other.
+            # Writes of other keys are not delayed by this one.
             self.problem = ""
 
     async def _until_settled(self, write: _Write) -> None:
         backoff_s, num_conflicts = BACKOFF_S[0], 0
-        while write.stands is None or write.stands():
+        while write.is_still_wanted is None or write.is_still_wanted():
             try:
                 result = await self._attempt(write)
             except VersionConflict as error:
@@ -205,7 +205,7 @@ async def ensure_created(
 
 
 async def ensure_bound(api: KubeApi, pod: Key, node: str, *, uid: str = "") -> None:
-    """Put a pod on a node, or find it there. Raises AlreadyExists: it is on another one; NoSuchObject: it is gone."""
+    """Bind a pod to a node unless it is. Raises AlreadyExists: it is on another one; NoSuchObject: it is gone."""
     try:
         await api.bind(pod, node, uid=uid)
     except VersionConflict as error:
@@ -216,12 +216,12 @@ async def ensure_bound(api: KubeApi, pod: Key, node: str, *, uid: str = "") -> N
         if at and at != node:
             raise AlreadyExists(409, "AlreadyExists", f"pod {pod.name} is on node {at}, not on {node}") from error
         if not at:
-            # Neither bound nor to be bound: it is on its way out, or the server was mistaken. The caller tries again.
+            # Neither bound nor bindable: it is being deleted, or the answer was outdated. The caller tries again.
             raise
 
 
 async def ensure_deleted(api: KubeApi, kind: Kind, key: Key, *, uid: str = "", grace_s: float | None = None) -> bool:
-    """Ask exactly this object to go. False where it is gone already, or its name is another object's by now."""
+    """Delete this very object. False if it is gone already, or another object has its name."""
     try:
         return await api.delete(kind, key.name, key.namespace, uid=uid, grace_s=grace_s)
     except VersionConflict:

@@ -13,7 +13,7 @@ from typing import Any
 from springtide.core.errors import InvalidRequest
 
 _MAX_CHARACTERS = 4_000_000
-# What a text may become once its aliases are written out: a few lines of them can stand for billions of values.
+# Limits after aliases are expanded: a few lines of them can stand for billions of values.
 _MAX_VALUES = 200_000
 _INTEGER = re.compile(r"[-+]?(?:0b[01]+|0o?[0-7]+|0x[0-9a-fA-F]+|0|[1-9][0-9]*)")
 _FLOAT = re.compile(
@@ -21,7 +21,7 @@ _FLOAT = re.compile(
 )
 _BOOLEAN = re.compile(r"true|True|TRUE|false|False|FALSE")
 _NULL = re.compile(r"~|null|Null|NULL|")
-# What a scalar may begin with, for each of these.
+# The first characters of scalars of each type.
 _RESOLVERS = (
     ("bool", _BOOLEAN, "tTfF"),
     ("null", _NULL, ("~", "n", "N", "")),
@@ -59,7 +59,7 @@ def _reader() -> Any:
     class Reader(yaml.SafeLoader):  # type: ignore[misc]
         """Scalars as in YAML 1.2, with the octal numbers that manifests have."""
 
-        # Merge keys (<<) and what only tags ask for stay as they are.
+        # Merge keys (<<) and tags are not resolved.
         yaml_implicit_resolvers = {"<": yaml.SafeLoader.yaml_implicit_resolvers["<"]}
 
         def read_integer(self, node: Any) -> int:
@@ -68,7 +68,7 @@ def _reader() -> Any:
             return int(sign + digits, 8 if is_octal else 0)
 
     for kind, pattern, first in _RESOLVERS:
-        # The whole scalar, or it is a text.
+        # The pattern must match the whole scalar, else it is a text.
         whole = re.compile(f"(?:{pattern.pattern})$")
         Reader.add_implicit_resolver(f"tag:yaml.org,2002:{kind}", whole, list(first))
     Reader.add_constructor("tag:yaml.org,2002:int", Reader.read_integer)
@@ -76,7 +76,7 @@ def _reader() -> Any:
 
 
 def _is_bounded(documents: list[Any]) -> bool:
-    """Whether the values, each counted wherever an alias repeats it, are few enough. One that holds itself is not."""
+    """Whether the values, counted once for each alias, are few enough; never if one contains itself."""
     waiting: list[Any] = list(documents)
     num_values = 0
     while waiting and num_values <= _MAX_VALUES:

@@ -1,8 +1,8 @@
-"""Nodes of the cluster as nodes of the platform: which are offered, with which devices, and how they hang together.
+"""Nodes of the cluster as nodes of the platform: which are offered, with which devices, and how they are connected.
 
-`node_of` reads one Node object; `NodeLedger` compares what it would offer now with what was told before. A node that is
-cordoned, silent or gone is offered with the devices that living workers hold and nothing else, and is lost when no
-worker holds any: a silent kubelet is not a dead machine.
+`node_of` reads one Node object; `NodeLedger` compares what would be offered now with what was reported before. Of a
+node that is cordoned, not ready or gone only the devices that living workers hold are offered, and it is lost when
+there are none: a silent kubelet does not mean that the machine is dead.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _log = logging.getLogger(__name__)
 
 # The devices that living workers hold on a node.
 Held = Callable[[NodeId], Collection[DeviceId]]
-# The cards of a node and the devices beside each: "mlx5_0=0,1,2,3;mlx5_1=4,5,6,7". Shown to people; no policy reads it.
+# A node's network cards and the devices near each: "mlx5_0=0,1,2,3;mlx5_1=4,5,6,7". For display only.
 NICS_ANNOTATION = f"{GROUP}/nics"
 MEMORY_LABEL = "nvidia.com/gpu.memory"
-# Above the switches that a node names hangs one that all nodes share.
+# Added above the switches that a node names: one that all nodes share.
 COMMON_SWITCH = "cluster"
-# For nodes without the annotation: labels that clouds and discovery put on nodes, the nearest switch first.
+# For nodes without the annotation: labels of clouds and of node discovery, the nearest switch first.
 _SWITCH_LABELS = (
     ("network.topology.nvidia.com/leaf", "network.topology.nvidia.com/spine", "network.topology.nvidia.com/core"),
     (
@@ -50,7 +50,7 @@ _SWITCH_LABELS = (
     ("topology.kubernetes.io/zone",),
 )
 _POOLS: Mapping[str, Pool] = {"shared": "shared", "training": "training", "inference": "inference"}
-# Taints that only repeat what is read elsewhere, in the spec or from the Ready condition.
+# Taints that repeat what is read from the spec or the Ready condition.
 _KNOWN_TAINTS = (
     "node.kubernetes.io/unschedulable",
     "node.kubernetes.io/not-ready",
@@ -59,12 +59,11 @@ _KNOWN_TAINTS = (
 
 
 class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """One Node object as it is read. `node` is what it would offer, None where it offers nothing: `reason` says why.
+    """What was read from one Node object. `node` is what it would offer; None if it offers nothing: `reason` says why.
 
-    `has_no_device`: only devices are missing. `cordon` is why nothing new may start there, empty where it may;
-    `is_ready` what its kubelet says of itself.
-    `nics` are its network cards and the indices of the devices beside each. `complaints` are what of its annotations
-    could not be read, with the mend.
+    `has_no_device`: only devices are missing. `cordon` is why no pod may start there (empty: pods may); `is_ready` is
+    what its kubelet reports. `nics` are its network cards and the indices of the devices near each. `complaints` are
+    sentences about unreadable annotations and how to fix them.
     """
 
     name: str
@@ -78,7 +77,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeNote(msgspec.Struct, frozen=True, kw_only=True):
-    """What people are told of a node: offered with `num_devices`, and `reason` why with fewer, or not at all."""
+    """A node for users: offered with `num_devices`; `reason` says why with fewer, or not at all."""
 
     name: str
     is_offered: bool
@@ -89,15 +88,15 @@ class NodeNote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def node_of(obj: Object, settings: KubernetesSettings) -> Node | None:
-    """The node that an object would be, were it ready; None where the platform may not use it or it has no devices."""
+    """The node that an object would offer if it were ready; None if it may not be used or has no devices."""
     return facts_of(obj, settings).node
 
 
 def facts_of(obj: Object, settings: KubernetesSettings) -> NodeFacts:
     """Read a Node object. Pure.
 
-    The platform may use a node that bears springtide.dev/node=true, or, where that label is missing, every one that
-    bears the settings' `node_selector` (if that names any label).
+    The platform may use a node with the label springtide.dev/node=true; nodes without that label only if they have
+    all labels of the settings' `node_selector` (and that is not empty).
     """
     metadata = obj["metadata"]
     name = metadata["name"]
@@ -133,25 +132,25 @@ def facts_of(obj: Object, settings: KubernetesSettings) -> NodeFacts:
 
 
 def num_devices(obj: Object, settings: KubernetesSettings) -> int:
-    """How many devices a Node object has to give: what its kubelet may allocate, else what the settings count."""
+    """The number of devices of a Node object: as allocatable by its kubelet, else as in the settings."""
     status = obj.get("status") or {}
     allocatable = status.get("allocatable") or status.get("capacity") or {}
-    told = allocatable.get(settings.device_resource)
-    if told is None:
+    count = allocatable.get(settings.device_resource)
+    if count is None:
         return settings.devices_per_node
-    return int(told) if str(told).isdecimal() else 0
+    return int(count) if str(count).isdecimal() else 0
 
 
 def counts_resource(obj: Object, settings: KubernetesSettings) -> bool:
-    """Whether the node has the extended resource, so that its pods ask for it; else devices are only counted."""
+    """Whether the node has the extended resource, so that pods request it; else the platform alone counts devices."""
     status = obj.get("status") or {}
     return settings.device_resource in (status.get("allocatable") or status.get("capacity") or {})
 
 
 async def ensure_labelled(api: KubeApi, name: str, pool: Pool, home: Pool) -> Object | None:
-    """Label a node for a pool; the pool that owns it is written down where no label says it. None: no such node.
+    """Label a node for a pool, and with its owner where no label names it. None: no such node.
 
-    Without that, a node that was lent could not be told from one that is where it belongs.
+    Without the owner's label, a node on loan could not be distinguished from one in its own pool.
     """
     labels: dict[str, str] = {POOL_LABEL: pool}
     try:
@@ -167,40 +166,40 @@ async def ensure_labelled(api: KubeApi, name: str, pool: Pool, home: Pool) -> Ob
 
 
 class NodeLedger:
-    """What was told of every node, and what is so now. Not thread-safe: one thread looks."""
+    """What was reported of every node, and its present state. Not thread-safe."""
 
     def __init__(self, settings: KubernetesSettings) -> None:
         self._settings = settings
         self._facts: dict[NodeId, tuple[str, NodeFacts]] = {}
-        self._told: dict[NodeId, Node] = {}
+        self._reported: dict[NodeId, Node] = {}
         self._silent_since_s: dict[NodeId, float] = {}
         self._labels: dict[NodeId, Pool] = {}
         self._complained: set[str] = set()
 
     def assume(self, nodes: Iterable[Node]) -> None:
-        """Take these nodes as reported already: by an earlier ledger's `look`, or in the journal."""
-        self._told = {node.node_id: node for node in nodes}
+        """Take these nodes as reported already, by an earlier ledger or in the journal."""
+        self._reported = {node.node_id: node for node in nodes}
 
     def offered(self, objects: Iterable[Object], held: Held, now_s: float) -> tuple[Node, ...]:
-        """What would be told now, without telling it."""
+        """The nodes that would be reported now, without reporting them."""
         return tuple(self._offers(objects, held, now_s).values())
 
     def want_label(self, node_id: NodeId, pool: Pool) -> None:
-        """From now on the node is labelled for that pool, whatever its object says meanwhile.
+        """Treat the node as labelled for that pool from now on, whatever its object says.
 
-        The caller knows already: `look` does not report this change.
+        The caller knows of this change already: `update` does not report it.
         """
         self._labels[node_id] = pool
-        told = self._told.get(node_id)
-        if told is not None and told.pool != pool:
-            self._told[node_id] = msgspec.structs.replace(told, pool=pool, home=told.owner)
+        reported = self._reported.get(node_id)
+        if reported is not None and reported.pool != pool:
+            self._reported[node_id] = msgspec.structs.replace(reported, pool=pool, home=reported.owner)
 
     def nodes(self) -> tuple[Node, ...]:
-        """The nodes as they were told last."""
-        return tuple(self._told.values())
+        """The nodes as they were last reported."""
+        return tuple(self._reported.values())
 
-    def look(self, objects: Iterable[Object], held: Held, now_s: float) -> list[NodeJoined | NodeLost]:
-        """Compare; return what has to be told, nodes that come first. `held` are the devices of living workers."""
+    def update(self, objects: Iterable[Object], held: Held, now_s: float) -> list[NodeJoined | NodeLost]:
+        """Compare; return the events to report, joined nodes first. `held` returns the devices of living workers."""
         return self._differences(self._offers(objects, held, now_s))
 
     def _offers(self, objects: Iterable[Object], held: Held, now_s: float) -> dict[NodeId, Node]:
@@ -216,14 +215,14 @@ class NodeLedger:
         for node_id in [known for known in self._facts if known not in seen]:
             del self._facts[node_id]
             self._silent_since_s.pop(node_id, None)
-        for node_id, told in self._told.items():
+        for node_id, reported in self._reported.items():
             if node_id not in offered and node_id not in seen and (still := held(node_id)):
-                # Its object is gone, but workers still run there.
-                offered[node_id] = self._only_held(told, still)
+                # The Node object is gone, but workers still run there.
+                offered[node_id] = self._only_held(reported, still)
         return offered
 
     def labels_due(self) -> list[tuple[NodeId, Pool, Pool]]:
-        """The nodes whose object bears another label than is wanted: id, wanted pool, owner."""
+        """The nodes whose object does not have the wanted label: id, wanted pool, owner."""
         due = []
         for node_id, pool in self._labels.items():
             facts = self.facts(node_id)
@@ -232,7 +231,7 @@ class NodeLedger:
         return due
 
     def facts(self, node_id: NodeId) -> NodeFacts | None:
-        """What was read of a node's object at the last look; None where there is no object."""
+        """What was last read from a node's object; None if there is no object."""
         known = self._facts.get(node_id)
         return known[1] if known is not None else None
 
@@ -240,15 +239,15 @@ class NodeLedger:
         """Every node of the cluster, offered or not, and why."""
         notes = []
         for node_id, (_, facts) in sorted(self._facts.items()):
-            told = self._told.get(node_id)
+            reported = self._reported.get(node_id)
             reason = facts.reason or facts.cordon
             if not reason and not facts.is_ready:
                 reason = "its kubelet is not ready"
             notes.append(
                 NodeNote(
                     name=facts.name,
-                    is_offered=told is not None,
-                    num_devices=len(told.devices) if told is not None else 0,
+                    is_offered=reported is not None,
+                    num_devices=len(reported.devices) if reported is not None else 0,
                     reason=reason,
                     nics=facts.nics,
                     complaints=facts.complaints,
@@ -273,28 +272,28 @@ class NodeLedger:
         return facts
 
     def _offer(self, node_id: NodeId, facts: NodeFacts, held_on: Held, now_s: float) -> Node | None:
-        """What of a node is offered. `held_on` is called only where it matters: it goes through many pods."""
-        node, told = facts.node, self._told.get(node_id)
+        """The part of a node that is offered. `held_on` is called only if needed: it goes through many pods."""
+        node, reported = facts.node, self._reported.get(node_id)
         if node is None:
             self._silent_since_s.pop(node_id, None)
-            held = held_on(node_id) if told is not None else ()
-            return self._only_held(told, held) if told is not None and held else None
+            held = held_on(node_id) if reported is not None else ()
+            return self._only_held(reported, held) if reported is not None and held else None
         node = self._labelled(node_id, node)
         is_lost = bool(facts.cordon)
         if facts.is_ready:
             self._silent_since_s.pop(node_id, None)
         else:
             since_s = self._silent_since_s.setdefault(node_id, now_s)
-            is_lost = is_lost or told is None or now_s - since_s >= self._settings.node_lost_after_s
+            is_lost = is_lost or reported is None or now_s - since_s >= self._settings.node_lost_after_s
         if is_lost:
             held = held_on(node_id)
             return self._only_held(node, held) if held else None
-        if told is node:
+        if reported is node:
             return node
         counted = {device.device_id for device in node.devices}
-        if told is not None and counted.issuperset(device.device_id for device in told.devices):
+        if reported is not None and counted.issuperset(device.device_id for device in reported.devices):
             return node
-        # Fewer devices than before, or not known how many before: a worker may hold one that is not counted any more.
+        # Fewer devices than before, or unknown how many there were: a worker may hold one that is no longer counted.
         beyond = [device_id for device_id in held_on(node_id) if device_id not in counted]
         if not beyond:
             return node
@@ -315,7 +314,7 @@ class NodeLedger:
         if wanted is None or wanted == node.pool or not self._settings.pools:
             return node
         if node.owner == "shared":
-            # Its owner has become "shared" meanwhile: such a node gets no pool label.
+            # Its owner is "shared" now: such a node gets no pool label.
             del self._labels[node_id]
             return node
         return msgspec.structs.replace(node, pool=wanted, home=node.owner)
@@ -324,18 +323,18 @@ class NodeLedger:
         joined = [
             NodeJoined(node=node)
             for node_id, node in offered.items()
-            if (told := self._told.get(node_id)) is not node and told != node
+            if (reported := self._reported.get(node_id)) is not node and reported != node
         ]
-        lost = [NodeLost(node_id=node_id) for node_id in self._told if node_id not in offered]
-        self._told = {
-            **{node_id: offered[node_id] for node_id in self._told if node_id in offered},
+        lost = [NodeLost(node_id=node_id) for node_id in self._reported if node_id not in offered]
+        self._reported = {
+            **{node_id: offered[node_id] for node_id in self._reported if node_id in offered},
             **offered,
         }
         return [*joined, *lost]
 
 
 def device_of(node_id: NodeId, device_id: DeviceId, settings: KubernetesSettings) -> Device | None:
-    """The device that an id names; None where it is not of that node."""
+    """The device with that id; None if it is not on that node."""
     owner, _, index = device_id.rpartition("/")
     if owner != node_id or not index.isdecimal():
         return None
@@ -346,7 +345,7 @@ def device_of(node_id: NodeId, device_id: DeviceId, settings: KubernetesSettings
 
 
 def _refusal(labels: Mapping[str, str], settings: KubernetesSettings) -> str:
-    """Why the platform may not use a node; empty where it may."""
+    """Why the platform may not use a node; empty if it may."""
     permission = labels.get(NODE_LABEL)
     for label, value in settings.node_selector.items():
         if labels.get(label) != value:
@@ -391,12 +390,12 @@ def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
 
 
 def _pool(labels: Mapping[str, str], label: str, complaints: list[str]) -> Pool | None:
-    told = labels.get(label)
-    if told is None:
+    value = labels.get(label)
+    if value is None:
         return None
-    if told not in _POOLS:
-        complaints.append(f"label {label}={told} names no pool: training, inference or shared")
-    return _POOLS.get(told)
+    if value not in _POOLS:
+        complaints.append(f"label {label}={value} names no pool: training, inference or shared")
+    return _POOLS.get(value)
 
 
 def _devices(
@@ -417,7 +416,7 @@ def _devices(
 
 
 def _in_groups(count: int, groups: Iterable[tuple[int, ...]]) -> list[int]:
-    """Every index, those of one group beside each other: neighbours in this order are placed together."""
+    """All indices, with those of one group adjacent: neighbours in this order are placed together."""
     order = [index for group in groups for index in group]
     return [*order, *(index for index in range(count) if index not in set(order))]
 

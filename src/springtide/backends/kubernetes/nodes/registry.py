@@ -1,6 +1,6 @@
-"""The platform's nodes on a cluster: watches Node objects, tells what joined and what is lost, writes labels of pools.
+"""The platform's nodes on a cluster: watches Node objects, reports joined and lost nodes, writes labels of pools.
 
-Everything is compared again whenever a Node changes, whenever a caller says that held devices did, and every second.
+Everything is compared again whenever a Node changes, whenever the devices held by workers change, and every second.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from springtide.core.events import NodeJoined, NodeLost
 from springtide.core.resources import Device, DeviceId, Node, NodeId, Pool
 
 LOOK_EVERY_S = 1.0
-# After a change the comparison waits this long for others: a cluster that comes up changes a thousand nodes at once.
+# How long a comparison waits for further changes: a cluster that starts changes a thousand nodes at once.
 _GATHER_S = 0.02
 _KEPT_STATUS = ("allocatable", "capacity", "conditions")
 _KEPT_SPEC = ("unschedulable", "taints")
 
 
 def trim_node(obj: Object) -> Object:
-    """A Node without what the platform does not read: images, volumes, addresses, times of heartbeats."""
+    """A Node without the fields that the platform does not read: images, volumes, addresses, heartbeat times."""
     trim_metadata(obj)
     status, spec = obj.get("status") or {}, obj.get("spec") or {}
     kept: dict[str, Any] = {name: status[name] for name in _KEPT_STATUS if name in status}
@@ -50,11 +50,11 @@ def trim_node(obj: Object) -> Object:
     }
 
 
-class NodeBook:
+class NodeTable:
     """The nodes of one platform. Its methods may be called from any thread; none waits for the API.
 
-    `held` are the devices that living workers hold on a node, `post` takes what has to be told; both are called on the
-    API thread. Nothing is posted before `begin`.
+    `held` returns the devices that living workers hold on a node; `post` takes events; both are called on the API
+    thread. Nothing is posted before `begin`.
     """
 
     def __init__(
@@ -79,12 +79,12 @@ class NodeBook:
         self._wanted: dict[NodeId, Pool] = {}
         self._labelling: set[NodeId] = set()
         self.cache = api_thread.cache(NODE, trim=trim_node, listener=self._changed, compare_every_s=compare_every_s)
-        api_thread.every(LOOK_EVERY_S, self._look)
+        api_thread.every(LOOK_EVERY_S, self._compare)
 
     # --- for every thread --------------------------------------------------------------------------------------------
 
     def nodes(self) -> tuple[Node, ...]:
-        """The nodes as they are offered now; what is told after `begin` is the difference to this."""
+        """The nodes that are offered now; events after `begin` are the differences to these."""
         with self._lock:
             if self._has_begun:
                 return self._ledger.nodes()
@@ -93,25 +93,25 @@ class NodeBook:
             return offered
 
     def begin(self, labels: Mapping[NodeId, Pool] | None = None) -> None:
-        """From now on tell what changes. `labels` are those that nodes have by the journal."""
+        """Post changes from now on. `labels` are the labels of nodes according to the journal."""
         with self._lock:
             self._has_begun = True
             for node_id, pool in (labels or {}).items():
                 self._want(node_id, pool)
-        self._thread.soon(self._look)
+        self._thread.soon(self._compare)
 
-    def look_soon(self) -> None:
-        """What is held has changed: compare again."""
-        self._thread.soon(self._look_in_a_moment)
+    def compare_soon(self) -> None:
+        """The devices held by workers have changed: compare again."""
+        self._thread.soon(self._compare_soon)
 
     def label(self, action: LabelNode) -> None:
-        """Label a node from now on; written until it is so, and again whenever another client changes it."""
+        """Keep a node labelled: retried until it is, and repeated whenever another client changes the label."""
         with self._lock:
             self._want(action.node_id, action.pool)
-        self._thread.soon(self._label_what_is_due)
+        self._thread.soon(self._write_due_labels)
 
     def find(self, device_id: DeviceId) -> tuple[Node, Device] | None:
-        """A device and the node that it is of, offered or not; None where there is no such node."""
+        """A device and its node, offered or not; None if there is no such node."""
         node_id = NodeId(device_id.rpartition("/")[0])
         device = device_of(node_id, device_id, self._settings)
         obj = self.cache.get(node_id)
@@ -124,12 +124,12 @@ class NodeBook:
         return node, next((each for each in node.devices if each.device_id == device_id), device)
 
     def counts_resource(self, node_id: NodeId) -> bool:
-        """Whether the node has the extended resource that devices are."""
+        """Whether the node counts its devices by the extended resource."""
         obj = self.cache.get(node_id)
         return obj is not None and counts_resource(obj, self._settings)
 
     def is_there(self, node_id: NodeId) -> bool:
-        """Whether the cluster has a Node of that name, ready or not."""
+        """Whether the cluster has a Node object of that name, ready or not."""
         return self.cache.get(node_id) is not None
 
     def describe(self) -> tuple[NodeNote, ...]:
@@ -140,32 +140,32 @@ class NodeBook:
     # --- on the API thread -------------------------------------------------------------------------------------------
 
     def _changed(self, _: ObjectChange) -> None:
-        self._look_in_a_moment()
+        self._compare_soon()
 
-    def _look_in_a_moment(self) -> None:
+    def _compare_soon(self) -> None:
         if not self._is_look_due:
             self._is_look_due = True
-            self._thread.later(_GATHER_S, self._look)
+            self._thread.later(_GATHER_S, self._compare)
 
-    def _look(self) -> None:
+    def _compare(self) -> None:
         self._is_look_due = False
         if not self.cache.is_synced:
             return
         with self._lock:
             if self._has_begun:
-                told = self._ledger.look(self.cache.objects(), self._held, self._clock())
+                events = self._ledger.update(self.cache.objects(), self._held, self._clock())
             else:
                 self._ledger.offered(self.cache.objects(), self._held, self._clock())
-                told = []
-        for event in told:
+                events = []
+        for event in events:
             self._post(event)
-        self._label_what_is_due()
+        self._write_due_labels()
 
     def _want(self, node_id: NodeId, pool: Pool) -> None:
         self._wanted[node_id] = pool
         self._ledger.want_label(node_id, pool)
 
-    def _label_what_is_due(self) -> None:
+    def _write_due_labels(self) -> None:
         if not self._settings.pools:
             return
         with self._lock:
@@ -181,10 +181,10 @@ class NodeBook:
                 self.cache.put(obj)
 
         def given_up(_: object) -> None:
-            # Refused: the next comparison that finds the label due tries again.
+            # Refused: a later comparison that finds the label due tries again.
             self._thread.later(LOOK_EVERY_S * 10, lambda: self._labelling.discard(node_id))
 
-        def stands() -> bool:
+        def is_still_wanted() -> bool:
             if self._wanted.get(node_id) == pool:
                 return True
             self._labelling.discard(node_id)
@@ -195,5 +195,5 @@ class NodeBook:
             lambda api: ensure_labelled(api, node_id, pool, home),
             done=written,
             failed=given_up,
-            stands=stands,
+            is_still_wanted=is_still_wanted,
         )

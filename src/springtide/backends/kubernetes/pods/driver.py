@@ -41,11 +41,11 @@ _KILL_GRACE_S = 1.0
 
 @dataclass(eq=False)
 class PodHandle:
-    """A replica's pod, None before it is ordered. `taken` says what else asked the pod to end, and why; else empty."""
+    """A replica's pod, None before it is ordered. `external_end`: why it was ended from outside, else empty."""
 
     pod: PodState | None = None
     node_id: NodeId = _NOWHERE
-    taken: str = ""
+    external_end: str = ""
     end: str = ""
 
     @property
@@ -60,10 +60,10 @@ PodReplica = Replica[PodHandle]
 class PodDriver:
     """The driver of KubernetesExecutor, with its table. Runs on the I/O thread, except `raise_fence`.
 
-    `raise_fence` raises the storage fence of a job and may take its time; it runs on `pool`.
+    `raise_fence` raises the storage fence of a job; it blocks, so it runs on `pool`.
     """
 
-    # What holds a device is the pod, not the replica: its loss is told at once, so that the others go on.
+    # The pod holds the device, not the replica, so the loss is reported at once and the other members continue.
     death_s = 0.0
 
     def __init__(
@@ -110,7 +110,7 @@ class PodDriver:
         )
 
     def fresh_job(self, workload_id: WorkloadId, generation: int) -> Job:
-        """Forget what was known of a job's last group: it starts again, as `generation`."""
+        """Replace the state of a job that starts again, as `generation`."""
         job = self.table.jobs[workload_id] = Job(workload_id, self.table.work_dir(workload_id), generation=generation)
         return job
 
@@ -121,17 +121,17 @@ class PodDriver:
     # --- the port ReplicaDriver --------------------------------------------------------------------------------------
 
     def is_own(self, replica: PodReplica, hello: Hello, connection: FramedConnection[Report]) -> bool:
-        """Its token is proof enough."""
+        """Always: the token is proof enough."""
         return True
 
     def take_hello(self, replica: PodReplica, hello: Hello, connection: FramedConnection[Report]) -> None:
-        """Note its address. A pod of a replica that is still queued was made by an earlier control plane."""
+        """Record the pod's address. If the replica is still queued, an earlier control plane created the pod."""
         replica.host = connection.peer_host or replica.host
         if replica.phase is MemberPhase.QUEUED:
             self.on_early(replica)
 
     def own_address(self, replica: PodReplica, address: str) -> str:
-        """Only one of its own pod: a replica must not choose where the gateway connects to."""
+        """The address if it is its own pod's: a replica must not choose where the gateway connects to."""
         host = urlsplit(address).hostname or ""
         known = (replica.host, replica.handle.pod.address if replica.handle.pod is not None else "")
         if host and host in known:
@@ -140,11 +140,11 @@ class PodDriver:
         return ""
 
     def owns_path(self, replica: PodReplica, path: str) -> bool:
-        """Whether a key of the object store is one of the replica's workload."""
+        """Whether a key of the object store belongs to the replica's workload."""
         return path.startswith(f"workloads/{replica.workload_id}/") and ".." not in path.split("/")
 
     def rendezvous(self, job: Job, action: ResizeJob, *, is_script: bool) -> str:
-        """A port of the pod of rank 0, which hosts it. Raises BackendError while its address is unknown."""
+        """A port of the pod of rank 0, which hosts the rendezvous. Raises BackendError while its address is unknown."""
         first = self.table.replicas.get(action.replica_ids[0])
         host = "" if first is None else (first.handle.pod.address if first.handle.pod is not None else "") or first.host
         if not host:
@@ -157,7 +157,7 @@ class PodDriver:
         if job.fenced >= generation:
             return True
         if self._fencing.get(job.job_id, -1) >= generation:
-            # Being raised already: a repeated request is served by that.
+            # It is being raised already.
             return False
         self._fencing[job.job_id] = generation
         self.table.crash_point("executor.fence.before")
@@ -165,25 +165,25 @@ class PodDriver:
         return False
 
     def knows_exit_codes(self, replica: PodReplica) -> bool:
-        """Never: the exit code of a pod arrives together with its end."""
+        """Never: the exit code of a pod is known together with its end."""
         return False
 
     def describe_end(self, replica: PodReplica) -> str:
-        """Why its pod was ended from outside, or else the end that its pod reports."""
-        return replica.handle.taken or replica.handle.end or "the worker ended without a word"
+        """Why its pod was ended from outside, else the reason that the pod's status gives."""
+        return replica.handle.external_end or replica.handle.end or "the worker ended without a word"
 
     def was_ended_externally(self, replica: PodReplica) -> bool:
         """Whether the pod was deleted or evicted from outside."""
-        return bool(replica.handle.taken)
+        return bool(replica.handle.external_end)
 
     def release(self, replica: PodReplica) -> None:
-        """Pods are watched by PodTable."""
+        """Nothing to do: PodTable watches pods."""
 
     def forget(self, replica: PodReplica) -> None:
-        """Its pod stays in PodTable until the journal has its end."""
+        """Nothing to do: the pod stays in PodTable until its end is in the journal."""
 
     def forget_job(self, job: Job) -> None:
-        """Groups of pods leave nothing behind."""
+        """Pass it on: groups of pods have no files."""
         self.on_job_gone(job.job_id)
 
     def signal(self, replica: PodReplica, number: int) -> None:
@@ -195,10 +195,10 @@ class PodDriver:
         self.pods.delete(replica.handle.pod, grace_s)
 
     def exit_code(self, replica: PodReplica) -> int | None:
-        """As its container's status says."""
+        """The exit code in the container's status."""
         return replica.handle.pod.exit_code if replica.handle.pod is not None else None
 
-    # --- what pods do ------------------------------------------------------------------------------------------------
+    # --- changes of pods ---------------------------------------------------------------------------------------------
 
     def _replica_of(self, pod: PodState) -> PodReplica | None:
         replica = self.table.replicas.get(pod.replica_id)
@@ -210,18 +210,22 @@ class PodDriver:
             return
         if reading.is_running:
             self.on_running(pod)
-        if reading.is_ending and pod.asked_grace_s is None and not (replica.handle.taken or replica.asked_to_stop):
-            self._note_taken(replica, reading.taken)
+        if (
+            reading.is_ending
+            and pod.requested_grace_s is None
+            and not (replica.handle.external_end or replica.asked_to_stop)
+        ):
+            self._note_external_end(replica, reading.external_end)
 
-    def _note_taken(self, replica: PodReplica, reason: str) -> None:
-        """A pod was asked to end from outside: its worker saves and leaves, and the others go on without it at once."""
-        replica.handle.taken = reason
+    def _note_external_end(self, replica: PodReplica, reason: str) -> None:
+        """A pod is being ended from outside: its worker saves and leaves, and the others go on without it at once."""
+        replica.handle.external_end = reason
         self.table.counts["taken"] += 1
         others = [
             other
             for other in self.table.of_workload(replica.workload_id)
             if other is not replica
-            and not (other.handle.taken or other.asked_to_stop or other.has_exited or other.lost_reason)
+            and not (other.handle.external_end or other.asked_to_stop or other.has_exited or other.lost_reason)
             and other.group_generation > 0
         ]
         if replica.is_job and replica.group_generation > 0 and others and not replica.is_script:
@@ -233,14 +237,14 @@ class PodDriver:
             replica.handle.end = pod.end
             self.table.note_exit(replica, pod.exit_code)
         elif pod.replica_id not in self.table.replicas:
-            # Its end has been reported already, or no replica ever stood for it.
+            # The replica's end was reported already, or the pod never had one.
             self.table.counts["late_ends"] += 1
         self.on_room(pod)
 
     # --- the fence ---------------------------------------------------------------------------------------------------
 
     def _fence(self, job: Job, generation: int, then: Callable[[], None]) -> None:
-        """On the pool: raise it, again and again until it is up."""
+        """On the pool: raise the fence; retried until that succeeds."""
         try:
             self._raise_fence(job.job_id, generation)
         except SpringtideError as error:

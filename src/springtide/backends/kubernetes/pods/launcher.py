@@ -1,4 +1,4 @@
-"""From a StartReplica to a pod: one at a time on each device, after its older writers are fenced off."""
+"""Turns a StartReplica into a pod: one at a time on each device, after older writers of the job are fenced off."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from springtide.core.workload import WorkloadId
 
 
 class Machines(Protocol):
-    """The part of the node tables that a launcher needs."""
+    """The part of the node table that a launcher needs."""
 
     def find(self, device_id: DeviceId) -> tuple[Node, Device] | None:
-        """A device and its node, whether it is offered now or not."""
+        """A device and its node, offered or not."""
         ...
 
     def counts_resource(self, node_id: NodeId) -> bool:
@@ -35,7 +35,7 @@ class Machines(Protocol):
 
 
 class PodLauncher:
-    """Runs on the I/O thread. `refuse` is called with a replica that cannot be started, ever, and why."""
+    """Creates pods for replicas, as soon as device, fence and quota allow. Runs on the I/O thread."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class PodLauncher:
         quota.on_room = self.pump
 
     def start(self, action: StartReplica) -> None:
-        """Begin one replica, unless it lives or has lived already. Raises BackendError: there is no such device."""
+        """Start one replica, unless it has existed before. Raises BackendError if there is no such device."""
         table = self._table
         if table.has_existed(action.replica_id):
             table.counts["repeated_actions"] += 1
@@ -83,7 +83,7 @@ class PodLauncher:
         self.pump()
 
     def pump(self) -> None:
-        """Make the pods of the queued replicas that may start now, once all orders handed over have been read."""
+        """Create the pods of queued replicas that may start now, once the queued calls of the reactor have run."""
         if not self._is_pump_due:
             self._is_pump_due = True
             self._table.reactor.after(0.0, self._pump)
@@ -105,17 +105,17 @@ class PodLauncher:
         self._queue = waiting
 
     def adopt(self, replica: PodReplica, pod: PodState, *, is_bound: bool) -> None:
-        """Take over a pod that an earlier control plane has made, or may have made; bind it where it had not yet."""
+        """Take over a pod that an earlier control plane created, or may have created; bind it if that is missing."""
         replica.handle.pod = self._pods.enter(pod)
         if not is_bound and not self._order(replica, pod):
             self._pods.delete(pod, 1)
 
     def key_of(self, replica: PodReplica) -> Key:
-        """Where a replica's pod is, or will be."""
+        """The namespace and name of a replica's pod."""
         return Key("", "") if replica.action is None else self._key_of(replica.action)
 
     def state_of(self, action: StartReplica) -> PodState:
-        """What is known of a replica's pod before its object is read."""
+        """The state of a replica's pod before its object is read."""
         found = self._machines.find(action.device_id)
         return PodState(
             replica_id=action.replica_id,
@@ -127,7 +127,7 @@ class PodLauncher:
         )
 
     def pod_like(self, replica: PodReplica) -> Object | None:
-        """A pod like a replica's, under another name; None where there cannot be one now."""
+        """A pod like a replica's, under another name; None if its device is gone."""
         found = self._machines.find(replica.action.device_id) if replica.action is not None else None
         if replica.action is None or found is None:
             return None
@@ -136,7 +136,7 @@ class PodLauncher:
         return obj
 
     def forget_job(self, workload_id: WorkloadId) -> None:
-        """A job has ended, and its last pod is over: its Secret goes, where no owner's end takes it along."""
+        """A job has ended and its last pod is over: delete its Secret if it has no owner that would take it along."""
         key = self._ownerless.pop(workload_id, None)
         if key is not None:
             self._pods.forget_secret(workload_id, key)
@@ -144,7 +144,7 @@ class PodLauncher:
     # --- one pod -----------------------------------------------------------------------------------------------------
 
     def _obstacle(self, replica: PodReplica) -> str:
-        """Why a pod must not be made yet; empty where it may."""
+        """Why a pod must not be created yet; empty if it may."""
         action = replica.action
         assert action is not None, "only what was asked for is started"
         if self._driver.is_fencing(action.workload_id):
@@ -170,7 +170,7 @@ class PodLauncher:
         self._table.crash_point("executor.create.after")
 
     def _order(self, replica: PodReplica, pod: PodState) -> bool:
-        """Have a pod made and bound, as far as it is not; False where there cannot be one, and the replica is lost."""
+        """Order a pod to be created and bound; False if that is impossible, and the replica is lost."""
         action = replica.action
         assert action is not None, "only what was asked for is started"
         found = self._machines.find(action.device_id)
@@ -206,7 +206,7 @@ class PodLauncher:
         self.pump()
 
     def _on_refused(self, pod: PodState, error: BackendError) -> None:
-        """The pod was not made."""
+        """The pod was not created."""
         if not isinstance(error, QuotaExceeded):
             self._quota.withdrawn(pod.key.namespace)
         replica = self._table.replicas.get(pod.replica_id)
@@ -225,7 +225,7 @@ class PodLauncher:
             self._table.lose(replica, f"the API server refuses its pod: {error}")
 
     def _raise_fence(self, action: StartReplica) -> None:
-        """A fresh start of a job: workers of older generations must not write any more."""
+        """On a fresh start of a job, prevent workers of older generations from writing."""
         table = self._table
         job = table.jobs.get(action.workload_id)
         known = job.generation if job is not None else 0

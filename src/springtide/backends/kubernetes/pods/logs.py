@@ -1,4 +1,4 @@
-"""What pods write, followed into the files that `springtide logs` reads. Bounded in number and in size."""
+"""Follows the output of pods into the files that `springtide logs` reads. Bounded in number and size."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _log = logging.getLogger(__name__)
 
 MAX_LOG_BYTES = 64 << 20
 KEPT_LOG_BYTES = 1 << 20
-# So many streams at once; a later pod is read when one of them has ended, as far as the kubelet still has its log.
+# The most streams at once; further pods are read when one has ended, if the kubelet still has their log.
 MAX_FOLLOWED = 256
 _CHECK_BYTES = 256 << 10
-# Beside a replica's output: what its pod said at the end of its job's step log, and, once nothing more will come, a
-# file that says so to the service that puts both into the store (service/log_hand_in.py).
+# Files beside a replica's output: lines of the job's step log that its pod wrote at its end, and, once all is read, a
+# marker for the service that puts both into the store (service/log_hand_in.py).
 STEPS_SUFFIX = ".steps"
 ENDED_SUFFIX = ".ended"
 _MAX_STEPS_BYTES = 4 << 20
@@ -38,7 +38,7 @@ _STAMP = re.compile(rb"\d{4}-\d\d-\d\dT[0-9:.]+(Z|[+-]\d\d:\d\d)")
 
 
 class PodLogs:
-    """Follows each running pod once. `path_of` says where its output goes, `done` is told when all of it is there."""
+    """Follows each running pod once. `path_of` gives the file of its output; `done` is called once all is read."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class PodLogs:
         except OSError as error:
             _log.warning("the output of %s cannot be kept: %s", pod.replica_id, error.strerror)
         finally:
-            # When this control plane ends, pods that still run are not marked: the next one follows them.
+            # Pods that still run when this control plane ends are not marked: the next one follows them.
             if pod.is_over:
                 with contextlib.suppress(OSError):
                     _note_end(self._path_of(pod))
@@ -101,32 +101,32 @@ class PodLogs:
                     if error.status in (403, 404) and pod.is_over:
                         return
                 except BackendError:
-                    pass  # The connection broke: what comes after the last line is asked for again.
+                    pass  # The connection broke: continue after the last line.
                 if was_over or pod.is_gone:
                     return
                 backoff_s = _BACKOFF_S[0] if last != before else min(backoff_s * 2, _BACKOFF_S[1])
                 await asyncio.sleep(backoff_s if not pod.is_over else 0.0)
 
     async def _lines(self, api: KubeApi, pod: PodState, last: bytes) -> AsyncIterator[tuple[bytes, bytes]]:
-        """What came after the line of the time `last`, each with its time."""
+        """The lines after the time `last`, each with its time."""
         lines = api.logs(
             pod.key,
             container=CONTAINER_NAME,
             follow=not pod.is_over,
-            # Of whole seconds: what was read of that second already is left out below.
+            # The API takes whole seconds: lines of that second that were read already are skipped below.
             since_time=last[:19].decode() + "Z" if last else "",
             timestamps=True,
         )
         async for line in lines:
             stamp, _, text = line.partition(b" ")
-            # A kubelet that cannot read the output any more says so in its place, without a time.
+            # A kubelet that can no longer read the output sends an error message instead, without a time.
             if _STAMP.fullmatch(stamp) and stamp > last:
                 last = stamp
                 yield stamp, text
 
 
 class _Output:
-    """The file of one pod's output. What an earlier control plane has kept of it is replaced when something comes."""
+    """The file of one pod's output. The first line replaces what an earlier control plane wrote."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         self._path = path
@@ -149,7 +149,7 @@ class _Output:
             self._path.write_bytes(b"")
             for suffix in (STEPS_SUFFIX, ENDED_SUFFIX):
                 self._path.with_suffix(suffix).unlink(missing_ok=True)
-            # Appending, so that one goes on at the new end when the file was cut.
+            # In append mode, so that writing continues at the new end after the file was truncated.
             self._file = self._path.open("ab", buffering=0)
         if line.startswith(_STEPS_WORD):
             self._write_steps(line)
@@ -161,7 +161,7 @@ class _Output:
             bound_log(self._path, self._max_bytes, min(KEPT_LOG_BYTES, self._max_bytes))
 
     def _write_steps(self, line: bytes) -> None:
-        """Write the step log's lines in a pod's output to a separate file: they are for the store, not for people."""
+        """Write the step log's lines in a pod's output to a separate file: they are for the store, not for users."""
         self._steps_bytes += len(line) + 1
         if self._steps_bytes <= _MAX_STEPS_BYTES:
             with self._path.with_suffix(STEPS_SUFFIX).open("ab") as file:

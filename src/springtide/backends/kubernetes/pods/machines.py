@@ -1,4 +1,4 @@
-"""Where pods and nodes meet: which devices living workers hold, and what becomes of pods whose machine is gone."""
+"""Relates pods and nodes: the devices that living workers hold, and the pods whose machine is gone."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from springtide.backends.control_channel.replica_table import ReplicaTable
 from springtide.backends.kubernetes import settings as names
 from springtide.backends.kubernetes.client.cache import Cache
 from springtide.backends.kubernetes.client.thread import ApiThread
-from springtide.backends.kubernetes.nodes.registry import NodeBook
+from springtide.backends.kubernetes.nodes.registry import NodeTable
 from springtide.backends.kubernetes.pods.driver import PodHandle
 from springtide.backends.kubernetes.pods.table import PodTable
 from springtide.backends.kubernetes.settings import KubernetesSettings
 from springtide.core.resources import DeviceId, NodeId
 
 CHECK_EVERY_S = 5.0
-# What is held is made out anew after this long.
+# How long the table of held devices is reused.
 _HELD_AGE_S = 0.25
 
 
 class PodMachines:
-    """Runs on the I/O thread, but for `held`, which any thread may ask."""
+    """Runs on the I/O thread, except for `held`, which is thread-safe."""
 
     def __init__(self, pod_cache: Cache, settings: KubernetesSettings) -> None:
         self._cache = pod_cache
@@ -31,28 +31,28 @@ class PodMachines:
         self._is_started = False
         self._held: tuple[float, dict[NodeId, list[DeviceId]]] = (float("-inf"), {})
 
-    def join(self, table: ReplicaTable[PodHandle], pods: PodTable, book: NodeBook, api_thread: ApiThread) -> None:
-        """Connect this object to the tables of replicas, pods and nodes. No replica has been adopted before `start`."""
-        self._table, self._pods, self._book, self._api = table, pods, book, api_thread
+    def join(self, table: ReplicaTable[PodHandle], pods: PodTable, nodes: NodeTable, api_thread: ApiThread) -> None:
+        """Connect this object to the tables of replicas, pods and nodes. No replica is adopted before `start`."""
+        self._table, self._pods, self._nodes, self._api = table, pods, nodes, api_thread
 
     def start(self) -> None:
-        """All living replicas have been adopted; look after machines from now on."""
+        """All living replicas have been adopted: start the periodic checks of machines."""
         self._is_started = True
         self._held = (float("-inf"), {})
         self._check()
 
     def held(self, node_id: NodeId) -> frozenset[DeviceId]:
-        """The devices of a node whose workers still talk; before replicas are adopted, those with a pod."""
+        """The devices of a node whose workers send heartbeats; before replicas are adopted, those with a pod."""
         now_s = time.monotonic()
         at_s, held = self._held
         if now_s - at_s > _HELD_AGE_S:
-            # All nodes in one pass: a cluster's are asked about one after the other.
+            # Computed for all nodes in one pass: callers ask for one after the other.
             held = self._living(now_s) if self._table is not None and self._is_started else self._found()
             self._held = (now_s, held)
         return frozenset(held.get(node_id, ()))
 
     def lose(self, node_id: NodeId) -> None:
-        """Count on no replica there any more. Their pods are ended as soon as their kubelet can be told so."""
+        """Report the replicas of a lost node as lost. Their pods are deleted once their kubelet answers again."""
         assert self._table is not None, "no node can be lost before there are pods"
         for replica in list(self._table.replicas.values()):
             if replica.handle.pod is None or replica.handle.pod.node_id != node_id:
@@ -85,16 +85,16 @@ class PodMachines:
         return found
 
     def _check(self) -> None:
-        """What ran on a machine that the cluster no longer knows runs no more, whatever its pods say."""
+        """Find pods on nodes that the cluster no longer knows: they do not run, whatever their status says."""
         assert self._table is not None
         self._table.reactor.after(CHECK_EVERY_S, self._check)
         pods = list(self._pods.pods.values())
         missing = {pod.node_id for pod in pods if pod.uid and not pod.is_over}
-        for node_id in sorted(node_id for node_id in missing if node_id and not self._book.is_there(node_id)):
+        for node_id in sorted(node_id for node_id in missing if node_id and not self._nodes.is_there(node_id)):
             self._ask_about(node_id)
 
     def _ask_about(self, node_id: NodeId) -> None:
-        """Ask the API server itself for the node: a listing without it may be an old one."""
+        """Ask the API server itself for the node: the cached listing may be outdated."""
         table, pods = self._table, self._pods
         assert table is not None
 
@@ -102,4 +102,4 @@ class PodMachines:
             if found is None:
                 table.reactor.call(lambda: pods.note_node_gone(node_id))
 
-        self._api.confirm(self._book.cache, node_id, "", told)
+        self._api.confirm(self._nodes.cache, node_id, "", told)

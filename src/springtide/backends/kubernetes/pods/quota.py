@@ -1,4 +1,4 @@
-"""A pod that a namespace's quota refuses is not lost: it waits; elastic jobs run with fewer workers meanwhile."""
+"""Pods refused by a namespace's quota wait; elastic jobs run with fewer workers meanwhile."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from springtide.core.events import Event, ScaleRequested
 from springtide.core.workload import TrainingJob, WorkloadId
 
 RETRY_S = (1.0, 30.0)
-# How long a worker waits for quota before its job is told to do with those that it has.
+# How long a worker waits for quota before its job's size is limited to the workers that it has.
 PATIENCE_S = 5.0
-# How often it is asked whether a job that was told so may grow again.
+# Bounds on the interval of probing whether such a job may grow again.
 PROBE_S = (15.0, 240.0)
 
-# Asks whether a pod like this replica's would be taken, and tells the answer on the I/O thread.
+# Finds out whether a pod like this replica's would be accepted, and passes on the answer on the I/O thread.
 Probe = Callable[[PodReplica, Callable[[bool], None]], None]
 
 
@@ -34,7 +34,7 @@ class Holders(Protocol):
 
 @dataclass
 class _Refusal:
-    """A namespace that has no room. `is_trying`: one pod is on its way to find out whether it has by now."""
+    """A namespace without room. `is_trying`: one pod is being created to find out whether it has room again."""
 
     message: str
     backoff_s: float = 0.0
@@ -45,7 +45,7 @@ class _Refusal:
 
 @dataclass
 class _Cap:
-    """A job that was told to do with `most` workers. `like` is one of those that were refused."""
+    """A job limited to `most` workers. `like` is one of the refused replicas, for probes."""
 
     job: TrainingJob
     most: int
@@ -56,7 +56,7 @@ class _Cap:
 
 
 class NamespaceQuota:
-    """Runs on the I/O thread, but for `caps`, which any thread may ask. `on_room` is called when a try is due."""
+    """Runs on the I/O thread, except for `caps`, which is thread-safe. `on_room` is called when a try is due."""
 
     def __init__(
         self, reactor: Reactor, replicas: Holders, post: Callable[[Event], None], probe: Probe, *, seed: int = 0
@@ -68,17 +68,17 @@ class NamespaceQuota:
         self._rng = np.random.default_rng(seed)
         self._refusals: dict[str, _Refusal] = {}
         self._caps: dict[WorkloadId, _Cap] = {}
-        self._judging: set[WorkloadId] = set()
+        self._pending_limits: set[WorkloadId] = set()
         self.on_room: Callable[[], None] = lambda: None
 
     def caps(self) -> dict[WorkloadId, int]:
-        """The jobs that quota holds down now, and to how many workers."""
+        """The jobs whose size is limited by quota now, and their largest number of workers."""
         return {workload_id: cap.most for workload_id, cap in list(self._caps.items())}
 
     # --- pods --------------------------------------------------------------------------------------------------------
 
     def obstacle(self, namespace: str) -> str:
-        """Why a pod of this namespace must wait; empty where it may be tried (it is the one that tries, then)."""
+        """Why a pod of this namespace must wait; empty if it may be created (then it is the one that tries)."""
         refusal = self._refusals.get(namespace)
         if refusal is None:
             return ""
@@ -88,18 +88,18 @@ class NamespaceQuota:
         return ""
 
     def refused(self, replica: PodReplica, namespace: str, message: str) -> None:
-        """A pod was refused for want of quota."""
+        """A pod was refused for lack of quota."""
         refusal = self._refusals.setdefault(namespace, _Refusal(message))
         refusal.message, refusal.is_trying = message, False
         refusal.backoff_s = min(max(RETRY_S[0], refusal.backoff_s * 2), RETRY_S[1])
         self._try_in(refusal, refusal.backoff_s * float(self._rng.uniform(0.75, 1.25)))
         workload = replica.action.workload if replica.action is not None else None
-        if isinstance(workload, TrainingJob) and workload.elastic and workload.job_id not in self._judging:
-            self._judging.add(workload.job_id)
-            self._reactor.after(PATIENCE_S, lambda: self._judge(workload, replica, namespace))
+        if isinstance(workload, TrainingJob) and workload.elastic and workload.job_id not in self._pending_limits:
+            self._pending_limits.add(workload.job_id)
+            self._reactor.after(PATIENCE_S, lambda: self._limit_job(workload, replica, namespace))
 
     def accepted(self, namespace: str) -> None:
-        """A pod was made: there is room."""
+        """A pod was created: there is room."""
         refusal = self._refusals.pop(namespace, None)
         if refusal is not None:
             if refusal.timer is not None:
@@ -107,14 +107,14 @@ class NamespaceQuota:
             self._reactor.after(0.0, self.on_room)
 
     def withdrawn(self, namespace: str) -> None:
-        """A try ended without an answer to whether there is room."""
+        """A try ended without showing whether there is room."""
         refusal = self._refusals.get(namespace)
         if refusal is not None:
             refusal.is_trying = False
             self._try_in(refusal, 0.0)
 
     def released(self, namespace: str) -> None:
-        """A pod is over: there may be room."""
+        """A pod is over: there may be room again."""
         refusal = self._refusals.get(namespace)
         if refusal is not None and not refusal.is_trying:
             refusal.backoff_s = 0.0
@@ -133,14 +133,14 @@ class NamespaceQuota:
         if refusal.timer is not None:
             refusal.timer.cancel()
         refusal.retry_at_s = time.monotonic() + delay_s
-        # A moment later, so that it is due by then.
+        # Slightly later, so that `retry_at_s` has passed by then.
         refusal.timer = self._reactor.after(delay_s + 0.01, self.on_room)
 
     # --- jobs --------------------------------------------------------------------------------------------------------
 
-    def _judge(self, job: TrainingJob, like: PodReplica, namespace: str) -> None:
-        """A worker has waited for quota: if others of its job run, and enough of them, the job does with those."""
-        self._judging.discard(job.job_id)
+    def _limit_job(self, job: TrainingJob, like: PodReplica, namespace: str) -> None:
+        """A worker has waited for quota: if enough others of its job run, limit the job to those."""
+        self._pending_limits.discard(job.job_id)
         replicas = [r for r in self._replicas.of_workload(job.job_id) if not r.asked_to_stop and r.lost_reason is None]
         made = [replica for replica in replicas if replica.handle.pod is not None and replica.handle.pod.uid]
         if namespace not in self._refusals or len(made) == len(replicas) or len(made) < max(1, job.min_workers):

@@ -1,4 +1,4 @@
-"""What a Pod object says, as the executor's states and as reasons for people. Pure."""
+"""Reads a Pod object: states for the executor and reasons for users. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from springtide.backends.kubernetes import settings as names
 from springtide.backends.kubernetes.pods.spec import CONTAINER_NAME
 
-# Reasons for which a container waits that time does not mend: a person has to change something.
+# Reasons for which a container waits that only a person can fix.
 STUCK_REASONS = frozenset(
     {
         "ErrImagePull",
@@ -29,10 +29,11 @@ _MAX_MESSAGE = 300
 
 
 class Reading(NamedTuple):
-    """One pod. `is_over`: none of its containers runs, and none ever will; `end` is then the sentence that says why.
+    """What was read from one pod. `is_over`: none of its containers runs or ever will; `end` is then the reason.
 
-    `waiting` says why it does not run yet, `is_stuck` that waiting alone will not mend it. `is_ending`: it was asked to
-    go; `taken` is then why, if not by the platform. `term` is the leadership that wrote it last (0: unknown).
+    `waiting` is why it does not run yet, `is_stuck` that only a person can fix that. `is_ending`: it is being deleted;
+    `external_end` is then why, if not by the platform. `term` is that of the control plane that wrote it last (0:
+    unknown).
     """
 
     replica_id: str
@@ -50,7 +51,7 @@ class Reading(NamedTuple):
     is_stuck: bool = False
     exit_code: int | None = None
     end: str = ""
-    taken: str = ""
+    external_end: str = ""
 
 
 def read_pod(pod: Mapping[str, Any]) -> Reading:
@@ -81,12 +82,12 @@ def read_pod(pod: Mapping[str, Any]) -> Reading:
         is_stuck=is_stuck,
         exit_code=terminated.get("exitCode") if is_over else None,
         end=_end(pod, status, terminated) if is_over else "",
-        taken=_taken(status) if "deletionTimestamp" in metadata else "",
+        external_end=_external_end(status) if "deletionTimestamp" in metadata else "",
     )
 
 
 def trim_pod(pod: dict[str, Any]) -> dict[str, Any]:
-    """The pod without what is never read here; a thousand of them are kept."""
+    """The pod without fields that are never read, since thousands are kept."""
     metadata, spec = pod["metadata"], pod.get("spec") or {}
     metadata.pop("managedFields", None)
     container = next((c for c in spec.get("containers", ()) if c.get("name") == CONTAINER_NAME), None)
@@ -101,7 +102,7 @@ def _container(status: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _waiting(pod: Mapping[str, Any], node: str, state: Mapping[str, Any]) -> tuple[str, bool]:
-    """Why the container does not run yet, and whether a person has to mend that."""
+    """Why the container does not run yet, and whether only a person can fix that."""
     if not node:
         return "waiting for binding", False
     waiting = state.get("waiting") or {}
@@ -118,11 +119,11 @@ def _waiting(pod: Mapping[str, Any], node: str, state: Mapping[str, Any]) -> tup
     return "its container is being made", False
 
 
-def _taken(status: Mapping[str, Any]) -> str:
+def _external_end(status: Mapping[str, Any]) -> str:
     for condition in status.get("conditions") or ():
         if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
             return f"its pod was evicted: {_cut(condition.get('message') or condition.get('reason', ''))}"
-    return "its pod was deleted by somebody (kubectl delete, a node drain, or an eviction)"
+    return "its pod was deleted from outside (kubectl delete, a node drain, or an eviction)"
 
 
 def _end(pod: Mapping[str, Any], status: Mapping[str, Any], terminated: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""After a restart: adopt the pods that should run and do, find out what became of those that should and do not."""
+"""Recovery after a restart: adopt pods that should run, and find out how missing ones ended."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from springtide.core.ports import Standing
 from springtide.core.resources import NodeId
 from springtide.core.workload import Checkpoint, WorkloadId
 
-# The end of a pod of which nothing is left to be read.
+# The end of a pod whose object is gone.
 AWAY = "the worker ended while the platform was away"
 
 
 class PodRecovery:
-    """Compares what should run with the pods there are. Runs once, on the I/O thread."""
+    """Compares the replicas that should run with the existing pods. Runs once, on the I/O thread."""
 
     def __init__(self, driver: PodDriver, launcher: PodLauncher, orders: OrderTable[PodHandle]) -> None:
         self._driver = driver
@@ -34,37 +34,37 @@ class PodRecovery:
         self._orders = orders
 
     def recover(self, standing: Standing, checkpoints: Mapping[WorkloadId, Checkpoint]) -> None:
-        """Take over from the control plane before. Its cut-off effects are begun anew.
+        """Take over from the previous control plane, and repeat its unconfirmed actions.
 
-        `checkpoints` are the newest ones that the object store has: their writers may have ended before reporting them.
+        `checkpoints` are the newest in the object store: their writers may have ended before reporting them.
         """
         self._report_checkpoints(standing, checkpoints)
         restartable = {action.replica_id for action in standing.actions if isinstance(action, StartReplica)}
-        taken = [self._resume(action, action.replica_id in restartable) for action in standing.replicas]
+        resumed = [self._resume(action, action.replica_id in restartable) for action in standing.replicas]
         for workload_id, generation in standing.generations.items():
             job = self._table.jobs.get(workload_id)
             if job is not None:
                 job.generation = max(job.generation, generation)
         for effect in standing.actions:
             self._orders.do(effect)
-        for pod in taken:
+        for pod in resumed:
             if pod is None:
                 continue
             if pod.uid:
-                self._pods.look(pod)
+                self._pods.refresh(pod)
             else:
-                # A listing may be an answer from the past: only the API server itself can say that it is gone.
-                self._pods.ask_about(pod)
+                # The listing may be outdated: only the API server itself can say that the pod is gone.
+                self._pods.confirm(pod)
 
     def _resume(self, action: StartReplica, is_restartable: bool) -> PodState | None:
         table = self._table
         pod = self._launcher.state_of(action)
         obj = self._pods.find(action.replica_id, pod.key)
         if obj is None and is_restartable:
-            # Nothing was ever heard of it, so that it may not have been made: then it is now, under the same name.
+            # It may not have been created yet: then its unconfirmed action creates it, under the same name.
             return None
         replica = self._driver.make_replica(action)
-        # A worker that was never heard of may still wait for its image; it does not count as silent.
+        # A worker that never connected may still wait for its image; it does not count as silent.
         replica.phase = MemberPhase.SPAWNING if is_restartable else MemberPhase.ADOPTING
         replica.heard_at_s = time.monotonic()
         if obj is None:
@@ -82,7 +82,7 @@ class PodRecovery:
         return pod
 
     def _restore_share(self, action: StartReplica, pod: PodState, obj: dict[str, Any]) -> None:
-        """A change of its share that the crash cut off is made now."""
+        """Repeat a change of the share that was lost in the crash."""
         if action.share is not None and share_of(obj) != action.share:
             self._pods.annotate(pod, {SHARE_ANNOTATION: share_text(action.share)})
 

@@ -1,6 +1,6 @@
-"""The Secrets of workloads: made once before a workload's first pod, and looked after while it starts others.
+"""The Secrets of workloads: created before a workload's first pod, and renewed while it starts others.
 
-The platform may make, change and delete Secrets and reads none, so that each is written without knowing what is there.
+The platform may create, change and delete Secrets but not read them, so each is written without knowing its contents.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from springtide.backends.kubernetes.client.kinds import SECRET, Key, Object, key
 from springtide.backends.kubernetes.client.thread import ApiThread
 from springtide.core.workload import WorkloadId
 
-# A Secret that was written within these seconds is taken to exist; later another client may have deleted it.
+# A Secret written within this time is taken to exist; after it another client may have deleted it.
 SECRET_AGE_S = 60.0
-# Beyond so many workloads those that have not started a pod for long are forgotten: that costs one more write.
+# Beyond this number, workloads that have not started a pod for long are forgotten: that costs one more write.
 _MOST_REMEMBERED = 4096
 
 
 @dataclass(eq=False)
 class _Writing:
-    """When a workload's Secret was written last. The pods of a job start together: one writes, the others wait."""
+    """When a workload's Secret was last written. The pods of a job start together: one writes, the others wait."""
 
     at_s: float = float("-inf")
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -39,24 +39,24 @@ class PodSecrets:
         self._written: dict[WorkloadId, _Writing] = {}
 
     async def ensure(self, api: KubeApi, workload_id: WorkloadId, secret: Object) -> None:
-        """Have a workload's Secret there, with exactly this in it. Raises ApiError."""
+        """Make sure that a workload's Secret exists with exactly these contents. Raises ApiError."""
         known = self._written.get(workload_id) or self._remember(workload_id)
         async with known.lock:
             now_s = time.monotonic()
             if now_s - known.at_s <= SECRET_AGE_S:
                 return
-            # Most are new: to make one costs the server a third of what finding out what to change does.
+            # Most are new, and creating one costs the server a third of a patch.
             is_first = known.at_s == float("-inf")
             await (self._make(api, secret) if is_first else self._change(api, secret))
             known.at_s = now_s
 
     def forget(self, workload_id: WorkloadId, key: Key) -> None:
-        """Remove the Secret of a workload that has ended, where no owner's end does it."""
+        """Delete the Secret of an ended workload that has no owner whose deletion would remove it."""
         self._written.pop(workload_id, None)
         self._thread.write(
             ("secret", *key),
             lambda api: api.delete(SECRET, key.name, key.namespace),
-            stands=self._may_write,
+            is_still_wanted=self._may_write,
         )
 
     def _remember(self, workload_id: WorkloadId) -> _Writing:
@@ -74,7 +74,7 @@ class PodSecrets:
             await self._change(api, secret)
 
     async def _change(self, api: KubeApi, secret: Object) -> None:
-        """Write over what is there: nothing of an older one stays."""
+        """Replace all contents of the Secret."""
         key, metadata = key_of(secret), secret["metadata"]
         changes = [
             {"op": "add", "path": "/data", "value": secret["data"]},

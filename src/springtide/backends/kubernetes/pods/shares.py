@@ -1,7 +1,7 @@
-"""What a pod that holds a part of a device is made of beside a pod that holds the whole, and how its share is told.
+"""The parts of a sharer's pod that a pod with a whole device does not have, and the annotation with its share.
 
-The share stands in an annotation, which can be changed while the pod runs: the control plane writes it, the share agent
-of the pod's node reads it (share_agent.py). Pure: dicts in and out.
+The annotation can be changed while the pod runs: the control plane writes it, and the share agent of the pod's node
+reads it (share_agent.py). Pure: dicts in and out.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from springtide.core.status.shares import SharingStatus, TenantStatus
 from springtide.core.workload import ReplicaId, WorkloadId
 
 SHARE_ANNOTATION = f"{names.GROUP}/share"
-# Below settings.share_directory: what sharers see, and what only the daemon sees.
+# Directories below settings.share_directory: visible to sharers, and only to the daemon.
 PUBLIC_NAME = "public"
 PRIVATE_NAME = "private"
 VOLUME_NAME = "springtide-shares"
-# What is told of each way in which sharers are held. The last is how many of Kubernetes' processors a CPU device is.
+# Descriptions of the mechanisms for users, and the number of Kubernetes' processors of a CPU device.
 _ON_GPU = (
     "the share daemon of each node holds sharers of GPUs by a library before CUDA's driver: device time by tokens "
     "every 5 ms, memory on every way to allocate; what gets around it (static programs, an environment without the "
@@ -51,7 +51,7 @@ class _Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ShareParts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is added to the pod of a sharer: annotations, its container's environment and mounts, and its volumes."""
+    """Additions to a sharer's pod: annotations, the container's environment and mounts, and volumes."""
 
     annotations: dict[str, str] = {}
     environment: tuple[dict[str, Any], ...] = ()
@@ -60,20 +60,20 @@ class ShareParts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def public_directory(settings: KubernetesSettings) -> PurePosixPath:
-    """Where sharers find their daemon's socket and the library, on the node and in their containers."""
+    """The directory of the daemon's socket and the library, on the node and in sharers' containers."""
     return PurePosixPath(settings.share_directory) / PUBLIC_NAME
 
 
 def is_enforced(settings: KubernetesSettings) -> bool:
-    """Whether nodes have a daemon that holds sharers of GPUs."""
+    """Whether nodes have a daemon that enforces shares of GPUs."""
     return settings.device_kind == "gpu" and bool(settings.share_directory)
 
 
 def share_parts(share: Share | None, device: Device, settings: KubernetesSettings) -> ShareParts:
-    """Return what the pod of a replica with this share of this device gets; nothing if it holds the whole device.
+    """Return the additions to the pod of a replica with this share of this device; none for a whole device.
 
-    Programs on a shared GPU get the library before CUDA's driver. The directory has to be there: a pod on a node
-    without a daemon waits for it (the kubelet says FailedMount), instead of running as if the device were its own.
+    Programs on a shared GPU load the library before CUDA's driver. The directory must exist: a pod on a node without
+    a daemon waits for it (the kubelet reports FailedMount), instead of running as if the device were its own.
     """
     if share is None:
         return ShareParts()
@@ -87,7 +87,7 @@ def share_parts(share: Share | None, device: Device, settings: KubernetesSetting
             {"name": PRELOAD_VARIABLE, "value": str(public / LIBRARY_NAME)},
             {"name": SOCKET_VARIABLE, "value": str(public / TENANT_SOCKET_NAME)},
         ),
-        # The directory and not the socket: a daemon that is started anew makes a new one.
+        # Mount the directory, not the socket: a restarted daemon creates a new one.
         mounts=({"name": VOLUME_NAME, "mountPath": str(public), "readOnly": True},),
         volumes=({"name": VOLUME_NAME, "hostPath": {"path": str(public), "type": "Directory"}},),
     )
@@ -99,12 +99,12 @@ def share_text(share: Share) -> str:
 
 
 def share_patch(share: Share | None) -> dict[str, Any]:
-    """The merge patch that puts another share of a living pod in force."""
+    """The merge patch that changes the share of a running pod."""
     return {"metadata": {"annotations": {SHARE_ANNOTATION: None if share is None else share_text(share)}}}
 
 
 def share_of(pod: Mapping[str, Any]) -> Share | None:
-    """The share that a pod says it holds; None if it says none, or one that cannot be."""
+    """The share in a pod's annotation; None if there is none or it is invalid."""
     text = (pod.get("metadata", {}).get("annotations") or {}).get(SHARE_ANNOTATION, "")
     try:
         told = msgspec.json.decode(text, type=_Told)
@@ -118,7 +118,7 @@ def share_of(pod: Mapping[str, Any]) -> Share | None:
 def pod_sharing(
     holders: Iterable[tuple[WorkloadId, ReplicaId, DeviceId, Share]], settings: KubernetesSettings
 ) -> SharingStatus:
-    """Return the replicas that share each device and how they are held, as far as the control plane knows."""
+    """Return the replicas that share each device and how that is enforced, as far as the control plane knows."""
     is_cpu = settings.device_kind == "cpu"
     mechanism, enforced = ("pod-limits", _ON_CPU) if is_cpu else ("none", _NOT_HELD)
     if is_enforced(settings):

@@ -1,4 +1,4 @@
-"""What a replica's pod and its workload's Secret look like, and what can be read off a pod. Pure: dicts in and out."""
+"""The objects of a replica's pod and its workload's Secret, and reading the spec back. Pure: dicts in and out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from springtide.core.workload import InferenceService, ReplicaId, TrainingJob, W
 from springtide.serving.frames import HEALTH_PORT, SERVING_PORT
 
 CONTAINER_NAME = "worker"
-# Where things are in a pod. The working directory is the pod's own and goes with it.
+# Paths in a pod. The working directory is deleted with the pod.
 RUN_DIR = "/var/run/springtide"
 WORK_DIR = f"{RUN_DIR}/work"
 KEY_DIR = f"{RUN_DIR}/key"
@@ -32,12 +32,12 @@ LOG_PATH = f"{WORK_DIR}/logs/worker.log"
 SPEC_VARIABLE = "SPRINGTIDE_SPEC"
 KEY_FILE_VARIABLE = "SPRINGTIDE_KEY_FILE"
 POD_IP_VARIABLE = "POD_IP"
-# Where rank 0 of a training group hosts the rendezvous: a port of its own for each of so many generations in a row.
+# The ports on which rank 0 of a training group hosts the rendezvous; successive generations use different ones.
 RENDEZVOUS_PORT = 29400
 NUM_RENDEZVOUS_PORTS = 128
-# Seconds that a pod gets beyond the grace of its workload, to write its termination message and to be seen as ended.
+# Seconds beyond the grace of a pod's workload, to write the termination message and for the end to be seen.
 GRACE_MARGIN_S = 5.0
-# The credentials of the object store, as far as the workload's Secret has them.
+# The credentials of the object store that the workload's Secret may have.
 STORE_VARIABLES = (
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",
@@ -46,7 +46,7 @@ STORE_VARIABLES = (
     "AWS_DEFAULT_REGION",
 )
 _REGION_VARIABLES = frozenset({"AWS_REGION", "AWS_DEFAULT_REGION"})
-# The kernel passes no string of an environment above 128 KiB to a process.
+# The kernel limits each string of a process's environment to 128 KiB.
 _MAX_SPEC_BYTES = 120_000
 _MAX_NAME = 63
 _MAX_LABEL = 63
@@ -60,7 +60,7 @@ _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 
 def pod_name(replica_id: ReplicaId) -> str:
-    """The one name that the pod of a replica can have, so that a second pod for it is refused by the API server."""
+    """The name of a replica's pod: always the same, so that the API server refuses a second one."""
     match = _REPLICA_ID.fullmatch(replica_id)
     plain = f"{match[1]}-{match[2]}" if match else ""
     return plain if 0 < len(plain) <= _MAX_NAME else _with_digest(replica_id, _MAX_NAME)
@@ -73,16 +73,16 @@ def secret_name(workload_id: WorkloadId) -> str:
 
 
 def label_value(text: str) -> str:
-    """The text as a label's value: itself where it can be one, else as much of it as can be, and a digest."""
+    """The text as a label's value: unchanged if it is valid, else its valid characters and a digest."""
     return text if len(text) <= _MAX_LABEL and _LABEL.fullmatch(text) else _with_digest(text, _MAX_LABEL)
 
 
 def namespace_of(workload: TrainingJob | InferenceService, settings: KubernetesSettings) -> str:
-    """Where a workload's pods and its Secret live."""
+    """The namespace of a workload's pods and its Secret."""
     own = workload.container.namespace if workload.container else ""
     if own or not settings.namespaces or settings.namespace in settings.namespaces:
         return own or settings.namespace
-    # The platform has no rights on workloads in its own namespace then.
+    # Then the platform has no rights on workloads in its own namespace.
     return settings.namespaces[0]
 
 
@@ -98,7 +98,7 @@ def _with_digest(text: str, limit: int) -> str:
 def worker_spec(action: StartReplica, settings: KubernetesSettings, device: Device) -> WorkerSpec:
     """The spec that the worker starts with, without its token: it derives that from the key of its workload."""
     workload = action.workload
-    # A whole device of the GPU plugin is the only one that its pod sees; a share is one of all.
+    # A pod with a whole device of the GPU plugin sees only that one; a sharer's pod sees all.
     return WorkerSpec(
         workload=workload,
         replica_id=action.replica_id,
@@ -119,7 +119,7 @@ def worker_spec(action: StartReplica, settings: KubernetesSettings, device: Devi
 
 
 def spec_of(pod: Mapping[str, Any]) -> WorkerSpec | None:
-    """What a pod's worker was told at birth; None if that is not there or not readable."""
+    """The spec that a pod's worker was started with; None if it is missing or unreadable."""
     for container in pod.get("spec", {}).get("containers", ()):
         for variable in container.get("env", ()):
             if variable.get("name") == SPEC_VARIABLE:
@@ -186,7 +186,7 @@ def make_pod(
 
 
 def make_binding(pod: Mapping[str, Any], node_name: str) -> dict[str, Any]:
-    """What puts a pod on a node. The pod's uid is named, so that a namesake is not bound instead."""
+    """The Binding of a pod to a node. It names the pod's uid, so that no other pod of that name is bound."""
     metadata = pod["metadata"]
     return {
         "apiVersion": "v1",
@@ -211,7 +211,7 @@ def make_secret(
     found = {name: credentials.get(name, "") for name in STORE_VARIABLES}
     if settings.worker_store_secret:
         own = {name: credentials.get(f"{names.WORKERS_PREFIX}{name}", "") for name in STORE_VARIABLES}
-        # Where the bucket is is no secret, and the same for both.
+        # The endpoint and region of the bucket are no secrets.
         found = {name: own[name] or (found[name] if name in _REGION_VARIABLES else "") for name in STORE_VARIABLES}
     values = {"key": key, **{name: value for name, value in found.items() if value}}
     return {
@@ -234,7 +234,7 @@ def make_secret(
 
 
 def grace_of(workload: TrainingJob | InferenceService, settings: KubernetesSettings) -> float:
-    """How many seconds a replica has to save and to leave: what its workload wants, or the platform if that is more."""
+    """Seconds that a replica has to save and leave: the longer of its workload's and the platform's."""
     return max(workload.grace_s, settings.grace_s)
 
 
@@ -288,7 +288,7 @@ def _container(
             {"name": "springtide-tmp", "mountPath": "/tmp"},
             {"name": "springtide-shm", "mountPath": "/dev/shm"},
         ],
-        # The kubelet waits for it before it sends TERM: however the pod is deleted, its worker saves and leaves first.
+        # The kubelet runs it before it sends TERM, so the worker saves and leaves first, however the pod is deleted.
         "lifecycle": {"preStop": {"exec": {"command": [*command, "prestop"]}}},
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
@@ -306,7 +306,7 @@ def _serving() -> dict[str, Any]:
     return {
         "ports": [{"name": "replica", "containerPort": SERVING_PORT}, {"name": "health", "containerPort": HEALTH_PORT}],
         "readinessProbe": {**probe("/v2/health/ready"), "periodSeconds": 2, "timeoutSeconds": 2, "failureThreshold": 2},
-        # A model may take minutes to load: liveness counts only once the replica has answered.
+        # A model may take minutes to load: liveness is probed only once the replica has answered.
         "startupProbe": {**probe("/v2/health/live"), "periodSeconds": 2, "timeoutSeconds": 2, "failureThreshold": 300},
         "livenessProbe": {**probe("/v2/health/live"), "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6},
     }
@@ -344,7 +344,7 @@ def _resources(action: StartReplica, settings: KubernetesSettings, counts_resour
     requests: dict[str, str] = {}
     cpu, memory = own.cpu or given.cpu, own.memory or given.memory
     if action.share is not None and settings.device_kind == "cpu":
-        # The device is a core: what is sure is the request, what may be used at most the limit.
+        # The device is one core: the share's request and limit are the container's.
         requests["cpu"], limits["cpu"] = f"{_milli(action.share.request)}m", f"{_milli(action.share.limit)}m"
     elif cpu:
         requests["cpu"] = limits["cpu"] = cpu
@@ -366,7 +366,7 @@ def _volumes(workload_id: WorkloadId) -> list[dict[str, Any]]:
 
 
 def _tolerations(settings: KubernetesSettings) -> list[dict[str, Any]]:
-    # A node that is silent is not dead yet: the platform decides that by what it hears of the workers themselves.
+    # A node that is not ready may not be dead: the platform decides that by the heartbeats of its workers.
     tolerated = [
         {"key": f"node.kubernetes.io/{taint}", "operator": "Exists", "effect": "NoExecute"}
         for taint in ("not-ready", "unreachable")
@@ -403,7 +403,7 @@ def _cpu_of(workload: TrainingJob | InferenceService, settings: KubernetesSettin
 
 
 def _num_threads(cpu: str) -> int:
-    """As many as there are whole processors, and one where no limit is set."""
+    """The whole processors of a limit, at least 1; 1 without a limit."""
     try:
         number = float(cpu[:-1]) / 1000.0 if cpu.endswith("m") else float(cpu or 1.0)
     except ValueError:

@@ -1,4 +1,4 @@
-"""One pod of the table: where it is in its lifecycle, what was last seen of it, and what its removal waits for."""
+"""One pod of the table: its lifecycle, its last reading, and what its removal waits for."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from springtide.core.workload import ReplicaId, WorkloadId
 
 
 class PodLifecycle(enum.Enum):
-    """Until OVER a pod holds its device. ENDING: it was asked to end, by the platform or from outside.
+    """Until OVER a pod holds its device. ENDING: its deletion was requested, by the platform or from outside.
 
-    OVER: none of its containers runs, but its object is there. GONE: the API server has no such object any more.
-    REMOVING: the deletion of its object was asked for. FORGOTTEN: it has left the table.
+    OVER: none of its containers runs, but its object exists. GONE: the API server has no such object any more.
+    REMOVING: the deletion of its object was requested. FORGOTTEN: it has left the table.
     """
 
     CREATING = "creating"
@@ -34,7 +34,7 @@ class PodLifecycle(enum.Enum):
 
 
 class Acknowledgement(enum.Enum):
-    """What must happen before the object of a pod that is over is removed."""
+    """What must happen before the object of an ended pod is removed."""
 
     JOURNAL = "the journal has its end"
     LOGS = "its output was read"
@@ -43,16 +43,16 @@ class Acknowledgement(enum.Enum):
 _ENDS = frozenset({PodLifecycle.OVER, PodLifecycle.GONE, PodLifecycle.REMOVING, PodLifecycle.FORGOTTEN})
 _STARTS = frozenset({PodLifecycle.BINDING, PodLifecycle.STARTING, PodLifecycle.RUNNING})
 _LEAVES = frozenset({PodLifecycle.ENDING, PodLifecycle.OVER, PodLifecycle.GONE})
-# A container that has ended before its pod has is shown as one that starts: RUNNING may go back.
+# A container that ends before its pod is shown as starting: RUNNING may go back to STARTING.
 EDGES: Mapping[PodLifecycle, frozenset[PodLifecycle]] = MappingProxyType(
     {
-        # A creation that is refused leaves nothing behind.
+        # A refused creation leaves no object.
         PodLifecycle.CREATING: _STARTS | _LEAVES | {PodLifecycle.FORGOTTEN},
         PodLifecycle.BINDING: (_STARTS - {PodLifecycle.BINDING}) | _LEAVES,
         PodLifecycle.STARTING: (_STARTS - {PodLifecycle.STARTING}) | _LEAVES,
         PodLifecycle.RUNNING: (_STARTS - {PodLifecycle.RUNNING}) | _LEAVES,
         PodLifecycle.ENDING: frozenset({PodLifecycle.OVER, PodLifecycle.GONE, PodLifecycle.FORGOTTEN}),
-        # One that the API server never showed has no object to remove.
+        # A pod without a uid has no object to remove.
         PodLifecycle.OVER: frozenset({PodLifecycle.REMOVING, PodLifecycle.GONE, PodLifecycle.FORGOTTEN}),
         PodLifecycle.REMOVING: frozenset({PodLifecycle.GONE}),
         PodLifecycle.GONE: frozenset({PodLifecycle.FORGOTTEN}),
@@ -73,9 +73,10 @@ _PHASES: Mapping[PodLifecycle, PodPhase] = MappingProxyType(
 class PodState:
     """One pod, wanted or found. `uid` is empty until the API server has shown it; `seen` is what it last showed.
 
-    `awaiting` is what the removal of its object waits for once it is over. `asked_grace_s` is the grace period that the
-    platform gave it, None where it did not ask it to end. `written_term` is the term that was written onto it here,
-    `is_inquired` says that the API server is being asked whether it exists, and `absent` what it means if it does not.
+    `awaiting` is what the removal of its object waits for once it is over. `requested_grace_s` is the grace period that
+    the platform gave it, None where it did not ask it to end. `written_term` is the term that was written onto it here,
+    `is_being_confirmed` says that the API server is being asked whether it exists, and `absent` what it means if it
+    does not.
     """
 
     replica_id: ReplicaId
@@ -90,15 +91,15 @@ class PodState:
     since_s: float = 0.0
     seen: Reading | None = None
     awaiting: frozenset[Acknowledgement] = frozenset({Acknowledgement.JOURNAL})
-    asked_grace_s: int | None = None
+    requested_grace_s: int | None = None
     written_term: int = 0
-    is_inquired: bool = False
+    is_being_confirmed: bool = False
     exit_code: int | None = None
     end: str = ""
     absent: str = "its pod is gone: it was deleted"
 
     def move(self, state: PodLifecycle, reason: str = "") -> None:
-        """Enter another state, or give the present one another reason. `since_s` follows the phase."""
+        """Enter another state, or change the reason of the present one. `since_s` is when the phase last changed."""
         if state is not self.state:
             assert state in EDGES[self.state], f"pod {self.key.name} cannot go from {self.state} to {state}"
             before, self.state = self.phase, state
@@ -108,23 +109,23 @@ class PodState:
 
     @property
     def phase(self) -> PodPhase:
-        """The state as users are told of it."""
+        """The state as shown to users."""
         return _PHASES.get(self.state, "ending")
 
     @property
     def is_over(self) -> bool:
-        """Whether none of its containers runs, nor ever will."""
+        """Whether none of its containers runs or ever will."""
         return self.state in _ENDS
 
     @property
     def is_gone(self) -> bool:
-        """Whether there is no object of it that could be looked at or deleted."""
+        """Whether its object no longer exists."""
         return self.state in (PodLifecycle.GONE, PodLifecycle.FORGOTTEN)
 
     @property
     def is_wanted(self) -> bool:
-        """Whether its creation is still to be carried out."""
-        return not self.is_over and self.asked_grace_s is None
+        """Whether it is still to be created."""
+        return not self.is_over and self.requested_grace_s is None
 
     @property
     def address(self) -> str:
@@ -133,5 +134,5 @@ class PodState:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether it waits for something that waiting alone will not mend."""
+        """Whether it waits for something that only a person can fix."""
         return self.seen is not None and self.seen.is_stuck

@@ -1,9 +1,9 @@
-"""The pods that the platform has made: one for each replica at most, from its order to the removal of its object.
+"""The pods that the platform has created: at most one for each replica, from its order to the removal of its object.
 
-Everything is decided by comparing what is wanted of a pod with what the cache shows; that a notification arrived says
-only where to look. A pod is over when its containers have ended, when the API server itself says that there is no such
-pod, or when its node is no more; until then it holds its device. Its object goes once the journal knows of its end, so
-that a control plane that was killed in between still finds out how it ended.
+Decisions compare what is wanted of a pod with what the cache shows; a notification only says which pod to compare. A
+pod is over when its containers have ended, when the API server itself says that there is no such pod, or when its
+node is gone; until then it holds its device. Its object is deleted only once its end is in the journal, so that a new
+control plane still finds out how it ended.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from springtide.core.workload import ReplicaId, WorkloadId
 
 _log = logging.getLogger(__name__)
 
-# The grace of a pod that the journal does not name: its worker is fenced as soon as it says Hello anyway.
+# The grace of a pod that the journal does not name: its worker is fenced at its Hello anyway.
 UNNAMED_GRACE_S = 5
-# How often all pods are compared, with or without a notification.
+# How often all pods are compared without a notification.
 RESYNC_S = 10.0
-# How long the rest of its output may take once a pod has ended.
+# How long reading the rest of its output may take once a pod has ended.
 _LOG_LIMIT_S = 10.0
 
 
 class PodTable:
-    """Runs on the executor's I/O thread; what it writes goes through the API thread.
+    """Runs on the executor's I/O thread; its writes go through the API thread.
 
-    `on_made` is told of each pod that the API server took, `on_refused` of one that will not be made, `on_change` of
-    one that may not be as it was, `on_over` of one that has ended, once, and `on_left` of one that is forgotten.
-    `on_higher_term` is told when a pod shows that another control plane has taken over: nothing is written from then
-    on. `is_expected` says whether a pod that is not in the table will be.
+    `on_made` is called for each pod that the API server accepted, `on_refused` for one that it finally refused,
+    `on_change` for one that may have changed, `on_over` once for one that has ended, and `on_left` for one that left
+    the table. `on_higher_term` is called when a pod shows that another control plane has taken over; nothing is written
+    from then on. `is_expected` says whether a pod that is not in the table will be entered later.
     """
 
     def __init__(self, api_thread: ApiThread, cache: Cache, reactor: Reactor, platform: str, term: int) -> None:
@@ -72,20 +72,20 @@ class PodTable:
         self.on_higher_term: Callable[[int], None] = lambda term: None
 
     def open(self) -> None:
-        """All wanted pods are known: look at every pod, delete those without a replica, and repeat that."""
+        """All wanted pods are known: from now on compare every pod, and delete those without a replica."""
         self._is_open = True
         self._cache.listen(self._on_change)
         self._resync()
 
     def close(self) -> None:
-        """Write nothing from now on: the pods are the next executor's."""
+        """Write nothing from now on: the pods belong to the next executor."""
         self._is_closed = True
 
     def may_write(self) -> bool:
-        """Whether this control plane's writes still stand."""
+        """Whether this control plane may still write."""
         return not self.is_superseded and not self._is_closed
 
-    # --- what is there -----------------------------------------------------------------------------------------------
+    # --- pods --------------------------------------------------------------------------------------------------------
 
     def enter(self, pod: PodState) -> PodState:
         """Add a pod to the table."""
@@ -96,57 +96,57 @@ class PodTable:
         return pod
 
     def find(self, replica_id: ReplicaId, key: Key) -> Object | None:
-        """The pod of a replica, as it was last seen."""
+        """The pod of a replica, from the cache."""
         obj = self._cache.get(key.name, key.namespace)
         return obj if obj is not None and self._is_of(obj, replica_id) else None
 
     def holder(self, device_id: DeviceId, *, is_sharer: bool) -> PodState | None:
-        """The pod that holds a device: one that is not over, unless both only want a share of it."""
+        """The pod that holds a device. A sharer's pod does not hold it against another sharer."""
         for pod in self._of_device.get(device_id, ()):
             if not pod.is_over and not (is_sharer and pod.is_sharer):
                 return pod
         return None
 
-    def look(self, pod: PodState) -> None:
-        """Compare what is known of a pod with what the cache shows."""
+    def refresh(self, pod: PodState) -> None:
+        """Update a pod from the cache."""
         obj = self._cache.get(pod.key.name, pod.key.namespace)
         if obj is not None and (uid_of(obj) == pod.uid or not pod.uid) and self._is_of(obj, pod.replica_id):
-            self._see(pod, obj)
-        elif pod.uid and not pod.is_gone and not pod.is_inquired:
-            # Its absence, or a namesake, may be an answer from the past: the API server itself is asked.
-            self.ask_about(pod)
+            self._update(pod, obj)
+        elif pod.uid and not pod.is_gone and not pod.is_being_confirmed:
+            # The pod is missing or another has its name; as the cache may be outdated, ask the API server.
+            self.confirm(pod)
 
-    def ask_about(self, pod: PodState) -> None:
-        """Find out from the API server itself whether there is a pod that should be there."""
-        pod.is_inquired = True
+    def confirm(self, pod: PodState) -> None:
+        """Ask the API server itself whether a pod exists."""
+        pod.is_being_confirmed = True
         self._thread.confirm(
-            self._cache, pod.key.name, pod.key.namespace, lambda found: self._soon(lambda: self._told(pod, found))
+            self._cache, pod.key.name, pod.key.namespace, lambda found: self._soon(lambda: self._on_answer(pod, found))
         )
 
-    def note_told(self, replica_id: ReplicaId) -> None:
-        """The journal has the end of a replica: its pod is not needed any more."""
+    def note_journaled(self, replica_id: ReplicaId) -> None:
+        """The end of a replica is in the journal: its pod is no longer needed."""
         pod = self.pods.get(replica_id)
         if pod is not None:
             pod.awaiting -= {Acknowledgement.JOURNAL}
-            self._tidy(pod)
+            self._remove_if_done(pod)
 
     def note_node_gone(self, node_id: NodeId) -> None:
-        """A node has been removed from the cluster: its pods are over."""
+        """A node was removed from the cluster: its pods are over."""
         for pod in list(self.pods.values()):
             if pod.node_id == node_id and not pod.is_over:
                 self._finish(pod, None, f"node {node_id} is gone")
 
     def note_logged(self, pod: PodState) -> None:
-        """A pod's output was read, or has been waited for long enough."""
+        """A pod's output was read completely, or the time limit for that has passed."""
         pod.awaiting -= {Acknowledgement.LOGS}
-        self._tidy(pod)
+        self._remove_if_done(pod)
 
     # --- effects -----------------------------------------------------------------------------------------------------
 
     def make(self, pod: PodState, obj: Object, secret: Object) -> None:
-        """Have a pod made and bound to its node, until that is so or it is no longer wanted."""
-        # Thousands may wait for their turn. As bytes they are two things each to look at for the collector of garbage,
-        # which stops every thread meanwhile; as objects they would be two hundred.
+        """Create a pod and bind it to its node; retried until done or no longer wanted."""
+        # Thousands may be queued. Encoded they are two objects each for the garbage collector, which stops every
+        # thread, instead of two hundred.
         pod_text, secret_text = encode(obj), encode(secret)
 
         async def effect(api: KubeApi) -> Object:
@@ -162,70 +162,70 @@ class PodTable:
             done=lambda made: self._soon(lambda: self._note_made(pod, made)),
             failed=lambda error: self._soon(lambda: self._refused(pod, error)),
             waiting=lambda reason: self._soon(lambda: self._note_waiting(pod, reason)),
-            stands=lambda: pod.is_wanted and self.may_write(),
+            is_still_wanted=lambda: pod.is_wanted and self.may_write(),
         )
 
     def delete(self, pod: PodState, grace_s: float) -> None:
-        """Ask a pod to go within so many seconds (at least one: what is forgotten at once may run on)."""
+        """Delete a pod with this grace (at least 1 s: with 0 its object goes while its containers may still run)."""
         grace = max(1, round(grace_s))
-        if pod.is_over or (pod.asked_grace_s is not None and pod.asked_grace_s <= grace):
+        if pod.is_over or (pod.requested_grace_s is not None and pod.requested_grace_s <= grace):
             return
-        pod.asked_grace_s = grace
+        pod.requested_grace_s = grace
         pod.move(PodLifecycle.ENDING, pod.reason)
         self._remove(pod, grace)
 
     def annotate(self, pod: PodState, annotations: dict[str, str | None]) -> None:
-        """Write annotations onto a pod; None takes one away."""
+        """Write annotations of a pod; None removes one."""
         patch = {"metadata": {"annotations": annotations}}
         self._write(pod, lambda api: api.patch(POD, pod.key.name, patch, pod.key.namespace))
 
     def forget_secret(self, workload_id: WorkloadId, key: Key) -> None:
-        """Remove the Secret of a workload that has ended, where no owner's end does it."""
+        """Delete the Secret of an ended workload that has no owner whose deletion would remove it."""
         self.secrets.forget(workload_id, key)
 
-    # --- what becomes of it ------------------------------------------------------------------------------------------
+    # --- changes -----------------------------------------------------------------------------------------------------
 
-    def _see(self, pod: PodState, obj: Object) -> None:
+    def _update(self, pod: PodState, obj: Object) -> None:
         reading = read_pod(obj)
         if self._is_higher(reading.term):
             return
         pod.uid, pod.seen = reading.uid, reading
         if pod.is_over:
-            self._tidy(pod)
+            self._remove_if_done(pod)
             return
         if reading.is_over:
             self._finish(pod, reading.exit_code, reading.end)
             return
         if 0 < reading.term < self._term and pod.written_term != self._term:
             self._label(pod)
-        if reading.is_ending or pod.asked_grace_s is not None:
+        if reading.is_ending or pod.requested_grace_s is not None:
             pod.move(PodLifecycle.ENDING, "waiting for its containers to end")
         elif pod.state is not PodLifecycle.ENDING:
             pod.move(_state_shown(reading), reading.waiting)
         self.on_change(pod, reading)
 
     def _label(self, pod: PodState) -> None:
-        """Write the present term onto a pod that was taken over, so that the previous leader cannot delete it."""
+        """Write the present term on an adopted pod, so that the previous leader cannot delete it."""
         pod.written_term = self._term
         patch = {"metadata": {"uid": pod.uid, "labels": {names.TERM_LABEL: str(self._term)}}}
         self._write(pod, lambda api: api.patch(POD, pod.key.name, patch, pod.key.namespace))
 
-    def _told(self, pod: PodState, found: Object | None) -> None:
-        """Take the API server's own answer about a pod's name."""
-        pod.is_inquired = False
+    def _on_answer(self, pod: PodState, found: Object | None) -> None:
+        """Process the API server's answer about a pod's name."""
+        pod.is_being_confirmed = False
         if found is not None and self._is_of(found, pod.replica_id) and pod.uid in ("", uid_of(found)):
-            self._see(pod, found)
+            self._update(pod, found)
             return
         if not pod.is_over:
             self._finish(pod, None, pod.absent, PodLifecycle.GONE)
         elif not pod.is_gone:
             pod.move(PodLifecycle.GONE, pod.reason)
-            self._tidy(pod)
+            self._remove_if_done(pod)
 
     def _note_made(self, pod: PodState, made: Object) -> None:
         pod.uid = uid_of(made)
         self.on_made(pod)
-        self.look(pod)
+        self.refresh(pod)
 
     def _note_waiting(self, pod: PodState, reason: str) -> None:
         if pod.state in (PodLifecycle.CREATING, PodLifecycle.BINDING):
@@ -233,11 +233,11 @@ class PodTable:
 
     def _refused(self, pod: PodState, error: BackendError) -> None:
         if pod.uid or pod.is_over:
-            # It was made; what was refused is its binding. It must not stay, and its end is noticed like any other.
+            # It was created, but its binding was refused: delete it, and wait for its end as for any other.
             pod.end = f"its pod could not be bound to node {pod.node_id}: {error}"
             self.delete(pod, 1)
             return
-        self._leave(pod)
+        self._drop(pod)
         self.on_refused(pod, error)
 
     def _finish(self, pod: PodState, exit_code: int | None, end: str, state: PodLifecycle = PodLifecycle.OVER) -> None:
@@ -246,20 +246,20 @@ class PodTable:
         self.on_over(pod)
         if Acknowledgement.LOGS in pod.awaiting:
             self._reactor.after(_LOG_LIMIT_S, lambda: self.note_logged(pod))
-        self._tidy(pod)
+        self._remove_if_done(pod)
 
-    def _tidy(self, pod: PodState) -> None:
-        """Remove a pod that is over: first its object, then its place in the table."""
+    def _remove_if_done(self, pod: PodState) -> None:
+        """Remove a pod that is over: first its object, then its entry in the table."""
         if pod.state is PodLifecycle.GONE and Acknowledgement.JOURNAL not in pod.awaiting:
-            self._leave(pod)
+            self._drop(pod)
         elif pod.state is PodLifecycle.OVER and not pod.awaiting:
             if pod.uid:
                 pod.move(PodLifecycle.REMOVING, pod.reason)
                 self._remove(pod, 0)
             else:
-                self._leave(pod)
+                self._drop(pod)
 
-    def _leave(self, pod: PodState) -> None:
+    def _drop(self, pod: PodState) -> None:
         pod.move(PodLifecycle.FORGOTTEN, pod.reason)
         if self.pods.get(pod.replica_id) is pod:
             del self.pods[pod.replica_id]
@@ -274,22 +274,22 @@ class PodTable:
         self._thread.write(
             ("pod", *pod.key),
             lambda api: self._delete_exactly(api, pod, grace),
-            done=lambda is_there: None if is_there else self._soon(lambda: self._told(pod, None)),
+            done=lambda is_there: None if is_there else self._soon(lambda: self._on_answer(pod, None)),
             failed=lambda error: self._soon(lambda: self._note_kept(pod, grace, error)),
-            stands=self.may_write,
+            is_still_wanted=self.may_write,
         )
 
     def _note_kept(self, pod: PodState, grace: int, error: BackendError) -> None:
-        """A deletion was refused: it is asked for again after a while, since there is no other way to end a pod."""
+        """A deletion was refused: repeat it after a while, since there is no other way to end a pod."""
         _log.error("pod %s could not be deleted: %s", pod.key.name, error)
         pod.reason = f"its deletion is refused: {error}"
         self._reactor.after(RESYNC_S, lambda: None if pod.is_gone else self._remove(pod, grace))
 
     async def _delete_exactly(self, api: KubeApi, pod: PodState, grace: int) -> bool:
-        """Ask this pod to go, in the state in which it was seen; False where it is gone.
+        """Delete this very pod, at the version in the cache; False if it is gone.
 
-        The version is named, so that a control plane that does not know yet that it leads no longer cannot end a pod
-        that its successor has put its own term on.
+        The version is a precondition, so that a control plane that does not know yet that it has lost the lease cannot
+        delete a pod on which its successor has written its own term.
         """
         obj = self._cache.get(pod.key.name, pod.key.namespace)
         if obj is None or (pod.uid and uid_of(obj) != pod.uid):
@@ -322,7 +322,7 @@ class PodTable:
                 api, POD, obj, pod.key.namespace, is_ours=lambda found: self._is_of(found, pod.replica_id)
             )
         except QuotaExceeded:
-            # Quota is asked before the name: an attempt whose answer was lost may have made it.
+            # The server checks quota before the name: an earlier attempt whose answer was lost may have created it.
             found = await api.find(POD, pod.key.name, pod.key.namespace)
             if found is None or not self._is_of(found, pod.replica_id):
                 raise
@@ -336,7 +336,7 @@ class PodTable:
             effect,
             done=self._keep,
             failed=lambda error: _log.warning("pod %s could not be changed: %s", pod.key.name, error),
-            stands=lambda: not pod.is_over and self.may_write(),
+            is_still_wanted=lambda: not pod.is_over and self.may_write(),
         )
 
     def _keep(self, obj: Object) -> None:
@@ -345,30 +345,30 @@ class PodTable:
     # --- pods without a replica --------------------------------------------------------------------------------------
 
     def _on_change(self, change: ObjectChange) -> None:
-        self._soon(lambda: self._look_at(change.key))
+        self._soon(lambda: self._refresh_key(change.key))
 
-    def _look_at(self, key: Key) -> None:
+    def _refresh_key(self, key: Key) -> None:
         pod = self._by_key.get(key)
         if pod is not None:
-            self.look(pod)
+            self.refresh(pod)
         obj = self._cache.get(key.name, key.namespace)
         if obj is not None:
             self._end_unnamed(obj)
 
     def _resync(self) -> None:
         for pod in list(self.pods.values()):
-            self.look(pod)
+            self.refresh(pod)
         for obj in self._cache.objects():
             self._end_unnamed(obj)
         self._reactor.after(RESYNC_S, self._resync)
 
     def _end_unnamed(self, obj: Object) -> None:
-        """Delete a pod of this platform that no replica stands for: one of the past, or a copy made by hand."""
+        """Delete a pod of this platform that belongs to no replica: a leftover, or a copy made by hand."""
         labels = obj["metadata"].get("labels") or {}
         if not self._is_open or self.is_superseded or labels.get(names.PLATFORM_LABEL) != self._platform:
             return
         if names.REPLICA_LABEL not in labels:
-            # Not the pod of a replica: the control plane's own bears the platform's name, too.
+            # Not the pod of a replica: the control plane's own pod has the platform's label as well.
             return
         reading = read_pod(obj)
         pod = self._by_key.get(key_of(obj))
@@ -377,7 +377,7 @@ class PodTable:
         if self._is_higher(reading.term) or (reading.is_ending and not reading.is_over):
             return
         if self.is_expected(key_of(obj)):
-            # A replica that waits to be started has it already, made by an earlier control plane.
+            # It belongs to a queued replica and was created by an earlier control plane.
             return
         self.num_unnamed += 1
         _log.warning("pod %s belongs to no replica; it is deleted", key_of(obj).name)
@@ -391,7 +391,7 @@ class PodTable:
             awaiting=frozenset(),
         )
         if stray.replica_id not in self.pods and stray.key not in self._by_key:
-            # It holds its device until it is gone, like any other.
+            # It holds its device until it is gone, like any other pod.
             self.enter(stray)
         if reading.is_over:
             self._finish(stray, reading.exit_code, reading.end)
@@ -399,7 +399,7 @@ class PodTable:
             self.delete(stray, UNNAMED_GRACE_S)
 
     def _is_higher(self, term: int) -> bool:
-        """Whether a later leader has been here; then nothing is written any more."""
+        """Whether a later leader has written this term; then nothing is written any more."""
         if term > self._term and not self.is_superseded:
             self.is_superseded = True
             _log.error("pods bear term %d, and this control plane leads in term %d: it stops", term, self._term)

@@ -1,4 +1,4 @@
-"""Which pods of a node hold a part of which of its GPUs, as the node's share daemon has to know it. Pure."""
+"""Reads from the pods of a node which of them share which GPU, for the node's share daemon. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Tenants(NamedTuple):
 def tenants_of(
     pods: Iterable[Mapping[str, Any]], node_name: str, gpus: Iterable[Gpu], before: Iterable[GpuTenantEntry] = ()
 ) -> Tenants:
-    """Read the pods of a node. A pod that was asked to go holds its share until its containers have ended.
+    """Read the pods of a node. A pod that is being deleted keeps its share until its containers have ended.
 
     A pod that held a share `before` and whose annotation can no longer be read keeps that share.
     """
@@ -56,7 +56,7 @@ def tenants_of(
             problems.append(f"{where}: it is on GPU {index or '?'}, and the driver of this node tells of {told}")
             continue
         replica_id = ReplicaId(annotations.get(names.REPLICA_ANNOTATION) or metadata["name"])
-        # Two platforms on one node may both have a replica of that name.
+        # Two platforms on one node may both have a replica of this id.
         tenant_id = ReplicaId(f"{replica_id}@{metadata.get('namespace', '')}")
         entries[tenant_id, gpu.uuid] = GpuTenantEntry(
             workload_id=WorkloadId(annotations.get(names.WORKLOAD_ANNOTATION, "")),

@@ -1,4 +1,4 @@
-"""Finds replicas that are silent or do not come up, and replicas whose silence does not count."""
+"""Finds replicas that are silent or do not start, and reports them as lost."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from springtide.backends.control_channel.replica_table import ReplicaTable
 from springtide.backends.kubernetes.pods.driver import PodHandle, PodReplica
 
 TICK_S = 0.5
-# Starts may take minutes.
+# Starts take minutes, so they are checked less often.
 STARTS_EVERY_S = 2.0
-# How long a container may wait for what only a person can mend (an image, a Secret), and any other one to run.
+# How long a container may wait for what only a person can fix (an image, a Secret), and for anything else.
 STUCK_AFTER_S = 300.0
 STARTING_AFTER_S = 600.0
-# How long a worker whose container runs may take to introduce itself.
+# How long a worker whose container runs may take to send its Hello.
 CONNECT_AFTER_S = 180.0
-# Workers look for a new control plane in growing intervals; workers found after a restart get the time for that.
+# Workers reconnect at growing intervals; workers found after a restart are given the time for that.
 ADOPT_WINDOW_S = 15.0
 
 
 class PodWatch:
-    """Looks for silence twice a second, and at those that start now and then. Runs on the I/O thread.
+    """Checks replicas for silence twice a second, and starting ones less often. Runs on the I/O thread.
 
-    `lost_after_s` is how long one may be silent.
+    `lost_after_s` is how long a replica may be silent.
     """
 
     def __init__(self, table: ReplicaTable[PodHandle], lost_after_s: float) -> None:
@@ -32,11 +32,11 @@ class PodWatch:
         self._next_starts_s = float("-inf")
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the periodic checks."""
         self._tick()
 
     def reset_silence(self) -> None:
-        """This thread itself was late: count every replica's silence from now on."""
+        """The I/O thread itself was delayed: count every replica's silence from now on."""
         self._table.counts["late_wakeups"] += 1
         now_s = time.monotonic()
         for replica in self._table.replicas.values():
@@ -47,29 +47,29 @@ class PodWatch:
         self._table.reactor.after(TICK_S, self._tick)
         now_s = time.monotonic()
         silent_since_s = now_s - self._lost_after_s
-        looks_at_starts = now_s >= self._next_starts_s
-        if looks_at_starts:
+        checks_starts = now_s >= self._next_starts_s
+        if checks_starts:
             self._next_starts_s = now_s + min(STARTS_EVERY_S, STUCK_AFTER_S / 2)
-        # Of thousands hardly one is worth a look each time.
+        # Filter first: of thousands of replicas hardly any needs a check.
         for replica in [
             each
             for each in self._table.replicas.values()
-            if (looks_at_starts if each.phase is MemberPhase.SPAWNING else each.heard_at_s <= silent_since_s)
+            if (checks_starts if each.phase is MemberPhase.SPAWNING else each.heard_at_s <= silent_since_s)
         ]:
-            self._look(replica, now_s)
+            self._check(replica, now_s)
 
-    def _look(self, replica: PodReplica, now_s: float) -> None:
+    def _check(self, replica: PodReplica, now_s: float) -> None:
         if replica.has_exited or replica.lost_reason is not None:
             return
         if replica.phase is MemberPhase.SPAWNING and not replica.asked_to_stop:
-            self._look_at_start(replica, now_s)
+            self._check_start(replica, now_s)
         elif replica.phase in (MemberPhase.RUNNING, MemberPhase.ADOPTING):
-            self._look_at_silence(replica, now_s)
+            self._check_silence(replica, now_s)
 
-    def _look_at_start(self, replica: PodReplica, now_s: float) -> None:
+    def _check_start(self, replica: PodReplica, now_s: float) -> None:
         pod = replica.handle.pod
         if pod is None or pod.phase in ("creating", "binding"):
-            # The API server has not taken it yet: that is no fault of the pod, and holds for all of them.
+            # The API server has not accepted it yet, which is no fault of the pod.
             return
         waited_s = now_s - pod.since_s
         if pod.phase == "running":
@@ -80,7 +80,7 @@ class PodWatch:
         elif waited_s > STARTING_AFTER_S:
             self._table.lose(replica, f"its container was not started within {waited_s:.0f} s: {pod.reason}")
 
-    def _look_at_silence(self, replica: PodReplica, now_s: float) -> None:
+    def _check_silence(self, replica: PodReplica, now_s: float) -> None:
         silent_s = now_s - replica.heard_at_s
         is_adopting = replica.phase is MemberPhase.ADOPTING
         limit_s = max(self._lost_after_s, ADOPT_WINDOW_S) if is_adopting else self._lost_after_s
@@ -88,10 +88,11 @@ class PodWatch:
             return
         has_gone = replica.has_left or replica.has_failed or (replica.has_finished and self._is_over(replica))
         if has_gone and replica.connection is None:
-            # It has reported its own end; the end of its pod is not known yet. Its device is free when that comes.
+            # It has reported its own end, but that of its pod is not known yet; its device becomes free with the
+            # latter.
             self._table.note_exit(replica)
         elif not replica.asked_to_stop:
-            # A replica that was asked to stop has a grace period of its own.
+            # A replica that was told to stop has a grace period of its own.
             what = "did not come back after a restart" if is_adopting else "went silent"
             self._table.lose(replica, f"the worker {what}: nothing was heard of it for {silent_s:.1f} s")
 

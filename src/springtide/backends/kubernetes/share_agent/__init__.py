@@ -1,1 +1,1 @@
-"""The agent of a node that holds pods to their shares."""
+"""The agent of a node that has the shares of its pods enforced."""

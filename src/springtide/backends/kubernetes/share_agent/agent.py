@@ -1,9 +1,9 @@
-"""The share agent of a node: it keeps the node's GPU share daemon alive and tells it which pods hold what.
+"""The share agent of a node: it keeps the node's GPU share daemon running and sends it the pods that hold shares.
 
 `python -m springtide.backends.kubernetes.share_agent.agent --settings FILE` in a pod that sees the node's processes
-and has a directory of the node's. What holds the sharers every few milliseconds is the daemon, a process of its own;
-this one reads the pods of its node from the API server, and may stand still or lose the server: the daemon goes on
-with what it was told last.
+and has a directory of the node. Shares are enforced every few milliseconds by the daemon, a separate process. The
+agent reads the pods of its node from the API server; while it is stopped or has no connection to the server, the
+daemon continues with the last table that it received.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ AGENT_PORT = 8792
 DAEMON = "springtide.backends.sharing.gpu.daemon"
 NODE_VARIABLE = "NODE_NAME"
 _BACKOFF_S = (0.1, 5.0)
-# Even without changes the daemon's table is compared this often, and sent again where it differs.
+# How often the daemon's table is compared without a notification; it is sent again if it differs.
 _LOOK_S = 1.0
 _STALE_S = 3.0
-# How often the processes of sharers are looked for; a container may be a moment without any.
-_SEEK_S = 5.0
+# How often to check that processes of sharers are visible; a container may briefly have none.
+_VISIBILITY_S = 5.0
 
 
 class ShareAgent:
-    """One node's. `run` goes on until cancelled; whatever goes wrong is in `problem` meanwhile, and tried again."""
+    """The agent of one node. `run` runs until cancelled; errors are shown in `problem` and retried."""
 
     def __init__(
         self,
@@ -82,15 +82,15 @@ class ShareAgent:
         )
         self._changed = asyncio.Event()
         self._daemon: asyncio.subprocess.Process | None = None
-        self._has_told = False
+        self._has_sent = False
         self._problems: tuple[str, ...] = ()
-        self._unseen: frozenset[str] = frozenset()
+        self._invisible: frozenset[str] = frozenset()
         # Tenants of the previous agent keep their shares, even if their pods' annotations can no longer be read.
         table = read_whole(self._private / TABLE_NAME, GpuTable)
         self._entries: tuple[GpuTenantEntry, ...] = table.tenants if table is not None else ()
 
     async def run(self, api: KubeApi) -> None:
-        """Serve the node until cancelled. Raises BackendError or OSError where the directory cannot be used."""
+        """Serve the node until cancelled. Raises BackendError or OSError if the directory cannot be used."""
         self._prepare()
         self._cache.listen(lambda change: self._changed.set())
         try:
@@ -98,26 +98,26 @@ class ShareAgent:
                 tasks.create_task(self._find_gpus())
                 tasks.create_task(self._cache.run(api))
                 tasks.create_task(self._keep_daemon())
-                tasks.create_task(self._feed())
-                tasks.create_task(self._seek())
+                tasks.create_task(self._send_tables())
+                tasks.create_task(self._check_visibility())
         finally:
             daemon = self._daemon
             if daemon is not None and daemon.returncode is None:
-                # Not asked to end: what it holds stays as it is, and the next one goes on with it.
+                # SIGKILL, not SIGTERM: limits stay in force, and the next daemon adopts them.
                 with contextlib.suppress(ProcessLookupError):
                     daemon.kill()
                 await daemon.wait()
 
-    # --- what people are told ----------------------------------------------------------------------------------------
+    # --- status ------------------------------------------------------------------------------------------------------
 
     def status(self) -> GpuDaemonStatus | None:
-        """What the daemon last said, while it speaks."""
+        """The daemon's status; None if that is outdated."""
         found = read_whole(self._private / STATUS_NAME, GpuDaemonStatus)
         return found if found is not None and time.monotonic() - found.written_at_s < _STALE_S else None
 
     @property
     def problem(self) -> str:
-        """Why sharers of this node are not held as they should be; empty where nothing is wrong."""
+        """Why shares of this node are not enforced; empty if they are."""
         if os.geteuid() != 0:
             return "the share agent has to be root on its node: pods have users of their own, and must reach its socket"
         if not self._gpus:
@@ -126,11 +126,11 @@ class ShareAgent:
             return "the share daemon does not run, or says nothing"
         if not self._cache.is_synced:
             return self._cache.problem or "the pods of this node are not known yet"
-        if not self._has_told:
+        if not self._has_sent:
             return "the share daemon has not been sent the table of tenants yet"
-        if self._unseen:
+        if self._invisible:
             return (
-                f"no process of {len(self._unseen)} pods that run and share a GPU can be seen from here, so no "
+                f"no process of {len(self._invisible)} pods that run and share a GPU can be seen from here, so no "
                 "process can be matched to its pod: the agent's pod needs hostPID: true"
             )
         return self._cache.problem or "; ".join(self._problems)
@@ -138,7 +138,7 @@ class ShareAgent:
     # --- the directory -----------------------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
-        """Make both directories, and put the library where sharers find it."""
+        """Create both directories, and copy the library to the one that sharers see."""
         for directory, mode in ((self._private, 0o700), (self._public, 0o755)):
             directory.mkdir(parents=True, exist_ok=True)
             directory.chmod(mode)
@@ -179,19 +179,19 @@ class ShareAgent:
 
     # --- the table ---------------------------------------------------------------------------------------------------
 
-    async def _feed(self) -> None:
-        """Keep a connection to the daemon and tell it what the cache says, by comparing, whenever the two differ."""
+    async def _send_tables(self) -> None:
+        """Keep a connection to the daemon and send it the table whenever that has changed."""
         while True:
             with contextlib.suppress(OSError):
                 reader, writer = await asyncio.open_unix_connection(str(self._private / SOCKET_NAME))
                 try:
-                    await self._tell(reader, writer)
+                    await self._send_until_closed(reader, writer)
                 finally:
-                    self._has_told = False
+                    self._has_sent = False
                     writer.close()
             await asyncio.sleep(_BACKOFF_S[0])
 
-    def _look(self) -> None:
+    def _update_tenants(self) -> None:
         """Read the tenants from the pods, and log each new problem once."""
         found = tenants_of(self._cache.objects(), self._node_name, self._gpus, self._entries)
         for problem in found.problems:
@@ -199,11 +199,11 @@ class ShareAgent:
                 _log.warning("%s", problem)
         self._entries, self._problems = found
 
-    async def _seek(self) -> None:
+    async def _check_visibility(self) -> None:
         """Check that processes of sharing pods are visible: the daemon knows its tenants by their processes."""
         before: frozenset[str] = frozenset()
         while True:
-            await asyncio.sleep(_SEEK_S)
+            await asyncio.sleep(_VISIBILITY_S)
             running = {
                 str(pod["metadata"]["uid"]).lower()
                 for pod in self._cache.objects()
@@ -211,23 +211,23 @@ class ShareAgent:
             }
             held = running & {entry.pod_uid.lower() for entry in self._entries}
             now = frozenset(held - await asyncio.to_thread(pods_seen)) if held else frozenset()
-            # Only pods missing twice in a row count: one may have just ended, or be about to begin.
-            self._unseen, before = now & before, now
+            # Only pods without a visible process twice in a row count: one may have just ended, or be starting.
+            self._invisible, before = now & before, now
 
-    async def _tell(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        said: tuple[GpuTenantEntry, ...] | None = None
+    async def _send_until_closed(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        sent: tuple[GpuTenantEntry, ...] | None = None
         gone = asyncio.create_task(reader.read())
         try:
             # The daemon never sends anything: the read ends when the daemon does.
             while not gone.done():
                 self._changed.clear()
-                # Until all pods and GPUs have been read, the daemon goes on with the previous agent's table.
+                # Until all pods and GPUs have been read, the daemon continues with the previous agent's table.
                 if self._cache.is_synced and self._gpus:
-                    self._look()
-                    if self._entries != said:
+                    self._update_tenants()
+                    if self._entries != sent:
                         writer.write(encode_frame(GpuTable(tenants=self._entries, sent_at_s=time.monotonic())))
                         await writer.drain()
-                        said, self._has_told = self._entries, True
+                        sent, self._has_sent = self._entries, True
                 changed = asyncio.create_task(self._changed.wait())
                 await asyncio.wait({gone, changed}, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
                 changed.cancel()
@@ -257,7 +257,7 @@ async def serve(settings: KubernetesSettings, node_name: str, library: Path, *, 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Be the agent of the node that $NODE_NAME names."""
+    """Run the agent of the node that $NODE_NAME names."""
     parser = argparse.ArgumentParser(prog="springtide.backends.kubernetes.share_agent.agent", description=__doc__)
     parser.add_argument("--settings", required=True, type=Path, help="the platform's settings")
     parser.add_argument("--library", type=Path, help="the interposition library (default: this installation's)")

@@ -1,4 +1,4 @@
-"""What the share agent of a node tells over HTTP: whether it is well, and how its node's GPUs are shared."""
+"""The HTTP pages of a node's share agent: its health, and how its node's GPUs are shared."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ _FIGURES = (
 
 
 class NodeShareReport(Protocol):
-    """What the pages are about."""
+    """The source of the pages' contents."""
 
     @property
     def problem(self) -> str:
-        """Why sharers are not held as they should be; empty where nothing is wrong."""
+        """Why shares are not enforced; empty if they are."""
         ...
 
     def status(self) -> GpuDaemonStatus | None:
-        """What the daemon last said."""
+        """The daemon's status; None if that is outdated."""
         ...
 
 
