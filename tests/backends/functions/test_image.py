@@ -82,7 +82,7 @@ def test_function_computes_image_serves_http_and_needs_no_lambda_runtime(tmp_pat
     assert "container_server" in (tmp_path / "image" / "Dockerfile").read_text()
 
 
-def test_somebody_elses_directory_is_left_alone(tmp_path):
+def test_a_directory_with_other_files_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("all of it")
     with pytest.raises(InvalidRequest, match="something else"):
         write_package(tmp_path)

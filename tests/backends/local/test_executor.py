@@ -106,7 +106,7 @@ def test_a_resize_is_reported_once_with_the_pause_of_rank_0(platform: Platform) 
     platform.until_logged("r0", '"rendezvous":"file://')
 
 
-def test_growing_tells_everybody_and_shrinking_lets_the_leaver_go(platform: Platform) -> None:
+def test_growing_orders_all_members_and_shrinking_releases_the_leaver(platform: Platform) -> None:
     form(platform, "r0")
     platform.executor.start(start("r1"))
     platform.until(ReplicaReady, lambda event: event.replica_id == "r1")

@@ -113,7 +113,7 @@ def test_a_start_that_never_began_is_begun(platform_of: Callable[..., Platform])
     assert not platform.of(ReplicaLost)
 
 
-def test_a_number_that_belongs_to_somebody_else_now_is_left_alone(platform_of: Callable[..., Platform]) -> None:
+def test_a_process_number_that_was_reused_is_left_alone(platform_of: Callable[..., Platform]) -> None:
     first = platform_of()
     first.executor.recover(Standing())
     start_all(first, "r0")

@@ -18,7 +18,7 @@ import springtide
 from springtide.core.errors import InvalidRequest
 
 Platform = Literal["lambda", "alibaba"]
-# What the handler imports, now or later; the rest follows from what these require.
+# Distributions that the handler imports, at once or later; their requirements are added.
 ROOTS = ("torch", "numpy", "msgspec", "obstore", "redis", "safetensors")
 LAMBDA_ROOTS = (*ROOTS, "awslambdaric")
 # Taken along where it is installed: with it a function reads from Redis with a tenth of the CPU.
@@ -51,7 +51,7 @@ class PackageSize(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SizeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What an image will hold, largest first, without its base image. `glibc` is what all of it needs at least."""
+    """The packages of an image, largest first, without its base image. `glibc` is the oldest version they accept."""
 
     platform: Platform
     packages: tuple[PackageSize, ...]
@@ -63,7 +63,7 @@ class SizeReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def size_report(platform: Platform = "lambda") -> SizeReport:
-    """Measure the installed files. Raises InvalidRequest where what functions need is not installed."""
+    """Measure the installed files. Raises InvalidRequest if a package that functions need is not installed."""
     packages = [_measured(name) for name in closure((*roots_of(platform), *filter(_is_installed, _WELCOME)))]
     packages.append(_own_size())
     packages.sort(key=lambda one: (-one.num_bytes, one.name))
@@ -132,7 +132,7 @@ def closure(roots: Sequence[str]) -> tuple[str, ...]:
 
 
 def copy_source(directory: Path) -> None:
-    """Springtide's own files, without what only the platform needs."""
+    """Springtide's own files, without those that only the platform needs."""
     source = Path(springtide.__file__).parent
     shutil.rmtree(directory, ignore_errors=True)
     for path in _own_files():
@@ -142,7 +142,7 @@ def copy_source(directory: Path) -> None:
 
 
 def requirements(report: SizeReport) -> str:
-    """Every package at the version that runs here; torch as its build without CUDA, several GB smaller."""
+    """Every package at the version installed here; torch as its build without CUDA, several GB smaller."""
     lines = [f"--extra-index-url {_TORCH_INDEX}"]
     for package in sorted(report.packages, key=lambda one: one.name):
         if package.name == "torch":
@@ -180,7 +180,7 @@ def _measured(name: str) -> PackageSize:
     num_files = num_bytes = 0
     for file in distribution.files or ():
         path = Path(str(distribution.locate_file(file)))
-        # Byte code is made anew in the image, and scripts of the environment are not in it.
+        # Byte code is compiled again in the image, and it contains no scripts of the environment.
         if path.suffix != ".pyc" and path.is_file() and ".." not in file.parts:
             num_files += 1
             num_bytes += path.stat().st_size

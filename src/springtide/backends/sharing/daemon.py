@@ -1,6 +1,6 @@
 """The loop of a share daemon: one platform's connection, a tick every few milliseconds, a status file.
 
-What is divided and how, for CPU cores or GPUs, is behind the port `DeviceSharing`.
+CPU cores and GPUs are divided by implementations of `DeviceSharing`.
 """
 
 from __future__ import annotations
@@ -33,10 +33,9 @@ T = TypeVar("T", bound=msgspec.Struct)
 # "off" grants every sharer its limit at all times, as under a static partition.
 CONTROL_VARIABLE = "SPRINGTIDE_SHARE_CONTROL"
 TICK_S = 0.005
-# Where no sharer competes with another.
+# The interval while no sharer competes with another.
 _CALM_TICK_S = 0.02
-# Ticks over many devices, or on a machine whose caches others fill, take long; they come so much more seldom that they
-# take no more of a core than this.
+# The most of a core that ticks may take: where a tick is slow (many devices, cold caches), ticks come less often.
 _MAX_COST_FRACTION = 0.06
 _COST_SMOOTHING = 0.02
 _STATUS_S = 0.5
@@ -50,7 +49,7 @@ _PRIORITY = -15
 
 @dataclass(frozen=True, slots=True)
 class LoopFigures:
-    """What the loop measures of itself; `cpu_fraction` is the part of a core that the daemon has used lately."""
+    """Measurements of the loop; `cpu_fraction` is the fraction of a core that the daemon has used lately."""
 
     tick_s: float
     late_p99_s: float
@@ -59,9 +58,9 @@ class LoopFigures:
 
 
 class DeviceSharing(Protocol[T]):
-    """The devices that a daemon divides; `T` is the table in which the platform names all sharers.
+    """The devices that a daemon divides; `T` is the type of the table in which the platform lists all sharers.
 
-    `socket_name` is where the platform connects; `file_names` are removed with it, the first is the status.
+    The platform connects to `socket_name`; `file_names` are removed with it, the first is the status file.
     """
 
     table_type: type[T]
@@ -75,31 +74,31 @@ class DeviceSharing(Protocol[T]):
 
     @property
     def is_contended(self) -> bool:
-        """Whether a sharer has to be held back in favour of another; otherwise ticks may be far apart."""
+        """Whether a sharer has to be limited in favour of another; otherwise ticks may be far apart."""
         ...
 
     def take(self, table: T) -> None:
-        """From now on exactly the sharers of the table share."""
+        """Replace the sharers by those of the table."""
         ...
 
     def tick(self, due_s: float) -> None:
-        """Observe, decide, put in force. `due_s` is when the tick should have been, on the monotonic clock."""
+        """Observe sharers, decide on grants, enforce them. `due_s` is when the tick was due (monotonic clock)."""
         ...
 
     def handle(self, descriptor: int) -> None:
-        """Something happened at a descriptor that the loop does not know."""
+        """A descriptor that `devices` registered is ready."""
         ...
 
     def check(self, now_s: float) -> bool:
-        """Forget sharers that have died, mend what is broken; False where another daemon has taken over."""
+        """Remove sharers that have died and repair what is broken; False if another daemon has taken over."""
         ...
 
     def status(self, now_s: float, loop: LoopFigures) -> msgspec.Struct:
-        """What the status file is to say."""
+        """The contents of the status file."""
         ...
 
     def close(self) -> None:
-        """The daemon ends."""
+        """Release everything: the daemon ends."""
         ...
 
 
@@ -112,7 +111,7 @@ class ShareDaemon(Generic[T]):
     def __init__(self, directory: Path, devices: DeviceSharing[T], epoll: select.epoll) -> None:
         self._devices = devices
         self._status_path = directory / devices.file_names[0]
-        # Waited for by `select`, which counts microseconds where epoll itself counts milliseconds.
+        # Waited for by `select`, whose timeout has microseconds where that of epoll has milliseconds.
         self._epoll = epoll
         self._late_s: deque[float] = deque(maxlen=2000)
         self._num_ticks = 0
@@ -129,13 +128,13 @@ class ShareDaemon(Generic[T]):
         temporary.chmod(0o600)
         self._listener.setblocking(False)
         self._listener.listen()
-        # Under its final name the socket accepts from the first moment; an older daemon's is replaced.
+        # Renamed into place so that it accepts from the first moment; this replaces an older daemon's socket.
         temporary.rename(path)
         self._path, self._inode = path, path.stat().st_ino
         epoll.register(self._listener, select.EPOLLIN)
 
     def run(self) -> None:
-        """Serve until asked to end, replaced by another daemon, or not needed any more."""
+        """Serve until told to end, replaced by another daemon, or no longer needed."""
         signal.signal(signal.SIGTERM, self._end)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         due_s = status_s = check_s = busy_s = time.monotonic()
@@ -180,7 +179,7 @@ class ShareDaemon(Generic[T]):
         self._num_ticks += 1
         self._cost_s += (time.monotonic() - now_s - self._cost_s) * _COST_SMOOTHING
         tick_s = self._tick_s()
-        # A tick that was missed is not made up for: the next one counts the whole time.
+        # A missed tick is not repeated: the next one covers the whole time.
         return due_s + tick_s if due_s + tick_s > now_s else now_s + tick_s
 
     def _tick_s(self) -> float:
@@ -220,7 +219,7 @@ class ShareDaemon(Generic[T]):
                 self._devices.handle(descriptor)
 
     def _accept(self) -> None:
-        """The next platform replaces the one before, whose table stands until the next one has sent its own."""
+        """A new platform replaces the connected one, whose table is in force until the new one sends its own."""
         try:
             stream, _ = self._listener.accept()
         except OSError:
@@ -257,9 +256,9 @@ class ShareDaemon(Generic[T]):
 
 
 def reopen_slots(reader: SlotReader | None, path: str, otherwise: str) -> SlotReader | None:
-    """Return a reader of the slots at `path` ("": there are none), which is `reader` where the file is still the same.
+    """Return a reader of the slots at `path` ("": there are none), which is `reader` if the file is still the same.
 
-    `otherwise` is what the log says where the file cannot be read.
+    `otherwise` is added to the log message if the file cannot be read.
     """
     if reader is not None and path and reader.is_of(Path(path)):
         return reader
@@ -273,11 +272,10 @@ def reopen_slots(reader: SlotReader | None, path: str, otherwise: str) -> SlotRe
 
 
 def be_on_time() -> None:
-    """Raise this process's priority as far as its rights allow: a late tick holds no sharer back.
+    """Raise this process's priority as far as its rights allow, so that ticks are not late.
 
-    For a process that works well under a tenth of the time; the kernel stops even those that come first at 95 %.
-    Nothing of a daemon is in cycles, and a collection at the wrong moment would be a late tick, so collections become
-    rare.
+    Only for a process that works much less than a tenth of the time: the kernel limits real-time processes to 95 %.
+    Collections become rare, since one at the wrong moment would delay a tick; a daemon creates no garbage in cycles.
     """
     try:
         flags = os.SCHED_RR | os.SCHED_RESET_ON_FORK
@@ -290,13 +288,13 @@ def be_on_time() -> None:
 
 
 def p99(values: Iterable[float]) -> float:
-    """Return the value that 99 of 100 do not exceed; 0.0 of none."""
+    """Return the 99th percentile; 0.0 without values."""
     found = sorted(values)
     return found[min(len(found) - 1, int(0.99 * len(found)))] if found else 0.0
 
 
 class _OwnLoad:
-    """The part of a core that this process uses, over about the last ten seconds."""
+    """The fraction of a core that this process uses, over about the last ten seconds."""
 
     def __init__(self) -> None:
         self._looks: deque[tuple[float, float]] = deque(maxlen=20)

@@ -1,4 +1,4 @@
-"""Holding one process to one fixed share for a while: what a profiler measures with, and what `doctor` tries."""
+"""Limiting one process to a fixed share for a while; used by the profiler and by `doctor`."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class FixedShare:
     """A context in which the process `pid`, with all it starts, uses at most `rate` of a device of `device_cpus` cores.
 
     The process leads a session or a process group of its own (`subprocess.Popen(..., start_new_session=True)`).
-    Above 1, `weight` lets it come before other programs of the machine, up to its share (control groups only: up to
-    256 with version 1, 100 with version 2). `mechanism` and `enforced` say what holds it; with mechanism `none` nothing
-    does. Should this process die, a guard lifts the limit. Raises InvalidRequest, BackendError.
+    A `weight` above 1 gives it priority over other programs of the machine, up to its share (control groups only: up to
+    256 with version 1, 100 with version 2). `mechanism` and `enforced` name the mechanism; with `none` there is no
+    limit. If this process dies, a guard lifts the limit. Raises InvalidRequest, BackendError.
     """
 
     def __init__(self, pid: int, rate: float, device_cpus: float = 1.0, *, only: str = "", weight: float = 1.0) -> None:
@@ -44,12 +44,12 @@ class FixedShare:
 
     @property
     def mechanism(self) -> str:
-        """What holds the process, a name of core/share_status.py."""
+        """The mechanism that limits the process, a name of core/share_status.py."""
         return self._enforcer.mechanism if self._enforcer is not None else "none"
 
     @property
     def enforced(self) -> str:
-        """The same in a sentence."""
+        """The mechanism as a sentence."""
         return self._enforcer.enforced if self._enforcer is not None else "nothing is held yet"
 
     def __enter__(self) -> FixedShare:
@@ -64,7 +64,7 @@ class FixedShare:
             self._guard.watch(enforcer.undo_files(), [(self._pid, started)])
             enforcer.set_limit(_TENANT, self._rate * self._device_cpus)
         except (BackendError, OSError) as error:
-            self._let_go()
+            self._release()
             raise BackendError(f"cannot hold process {self._pid} to a share: {error}") from error
         if enforcer.mechanism == "signals":
             self._ticks = threading.Thread(target=self._tick, name="springtide-fixed-share", daemon=True)
@@ -84,7 +84,7 @@ class FixedShare:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._let_go()
+        self._release()
 
     def _tick(self) -> None:
         while not self._ending.wait(_TICK_S):
@@ -92,7 +92,7 @@ class FixedShare:
                 if self._enforcer is not None:
                     self._enforcer.tick(lambda tenant: self.used_s(), time.monotonic())
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._ending.set()
         if self._ticks is not None:
             self._ticks.join()

@@ -1,4 +1,4 @@
-"""What executor and share daemon say to each other: the whole table of sharers, and the status back in a file."""
+"""Messages between executor and share daemon: the whole table of sharers, and the status in a file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class SharerEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One process that holds a share: its slot in the slots' file, and whether its latency matters (it serves)."""
+    """One process that holds a share: its slot in the slots' file, and whether its latency matters (a service's)."""
 
     workload_id: WorkloadId
     replica_id: ReplicaId
@@ -39,7 +39,7 @@ class SharerEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShareTable(msgspec.Struct, frozen=True, kw_only=True):
-    """All sharers now; one that is missing holds no share any more.
+    """All sharers; one that is missing no longer holds a share.
 
     `sent_at_s` is on the machine's monotonic clock. `device_cpus` cores make one device.
     """
@@ -51,9 +51,9 @@ class ShareTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What the daemon last wrote, at `written_at_s` on the machine's monotonic clock.
+    """The daemon's status as of `written_at_s` on the machine's monotonic clock.
 
-    `cpu_fraction` is the part of a core that it has used itself lately, `num_writes` how often a limit was changed.
+    `cpu_fraction` is the fraction of a core that it has used lately, `num_writes` how often a limit was changed.
     """
 
     pid: int
@@ -65,9 +65,9 @@ class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def slots_path(run_directory: Path) -> Path:
-    """Where the slots of the platform with these sockets lie: in memory if the machine has such a place.
+    """The path of the slots of the platform with these sockets: in memory if the machine has such a file system.
 
-    On a disk, a worker that writes its slot could be held up by the disk.
+    On a disk, a worker that writes its slot could be delayed by the disk.
     """
     digest = hashlib.sha256(os.fsencode(run_directory)).hexdigest()[:16]
     if os.access(_SHARED_MEMORY, os.W_OK):
@@ -80,7 +80,7 @@ def group_name(run_directory: Path) -> str:
 
 
 def status_of(entry: SharerEntry | GpuTenantEntry) -> TenantStatus:
-    """Return the status of an entry of a table as far as the table itself tells it."""
+    """Return the status of an entry as far as it follows from the table."""
     return TenantStatus(
         workload_id=entry.workload_id,
         replica_id=entry.replica_id,
@@ -92,7 +92,7 @@ def status_of(entry: SharerEntry | GpuTenantEntry) -> TenantStatus:
 
 
 def write_whole(path: Path, message: msgspec.Struct) -> None:
-    """Replace a file, readable as a whole at every moment. Raises BackendError."""
+    """Replace a file atomically. Raises BackendError."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         temporary.write_bytes(msgspec.json.encode(message))
@@ -102,7 +102,7 @@ def write_whole(path: Path, message: msgspec.Struct) -> None:
 
 
 def read_whole(path: Path, kind: type[T]) -> T | None:
-    """Return what `write_whole` last wrote there, None if there is nothing to be read."""
+    """Return what `write_whole` last wrote there; None if it is missing or unreadable."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, ValueError):

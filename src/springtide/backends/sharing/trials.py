@@ -1,4 +1,4 @@
-"""Trials of a function on shares of a CPU: one process that runs it, held to one share after another while it runs."""
+"""Trials of a function on shares of a CPU: one process runs it and is limited to one share after another."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from springtide.runtime.process.child_processes import ErrandError, ErrandFiles
 from springtide.runtime.profiling.share_profiler import MODULE, JsonLines, RunAnswer, RunOrder, ShareSpec, send
 
 DEADLINE_S = 600.0
-# Whatever else runs on the machine only makes rounds longer, so the fastest of them count: a trial goes on until the
+# Other load on the machine only makes rounds longer, so the fastest of them count: a trial continues until the
 # fastest agree this well, or there were enough rounds.
 _AGREEMENT_FRACTION = 0.015
 _NUM_AGREEING = 3
 _MOST_ROUNDS = 16
-# A round is many periods of what holds the process to its share.
+# A round spans many periods of the mechanism that limits the process.
 _WARM_S, _ROUND_S = 0.2, 0.25
-# A batch that takes so many times as long as it may is hopeless: one round says so as well as ten.
+# A batch that takes this many times as long as allowed is measured in one round only.
 _HOPELESS = 2.0
-# What is measured comes before other programs, up to its share, or their load is measured.
+# The measured process has priority over other programs, up to its share; else their load would be measured.
 _WEIGHT = 64.0
 _NAME = "profiled"
 _LOG_CHARACTERS = 600
 
 
 class ShareTrials:
-    """A context in which a function is run on shares of a device of `device_cpus` cores, as often as one likes.
+    """A context that runs a function on shares of a device of `device_cpus` cores, any number of times.
 
-    Nothing is left running, whatever happens. Raises InvalidRequest for what the function does or is asked wrongly,
-    BackendError where it fails, or is not done by the deadline. `spec` comes without folder, name and pipes.
+    Its process is ended at exit, whatever happened. Raises InvalidRequest for errors of the function or its use,
+    BackendError if it fails or exceeds the deadline. `spec` is passed without folder, name and pipes.
     """
 
     def __init__(
@@ -69,16 +69,16 @@ class ShareTrials:
 
     @property
     def mechanism(self) -> str:
-        """What holds the process to its shares (core/share_status.py)."""
+        """The mechanism that limits the process (core/share_status.py)."""
         return self._held.mechanism
 
     @property
     def enforced(self) -> str:
-        """The same in a sentence."""
+        """The mechanism as a sentence."""
         return self._held.enforced
 
     def __enter__(self) -> ShareTrials:
-        """Start the process and wait until it has loaded. Raises BackendError where nothing holds it to a share."""
+        """Start the process and wait until it has loaded. Raises BackendError if no mechanism can limit it."""
         try:
             self._start()
             self._held = self._stack.enter_context(
@@ -102,9 +102,9 @@ class ShareTrials:
         self._stack.close()
 
     def latency_s(self, batch_size: int, share: float, bound_s: float = math.inf) -> float:
-        """The seconds that a batch takes on a share; infinite where there is not enough memory for it.
+        """The seconds that a batch takes on a share; infinite if there is not enough memory for it.
 
-        One that is far over `bound_s` is measured less well.
+        A duration far over `bound_s` is measured less precisely.
         """
         self._tell(f"trial {self.num_runs + 1}: batches of {batch_size} on {share:.0%} of {self._device()}")
         means_s, _ = self._measure(batch_size, share, bound_s * _HOPELESS)
@@ -183,7 +183,7 @@ class ShareTrials:
         ready, _, _ = select.select([self._answers_fd], [], [], max(0.0, left_s))
         if not ready:
             raise BackendError(
-                f"it was not done after {format_duration(self._deadline_s)} and was ended{self._last_words()}; give it "
+                f"it was not done after {format_duration(self._deadline_s)} and was ended{self._log_tail()}; give it "
                 "longer with --limit"
             )
         answer = self._answers.read(RunAnswer)
@@ -193,14 +193,14 @@ class ShareTrials:
         return answer
 
     def _raise(self) -> None:
-        """The process is gone: say why."""
+        """The process is gone: raise the error that says why."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=10.0)
         with contextlib.suppress(OSError):
             error = msgspec.json.decode(self._files.error.read_bytes(), type=ErrandError)
             raise (InvalidRequest if error.is_refused else BackendError)(error.sentence)
-        raise BackendError(f"the process that ran it has ended ({self._process.returncode}){self._last_words()}")
+        raise BackendError(f"the process that ran it has ended ({self._process.returncode}){self._log_tail()}")
 
-    def _last_words(self) -> str:
+    def _log_tail(self) -> str:
         text = self._files.log.read_text(errors="replace").strip()
         return f"; the end of what it wrote:\n{text[-_LOG_CHARACTERS:]}" if text else ""

@@ -175,7 +175,7 @@ def test_samples_that_are_gone_pause_the_job_at_its_newest_state() -> None:
     assert not any(not function.done for function in world.functions)
 
 
-def test_a_place_where_everybody_dies_ends_the_job_with_the_reason() -> None:
+def test_a_place_where_all_functions_die_ends_the_job_with_the_reason() -> None:
     world = World(faults=Faults(killed_per_s=2.0))
     world.start()
     world.run()

@@ -288,7 +288,7 @@ def changing(world: World) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("first", range(0, 200, 25))
-def test_whoever_dies_while_their_number_changes(first: int) -> None:
+def test_a_death_while_the_number_of_replicas_changes(first: int) -> None:
     finished = 0
     for seed in range(first, first + 25):
         world = random_world(seed)

@@ -69,7 +69,7 @@ def test_several_steps_between_two_reports_change_nothing(measuring: StepMeasure
     assert found.usd == pytest.approx(0.02 + 2 * 4 * 0.001)
 
 
-def test_whoever_is_done_before_its_first_report_is_measured_by_the_last_one(measuring: StepMeasurements) -> None:
+def test_a_function_that_ends_before_its_first_report_is_measured_by_the_last_one(measuring: StepMeasurements) -> None:
     measuring.observe(replace(report(299), phase="finished"))
     [event] = due(measuring)
     assert (event.measurement.num_steps, event.measurement.step_s) == (299, 2.0)

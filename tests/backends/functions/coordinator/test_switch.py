@@ -195,7 +195,7 @@ def test_where_there_is_no_room_beside_the_others_they_end_first() -> None:
 
 
 @pytest.mark.parametrize("after_s", [0.2, 1.0, 3.0, 6.0])
-def test_preempted_on_the_way_everybody_saves_and_ends(after_s: float) -> None:
+def test_preempted_on_the_way_all_functions_save_and_end(after_s: float) -> None:
     world = World(plan=whole_plan(2), total_steps=60)
     world.start()
     at_step(world, 10)

@@ -163,7 +163,7 @@ def test_above_the_concurrency_and_above_the_places_it_throttles(tmp_path):
     assert play(crowded, tmp_path / "b", num_places=1) == 1
 
 
-def test_whoever_has_been_idle_for_longest_makes_room(tmp_path):
+def test_the_instance_that_was_idle_longest_makes_room(tmp_path):
     async def scene(fleet, boxes):
         await invoke(fleet)
         await invoke(fleet, function=OTHER)

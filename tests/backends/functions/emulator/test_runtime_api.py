@@ -246,7 +246,7 @@ def test_other_users_are_kept_out_of_the_runtime_api(ask, monkeypatch):
     monkeypatch.setattr(runtime_api, "peer_uid", lambda host, port: os.getuid() + 1)
     status, _, body = ask("GET", "/2018-06-01/runtime/invocation/next", app=ask.inside)
     assert status == 403
-    assert b"somebody else" in body
+    assert b"another user" in body
 
 
 def test_the_runtime_api_knows_nobody_who_is_not_an_instance(ask, fleet):

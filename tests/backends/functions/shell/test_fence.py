@@ -34,7 +34,7 @@ def now(store: CheckedStore) -> ControlRecord:
     return msgspec.json.decode(store.get(KEYS.control), type=ControlRecord)
 
 
-def test_a_job_that_nobody_has_begun_is_claimed_with_a_word_that_stops_everybody(store: CheckedStore) -> None:
+def test_a_job_without_a_record_is_claimed_with_one_that_stops_all_functions(store: CheckedStore) -> None:
     assert RecordFence(store, KEYS, 1).claim() == (None, Notes())
     assert (now(store).verb, now(store).generation, now(store).incarnations, now(store).term) == ("stop", 0, {}, 1)
 

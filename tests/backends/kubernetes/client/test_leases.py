@@ -189,7 +189,7 @@ def test_a_write_whose_answer_is_lost_still_leads() -> None:
     run(story)
 
 
-def test_whoever_sleeps_may_not_act_and_acts_again_when_nobody_came() -> None:
+def test_a_suspended_holder_may_not_act_and_acts_again_if_no_other_took_over() -> None:
     async def story(server: LeaseServer) -> None:
         one = Process(server, "one")
         await until(one.leadership.may_act)
@@ -202,7 +202,7 @@ def test_whoever_sleeps_may_not_act_and_acts_again_when_nobody_came() -> None:
     run(story)
 
 
-def test_whoever_sleeps_while_another_comes_is_over() -> None:
+def test_a_holder_that_is_suspended_while_another_takes_over_has_lost() -> None:
     async def story(server: LeaseServer) -> None:
         one = Process(server, "one")
         await until(one.leadership.may_act)

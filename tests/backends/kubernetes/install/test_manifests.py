@@ -98,7 +98,7 @@ def test_the_share_daemon_is_kept_apart_from_what_is_restricted() -> None:
 # --- what leads where ------------------------------------------------------------------------------------------------
 
 
-def test_the_service_leads_to_whoever_decides_and_nobody_else() -> None:
+def test_the_service_leads_only_to_the_leading_control_plane() -> None:
     service, template = only("Service"), only("Deployment")["spec"]["template"]
     labels = template["metadata"]["labels"]
     assert not fits(service["spec"]["selector"], labels)

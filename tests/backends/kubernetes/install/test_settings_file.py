@@ -53,7 +53,7 @@ def test_what_is_not_said_follows_from_the_rest() -> None:
     assert complete(settings) == settings
 
 
-def test_sharers_are_told_of_a_folder_only_where_a_daemon_makes_one_or_somebody_says_so() -> None:
+def test_a_share_directory_is_set_only_with_a_daemon_or_by_the_operator() -> None:
     def folder(text: str) -> str:
         return complete(parse_settings(text, "it")).share_directory
 

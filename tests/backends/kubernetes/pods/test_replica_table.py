@@ -174,7 +174,7 @@ def test_a_container_that_runs_and_never_connects_is_given_up(stage: Stage) -> N
     assert "did not connect" in stage.events()[0].reason
 
 
-def test_of_a_group_whoever_is_taken_away_is_lost_at_once_and_the_last_saves_first(stage: Stage) -> None:
+def test_a_deleted_member_of_a_group_is_lost_at_once_and_the_last_one_saves_first(stage: Stage) -> None:
     first, second = stage.replica(0), stage.replica(1)
     stage.take(first)
     stage.reactor.pass_time(0.1)

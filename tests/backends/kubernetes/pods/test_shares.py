@@ -41,7 +41,7 @@ def test_a_sharers_pod_gets_the_library_and_sees_nothing_else_of_the_daemon() ->
     assert json.loads(parts.annotations[SHARE_ANNOTATION]) == {"request": 0.25, "limit": 0.5, "memory_mb": 4000}
 
 
-def test_whoever_is_not_held_by_a_daemon_gets_no_path_of_the_node() -> None:
+def test_a_pod_without_a_share_daemon_gets_no_path_of_the_node() -> None:
     assert not any((share_parts(None, DEVICE, ON).annotations, share_parts(None, DEVICE, ON).volumes)), (
         "a whole device is nobody's part"
     )

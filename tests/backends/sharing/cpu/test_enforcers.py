@@ -224,7 +224,7 @@ def test_a_devices_sharers_never_use_more_than_the_device(spinner: subprocess.Po
 
 @pytest.mark.slow
 @pytest.mark.parametrize("only", ["", "signals"])
-def test_whoever_holds_is_killed_and_nobody_stays_held(spinner: subprocess.Popen[bytes], only: str) -> None:
+def test_no_process_stays_limited_after_its_daemon_was_killed(spinner: subprocess.Popen[bytes], only: str) -> None:
     owner = subprocess.Popen(
         [sys.executable, "-c", HOLD_AND_WAIT, str(spinner.pid), only], stdout=subprocess.PIPE, text=True
     )

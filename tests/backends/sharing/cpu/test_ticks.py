@@ -153,7 +153,7 @@ def test_what_was_used_beyond_the_grants_is_taken_off_later_ones(world: World) -
     assert world.enforcer.held["slot-1"] == pytest.approx(0.8)
 
 
-def test_without_control_everybody_has_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_control_each_sharer_has_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(tmp_path / "slots", monkeypatch, is_controlled=False)
     world.ticks.take(world.entries, 1.0, world.now_s)
     world.writer.begin(1)

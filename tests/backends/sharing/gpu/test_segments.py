@@ -198,10 +198,10 @@ def test_a_name_of_any_length_fits(place: Path) -> None:
     segments.close()
 
 
-def test_a_place_of_somebody_else_is_refused(tmp_path: Path, place: Path) -> None:
+def test_a_directory_of_another_user_is_refused(tmp_path: Path, place: Path) -> None:
     place.rmdir()
     place.symlink_to(tmp_path)
-    with pytest.raises(BackendError, match="belongs to somebody else"):
+    with pytest.raises(BackendError, match="belongs to another user"):
         segment_directory(tmp_path)
     place.unlink()
     place.mkdir()

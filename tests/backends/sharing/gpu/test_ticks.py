@@ -78,7 +78,7 @@ def test_tokens_grow_by_the_rate_and_stop_at_the_stock() -> None:
     assert tokens(granted_ns, 0, 0.25, 0.3, 0.005, 0.010) == 5 * MS
 
 
-def test_whoever_uses_all_gets_exactly_its_rate() -> None:
+def test_a_tenant_that_uses_everything_gets_exactly_its_rate() -> None:
     granted_ns = used_ns = 0
     for _ in range(1000):
         granted_ns = tokens(granted_ns, used_ns, 0.3, 0.3, 0.005, 0.010)
@@ -105,7 +105,7 @@ def test_what_is_launched_at_once_is_worked_off_over_time() -> None:
     assert seen == pytest.approx([1.0, 1.0, 0.4, 0.0])
 
 
-def test_whoever_waits_uses_all_that_it_is_granted() -> None:
+def test_a_waiting_tenant_uses_all_that_it_is_granted() -> None:
     """What waits is counted already, and has not been launched."""
     watched = Watched()
     seen = [watched.see(usage(50 * MS), granted_ns=2 * MS, rate=0.4, waits=True).used_fraction for _ in range(3)]

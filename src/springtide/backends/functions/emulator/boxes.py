@@ -1,4 +1,4 @@
-"""Builds the box of a new function: its environment, its directory, its CPU share, its process; and sweeps up."""
+"""Creates the sandbox of a new function: environment, directory, CPU share, process; and cleans up."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM
 
 
 class Boxes:
-    """Makes instances; one per emulator. `close` leaves nothing behind."""
+    """Creates instances; one per emulator. `close` removes everything."""
 
     def __init__(self, config: EmulatorConfig, state_dir: Path, logs: LogIndex) -> None:
         self._config = config
@@ -43,7 +43,7 @@ class Boxes:
             config.handler, config.preload, {**_base_environment(), **_ONE_THREAD, **_python_path(config.python_path)}
         )
         self._ending: list[Instance] = []
-        # A session of its own: what ends the emulator's must not end it.
+        # In a session of its own, so that a signal to the emulator's does not end it.
         self._sweeper = subprocess.Popen(
             [sys.executable, "-S", "-E", str(Path(sweeper.__file__))], stdin=subprocess.PIPE, start_new_session=True
         )
@@ -56,7 +56,7 @@ class Boxes:
             await self._template.warm_up()
 
     def box(self, function: Function) -> Instance:
-        """A new box, without its process. Raises BackendError."""
+        """A new instance, without its process. Raises BackendError."""
         identity = uuid.uuid4().hex[:12]
         offered = self._config.offered(function.memory_mb)
         vcpus = offered.vcpus * self._config.cpu_fraction
@@ -69,7 +69,7 @@ class Boxes:
     async def start(self, instance: Instance, runtime_address: str) -> None:
         """Start its process. Raises BackendError."""
         function = instance.function
-        # Rounded down: threads that share less than a core each wait for one another at every barrier.
+        # Rounded down: threads with less than a core each would wait for one another at every barrier.
         num_threads = max(1, min(os.cpu_count() or 1, math.floor(instance.vcpus + 1e-9)))
         request = ForkRequest(
             instance=instance.id,
@@ -82,7 +82,7 @@ class Boxes:
         launcher: FunctionLauncher = self._template if self._is_forked(function) else self._plain
         try:
             if launcher is self._template:
-                # The first one waits for the template, which no function is charged for.
+                # Wait for the template before the function's time starts to count.
                 await self._template.warm_up()
             instance.created_at_s = time.monotonic()
             instance.process = await launcher.launch(request, instance.pipe.writer)
@@ -91,12 +91,12 @@ class Boxes:
         self._tell(f"+{instance.id} {instance.process.pid} {instance.share.group_dir or '-'}")
 
     def forget(self, instance: Instance) -> None:
-        """That instance has ended: its limits are removed as soon as all its processes have died."""
+        """An instance has ended: remove its limits as soon as all its processes have died."""
         self._ending.append(instance)
         self.clear_up()
 
     def clear_up(self) -> None:
-        """Remove what could not be removed before."""
+        """Remove limits that could not be removed before."""
         left = []
         for instance in self._ending:
             if instance.share.remove():
@@ -132,7 +132,7 @@ class Boxes:
             self._sweeper.stdin.flush()
 
     def _environment(self, instance: Instance, runtime_address: str, num_threads: int) -> dict[str, str]:
-        """Nothing of the platform's own environment: what Lambda gives, the role's, the link's, and the function's."""
+        """The variables of Lambda, the role, the link and the function; none of the emulator's own environment."""
         function = instance.function
         offered = self._config.offered(function.memory_mb)
         link = DuplexLink(
@@ -175,9 +175,9 @@ def _base_environment() -> dict[str, str]:
         "LANG": "C.UTF-8",
         "TZ": ":UTC",
         "PYTHONUNBUFFERED": "1",
-        # Threads that spin while they wait use up the quota of those that work.
+        # Threads that spin while they wait would use up the quota.
         "OMP_WAIT_POLICY": "PASSIVE",
         "KMP_BLOCKTIME": "0",
-        # Files of the interpreter are not the function's to write.
+        # Functions must not write into the interpreter's installation.
         "PYTHONDONTWRITEBYTECODE": "1",
     }

@@ -1,6 +1,6 @@
-"""The last steps of a new function process before its own code: session, limits, group, and its end with its parent.
+"""Sets up a new function process before its own code: session, limits, group, and death with its parent.
 
-Only the standard library, and little of it: a process runs this before anything else (`python -S cage.py ...`).
+It imports little of the standard library, because each process runs it first (`python -S cage.py ...`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def enter(parent_pid: int, group_procs: str) -> None:
     if os.getsid(0) != os.getpid():
         os.setsid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # A parent that died before the line above sends no signal any more.
+    # A parent that died before the line above no longer causes a signal.
     if os.getppid() != parent_pid:
         raise RuntimeError("the emulator has ended")
     if group_procs:
@@ -35,7 +35,7 @@ def enter(parent_pid: int, group_procs: str) -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     limit = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_OPEN_FILES)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-    # Where the machine itself runs out of memory, the kernel takes a function before the platform.
+    # If the machine runs out of memory, the kernel should kill a function before the platform.
     try:
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("600")
@@ -44,7 +44,7 @@ def enter(parent_pid: int, group_procs: str) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """`parent_pid group_procs program [argument...]`: enter the cage and become the program."""
+    """`parent_pid group_procs program [argument...]`: set up the process and execute the program."""
     try:
         enter(int(arguments[0]), arguments[1])
         os.execv(arguments[2], arguments[2:])

@@ -11,7 +11,7 @@ from springtide.core.errors import InvalidRequest
 from springtide.core.functions import FunctionService, MemorySize
 
 DEFAULT_HANDLER = "springtide.runtime.function_handler.handler"
-# What the handler imports once it has said that it has begun.
+# Modules that the handler imports after it has reported its start.
 DEFAULT_PRELOAD = ("torch", "springtide.runtime.functions.worker")
 CpuMethod = Literal["auto", "cgroup", "duty-cycle", "none"]
 

@@ -1,4 +1,4 @@
-"""All functions and their instances: which one gets an invocation, what ends it, and the faults injected."""
+"""All functions and their instances: assigns invocations, ends instances, and injects faults."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Throttled(Exception):
 
 
 class Lost(Exception):
-    """No answer will come: the connection breaks."""
+    """No answer will be sent: the connection breaks."""
 
 
 class Counts(msgspec.Struct, kw_only=True):
-    """What has happened so far."""
+    """Counters of what has happened so far."""
 
     num_invocations: int = 0
     num_throttled: int = 0
@@ -46,7 +46,7 @@ class Counts(msgspec.Struct, kw_only=True):
 
 
 class Injection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Something to go wrong on purpose, with the next invocations: `num_times` of them have this fate."""
+    """A fault to inject into the next `num_times` invocations."""
 
     fault: Literal["lost", "answer-lost", "late", "throttled", "kill", "slow"]
     num_times: int = 1
@@ -55,7 +55,7 @@ class Injection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Fleet:
-    """The functions of one account. `addresses` are the Runtime API's, one for each instance that there may be."""
+    """The functions of one account. `addresses` are the Runtime API's by port, one for each possible instance."""
 
     def __init__(self, config: EmulatorConfig, boxes: Boxes, addresses: dict[int, str]) -> None:
         self.config = config
@@ -74,7 +74,7 @@ class Fleet:
         self._keep(self._warm_up())
 
     async def invoke(self, function: Function, payload: bytes, invocation_id: str) -> InvocationResult:
-        """Run it once. Raises Throttled, Lost."""
+        """Run the function once. Raises Throttled, Lost."""
         self.used_at_s = time.monotonic()
         number = self.counts.num_invocations
         self.counts.num_invocations += 1
@@ -101,7 +101,7 @@ class Fleet:
         return answer
 
     def invoke_later(self, function: Function, payload: bytes, invocation_id: str) -> None:
-        """Run it once, without a caller that waits for the answer (and without Lambda's two retries)."""
+        """Run the function once without a waiting caller (and without Lambda's two retries)."""
 
         async def run() -> None:
             with contextlib.suppress(Throttled, Lost):
@@ -110,7 +110,7 @@ class Fleet:
         self._keep(run())
 
     def inject(self, injection: Injection) -> None:
-        """Give the next invocations this fate, before any that chance would give them."""
+        """Inject a fault into the next invocations, instead of a random one."""
         fate = {
             "lost": Fate(is_lost=True),
             "answer-lost": Fate(is_answer_lost=True),
@@ -125,7 +125,7 @@ class Fleet:
         self.faults = faults
 
     def kill(self, instance_id: str) -> bool:
-        """Kill an instance now; whether there was one."""
+        """Kill an instance now; returns whether there was one."""
         for instance in self.instances.values():
             if instance.id == instance_id and instance.is_alive:
                 self.counts.num_killed += 1
@@ -134,18 +134,18 @@ class Fleet:
         return False
 
     def retire(self, name: str) -> None:
-        """Idle instances of that function end: it was changed or deleted. Those at work end after it."""
+        """A function was changed or deleted: end its idle instances. Busy ones end after their invocation."""
         for instance in list(self.instances.values()):
             if instance.function.name == name and instance.is_idle:
                 instance.end(_IDLE)
 
     def end_all(self) -> None:
-        """Kill every function; callers that wait for one get the reason."""
+        """Kill every instance; waiting callers get the reason."""
         for instance in list(self.instances.values()):
             instance.end("the emulator ends")
 
     async def close(self) -> None:
-        """End everything, and wait until it has ended."""
+        """End everything, and wait for that."""
         self.end_all()
         for task in self._tasks:
             task.cancel()
@@ -162,7 +162,7 @@ class Fleet:
         task.add_done_callback(self._tasks.discard)
 
     async def _run(self, invocation: EmulatedInvocation, fate: Fate) -> InvocationResult:
-        """Find or start an instance, let it work, and see to it that the work ends."""
+        """Find or start an instance, run the invocation, and enforce its time limit."""
         instance = await self._acquire(invocation)
         if instance is None:
             function_error, payload = await invocation.answered
@@ -204,7 +204,7 @@ class Fleet:
             instance.end("killed by chance")
 
     def _explain_exit(self, instance: Instance, invocation: EmulatedInvocation, code: int) -> None:
-        """Say it as Lambda does; memory shows in the REPORT line only."""
+        """Report an exit in Lambda's words; running out of memory shows only in the REPORT line."""
         if instance.ending == _OUT_OF_MEMORY or code < 0:
             invocation.fail("Runtime.ExitError", "Runtime exited with error: signal: killed")
         elif code == 0:
@@ -213,12 +213,12 @@ class Fleet:
             invocation.fail("Runtime.ExitError", f"Runtime exited with error: exit status {code}")
 
     async def _acquire(self, invocation: EmulatedInvocation) -> Instance | None:
-        """A warm instance, or a new one once it is warm; None (and an answer) if it never becomes so."""
+        """A warm instance, or a new one once it is warm; None (and an answer) if its start fails."""
         function = invocation.function
         idle = [one for one in self.instances.values() if one.is_idle and one.function is function]
         if idle:
             instance = max(idle, key=lambda one: one.idle_since_s)
-            # Reserved at once: nothing may await between here and its start.
+            # Reserve it at once: there must be no await between the search and this.
             instance.current = invocation
             return instance
         if not self._free:
@@ -269,13 +269,13 @@ class Fleet:
         return None
 
     def fail_init(self, port: int, payload: bytes) -> None:
-        """The Runtime API heard that an instance's code cannot be imported: its caller gets that error."""
+        """An instance reported to the Runtime API that its code cannot be imported: its caller gets that error."""
         instance = self.instances.get(port)
         if instance is not None and instance.current is not None:
             instance.current.answer("Unhandled", payload)
 
     def _evict(self) -> None:
-        """Make room: the instance that has been idle for longest goes."""
+        """Make room: end the instance that has been idle for longest."""
         idle = [(port, one) for port, one in self.instances.items() if one.is_idle]
         if idle:
             port, instance = min(idle, key=lambda pair: pair[1].idle_since_s)
@@ -283,7 +283,7 @@ class Fleet:
             self._clear(port, instance)
 
     def _clear_later(self, port: int, instance: Instance) -> None:
-        # The task that waits for its exit reads the end of its output first.
+        # Let the task that waits for its exit read the end of its output first.
         asyncio.get_running_loop().call_later(0.2, self._clear, port, instance)
 
     def _clear(self, port: int, instance: Instance) -> None:
@@ -293,13 +293,13 @@ class Fleet:
             instance.clear(self.boxes.forget)
 
     async def _warm_up(self) -> None:
-        # What is wrong with it is told to the first function that needs it.
+        # The first function that needs the template reports the error.
         with contextlib.suppress(BackendError):
             await self.boxes.warm_up()
 
     async def _watch(self) -> None:
-        """Hold every function to its share and its memory, and end instances that have been idle for too long."""
-        # Only stopping and letting go needs to be prompt.
+        """Enforce CPU shares and memory limits, and end instances that have been idle for too long."""
+        # Only stopping and continuing processes needs short ticks.
         needs_ticks = self.boxes.cpu_method == "duty-cycle"
         tick_s = _TICK_S if needs_ticks else _TICK_S * _TICKS_A_MEASUREMENT
         count = 0
@@ -333,7 +333,7 @@ def _status_of(ending: str, function_error: str) -> str:
 
 
 def summary(fleet: Fleet, clock_s: Callable[[], float] = time.monotonic) -> bytes:
-    """What the admin's status says, as JSON: counts, and the invocation of each instance."""
+    """The admin's status as JSON: counts, and the invocation of each instance."""
     now_s = clock_s()
     instances = [
         {

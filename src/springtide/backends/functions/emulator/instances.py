@@ -122,7 +122,7 @@ class Instance:
         return self.is_alive and self.current is None and self.is_warm.done() and not self.is_warm.cancelled()
 
     def say(self, line: str) -> None:
-        """Write a line of the platform's own into its log."""
+        """Write a line of the emulator into its log."""
         self._on_line(line)
 
     def give(self, invocation: EmulatedInvocation, cpu_factor: float) -> None:
@@ -145,7 +145,7 @@ class Instance:
             return None
         assert invocation.begun_at_s is not None
         left_s = invocation.begun_at_s + self.function.timeout_s - time.monotonic()
-        # Without a content type and a trace id awslambdaric's client waits for ever.
+        # awslambdaric's client hangs without a content type and a trace id.
         return invocation, {
             "Content-Type": "application/json",
             "Lambda-Runtime-Aws-Request-Id": invocation.id,
@@ -156,7 +156,7 @@ class Instance:
         }
 
     def measure(self) -> int:
-        """What its processes hold now, in bytes."""
+        """The memory that its processes hold now, in bytes."""
         if self.process is None:
             return 0
         held = memory_bytes(self.share.pids(self.process.pid))
@@ -164,7 +164,7 @@ class Instance:
         return held
 
     def report(self, invocation: EmulatedInvocation, status: str) -> None:
-        """The REPORT line, with what is charged: since August 2025 a cold start's init, too."""
+        """Write the REPORT line with the charged duration: since August 2025 including a cold start's init."""
         assert invocation.begun_at_s is not None
         took_s = min(time.monotonic() - invocation.begun_at_s, self.function.timeout_s)
         init_s = 0.0 if self.is_init_charged else self.init_s
@@ -182,24 +182,24 @@ class Instance:
         self.say("\t".join([*fields, status] if status else fields))
 
     def release(self) -> None:
-        """Its work is done: it is warm, and is not throttled while it waits."""
+        """Its invocation is done: it waits for the next, warm and unthrottled."""
         self.pipe.drain()
         self.current = None
         self.idle_since_s = time.monotonic()
 
     def end(self, why: str) -> None:
-        """Kill it; `why` is reported to the caller that waits for it."""
+        """Kill it; `why` is reported to a waiting caller."""
         if not self.ending:
             self.ending = why
         if self.process is not None and not self.process.exited.done():
-            # Found before the leader dies: its children have another parent afterwards.
+            # List them before the leader dies: its children have another parent afterwards.
             members = self.share.pids(self.process.pid)
             self.process.kill()
             kill_all(members)
         self._orders.put_nowait(None)
 
     def clear(self, forget: Callable[[Instance], None]) -> None:
-        """Its process is gone, or as good as gone: take away its place; `forget` takes away what held it."""
+        """Its process is gone or killed: remove its directory; `forget` removes its limits."""
         self.pipe.drain()
         self.pipe.close()
         if not self.is_warm.done():

@@ -1,4 +1,4 @@
-"""Finds the emulator of a state directory, or starts one that outlives this process; talks to its admin's side."""
+"""Finds the emulator of a state directory, or starts one that outlives this process; calls its admin API."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def ensure_emulator(state_dir: Path, config: EmulatorConfig) -> EmulatorAddress:
             return address
         if not has_ended and reap(pid) is not None:
             has_ended = True
-            # Another process may have been faster, and be about to write the record.
+            # Another process may have started one already, and be about to write the record.
             deadline_s = min(deadline_s, time.monotonic() + _SECOND_LIMIT_S)
         time.sleep(_POLL_S)
     if not has_ended:
@@ -92,7 +92,7 @@ def ensure_emulator(state_dir: Path, config: EmulatorConfig) -> EmulatorAddress:
 
 
 def stop_emulator(state_dir: Path) -> bool:
-    """End it and its functions; whether one ran. Raises BackendError if it does not end."""
+    """End the emulator and its functions; returns whether one ran. Raises BackendError if it does not end."""
     address = find_emulator(state_dir)
     if address is None or address.process is None:
         return False
@@ -101,7 +101,7 @@ def stop_emulator(state_dir: Path) -> bool:
     while live_stat(address.process) is not None:
         reap(address.process.pid)
         if time.monotonic() > deadline_s:
-            # Its functions die with it, one way or the other.
+            # Its functions die with it.
             signal_group(address.process, signal.SIGKILL)
             raise BackendError("the emulator did not end in time and was killed")
         time.sleep(_POLL_S)
@@ -116,7 +116,7 @@ def emulator_status(address: EmulatorAddress) -> dict[str, Any]:
 
 
 def emulator_service(address: EmulatorAddress) -> FunctionService:
-    """What it stands for. Raises BackendError."""
+    """The service that it emulates. Raises BackendError."""
     try:
         return msgspec.convert(_ask(address, "GET", "/admin/service", b""), FunctionService)
     except msgspec.ValidationError as error:
@@ -124,14 +124,14 @@ def emulator_service(address: EmulatorAddress) -> FunctionService:
 
 
 def set_faults(address: EmulatorAddress, faults: EmulatorFaults) -> None:
-    """Chance from now on. Raises BackendError."""
+    """Set the random faults. Raises BackendError."""
     _ask(address, "PUT", "/admin/faults", msgspec.json.encode(faults))
 
 
 def inject(
     address: EmulatorAddress, fault: str, num_times: int = 1, seconds: float = 0.0, factor: float = 0.25
 ) -> None:
-    """What befalls the next invocations: "lost", "answer-lost", "late", "throttled", "kill", "slow".
+    """Inject a fault into the next invocations: "lost", "answer-lost", "late", "throttled", "kill", "slow".
 
     Raises BackendError.
     """

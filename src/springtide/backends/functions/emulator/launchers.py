@@ -31,10 +31,10 @@ class FunctionProcess:
         self.exited = exited
 
     def kill(self) -> None:
-        """SIGKILL to it and everything in its process group; what has ended is left alone."""
+        """SIGKILL the process and its group, unless it has ended."""
         if self.exited.done():
             return
-        # Until it leads its session, the group of that number does not exist.
+        # Until it leads its session, its process group does not exist.
         for end in (os.killpg, os.kill):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 end(self.pid, signal.SIGKILL)
@@ -44,11 +44,11 @@ class FunctionLauncher(Protocol):
     """Starts function processes."""
 
     async def launch(self, request: ForkRequest, log: int) -> FunctionProcess:
-        """Start one; its output goes to the descriptor `log`. Raises BackendError."""
+        """Start a process whose output goes to the descriptor `log`. Raises BackendError."""
         ...
 
     async def close(self) -> None:
-        """End what is needed for launching only."""
+        """End the processes that only serve for launching."""
         ...
 
 
@@ -77,7 +77,7 @@ class PlainLauncher:
         return FunctionProcess(process.pid, _exit_of(process))
 
     async def close(self) -> None:
-        """Nothing is kept."""
+        """Nothing to do."""
 
 
 def _exit_of(process: subprocess.Popen[bytes]) -> asyncio.Future[int]:
@@ -98,7 +98,7 @@ def _exit_of(process: subprocess.Popen[bytes]) -> asyncio.Future[int]:
 
 
 class TemplateLauncher:
-    """Forks functions from one warm process, which is started with the first of them and anew if it has died."""
+    """Forks functions from one warm process, which is started with the first of them and again if it died."""
 
     def __init__(self, handler: str, preload: tuple[str, ...], environment: Mapping[str, str]) -> None:
         self._handler = handler
@@ -111,7 +111,7 @@ class TemplateLauncher:
         self._exits: dict[str, asyncio.Future[int]] = {}
 
     async def launch(self, request: ForkRequest, log: int) -> FunctionProcess:
-        """Fork one. Raises BackendError if the template cannot be had."""
+        """Fork a function. Raises BackendError if the template cannot be started."""
         # Its copy is kept until it is sent: the caller closes its own.
         log = os.dup(log)
         try:

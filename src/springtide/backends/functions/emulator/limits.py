@@ -19,7 +19,7 @@ _CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 class CpuShare(Protocol):
-    """What keeps one function at its vCPUs. `tick` is called every few hundredths of a second, with the time since."""
+    """Limits one function to its vCPUs. `tick` is called every few hundredths of a second, with the elapsed time."""
 
     procs_path: str
     group_dir: str
@@ -42,7 +42,7 @@ class CpuShare(Protocol):
 
 
 class NoShare:
-    """All the CPU that there is, shared by the kernel alone."""
+    """No limit: the kernel alone divides the CPU."""
 
     procs_path = ""
     group_dir = ""
@@ -80,7 +80,7 @@ class GroupShare:
             (self._group / "cpu.cfs_quota_us").write_text(str(quota_us or -1))
 
     def tick(self, elapsed_s: float) -> None:
-        """The kernel does it."""
+        """Nothing to do: the kernel enforces the limit."""
 
     def pids(self, leader: int) -> list[int]:
         """The processes in the group; a process cannot leave it by becoming a daemon."""
@@ -90,7 +90,7 @@ class GroupShare:
             return []
 
     def remove(self) -> bool:
-        """Kill the processes left in the group (a daemon of the function's, say), and remove it once it is empty."""
+        """Kill remaining processes of the group (such as the function's daemons), and remove it once it is empty."""
         kill_all(self.pids(0))
         try:
             self._group.rmdir()
@@ -118,7 +118,7 @@ class StopAndGo:
         self._leader = 0
 
     def set_vcpus(self, vcpus: float | None) -> None:
-        """From now on so many; what was owed is forgiven."""
+        """Change the vCPUs, and reset the balance."""
         self._vcpus = vcpus
         self._balance_s = 0.0
         if vcpus is None:
@@ -232,7 +232,7 @@ def _own_groups() -> Iterator[tuple[Path, bool]]:
 
 
 def kill_all(pids: list[int]) -> None:
-    """SIGKILL to each that is still there. Numbers below 2, which mean groups of processes or all, are left out."""
+    """SIGKILL the processes that still exist. Numbers below 2, which mean groups or all, are skipped."""
     for pid in pids:
         if pid < 2:
             continue
@@ -241,7 +241,7 @@ def kill_all(pids: list[int]) -> None:
 
 
 def descendants(leader: int) -> list[int]:
-    """The process and its children and theirs, as the kernel lists them; those that are gone are left out."""
+    """The process and its descendants, as the kernel lists them, without those that are gone."""
     found: list[int] = []
     waiting = [leader]
     while waiting:

@@ -91,7 +91,7 @@ def _own_users(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[R
         client = request.client
         uid = peer_uid(client.host, client.port) if client is not None else None
         if uid is not None and uid != os.getuid():
-            text = b'{"errorMessage":"this function belongs to somebody else","errorType":"Forbidden"}'
+            text = b'{"errorMessage":"this function belongs to another user","errorType":"Forbidden"}'
             return Response(text, 403, media_type="application/json")
         return await handler(request)
 

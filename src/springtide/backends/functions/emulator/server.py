@@ -32,11 +32,11 @@ from springtide.backends.processes import identify
 from springtide.core.errors import BackendError
 
 _MAX_INSTANCES = 512
-# Warm ones beyond those that may run at a time.
+# Warm instances beyond the concurrency limit.
 _SPARE_INSTANCES = 8
 _BACKLOG = 256
 _MAX_OPEN_FILES = 16_384
-# A connection that a client kept must not be closed under its next call.
+# Long enough that a connection which a client keeps is not closed during its next call.
 _KEEP_ALIVE_S = 3600
 _IDLE_CHECK_S = 1.0
 
@@ -49,7 +49,7 @@ def run(config: EmulatorConfig, state_dir: Path, token: str, port: int) -> int:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise BackendError(f"another emulator runs on {state_dir}") from None
-        # What an emulator that was killed left there; its functions died with it.
+        # Left over from an emulator that was killed; its functions died with it.
         for name in ("instances", "code"):
             shutil.rmtree(state_dir / name, ignore_errors=True)
         # Each instance has a socket and a pipe; the usual 1,024 descriptors would be too few for hundreds.
@@ -91,7 +91,7 @@ async def _serve(config: EmulatorConfig, state_dir: Path, token: str, port: int)
             access_log=False,
             server_header=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
-            # A request that still waits for a function when the emulator ends would wait for the function's lifetime.
+            # A request that still waits for a function at the end would wait for the function's lifetime.
             timeout_graceful_shutdown=1,
         ),
     )
@@ -112,7 +112,7 @@ async def _serve(config: EmulatorConfig, state_dir: Path, token: str, port: int)
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn raises a signal that it caught once more at its end, before the functions could be ended."""
+    """Uvicorn raises a caught signal again at its end, before the functions could be ended: handle signals here."""
 
     def __init__(self, stop: Callable[[], None], config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -120,7 +120,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM ask for the end, however often they come."""
+        """Let SIGINT and SIGTERM request the end, however often they are received."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop)
@@ -171,5 +171,5 @@ async def _stop_when_idle(config: EmulatorConfig, fleet: Fleet, stop: Callable[[
 
 
 def ignore_hang_up() -> None:
-    """A terminal that closes is no reason to end what runs in the background."""
+    """Ignore the hang-up of a terminal: the emulator runs in the background."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -39,7 +39,7 @@ def end_group(process_group: int, cpu_group: str) -> None:
             with open(os.path.join(cpu_group, "cgroup.procs")) as file:
                 members = [int(line) for line in file]
             for member in members:
-                # 0 stands for a process of another namespace, and for os.kill it means the sweeper's own group.
+                # 0 is a process of another namespace, and for os.kill the sweeper's own group.
                 if member > 1:
                     os.kill(member, signal.SIGKILL)
             os.rmdir(cpu_group)
@@ -47,15 +47,15 @@ def end_group(process_group: int, cpu_group: str) -> None:
         except FileNotFoundError:
             return
         except OSError:
-            # Members take a moment to die, and the group cannot be removed before.
+            # The group cannot be removed until its members have died, which takes a moment.
             time.sleep(_PAUSE_S)
 
 
 def main() -> None:
-    """Wait for the emulator's end, then end what it left."""
+    """Wait for the emulator's end, then end the processes that it left."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    # Groups inside groups are named later, and are empty first.
+    # Nested groups are announced later, and must be removed first.
     for process_group, cpu_group in reversed(follow(sys.stdin).values()):
         end_group(process_group, cpu_group)
 

@@ -43,7 +43,7 @@ class ForkAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main(arguments: list[str]) -> int:
-    """Import everything, say so by one empty answer, then fork until the emulator hangs up."""
+    """Import everything, report that by one empty answer, then fork until the emulator closes the channel."""
     channel = socket.socket(fileno=int(arguments[0]))
     handler = arguments[1]
     for name in [*arguments[2:], handler.rpartition(".")[0]]:
@@ -64,7 +64,7 @@ def main(arguments: list[str]) -> int:
 def _quicken(torch: Any) -> None:
     """Take a step with the usual optimizers: the first one imports much of torch. With one thread only.
 
-    A pool of threads would not live on in the children.
+    A pool of threads would not exist in the children.
     """
     torch.set_num_threads(1)
     for make in (torch.optim.SGD, torch.optim.AdamW):

@@ -58,7 +58,7 @@ class HostedAddress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_hosted(address: str) -> HostedAddress | None:
-    """The store that is to be started; None for one that is always there. Raises InvalidRequest."""
+    """The store to be started for jobs; None for a permanent one. Raises InvalidRequest."""
     head, _, query = address.partition("?")
     kind = "redis" if head == "redis" else "ecs" if head.startswith("ecs:") else ""
     if not kind:
@@ -80,7 +80,7 @@ def parse_hosted(address: str) -> HostedAddress | None:
 
 
 def is_fixed(address: str) -> bool:
-    """Whether it is the address of a store that is always there."""
+    """Whether it is the address of a permanent store."""
     parts = urlsplit(address)
     return parts.scheme in FIXED_SCHEMES and bool(parts.netloc or parts.path.strip("/"))
 

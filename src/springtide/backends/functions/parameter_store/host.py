@@ -18,11 +18,11 @@ from springtide.core.errors import SpringtideError, StorageError
 from springtide.storage.files import write_durable
 
 _log = logging.getLogger(__name__)
-# Whether a server is alive is asked for at most so often; in between the last answer holds.
+# The interval of checking whether a server is alive; in between the last answer is used.
 CHECK_S = 1.0
-# A server that is there and busy answers late; one that is gone refuses at once.
+# A busy server answers late; a connection to one that is gone is refused at once.
 PING_LIMIT_S = 10.0
-# What an earlier platform has left waits so long for its job to be taken over.
+# How long a server of an earlier platform waits for its job to be taken over.
 ADOPTION_S = 120.0
 
 
@@ -30,7 +30,7 @@ class ParameterHost(Protocol):
     """Keeps jobs' parameter stores running. Thread-safe; `acquire` and `renew` may take a minute."""
 
     def acquire(self, job_id: str) -> str:
-        """The address of the job's store, once it answers; the same one as long as it is held.
+        """The address of the job's store, once it answers; the same until it is released.
 
         Raises InvalidRequest, BackendError or StorageError in one sentence.
         """
@@ -41,19 +41,19 @@ class ParameterHost(Protocol):
         ...
 
     def renew(self, job_id: str) -> str:
-        """A fresh, empty store in place of one that has died, at the same address where that is possible."""
+        """Start an empty store in place of one that has died, at the same address if possible."""
         ...
 
     def release(self, job_id: str, *, lingers: bool = True) -> None:
-        """No function synchronises any more. The store lingers for the next ones, unless the job is over."""
+        """The job's functions have ended. The store lingers for its next ones, unless the job is over."""
         ...
 
     def used_s(self, job_id: str) -> float:
-        """For how many seconds the job's store has been up in all, for the bill."""
+        """The job's total uptime of its store in seconds, for the bill."""
         ...
 
     def close(self, *, ends: bool) -> None:
-        """End all stores, or leave those that are held to the platform that comes next."""
+        """End all stores, or leave those in use to the next platform."""
         ...
 
 
@@ -69,7 +69,7 @@ class ServerKind(Protocol):
     """How servers are started and ended: processes of this machine, or tasks of a container service."""
 
     def start(self, job_id: str, before: ParameterStoreHost | None) -> ParameterStoreHost:
-        """Start one and wait until it answers; at the address of the one before, where that is possible.
+        """Start a store and wait until it answers; at the address of the previous one, if possible.
 
         Raises InvalidRequest, BackendError.
         """
@@ -85,7 +85,7 @@ class ServerKind(Protocol):
 
 
 class _Note(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept on disk of a job's server, for a platform that comes after."""
+    """The record of a job's server on disk, for the next platform."""
 
     job_id: str
     server: ParameterStoreHost
@@ -93,7 +93,7 @@ class _Note(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Entry:
-    """A job's server as it is now; the thread that starts or ends it holds the lock."""
+    """A job's server; the thread that starts or ends it holds the lock."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -137,7 +137,7 @@ class FixedHost:
         return self.acquire(job_id)
 
     def release(self, job_id: str, *, lingers: bool = True) -> None:
-        """From now on it costs the job nothing."""
+        """Stop counting the job's time."""
         with self._lock:
             since_s = self._since_s.pop(job_id, None)
             if since_s is not None:
@@ -151,7 +151,7 @@ class FixedHost:
             return self._used_s.get(job_id, 0.0) + held_s
 
     def close(self, *, ends: bool) -> None:
-        """Nothing of it ends."""
+        """Nothing to do: the store is permanent."""
 
 
 class HostedParameters:
@@ -183,7 +183,7 @@ class HostedParameters:
             self._take_over(path, adoption_s)
 
     def acquire(self, job_id: str) -> str:
-        """The address of the job's server, which is started unless it is up."""
+        """The address of the job's server, started if it is not up."""
         entry = self._entry(job_id)
         with entry.lock:
             self._keep(entry)
@@ -194,7 +194,7 @@ class HostedParameters:
             return entry.server.url
 
     def is_alive(self, job_id: str) -> bool:
-        """Whether the job's server answers, as it was when asked last, at most `check_s` ago."""
+        """Whether the job's server answers, checked at most `check_s` ago."""
         entry = self._entry(job_id)
         with entry.lock:
             now_s = time.monotonic()
@@ -204,7 +204,7 @@ class HostedParameters:
             return entry.was_alive
 
     def renew(self, job_id: str) -> str:
-        """A fresh server for the job, if the one it has is really dead."""
+        """A new server for the job, if its present one is really dead."""
         entry = self._entry(job_id)
         with entry.lock:
             self._keep(entry)
@@ -228,13 +228,13 @@ class HostedParameters:
                 self._expire_in(job_id, entry, self._linger_s)
 
     def used_s(self, job_id: str) -> float:
-        """Seconds for which the job's servers were up, those of an earlier platform's included."""
+        """The uptime of the job's servers in seconds, those of an earlier platform included."""
         entry = self._entry(job_id)
         server = entry.server
         return entry.used_before_s + (max(0.0, self._now_s() - server.began_at_s) if server is not None else 0.0)
 
     def close(self, *, ends: bool) -> None:
-        """End all servers, or those that no job holds."""
+        """End all servers, or those that no job uses."""
         with self._lock:
             entries = list(self._entries.items())
         for job_id, entry in entries:
@@ -260,7 +260,7 @@ class HostedParameters:
         if before is not None:
             _log.warning("the parameter store of %s has died; another one is started", job_id)
             self._settle(entry)
-            # Something of it may be left that does not answer.
+            # Parts of a server that does not answer may still run.
             with contextlib.suppress(SpringtideError):
                 self._kind.end(before)
         self._start(job_id, entry, before)

@@ -94,7 +94,7 @@ class RedisProcesses:
         raise BackendError(f"{self._program} does not start: {_last_line(log)}; run it by hand to see why")
 
     def is_alive(self, server: ParameterStoreHost) -> bool:
-        """Whether exactly that process runs, and answers."""
+        """Whether that very process runs and answers."""
         return self._is_there(_process_of(server)) and answers(server.url, PING_LIMIT_S)
 
     def end(self, server: ParameterStoreHost) -> None:
@@ -133,21 +133,21 @@ class RedisProcesses:
     def _await(self, url: str, identity: ProcessIdentity) -> bool:
         until_s = time.monotonic() + START_LIMIT_S
         while time.monotonic() < until_s and self._is_there(identity):
-            # Another program's answer on that port would not know the password.
+            # Another program on that port would not know the password.
             if answers(url, 1.0):
                 return self._is_there(identity)
             self._sleep(_POLL_S)
         return False
 
     def _is_there(self, identity: ProcessIdentity) -> bool:
-        # A child that has died is there as a zombie until it is collected; those of an earlier platform are not ours.
+        # A dead child is a zombie until it is reaped; children of an earlier platform are not this process's.
         if identity.pid in self._children and reap(identity.pid) is not None:
             self._children.discard(identity.pid)
         return live_stat(identity) is not None
 
 
 def find_binary(binary: str) -> str:
-    """The path of the server's program. Raises InvalidRequest with what to install or to name."""
+    """The path of the server's program. Raises InvalidRequest, which says what to install or to set."""
     found = shutil.which(binary)
     if found is None:
         raise InvalidRequest(

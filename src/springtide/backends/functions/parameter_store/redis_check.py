@@ -1,4 +1,4 @@
-"""Whether a Redis that is always there will do as the parameter store of jobs on functions."""
+"""Checks whether a permanent Redis is suitable as the parameter store of jobs on functions."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _faults(where: str, facts: dict[str, str]) -> list[AccountFinding]:
         )
     policy = facts.get("maxmemory_policy", "noeviction")
     if policy != "noeviction" and facts.get("maxmemory", "0") != "0":
-        # A function would wait in vain for a value that was evicted before it was read.
+        # A function would wait for ever for a value that was evicted before it was read.
         told = f"{where} throws values away when it is full (maxmemory-policy {policy}), whether they were read or not"
         found.append(
             AccountFinding(verdict="fail", text=told, mend="set maxmemory-policy noeviction (CONFIG SET, or its file)")

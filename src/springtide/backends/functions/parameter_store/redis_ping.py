@@ -26,7 +26,7 @@ def user_words(password: str) -> tuple[str, ...]:
 
 
 def answers(url: str, timeout_s: float) -> bool:
-    """Whether the Redis of a redis:// or rediss:// address lets us in and answers in time; other stores always do."""
+    """Whether the Redis at a redis:// or rediss:// address accepts the login and answers in time; True for others."""
     if urlsplit(url).scheme not in ("redis", "rediss"):
         return True
     try:
@@ -36,7 +36,7 @@ def answers(url: str, timeout_s: float) -> bool:
 
 
 def ask(url: str, command: list[str], timeout_s: float) -> str:
-    """The answer to one command. Raises RedisRefusal, and OSError or ValueError where nothing sensible answers."""
+    """The answer to one command. Raises RedisRefusal, and OSError or ValueError if no Redis answers."""
     parts = urlsplit(url)
     host = parts.hostname or "localhost"
     with socket.create_connection((host, parts.port or 6379), timeout=timeout_s) as plain:

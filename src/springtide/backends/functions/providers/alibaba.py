@@ -72,7 +72,7 @@ class AlibabaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class AlibabaProvider:
-    """The port's implementation. Raises InvalidRequest from its start for settings that cannot work."""
+    """The provider of Alibaba Function Compute. The constructor raises InvalidRequest for invalid settings."""
 
     def __init__(self, settings: AlibabaSettings, service: FunctionService) -> None:
         check_settings(settings, service)
@@ -123,7 +123,7 @@ class AlibabaProvider:
                         raise
 
     def examine(self) -> list[AccountFinding]:
-        """Check what would keep a first function from running with these settings, without making anything."""
+        """Check what would keep a first function from running with these settings, without creating anything."""
         where = f"alibaba {self._settings.region}"
         try:
             with self._explained(f"{where} cannot be used"):
@@ -181,7 +181,7 @@ class AlibabaProvider:
         # The container's server answers for as long as it may, and tells the handler how long that is.
         told = {"SPRINGTIDE_HANDLER": settings.handler, "SPRINGTIDE_LIFETIME_S": str(lifetime_s)}
         return {
-            # In steps of 0.05, and as many GB as vCPUs at least, four times as many at most.
+            # vCPUs come in steps of 0.05, with 1 to 4 GB each.
             "cpu": round(max(0.05, round(vcpus / 0.05) * 0.05), 2),
             "memory_size": memory_mb,
             "timeout": lifetime_s,
@@ -233,7 +233,7 @@ class AlibabaProvider:
 
 
 def check_settings(settings: AlibabaSettings, service: FunctionService) -> None:
-    """Raises InvalidRequest for settings with which no function can be made, before anything is asked."""
+    """Raise InvalidRequest for settings with which no function can be created, before any call."""
     if not re.fullmatch(r"[a-z]{2}-[a-z0-9-]+", settings.region):
         raise InvalidRequest(
             "functions on Alibaba Cloud need a region: --functions-region cn-hangzhou, for example, "
@@ -321,7 +321,7 @@ def _status_of(error: Any) -> int:
 
 
 class _Sdk(msgspec.Struct, frozen=True):
-    """The SDK's parts, so that this module imports without it."""
+    """The parts of the SDK, loaded late so that this module can be imported without it."""
 
     models: Any
     error: type[Exception]

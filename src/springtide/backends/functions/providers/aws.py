@@ -79,7 +79,7 @@ class LambdaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class LambdaProvider:
-    """The port's implementation. Raises InvalidRequest from its start for settings that cannot work."""
+    """The provider of AWS Lambda. The constructor raises InvalidRequest for invalid settings."""
 
     def __init__(self, settings: LambdaSettings, service: FunctionService) -> None:
         check_settings(settings, service)
@@ -89,7 +89,7 @@ class LambdaProvider:
         self._invocations = Invocations(service.concurrency)
         self._deploying = threading.Lock()
         self._errors = sdk_errors()
-        # Control calls may be repeated; a repeated invocation would be another function.
+        # Control calls may be retried; a retried invocation would be another function.
         self._session = _session(settings)
         self._control = self._client("lambda", attempts=4, read_s=60.0, connections=4)
         read_s = service.lifetime_s + service.cold_start_s + _READ_MARGIN_S
@@ -125,7 +125,7 @@ class LambdaProvider:
         return self._invocations.start(lambda identity: self._call(name, payload, identity), on_end)
 
     def tail(self, since_s: float, limit: int = 1000) -> Sequence[LogLine]:
-        """What they wrote, from CloudWatch Logs. Functions that never ran have no log. Raises BackendError."""
+        """Functions' output from CloudWatch Logs. Functions that never ran have no log. Raises BackendError."""
         lines: list[LogLine] = []
         if self._logs is None:
             self._logs = self._client("logs", attempts=4, read_s=60.0, connections=2)
@@ -157,7 +157,7 @@ class LambdaProvider:
                         raise
 
     def examine(self) -> list[AccountFinding]:
-        """Check what would keep a first function from running with these settings, without making anything."""
+        """Check what would keep a first function from running with these settings, without creating anything."""
         clients: dict[str, Any] = {}
 
         def client_of(kind: str) -> Any:
@@ -235,7 +235,7 @@ class LambdaProvider:
                 **wanted,
             )
         except self._errors.client as error:
-            # Another process, or a try whose answer was lost, made it in between.
+            # Another process, or an earlier try whose answer was lost, has created it.
             if code_of(error) != "ResourceConflictException":
                 raise
 
@@ -258,7 +258,7 @@ class LambdaProvider:
         if self._settings.image_uri:
             return bool(found["Code"].get("ImageUri") != self._settings.image_uri)
         digest = hashlib.sha256(Path(self._settings.zip_path).read_bytes())
-        # AWS tells it in base64, others in hexadecimal digits.
+        # AWS gives the digest in base64, others in hexadecimal.
         return found["Configuration"].get("CodeSha256") not in (
             base64.b64encode(digest.digest()).decode(),
             digest.hexdigest(),
@@ -272,7 +272,7 @@ class LambdaProvider:
             if "Failed" in (state, update):
                 reason = found.get("StateReason") or found.get("LastUpdateStatusReason") or "no reason given"
                 raise InvalidRequest(f"the function {name} cannot be made ready: {reason}")
-            # An inactive one wakes up with its next invocation.
+            # An inactive function becomes active with its next invocation.
             if state in ("Active", "Inactive") and update == "Successful":
                 return
             if time.monotonic() > deadline_s:
@@ -299,7 +299,7 @@ class LambdaProvider:
         return end_of_answer(identity, response.get("FunctionError", ""), returned, log)
 
     def _client(self, kind: str, *, attempts: int, read_s: float, connections: int) -> Any:
-        """A client of one service. Raises InvalidRequest for a region or an endpoint that cannot be."""
+        """A client of one service. Raises InvalidRequest for an invalid region or endpoint."""
         from botocore.config import Config
 
         settings = self._settings
@@ -308,9 +308,9 @@ class LambdaProvider:
             connect_timeout=_CONNECT_LIMIT_S,
             read_timeout=read_s,
             max_pool_connections=max(10, connections),
-            # A connection stands still for as long as its function runs; what lies between must not forget it.
+            # A connection is idle for as long as its function runs; keepalive keeps routers from dropping it.
             tcp_keepalive=True,
-            # What stands on this machine is not looked for behind a proxy.
+            # Addresses of this machine are not reached through a proxy.
             proxies={} if urlsplit(settings.endpoint_url).hostname in _LOOPBACK else None,
         )
         keys = {
@@ -352,7 +352,7 @@ def emulator_provider(
 
 
 def check_settings(settings: LambdaSettings, service: FunctionService) -> None:
-    """Raises InvalidRequest for settings with which no function can be made, before anything is asked of AWS."""
+    """Raise InvalidRequest for settings with which no function can be created, before any call to AWS."""
     if not settings.region:
         raise InvalidRequest("functions on AWS need a region: --functions-region eu-central-1, for example")
     if not re.fullmatch(r"arn:aws[\w-]*:iam::\d{12}:role/[\w+=,.@/-]+", settings.role_arn):
@@ -446,7 +446,7 @@ def _keep_alive_early(client: Any) -> None:
 
 
 def _session(settings: LambdaSettings) -> Any:
-    """What clients are made from; it reads the services' descriptions once.
+    """The session that creates clients; it reads the services' descriptions once.
 
     Raises InvalidRequest without boto3, and where AWS_PROFILE names a profile that is not there.
     """

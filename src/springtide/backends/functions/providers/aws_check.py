@@ -1,4 +1,4 @@
-"""Whether an account of AWS has what functions need, asked without making anything."""
+"""Checks whether an AWS account has what functions need, without creating anything."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ASKED: tuple[tuple[str, _Ask], ...] = (
     ),
     ("lambda:InvokeFunction", lambda client, name, image: client.invoke(FunctionName=name, InvocationType="DryRun")),
 )
-# Nothing but making a function shows whether one may.
+# The right to create functions can only be tested by creating one.
 _UNASKED = "lambda:CreateFunction and iam:PassRole"
 _DOCUMENT = "docs/functions-providers.md says what they need"
 _DENIED = frozenset({"AccessDenied", "AccessDeniedException", "UnauthorizedOperation"})
@@ -38,7 +38,7 @@ _IMAGE = re.compile(
     r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(\.cn)?/"
     r"(?P<name>[a-z0-9._/-]+?)(:(?P<tag>[\w.-]+)|@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
-# How functions were called before their names said whose they are.
+# The prefix of functions' names before it contained the platform.
 _NAMELESS = re.compile(r"springtide-\d+")
 _MAX_TOLD = 3
 
@@ -59,7 +59,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def examine_account(account: Account) -> list[AccountFinding]:
-    """Check all that can be asked with the rights of the keys. What they may not ask is left out, or reported."""
+    """Make all checks that the keys' rights allow. Checks without the right are skipped or reported."""
     errors, where = account.errors, f"aws {account.region}"
     try:
         caller = str(account.client_of("sts").get_caller_identity()["Arn"])
@@ -96,7 +96,7 @@ def _unreachable(where: str, error: BaseException) -> AccountFinding:
 def _rights(account: Account, caller: str) -> list[AccountFinding]:
     """Check the rights to the calls that the platform makes, as far as they can be tested."""
     client, missing = account.client_of("lambda"), []
-    # There is no function of that size.
+    # No function of that size exists.
     name = f"{account.prefix}-0"
     for action, ask in _ASKED:
         try:
@@ -171,7 +171,7 @@ def _limits(account: Account, caller: str) -> list[AccountFinding]:
     try:
         limit = int(account.client_of("lambda").get_account_settings()["AccountLimit"]["ConcurrentExecutions"])
     except account.errors.client:
-        # It is not among the rights that are asked for.
+        # The right to this call is not required.
         return []
     if limit >= account.concurrency:
         return []

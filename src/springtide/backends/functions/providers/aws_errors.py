@@ -1,4 +1,4 @@
-"""What boto3 raises, told in one sentence that carries the mend where there is one."""
+"""Turns boto3's errors into one sentence each, with the fix where there is one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ INSTALL = "pip install 'springtide[functions]'"
 
 
 class Deployment(Protocol):
-    """What of the settings the sentences name."""
+    """The settings that the sentences name."""
 
     @property
     def region(self) -> str:
@@ -37,7 +37,7 @@ class Deployment(Protocol):
 
 
 class SdkErrors(msgspec.Struct, frozen=True):
-    """The SDK's classes of errors, so that this module imports without it."""
+    """The SDK's error classes, loaded late so that this module can be imported without it."""
 
     client: type[Exception]
     no_credentials: tuple[type[Exception], ...]
@@ -71,10 +71,10 @@ class Explained:
         self._errors = errors
 
     def __enter__(self) -> None:
-        """Nothing to begin."""
+        """Nothing to do."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        """Raise anew what is the SDK's."""
+        """Convert errors of the SDK."""
         errors = self._errors
         if isinstance(error, errors.no_credentials):
             raise InvalidRequest(

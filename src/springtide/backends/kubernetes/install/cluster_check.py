@@ -32,7 +32,7 @@ _APPLY = "springtide k8s render --settings FILE | kubectl apply -f -"
 STORE_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 _MAX_TOLD = 8
 _PARALLEL = 8
-# Rights that the platform does not need. An account with one of them has more than the manifests give.
+# Rights that the platform does not need: an account with one of them has more than the manifests grant.
 _TOO_MUCH = (
     rbac.Right(verb="create", group="", resource="pods", namespace="kube-system"),
     rbac.Right(verb="list", group="", resource="secrets"),
@@ -50,7 +50,7 @@ class ClusterFinding(msgspec.Struct, frozen=True, kw_only=True):
     mend: str = ""
 
 
-# Looks at the function service that the settings name, with what the Secret `store_secret` holds; may block.
+# Checks the function service of the settings with the values of the Secret `store_secret`; may block.
 FunctionsCheck = Callable[[SettingsFile, Mapping[str, str]], list[ClusterFinding]]
 
 
@@ -129,7 +129,7 @@ async def _check_definitions(api: KubeApi, settings: SettingsFile) -> list[Clust
 
 
 def _holds(found: Any, wanted: Any) -> bool:
-    """Whether everything that is wanted is there; the server adds defaults of its own."""
+    """Whether an object contains all wanted values; the server adds defaults."""
     if isinstance(wanted, Mapping):
         return isinstance(found, Mapping) and all(
             key in found and _holds(found[key], value) for key, value in wanted.items()
@@ -195,7 +195,7 @@ async def _check_rights(api: KubeApi, settings: SettingsFile) -> list[ClusterFin
     if not missing:
         findings.append(_ok("rights", f"service account {account}: all {len(needed)} that are needed"))
     for right, answer in zip(_TOO_MUCH, answers[len(needed) :], strict=True):
-        # An account that reconciles all namespaces may make pods in each of them, kube-system included.
+        # An account that reconciles all namespaces may create pods in each of them, kube-system included.
         if answer and not (right.resource == "pods" and not settings.namespaces):
             told = f"service account {account} may {right.words}, which it does not need"
             mend = "see who bound what to it: kubectl get clusterrolebindings,rolebindings -A -o wide | grep "
@@ -207,7 +207,7 @@ async def _check_rights(api: KubeApi, settings: SettingsFile) -> list[ClusterFin
 
 
 def _told(missing: list[rbac.Right]) -> list[str]:
-    """What may not be done, one sentence for what belongs together."""
+    """The missing rights, in one sentence for each group."""
     verbs: dict[tuple[str, str], list[str]] = {}
     for right in missing:
         verbs.setdefault((right.object_words, right.reason), []).append(right.verb)
@@ -215,7 +215,7 @@ def _told(missing: list[rbac.Right]) -> list[str]:
 
 
 async def may(api: KubeApi, account: str, right: rbac.Right) -> bool:
-    """Whether a service account, as `namespace:name`, has a right. Raises Forbidden if one may not even ask."""
+    """Whether a service account, as `namespace:name`, has a right. Raises Forbidden if the caller may not ask."""
     namespace = account.partition(":")[0]
     attributes = {
         "verb": right.verb,
@@ -348,7 +348,7 @@ async def _check_secret(
 
 
 async def _secret_values(api: KubeApi, settings: SettingsFile) -> dict[str, str]:
-    """What the Secret `store_secret` holds, which is the control plane's environment; nothing where there is none."""
+    """The values of the Secret `store_secret`, the control plane's environment; empty if there is none."""
     if not settings.store_secret:
         return {}
     found = await api.find(kinds.SECRET, settings.store_secret, settings.namespace)
@@ -400,7 +400,7 @@ async def _check_share_daemon(api: KubeApi, settings: SettingsFile) -> list[Clus
 
 
 def _why_not(pod: Object) -> str:
-    """Why a pod does not run, as far as its status says."""
+    """Why a pod does not run, from its status."""
     status = pod.get("status", {})
     for container in status.get("containerStatuses", ()):
         waiting = container.get("state", {}).get("waiting")

@@ -23,7 +23,7 @@ from springtide.backends.kubernetes.install.share_manifests import share_daemon
 
 CONTAINER_NAME = "control-plane"
 STATE_DIR = "/var/lib/springtide"
-# The pod of the control plane that decides bears it; the others stand by. See service/kubernetes_assembly.py.
+# Label of the pod of the leading control plane; the others stand by. See service/assembly/kubernetes.py.
 ACTIVE_LABEL = f"{names.GROUP}/active"
 USER_ID = 10001
 DEFAULT_CPU = "500m"
@@ -53,7 +53,7 @@ def render(given: SettingsFile, kubernetes: tuple[int, int] = (1, 30)) -> tuple[
 
 
 def keeps_state(settings: SettingsFile) -> bool:
-    """Whether the journal is a file of the control plane's, so that its directory has to outlive the pod."""
+    """Whether the journal is a file of the control plane, whose directory then has to outlive the pod."""
     return not settings.journal_url.startswith("postgres")
 
 
@@ -71,7 +71,7 @@ def _service_account(settings: SettingsFile) -> Manifest:
         "apiVersion": "v1",
         "kind": "ServiceAccount",
         "metadata": metadata_of(settings, settings.name, settings.namespace),
-        # The token is mounted where it is needed, and nowhere else.
+        # The token is mounted only in pods that need it.
         "automountServiceAccountToken": False,
     }
 
@@ -103,7 +103,7 @@ def _aggregation(kind: str) -> dict[str, str]:
     return {f"rbac.authorization.k8s.io/aggregate-to-{name}": "true" for name in into}
 
 
-# --- what runs -------------------------------------------------------------------------------------------------------
+# --- workloads -------------------------------------------------------------------------------------------------------
 
 
 def _state_claim(settings: SettingsFile) -> Manifest:
@@ -262,7 +262,7 @@ def _disruption_budget(settings: SettingsFile, kubernetes: tuple[int, int]) -> M
 
 
 def _network_policies(settings: SettingsFile) -> list[Manifest]:
-    """Workers are reached by their like and by the control plane, and reach anything but the cloud's keys."""
+    """Only workers and the control plane may connect to workers; these may connect to all but the cloud's metadata."""
     policies = [_control_plane_policy(settings)]
     # Without a list of namespaces it is not known where workers will be: that of the platform is where they are first.
     for namespace in settings.namespaces or (settings.namespace,):
@@ -306,7 +306,7 @@ def _worker_policy(settings: SettingsFile, namespace: str) -> Manifest:
             "podSelector": its_like,
             "policyTypes": ["Ingress", "Egress"],
             "ingress": [{"from": [{"podSelector": its_like}, control_plane]}],
-            # User code may connect anywhere but to the metadata address, which hands out the machine's keys.
+            # User code may connect anywhere but to the metadata address, which provides the machine's credentials.
             "egress": [{"to": everywhere}],
         },
     }

@@ -33,7 +33,7 @@ def labels_of(settings: SettingsFile, component: str) -> dict[str, str]:
 
 
 def metadata_of(settings: SettingsFile, name: str, namespace: str = "", component: str = "control-plane") -> Manifest:
-    """The metadata of one of the platform's objects; without a namespace, of one that belongs to the cluster."""
+    """The metadata of one of the platform's objects; without a namespace, of a cluster-wide one."""
     version = {"app.kubernetes.io/version": springtide.__version__}
     metadata: Manifest = {"name": name, "labels": {**labels_of(settings, component), **version}}
     return {**metadata, "namespace": namespace} if namespace else metadata
@@ -67,7 +67,7 @@ def _whole_numbers(value: Any) -> Any:
 
 
 def namespace_object(name: str, level: str) -> Manifest:
-    """A namespace whose pods must keep to that level of PodSecurity. Its own name is a label for network policies."""
+    """A namespace with that level of PodSecurity. Its name is also a label, for network policies."""
     enforced = {f"pod-security.kubernetes.io/{mode}": level for mode in ("enforce", "audit", "warn")}
     return {
         "apiVersion": "v1",
@@ -85,7 +85,7 @@ def role(
     account_namespace: str = "",
     component: str = "control-plane",
 ) -> list[Manifest]:
-    """What an account of the platform may do in one namespace. Without `account_namespace` it is the platform's own."""
+    """The rights of an account in one namespace. The account's namespace is by default the platform's."""
     metadata = metadata_of(settings, name, namespace, component)
     return [
         _role("Role", metadata, rules),
@@ -101,7 +101,7 @@ def cluster_role(
     account_namespace: str = "",
     component: str = "control-plane",
 ) -> list[Manifest]:
-    """What an account of the platform may do everywhere."""
+    """The cluster-wide rights of an account of the platform."""
     metadata = metadata_of(settings, name, component=component)
     return [
         _role("ClusterRole", metadata, rules),

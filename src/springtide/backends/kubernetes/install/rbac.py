@@ -12,7 +12,7 @@ import msgspec
 
 from springtide.backends.kubernetes.settings import GROUP, KubernetesSettings
 
-# Where Kubernetes keeps the events about what lives in no namespace, such as nodes.
+# The namespace of Events about objects without a namespace, such as nodes.
 NODE_EVENTS_NAMESPACE = "default"
 OBJECTS = ("trainingfunctions", "inferencefunctions")
 _WATCHING = ("get", "list", "watch")
@@ -35,7 +35,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Right(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that must be allowed. An empty `namespace` means all of them, or that the kind has none."""
+    """A required right. An empty `namespace` means all of them, or that the kind has none."""
 
     verb: str
     group: str
@@ -111,7 +111,7 @@ NODE_EVENT_RULES: tuple[Rule, ...] = (
 SHARE_DAEMON_RULES: tuple[Rule, ...] = (
     Rule(group="", resources=("pods",), verbs=_WATCHING, reason="shares are annotations of pods"),
 )
-# What people may do with the platform's objects, added to what they may do in a namespace anyway.
+# Rights of users on the platform's objects, added to their roles in a namespace.
 VIEW_RULES: tuple[Rule, ...] = (
     Rule(group=GROUP, resources=OBJECTS, verbs=_WATCHING, reason="users that may view a namespace see its workloads"),
 )
@@ -132,17 +132,17 @@ EDIT_RULES: tuple[Rule, ...] = (
 
 
 def master_key_name(settings: KubernetesSettings) -> str:
-    """The Secret that holds what every workload's key is derived from."""
+    """The name of the Secret with the master key, from which every workload's key is derived."""
     return f"{settings.name}-master-key"
 
 
 def token_name(settings: KubernetesSettings) -> str:
-    """The Secret that holds the token of the REST API."""
+    """The name of the Secret with the token of the REST API."""
     return f"{settings.name}-token"
 
 
 def platform_rules(settings: KubernetesSettings) -> tuple[Rule, ...]:
-    """What the control plane may do in its own namespace, whether workloads live there or not."""
+    """The control plane's rights in its own namespace, whether workloads live there or not."""
     return (
         Rule(
             group="coordination.k8s.io",
@@ -172,19 +172,19 @@ def platform_rules(settings: KubernetesSettings) -> tuple[Rule, ...]:
             group="",
             resources=("pods",),
             verbs=("list", "patch"),
-            reason="whoever decides labels its own pod and no other one, so that the Service leads there",
+            reason="the control plane that leads labels its own pod and no other one, so that the Service leads there",
         ),
         Rule(group="", resources=("events",), verbs=("create",), reason="it tells who took over"),
     )
 
 
 def workload_namespaces(settings: KubernetesSettings) -> tuple[str, ...]:
-    """Where workloads may live, "" for everywhere."""
+    """The namespaces of workloads, "" for all."""
     return settings.namespaces or ("",)
 
 
 def needed_rights(settings: KubernetesSettings) -> tuple[Right, ...]:
-    """Every single thing that the control plane must be allowed to do, in the order in which people read."""
+    """Every single right that the control plane needs, in reading order."""
     rights = [*_rights(NODE_RULES, "")]
     for namespace in workload_namespaces(settings):
         rights += _rights(WORKLOAD_RULES, namespace)

@@ -20,7 +20,7 @@ from springtide.backends.kubernetes.client.yaml_text import read_yaml
 from springtide.backends.kubernetes.settings import KubernetesSettings, PodSettings
 from springtide.core.errors import InvalidRequest
 
-# What ends in a name of an object has room for a suffix; namespaces are labels of DNS.
+# Names of objects leave room for a suffix; namespaces are DNS labels.
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?")
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _LABEL_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
@@ -95,7 +95,7 @@ def read_values(path: Path) -> dict[str, Any]:
 
 
 def parse_settings(text: str, place: str) -> SettingsFile:
-    """The settings that a text of YAML or JSON holds, checked. `place` names it. Raises InvalidRequest."""
+    """The checked settings from a text of YAML or JSON. `place` names it. Raises InvalidRequest."""
     return settings_from(_values_of(text, place), place)
 
 
@@ -110,7 +110,7 @@ def _values_of(text: str, place: str) -> dict[str, Any]:
 
 
 def settings_from(values: Mapping[str, Any], place: str) -> SettingsFile:
-    """The settings that a table of plain values stands for, checked. Raises InvalidRequest."""
+    """The checked settings from a table of plain values. Raises InvalidRequest."""
     # Helm puts values of its own beside a chart's: a file taken from there is as good as any.
     given = {key: value for key, value in values.items() if key != "global"}
     try:
@@ -154,13 +154,13 @@ def _image(install: InstallSettings, name: str) -> str:
 
 
 def check_settings(settings: SettingsFile, place: str) -> None:
-    """Raise InvalidRequest, with the mend, unless the settings can be and go together."""
+    """Raise InvalidRequest, with the fix, for invalid or contradictory settings."""
     for sentence in _contradictions(settings):
         raise InvalidRequest(f"{place}: {sentence}")
 
 
 def _contradictions(settings: SettingsFile) -> list[str]:
-    """What cannot be, one sentence each with its mend; the first one is told."""
+    """The errors of the settings, one sentence each with its fix; the first one is reported."""
     found = [*_bad_names(settings), *_bad_addresses(settings), *_bad_numbers(settings), *_bad_functions(settings)]
     install = settings.install
     if not 1 <= install.replicas <= 5:
@@ -248,7 +248,7 @@ def _bad_numbers(settings: SettingsFile) -> list[str]:
 
 
 def _bad_functions(settings: SettingsFile) -> list[str]:
-    """What a function service lacks, or cannot have here."""
+    """The errors of the settings of a function service."""
     given, found = settings.functions, []
     if not given.provider:
         named = [name for name in ("region", "role", "image", "endpoint", "parameter_store") if getattr(given, name)]

@@ -28,7 +28,7 @@ def share_namespace(settings: SettingsFile) -> str:
 
 
 def share_daemon(settings: SettingsFile) -> list[Manifest]:
-    """The daemons, one on every node that the platform may use, and what they stand on."""
+    """The DaemonSet of share agents, one on every node that the platform may use, and its account and rights."""
     namespace, name = share_namespace(settings), f"{settings.name}-shares"
     account = {
         "apiVersion": "v1",
@@ -101,7 +101,7 @@ def _container(settings: SettingsFile) -> Manifest:
             "capabilities": {"drop": ["ALL"], "add": ["SYS_NICE"]},
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        # It lives while the API server is away, and is ready only where sharers are held as they should be.
+        # It is live while the API server is down, and ready only while shares are enforced.
         "livenessProbe": {**_probe("/healthz"), "periodSeconds": 10, "failureThreshold": 6},
         "readinessProbe": {**_probe("/readyz"), "periodSeconds": 5, "failureThreshold": 2},
         "volumeMounts": [

@@ -78,31 +78,31 @@ class Objects:
         return all(cache.is_synced for cache in self._caches.values())
 
     def watches(self, namespace: str) -> bool:
-        """Whether objects of that namespace are this platform's to reconcile."""
+        """Whether this platform reconciles objects of that namespace."""
         return not self.namespaces or namespace in self.namespaces
 
     def all(self, kind: str) -> list[Object]:
-        """Every object of a kind as it was last seen."""
+        """All cached objects of a kind."""
         return [obj for obj in self._caches[kind].objects() if self._is_ours(obj)]
 
     def get(self, kind: str, key: Key) -> Object | None:
-        """One object as it was last seen."""
+        """A cached object."""
         found = self._caches[kind].get(key.name, key.namespace)
         return found if found is not None and self._is_ours(found) else None
 
     def _is_ours(self, obj: Object) -> bool:
-        """Whether an object names no other platform than this one."""
+        """Whether an object names this platform or none."""
         named = obj["metadata"].get("labels", {}).get(PLATFORM_LABEL, "")
         return not self._platform or named in ("", self._platform)
 
-    # --- what waits for the server ----------------------------------------------------------------------------------
+    # --- calls that wait for the server -----------------------------------------------------------------------------
 
     def read(self, kind: str, key: Key) -> Object | None:
-        """The whole object as the server has it now; None where there is none. Raises BackendError."""
+        """Read the whole object from the server; None if there is none. Raises BackendError."""
         return self._call(lambda api: api.find(KINDS[kind], key.name, key.namespace))
 
     def create(self, kind: str, obj: Object) -> Object | None:
-        """Make an object; None where there is one of that name. Raises InvalidRequest (refused), BackendError."""
+        """Create an object; None if there is one of that name. Raises InvalidRequest (refused), BackendError."""
         try:
             return self._call(lambda api: api.create(KINDS[kind], obj))
         except AlreadyExists:
@@ -111,7 +111,7 @@ class Objects:
             raise InvalidRequest(f"the cluster refuses the object: {error.message}") from error
 
     def patch(self, kind: str, key: Key, patch: Any, *, uid: str) -> Object | None:
-        """Change the spec of exactly this object; None where it is gone. Raises InvalidRequest, BackendError.
+        """Patch the spec of this very object; None if it is gone. Raises InvalidRequest, BackendError.
 
         `patch` maps fields of the spec to values, None takes a field away.
         """
@@ -122,12 +122,12 @@ class Objects:
             return None
         except (Invalid, KubeForbidden) as error:
             if "metadata.uid" in error.fields:
-                # The object of that name is not the one that was meant.
+                # Another object has that name now.
                 return None
             raise InvalidRequest(f"the cluster refuses the change: {error.message}") from error
 
     def replace_spec(self, kind: str, key: Key, obj: Object) -> Object | None:
-        """Put another spec and other annotations in the place of an object's; None where it is gone."""
+        """Replace an object's spec and annotations; None if it is gone."""
         changes = [{"op": "replace", "path": "/spec", "value": obj["spec"]}]
         try:
             return self._call(lambda api: api.patch(KINDS[kind], key.name, changes, key.namespace, how="json"))
@@ -137,7 +137,7 @@ class Objects:
             raise InvalidRequest(f"the cluster refuses the change: {error.message}") from error
 
     def delete(self, kind: str, key: Key, *, uid: str) -> None:
-        """Have exactly this object go. Raises BackendError."""
+        """Delete this very object. Raises BackendError."""
         try:
             self._call(lambda api: api.delete(KINDS[kind], key.name, key.namespace, uid=uid))
         except KubeApiError as error:
@@ -145,17 +145,17 @@ class Objects:
                 raise
 
     def config_map(self, namespace: str, name: str) -> dict[str, str] | None:
-        """The texts of a ConfigMap; None where there is none. Raises BackendError."""
+        """The texts of a ConfigMap; None if there is none. Raises BackendError."""
         found = self._call(lambda api: api.find(CONFIG_MAP, name, namespace))
         return None if found is None else dict(found.get("data") or {})
 
     def _call(self, task: Callable[[KubeApi], Coroutine[Any, Any, ResultT]]) -> ResultT:
         return self._api_thread.call(task, CALL_TIMEOUT_S)
 
-    # --- what is told, some time soon -------------------------------------------------------------------------------
+    # --- queued writes ----------------------------------------------------------------------------------------------
 
     def tell_status(self, obj: Object, status: Object) -> None:
-        """Write an object's status; of several that wait only the newest is written."""
+        """Queue an object's status; of several that are queued only the newest is written."""
         uid, kind, key = uid_of(obj), KINDS[obj["kind"]], key_of(obj)
         with self._lock:
             is_waiting = uid in self._statuses
@@ -169,7 +169,7 @@ class Objects:
         if waiting is None:
             return
         kind, key, status = waiting
-        # Whole, so that what is no longer true does not stay; and only into the object that it is about.
+        # Replace the whole status, so that no outdated field stays; and only of this very object.
         changes = [
             {"op": "test", "path": "/metadata/uid", "value": uid},
             {"op": "add", "path": "/status", "value": status},
@@ -190,7 +190,7 @@ class Objects:
             raise
 
     def tell_event(self, event: Object) -> None:
-        """Post an Event; the same one again changes nothing."""
+        """Queue an Event; repeating one changes nothing."""
         with self._lock:
             if self._num_events >= MAX_WAITING_EVENTS:
                 self.num_dropped_events += 1
@@ -213,7 +213,7 @@ class Objects:
 
     def _event_failed(self, error: BackendError) -> None:
         self._event_is_over()
-        # A namespace that is going away takes no news any more.
+        # A namespace that is being deleted accepts no Events.
         is_expected = isinstance(error, KubeForbidden | NoSuchObject)
         LOG.log(logging.DEBUG if is_expected else logging.WARNING, "an event could not be posted: %s", error)
 

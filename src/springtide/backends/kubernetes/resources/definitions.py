@@ -29,7 +29,7 @@ MAX_INFERENCE_NAME = 63
 
 
 def custom_resource_definitions() -> tuple[dict[str, Any], ...]:
-    """Both definitions, as they are applied to a cluster (apiextensions.k8s.io/v1)."""
+    """Both custom resource definitions (apiextensions.k8s.io/v1)."""
     training = _definition(
         TRAINING_KIND,
         TRAINING_PLURAL,
@@ -52,7 +52,7 @@ def custom_resource_definitions() -> tuple[dict[str, Any], ...]:
 
 
 def spec_schema(kind: str) -> Schema:
-    """What the `spec` of an object of that kind may say. Raises KeyError for a kind that is none of the two."""
+    """The schema of the `spec` of objects of that kind. Raises KeyError for another kind than these two."""
     return {TRAINING_KIND: _training_spec, INFERENCE_KIND: _inference_spec}[kind]()
 
 

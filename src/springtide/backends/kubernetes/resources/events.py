@@ -14,10 +14,10 @@ from springtide.core.containers import ContainerSettings
 from springtide.core.workload import JobState
 
 MAX_MESSAGE_CHARS = 1024
-# Events of objects without a namespace, such as nodes, are in this one.
+# The namespace of Events about objects without a namespace, such as nodes.
 NODE_NAMESPACE = "default"
 COMPONENT = "springtide"
-# Lines of a workload's story that tell of something gone wrong; of its end only some states do.
+# Kinds of lines in a workload's story that report a problem; of its end only some states do.
 _WARNINGS = frozenset({"lost", "failed", "broken"})
 _BAD_ENDS = frozenset({JobState.FAILED, JobState.REJECTED})
 _REASONS = MappingProxyType(

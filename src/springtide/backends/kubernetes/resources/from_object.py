@@ -26,10 +26,10 @@ from springtide.core.quantities import parse_duration_s, parse_fractions, parse_
 from springtide.core.shares import make_share
 from springtide.core.workload import MAX_VIRTUAL_SHARDS
 
-# What the workload is called, where that is not the object's own name; and the digest of the request that made it.
+# The workload's id, if that is not the object's own name; and the digest of the request that created it.
 NAME_ANNOTATION = f"{GROUP}/name"
 REQUEST_ANNOTATION = f"{GROUP}/request"
-# A cluster keeps objects of at most a megabyte and a half, in a notation of its own; what is left is for that.
+# A cluster stores objects of at most 1.5 MB, including its own overhead.
 MAX_OBJECT_SOURCE_BYTES = 900_000
 Spec = Mapping[str, Any]
 Request = dict[str, Any]
@@ -77,7 +77,7 @@ def service_request(spec: Spec, files: Mapping[str, str]) -> Request:
 
 
 def worker_bounds(spec: Spec, devices: int) -> tuple[int, int]:
-    """How many workers a TrainingFunction may have now; `replicas` cuts it off above. Raises InvalidRequest."""
+    """How many workers a TrainingFunction may have now; `replicas` limits the maximum. Raises InvalidRequest."""
     asked = spec.get("workers", "auto" if spec["source"].get("function") else 1)
     if asked == "auto":
         low, high = 1, max(1, min(devices, MAX_VIRTUAL_SHARDS))
@@ -100,12 +100,12 @@ def ttl_s(obj: Object, usual_s: float | None = None) -> float | None:
 
 
 def keeps_artifacts(obj: Object) -> bool:
-    """Whether what its job made stays in the object store when a TrainingFunction expires."""
+    """Whether the job's artifacts stay in the object store when a TrainingFunction expires."""
     return bool(obj["spec"].get("ttlKeeps", "artifacts") == "artifacts")
 
 
 def container_settings(obj: Object) -> ContainerSettings:
-    """What the pods of an object's workload are made of, and whose they are. Raises InvalidRequest.
+    """The container settings and the owner of the pods of an object's workload. Raises InvalidRequest.
 
     A job remembers what its object said; a service that has changed is deployed anew.
     """
@@ -148,7 +148,7 @@ def parts_of(obj: Object) -> dict[str, str]:
 
 
 def workload_name(obj: Object) -> str:
-    """What the workload of an object is called."""
+    """The id of an object's workload."""
     name = obj["metadata"].get("annotations", {}).get(NAME_ANNOTATION) or obj["metadata"]["name"]
     assert isinstance(name, str)
     return name
@@ -168,7 +168,7 @@ def _source(source: Spec, files: Mapping[str, str], what: str) -> Request:
         if _PATH.fullmatch(name) is None:
             raise InvalidRequest(f"spec.source.files has {name!r:.80}; name a file like train.py, or pkg/model.py")
     main = source.get("file", "")
-    # What is in a folder is there to be imported.
+    # Files in folders are modules to be imported.
     python = sorted(name for name in files if name.endswith(".py") and "/" not in name)
     if not main:
         if len(python) != 1:

@@ -32,7 +32,7 @@ from springtide.core.options.option import ObjectField, Option, Table
 from springtide.core.quantities import parse_duration_s, parse_money_usd, parse_range
 
 Spec = Mapping[str, Any]
-# Kinds whose schema follows from the description alone.
+# Kinds whose schema needs only the description.
 _DESCRIBED: Mapping[type[OptionKind], Callable[[str], Schema]] = MappingProxyType(
     {
         Moment: schema.moment,
@@ -45,9 +45,9 @@ _DESCRIBED: Mapping[type[OptionKind], Callable[[str], Schema]] = MappingProxyTyp
         Document: schema.free,
     }
 )
-# A whole number beyond this is not exact in every reader of JSON.
+# Larger integers are not exact in every reader of JSON.
 _LARGEST_WHOLE = 2**53
-# No text of a duration means 0; this is as good.
+# No duration's text means 0; this is short enough.
 _NO_TIME = "0.001ms"
 
 
@@ -91,7 +91,7 @@ def written_options(table: Table, options: Mapping[str, Any], parent: str = "") 
 
 
 def plain(amount: float) -> str:
-    """A number without an exponent and without zeros at the end."""
+    """A number without exponent and trailing zeros."""
     return f"{amount:.9f}".rstrip("0").rstrip(".")
 
 

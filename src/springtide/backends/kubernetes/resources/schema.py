@@ -19,12 +19,12 @@ _PART = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
 MAX_FILES = 256
 _FRACTION = r"([0-9]+(\.[0-9]*)?|\.[0-9]+)\s*%?"
 _OBJECTIVE = r"\s*([pP]99\s*<=?\s*)?[0-9]+(\.[0-9]+)?\s*(ms|s|m)\s*"
-# What may stand before the time of a latency objective.
+# The part of a latency objective before the time.
 LATENCY_PREFIX: Final = re.compile(r"^\s*p99\s*<=?\s*", re.IGNORECASE)
 
 
 def worded(mend: str, *patterns: str) -> str:
-    """A pattern whose first alternative matches nothing and says what is valid. `mend` holds no special characters."""
+    """A pattern whose first alternative matches nothing and says what is valid. `mend` has no special characters."""
     return f"{mend}$.|" + "|".join(f"^{pattern}$" for pattern in patterns)
 
 
@@ -40,7 +40,7 @@ def may_be_empty(schema: Schema) -> Schema:
 
 
 def matching(description: str, mend: str, *patterns: str) -> Schema:
-    """A string of a form."""
+    """A string that matches a pattern."""
     return text(description, max_chars=256) | {"pattern": worded(mend, *patterns)}
 
 
@@ -58,12 +58,12 @@ def number(description: str, maximum: float) -> Schema:
 
 
 def flag(description: str) -> Schema:
-    """Yes or no."""
+    """A boolean."""
     return {"type": "boolean", "description": description}
 
 
 def choice(description: str, *values: str, default: str | None = None) -> Schema:
-    """A text that is one of a few fixed values."""
+    """A string that is one of a few fixed values."""
     schema: Schema = {"type": "string", "description": description, "enum": list(values)}
     return schema | ({} if default is None else {"default": default})
 
@@ -80,7 +80,7 @@ def duration(description: str) -> Schema:
 
 
 def moment(description: str) -> Schema:
-    """A time to keep: "90m" from the object's creation, "18:00" UTC, or a moment of the calendar."""
+    """A deadline: "90m" from the object's creation, "18:00" UTC, or a date and time."""
     pattern = worded("a time like 90m, 18:00 or 2030-01-31T18:00:00Z", _DURATION, _CLOCK, _MOMENT)
     told = f"{description} As 90m (from the object's creation on), 18:00 (UTC) or 2030-01-31T18:00:00Z."
     return _number_or(told, pattern, 1, 10 * 365 * 86400)
@@ -118,7 +118,7 @@ def names(description: str, max_items: int = 64) -> Schema:
 
 
 def free(description: str) -> Schema:
-    """An object whose inside the platform checks itself."""
+    """An object whose fields the platform checks itself."""
     return {"type": "object", "description": description, "x-kubernetes-preserve-unknown-fields": True}
 
 
@@ -139,7 +139,7 @@ def rates(description: str, max_entries: int) -> Schema:
 
 
 def phases(max_items: int) -> Schema:
-    """From which epochs on a step has how many samples."""
+    """The number of samples of a step, by the epoch from which it applies."""
     phase = record(
         "From an epoch on.",
         {
@@ -193,7 +193,7 @@ def source(what: str, extra: dict[str, Schema], required: tuple[str, ...]) -> Sc
 
 
 def container() -> Schema:
-    """What the pods are made of, in the fields of a pod's container."""
+    """Settings of the pods, in the fields of a pod's container."""
     variable = record(
         "One variable.",
         {"name": text("Its name.", max_chars=253, least=1), "value": may_be_empty(text("Its value."))},

@@ -21,7 +21,7 @@ Told = dict[str, Any]
 MAX_PODS = 32
 MAX_SCHEDULE = 16
 MAX_REASON_CHARS = 1024
-# A deadline nearer than this is told by its time alone.
+# A deadline nearer than this is shown by its time alone.
 _SAME_DAY = timedelta(hours=20)
 _RUNNING_REASONS = {
     JobState.PENDING: Reason.WAITING,
@@ -39,7 +39,7 @@ _END_REASONS = {
 
 
 class Condition(NamedTuple):
-    """One thing that is told of an object, and why it is so."""
+    """One condition of an object, with its reason."""
 
     type: ConditionType
     is_true: bool
@@ -53,7 +53,7 @@ def stamp(unix_s: float) -> str:
 
 
 def selector_of(workload_id: str) -> str:
-    """What selects a workload's pods."""
+    """The label selector of a workload's pods."""
     return f"{WORKLOAD_LABEL}={label_value(workload_id)}"
 
 
@@ -110,7 +110,7 @@ def job_told(job: JobStatus, *, offset_s: float, planned: Schedule = (), pods: I
 
 
 def job_conditions(job: JobStatus, pods: Iterable[PodStatus] = ()) -> list[Condition]:
-    """What is told of a job that the platform took in."""
+    """The conditions of a job that the platform accepted."""
     state = JobState(job.state)
     is_refused = state is JobState.REJECTED
     accepted = Condition(
@@ -183,7 +183,7 @@ def service_told(service: ServiceStatus, *, cost_usd: float, pods: Iterable[PodS
 
 
 def service_conditions(service: ServiceStatus, pods: Iterable[PodStatus] = ()) -> list[Condition]:
-    """What is told of a service that the platform took in."""
+    """The conditions of a service that the platform accepted."""
     accepted = Condition(ConditionType.ACCEPTED, True, Reason.SUBMITTED, f"it answers at {service.url}")
     waiting = next((pod for pod in pods if pod.reason), None)
     message = service.reason

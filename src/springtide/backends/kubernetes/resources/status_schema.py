@@ -26,7 +26,7 @@ class ConditionType(enum.StrEnum):
 
 
 class Reason(enum.StrEnum):
-    """Why a condition is as it is, in one word; the sentence is its message."""
+    """The reason of a condition, in one word; its message is the sentence."""
 
     SUBMITTED = "Submitted"
     INVALID_SPEC = "InvalidSpec"
@@ -208,7 +208,7 @@ def inference_status() -> Schema:
 
 
 def training_columns() -> list[dict[str, Any]]:
-    """What `kubectl get` prints of training functions."""
+    """The columns of training functions in `kubectl get`."""
     return [
         _column("STATE", ".status.state"),
         _column("WORKERS", ".status.workers"),
@@ -224,7 +224,7 @@ def training_columns() -> list[dict[str, Any]]:
 
 
 def inference_columns() -> list[dict[str, Any]]:
-    """What `kubectl get` prints of inference functions."""
+    """The columns of inference functions in `kubectl get`."""
     return [
         _column("STATE", ".status.state"),
         _column("WORKERS", ".status.workers"),

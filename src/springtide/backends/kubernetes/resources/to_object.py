@@ -1,4 +1,4 @@
-"""A request to the platform, in the shape of its REST API, as the object that stands for it in a cluster."""
+"""Turns a request in the shape of the REST API into the object that represents it in a cluster."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def training_function(name: str, namespace: str, source: Asked, options: Asked, 
     spec: dict[str, Any] = {"source": _source(source, "function")}
     if source.get("args"):
         spec["source"]["args"] = list(source["args"])
-    # The API's own default is one worker; the object's is as many as there are.
+    # The REST API's default is one worker; the object's is as many as possible.
     spec["workers"] = bounds_text(options.get("min_workers", 1), options.get("max_workers", 1))
     spec |= written_options(JOB_OPTIONS, options) | _batch(options) | _share(options) | _container(container)
     if options.get("on") == "functions":

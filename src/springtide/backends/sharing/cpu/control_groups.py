@@ -12,9 +12,9 @@ from urllib.parse import quote
 from springtide.core.errors import BackendError
 
 PERIOD_S = 0.010
-# A part of each slice goes into filling caches anew: a tenant whose grant stays the same gets longer ones.
+# Part of each slice is spent on refilling caches: a tenant whose grant stays the same gets longer slices.
 CALM_PERIOD_S = 0.020
-# The kernel takes no quota below a millisecond a period; smaller rates get a longer period.
+# The kernel accepts no quota below a millisecond a period; smaller rates get a longer period.
 _MIN_QUOTA_S = 0.001
 _MAX_PERIOD_S = 0.1
 MIN_CPUS = _MIN_QUOTA_S / _MAX_PERIOD_S
@@ -23,41 +23,41 @@ _ROUNDING_CPUS = 1.0 / (CALM_PERIOD_S * _US)
 
 
 class GroupEnforcer:
-    """Control groups: a directory for the platform, in it one for each device, in that one for each tenant."""
+    """Control groups: one for the platform, in it one for each device, in that one for each tenant."""
 
     mechanism = ""
     enforced = ""
 
     def __init__(self, base: Path, name: str, home: Path) -> None:
         self._base = base
-        # Where processes go back to that outlive their tenant: the group that this process is in itself.
+        # The group that processes return to if they outlive their tenant: this process's own group.
         self._home = home
         self._root = base / name
         self._devices: dict[str, Path] = {}
         self._tenants: dict[str, Path] = {}
         self._device_of: dict[str, str] = {}
         self._quotas: dict[Path, tuple[int, int]] = {}
-        # Limits change many times a second, and finding a file costs more than writing it.
+        # Limits change many times a second, and opening a file costs more than writing it.
         self._open: dict[Path, int] = {}
         self._make(self._root)
         self._claim = claim(self._root)
-        # How much more all of them weigh against other programs of the machine than ordinary ones.
+        # Factor on the weight of all tenants against other programs of the machine.
         self.favour = 1.0
 
     def set_device(self, device: str, cpus: float) -> None:
-        """Bound the device's tenants together to this many cores, by a quota over all of them."""
+        """Limit the device's tenants together to this many cores, by a quota of the device's group."""
         path = self._device_path(device)
-        # A microsecond more than exact: no part that is rounded down may be more than the whole.
+        # A microsecond more than exact, so that no tenant's rounded quota can exceed the device's.
         if self._write_quota(path, cpus + _ROUNDING_CPUS, CALM_PERIOD_S):
             with contextlib.suppress(BackendError):
-                # What the device left unused in a period it may use in the next (kernels since 5.14): a
-                # sharer after one that used its part early need not wait. On average it stays the same.
+                # Allow a burst (kernels since 5.14): the device may use what it left unused in the previous period, so
+                # that a sharer need not wait after one that used its part early. The average stays the same.
                 self._allow_burst(path, self._quotas[path][1])
         self._weigh(self._root, self.favour * max(1.0, float(len(self._devices)) * cpus))
         self._weigh(self._device_path(device), cpus)
 
     def admit(self, tenant: str, device: str, pid: int) -> None:
-        """Move a process, with all its threads, into the tenant's group. Raises BackendError unless it is gone."""
+        """Move a process, with all its threads, into the tenant's group. Raises BackendError; not if it is gone."""
         path = self._tenants.get(tenant)
         if path is None or self._device_of[tenant] != device:
             path = self._device_path(device) / tenant
@@ -69,7 +69,7 @@ class GroupEnforcer:
         self._weigh(self._tenants[tenant], weight)
 
     def set_limit(self, tenant: str, cpus: float, *, is_calm: bool = False) -> None:
-        """Write the quota, unless it is the one in force: a write refills it."""
+        """Write the quota, unless it is in force already: a write refills it."""
         self._write_quota(self._tenants[tenant], cpus, CALM_PERIOD_S if is_calm else PERIOD_S)
 
     def lift(self, tenant: str) -> None:
@@ -77,7 +77,7 @@ class GroupEnforcer:
         self._quotas.pop(self._tenants[tenant], None)
 
     def remove(self, tenant: str) -> None:
-        """Move what is left to where it came from, and remove the group."""
+        """Move remaining processes to the home group, and remove the tenant's."""
         path = self._tenants.pop(tenant, None)
         if path is None:
             return
@@ -90,7 +90,7 @@ class GroupEnforcer:
             self._dissolve(device_path)
 
     def tick(self, used_s: Callable[[str], float], now_s: float) -> None:
-        """Nothing to do: the kernel holds the quotas by itself."""
+        """Nothing to do: the kernel enforces quotas by itself."""
 
     def pids(self, tenant: str) -> list[int]:
         return read_pids(self._tenants[tenant])
@@ -105,12 +105,12 @@ class GroupEnforcer:
         return 0.0
 
     def undo_files(self) -> list[tuple[str, str]]:
-        """Quotas of tenants first, then those of devices."""
+        """The files and values that lift the quotas, of tenants first, then of devices."""
         paths = [*self._tenants.values(), *self._devices.values()]
         return [(str(file), value) for file, value in (self._no_quota(path) for path in paths)]
 
     def close(self) -> None:
-        """Dissolve every group, those of an earlier life as well."""
+        """Remove every group, including those of an earlier daemon."""
         self._tenants.clear()
         self._device_of.clear()
         self._devices.clear()
@@ -141,9 +141,9 @@ class GroupEnforcer:
         raise NotImplementedError
 
     def _prepare(self, path: Path) -> None:
-        """Make a group ready for groups below it."""
+        """Prepare a group to contain other groups."""
 
-    # --- what does not ----------------------------------------------------------------------------------------------
+    # --- common to both versions ------------------------------------------------------------------------------------
 
     def _device_path(self, device: str) -> Path:
         path = self._devices.get(device)
@@ -162,7 +162,7 @@ class GroupEnforcer:
             self._prepare(path)
 
     def _write_quota(self, path: Path, cpus: float, at_least_s: float) -> bool:
-        """Put a quota in force and say whether that took a write."""
+        """Set a quota; returns whether that needed a write."""
         cpus = max(MIN_CPUS, cpus)
         period_s = min(_MAX_PERIOD_S, max(at_least_s, _MIN_QUOTA_S / cpus))
         period_us = round(period_s * _US)
@@ -226,12 +226,12 @@ class GroupV1Enforcer(GroupEnforcer):
     ) -> None:
         quota, period = path / "cpu.cfs_quota_us", path / "cpu.cfs_period_us"
         if before is None:
-            # Whatever was in force: between the writes no pair may be more than the parent's.
+            # The previous values are unknown: lift the quota first, so that no pair in between exceeds the parent's.
             self._write(quota, "-1")
             self._write(period, str(period_us))
             self._write(quota, str(quota_us))
         elif period_us > before[0]:
-            # In this order what stands in between is less than what stood before, hence less than the parent's.
+            # In this order the rate in between is lower than before, hence below the parent's.
             self._write(period, str(period_us))
             self._write(quota, str(quota_us))
         else:
@@ -295,7 +295,7 @@ def read_pids(path: Path) -> list[int]:
 
 
 def read(path: Path) -> str:
-    """Return what a file of the kernel says, nothing if it cannot be read."""
+    """Return the contents of a kernel file, empty if it cannot be read."""
     try:
         return path.read_text()
     except OSError:

@@ -1,7 +1,7 @@
-"""The share daemon of CPU devices: a process of its own that divides cores between sharers every few milliseconds.
+"""The share daemon of CPU devices: a process that divides cores between sharers every few milliseconds.
 
 `python -m springtide.backends.sharing.cpu.daemon RUN_DIRECTORY` serves one platform at a time on a socket there, and
-outlives it: the sharers that it leaves go on under the grants of this daemon until the next one comes.
+outlives it: the sharers that the platform leaves keep the grants of this daemon until the next platform connects.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _BUSY_FRACTION = 0.95
 
 
 class CpuSharing:
-    """CPU devices: sharers are held by `enforcer`, and a guard lifts every limit should this process die."""
+    """CPU devices: `enforcer` limits the sharers, and a guard lifts every limit if this process dies."""
 
     table_type: type[ShareTable] = ShareTable
     socket_name = SOCKET_NAME
@@ -60,15 +60,15 @@ class CpuSharing:
 
     @property
     def is_contended(self) -> bool:
-        """Whether a sharer has a neighbour, or is stopped and continued by signals at every tick."""
+        """Whether two sharers are on one device, or sharers are stopped and continued by signals at every tick."""
         return self._ticks.is_contended or self._enforcer.mechanism == "signals"
 
     def take(self, table: ShareTable) -> None:
-        """Hold exactly the sharers of the table that live."""
+        """Enforce the shares of exactly the sharers of the table that live."""
         self._ticks.reader = reopen_slots(self._ticks.reader, table.slots_path, "shares follow what is used alone")
         self._device_cpus = table.device_cpus
         living = tuple(entry for entry in table.sharers if live_stat(entry.process) is not None)
-        # A daemon that died between holding a sharer and telling the guard would leave it held: told before and after.
+        # The guard is updated before and after, so that no limit remains if this daemon dies in between.
         groups = [(entry.process.pid, entry.process.start_ticks) for entry in living]
         self._guard.watch(self._enforcer.undo_files(), groups)
         self._ticks.take(living, table.device_cpus, table.sent_at_s)
@@ -81,7 +81,7 @@ class CpuSharing:
         """Nothing to do: no descriptor is registered here."""
 
     def check(self, now_s: float) -> bool:
-        """Forget sharers that have died, and replace a guard that was ended."""
+        """Remove sharers that have died, and restart the guard if it was killed."""
         self._guard.ensure()
         sharers = self._ticks.sharers.values()
         living = tuple(sharer.entry for sharer in sharers if live_stat(sharer.entry.process) is not None)
@@ -90,7 +90,7 @@ class CpuSharing:
         return True
 
     def status(self, now_s: float, loop: LoopFigures) -> DaemonStatus:
-        """What holds the sharers, and whether other programs of the machine get in their way."""
+        """The status, which says how shares are enforced and whether other programs overload the machine."""
         others = self._machine.others(sum(sharer.used_s for sharer in self._ticks.sharers.values()), now_s)
         enforced = self._enforcer.enforced if self.is_sharing else f"no device is shared; {self._enforcer.enforced}"
         return DaemonStatus(
@@ -116,18 +116,18 @@ class CpuSharing:
 
 
 class MachineLoad:
-    """How much of the machine programs without a share use, from /proc/stat."""
+    """How much of the machine is used by programs without a share, from /proc/stat."""
 
     def __init__(self) -> None:
         self._before: tuple[float, float, float, float] | None = None
-        self._said = ""
+        self._clause = ""
 
     def others(self, sharers_used_s: float, now_s: float) -> str:
-        """Return a sentence's end for a machine that is busy with others, over about the last second, or nothing."""
+        """Return a clause for the status if others kept the machine busy over the last second, else an empty text."""
         if self._before is not None and now_s - self._before[0] < 1.0:
-            return self._said
+            return self._clause
         found = _busy_and_total_s()
-        before, self._said = self._before, ""
+        before, self._clause = self._before, ""
         if found is not None:
             self._before = (now_s, sharers_used_s, *found)
         if found is None or before is None or found[1] <= before[3]:
@@ -137,11 +137,11 @@ class MachineLoad:
         sharers_cpus = max(0.0, sharers_used_s - before[1]) / (now_s - before[0])
         if busy > _BUSY_FRACTION:
             others_cpus = max(0.0, busy * cores - sharers_cpus)
-            self._said = (
+            self._clause = (
                 f"; the machine is busy: others use {others_cpus:.1f} of its {cores} cores, so that requests are kept "
                 "only as far as the kernel's weights go"
             )
-        return self._said
+        return self._clause
 
 
 def _busy_and_total_s() -> tuple[float, float] | None:

@@ -1,6 +1,6 @@
-"""What holds processes to a share of the CPU: the kernel's control groups, of either version, or nothing.
+"""Enforcers, which limit processes to a share of the CPU: control groups of either version, signals, or none.
 
-Which of them a machine allows is found out by doing it once in a directory of its own (`choose_enforcer`).
+Which of them a machine allows is found by a trial in a directory of its own (`choose_enforcer`).
 """
 
 from __future__ import annotations
@@ -31,41 +31,41 @@ _OWN_GROUPS = Path("/proc/self/cgroup")
 
 
 class Enforcer(Protocol):
-    """Holds tenants of devices to rates, in CPU cores. Not thread-safe; a tenant is known by a short name.
+    """Limits tenants of devices to rates, in CPU cores. Not thread-safe; a tenant is known by a short name.
 
-    `mechanism` and `enforced` are what people are told (core/share_status.py). `undo` is what a guard does when the
-    owner of this enforcer dies: files to write, and whether stopped processes are to be continued.
+    `mechanism` and `enforced` are shown to users (core/share_status.py). `undo_files` is for the guard, which lifts
+    every limit when the owner of this enforcer dies.
     """
 
     mechanism: str
     enforced: str
 
     def admit(self, tenant: str, device: str, pid: int) -> None:
-        """Put a process, and whatever it starts from now on, into the tenant; harmless when repeated."""
+        """Put a process, and those that it starts from now on, into the tenant; may be repeated."""
         ...
 
     def set_device(self, device: str, cpus: float) -> None:
-        """The device is this many cores: its tenants never use more together, where the mechanism can tell."""
+        """Limit the tenants of the device together to this many cores, if the mechanism can."""
         ...
 
     def set_weight(self, tenant: str, weight: float) -> None:
-        """Where processors are short, its part of the device's grows with its weight (1: an ordinary program)."""
+        """Set the tenant's weight, by which processors are divided if they are short (1: an ordinary program)."""
         ...
 
     def set_limit(self, tenant: str, cpus: float, *, is_calm: bool = False) -> None:
-        """From now on the tenant may use this many cores; `is_calm`: and for a while, as far as can be seen."""
+        """Limit the tenant to this many cores; `is_calm`: the limit is likely to stay."""
         ...
 
     def lift(self, tenant: str) -> None:
-        """The tenant is held back by nothing any more."""
+        """Lift the tenant's limit."""
         ...
 
     def remove(self, tenant: str) -> None:
-        """The tenant is gone; what still runs in it runs on, unlimited."""
+        """Remove the tenant; its remaining processes run on without a limit."""
         ...
 
     def tick(self, used_s: Callable[[str], float], now_s: float) -> None:
-        """Called at every tick, with the CPU seconds that a tenant has used in its life."""
+        """Called at every tick; `used_s` gives the CPU seconds that a tenant has used so far."""
         ...
 
     def pids(self, tenant: str) -> list[int]:
@@ -73,20 +73,20 @@ class Enforcer(Protocol):
         ...
 
     def throttled_s(self, tenant: str) -> float:
-        """How long the tenant was held back in all."""
+        """How long the tenant was throttled in total."""
         ...
 
     def undo_files(self) -> list[tuple[str, str]]:
-        """Which files must hold what so that no limit is left."""
+        """The (path, value) pairs to write so that no limit is left."""
         ...
 
     def close(self) -> None:
-        """Lift everything and leave no trace."""
+        """Lift every limit and remove all files."""
         ...
 
 
 class NoEnforcer:
-    """Where neither control groups nor signals may be used: shares are a plan and nothing more."""
+    """Enforces nothing, for machines where neither control groups nor signals may be used."""
 
     mechanism = "none"
     enforced = "shares are planned but not enforced: this machine has no way to hold processes back"
@@ -126,9 +126,9 @@ class NoEnforcer:
 
 
 def choose_enforcer(name: str, only: str = "") -> Enforcer:
-    """Return the best enforcer that this machine allows, for a platform of this name; `only` one of the mechanisms.
+    """Return the best enforcer that this machine allows, for a platform of this name; `only` restricts the mechanism.
 
-    Each is tried on a child process in a directory of its own, which is removed again.
+    Each is tried on a child process in a directory of its own, which is removed afterwards.
     """
     for mechanism, kind, bases in (
         ("cgroup-v2", GroupV2Enforcer, _v2_bases),
@@ -146,7 +146,7 @@ def choose_enforcer(name: str, only: str = "") -> Enforcer:
 
 
 def describe_enforcer(only: str = "") -> tuple[str, str]:
-    """Return (mechanism, what it holds people to) of the best enforcer here, and leave no trace of the trial."""
+    """Return `mechanism` and `enforced` of the best enforcer here, and remove all traces of the trial."""
     enforcer = choose_enforcer(f"{_PREFIX}probe-{os.getpid()}-{secrets.token_hex(4)}", only)
     enforcer.close()
     return enforcer.mechanism, enforcer.enforced
@@ -194,7 +194,7 @@ def _sweep(base: Path) -> None:
 
 
 def _v1_bases() -> Iterator[tuple[Path, Path]]:
-    """(where groups are made, where this process is): both its own group of the cpu controller, if it can be seen."""
+    """(base for new groups, home of this process): both its own group of the cpu controller, if that is visible."""
     for mount, root, options in _mounts("cgroup"):
         if "cpu" not in options.split(","):
             continue
@@ -206,7 +206,7 @@ def _v1_bases() -> Iterator[tuple[Path, Path]]:
 
 
 def _v2_bases() -> Iterator[tuple[Path, Path]]:
-    """The same from this process's own group upwards: only groups whose children may have the cpu controller."""
+    """Pairs as for version 1, with bases from the own group upwards whose children may have the cpu controller."""
     for mount, root, _ in _mounts("cgroup2"):
         for line in read(_OWN_GROUPS).splitlines():
             if not line.startswith("0::"):
@@ -220,7 +220,7 @@ def _v2_bases() -> Iterator[tuple[Path, Path]]:
 
 
 def _delegates_cpu(base: Path) -> bool:
-    """Whether groups below may have quotas. Only the root may hold processes and hand the controller down."""
+    """Whether child groups may have quotas: only the root may have processes and pass the controller on."""
     control = base / "cgroup.subtree_control"
     if "cpu" in read(control).split():
         return True
@@ -232,7 +232,7 @@ def _delegates_cpu(base: Path) -> bool:
 
 
 def _mounts(kind: str) -> Iterator[tuple[Path, str, str]]:
-    """(mount point, root of it in the hierarchy, options) of the mounted hierarchies of this kind."""
+    """(mount point, its root in the hierarchy, options) of the mounted hierarchies of this kind."""
     for line in read(_MOUNTS).splitlines():
         before, _, after = line.partition(" - ")
         fields, about = before.split(), after.split()
@@ -241,7 +241,7 @@ def _mounts(kind: str) -> Iterator[tuple[Path, str, str]]:
 
 
 def _below(mount: Path, root: str, path: str) -> Path:
-    """Where a group of the hierarchy is under its mount; the mount itself if it lies outside."""
+    """The path of a group under the mount; the mount itself if the group lies outside."""
     if root != "/" and path.startswith(root):
         path = path[len(root) :]
     place = mount / path.lstrip("/")

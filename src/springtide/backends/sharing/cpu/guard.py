@@ -1,7 +1,7 @@
 """The guard of an enforcer: a small process that lifts every limit and continues every sharer once its owner is gone.
 
-It reads from its standard input, whose other end only the owner holds. Each line says all that is to be undone; at the
-end of the stream, however that came about, the last line is carried out. It imports next to nothing.
+It reads its standard input, whose other end only the owner has. Each line lists all that is to be undone; at the end of
+the stream, whatever its cause, the last line is carried out. It imports almost nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 
 
 class LimitGuard:
-    """The owner's side. `watch` says what must be undone if this process dies; a guard that died is replaced."""
+    """The owner's side. `watch` sets what must be undone if this process dies; a dead guard is replaced."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -36,19 +36,19 @@ class LimitGuard:
 
     def ensure(self) -> None:
         if self._process is not None and self._process.poll() is not None:
-            self._let_go()
+            self._release()
             self._send()
 
     def close(self) -> None:
-        """Let the guard do its work one last time, and see it end."""
+        """Let the guard undo everything, and wait for its end."""
         if self._process is not None:
-            self._let_go()
+            self._release()
 
     def _send(self) -> None:
         for _ in range(2):
             if self._process is None:
                 self._process = subprocess.Popen(
-                    # As a file, and with nothing but the interpreter's own library: it is small and up at once.
+                    # Run as a file, with only the standard library, so that it is small and starts at once.
                     [sys.executable, "-I", "-S", __file__],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
@@ -60,9 +60,9 @@ class LimitGuard:
                 self._process.stdin.flush()
                 return
             except OSError:
-                self._let_go()
+                self._release()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         process, self._process = self._process, None
         assert process is not None
         assert process.stdin is not None
@@ -72,18 +72,18 @@ class LimitGuard:
 
 
 def undo(line: bytes) -> None:
-    """Carry out what a line says: write the files, continue the process groups that are still the same."""
+    """Carry out a line: write the files, continue the process groups whose leaders are still the same processes."""
     if not line.strip():
         return
-    said = json.loads(line)
-    for path, value in said["files"]:
+    orders = json.loads(line)
+    for path, value in orders["files"]:
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_WRONLY)
             try:
                 os.write(descriptor, value.encode())
             finally:
                 os.close(descriptor)
-    for pid, start_ticks in said["groups"]:
+    for pid, start_ticks in orders["groups"]:
         with contextlib.suppress(OSError, ValueError, IndexError):
             if start_ticks_of(pid) == start_ticks:
                 os.killpg(pid, signal.SIGCONT)
@@ -99,7 +99,7 @@ def start_ticks_of(pid: int) -> int:
 def main() -> int:
     """Wait for the end of the stream, then undo."""
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # A signal to the whole platform ends the owner, and the owner's end ends this process.
+        # Ignore signals to the whole process group: the guard must outlive its owner.
         signal.signal(name, signal.SIG_IGN)
     last = b""
     for line in sys.stdin.buffer:

@@ -1,4 +1,4 @@
-"""Holding processes to a rate without any rights: stop and continue them, by what they have used of what they may."""
+"""Limiting processes to a rate without special rights, by stopping and continuing them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# A tenant that used nothing may catch up by so much, one that used too much waits for no longer than that.
+# Bounds of a tenant's credit: how much it may catch up, and how long it waits after it used too much.
 _MAX_CREDIT_S = 0.010
 _MAX_DEBT_S = 0.050
 
 
 @dataclass
 class _Tenant:
-    """Its process leads a group; `credit_s` is CPU time that it may still use."""
+    """A tenant whose process leads a group; `credit_s` is the CPU time that it may still use."""
 
     pid: int
     cpus: float | None = None
@@ -30,8 +30,9 @@ class _Tenant:
 class SignalEnforcer:
     """SIGSTOP once the credit of a tenant is used up, SIGCONT once it has some again, at every tick.
 
-    Only process groups that a tenant's first process leads are stopped, so that no other process ever is. What its
-    workers start in groups of their own is not held. No process may stay stopped when the owner dies: it runs a guard.
+    Only process groups that a tenant's first process leads are stopped, so no other process is affected; processes in
+    groups of their own are not limited. The owner runs a guard, so that none stays stopped when it
+    dies.
     """
 
     mechanism = "signals"
@@ -45,39 +46,39 @@ class SignalEnforcer:
 
     @staticmethod
     def works() -> bool:
-        """Signals to processes of the same user are always allowed; the system must have them."""
+        """Whether the system has these signals; sending them to processes of the same user is always allowed."""
         return hasattr(signal, "SIGSTOP") and hasattr(os, "killpg")
 
     def admit(self, tenant: str, device: str, pid: int) -> None:
-        """Take note of the group that the process leads."""
+        """Register the group that the process leads."""
         held = self._tenants.get(tenant)
         if held is None or held.pid != pid:
             self._tenants[tenant] = _Tenant(pid)
-            # The process that had the number may have died in between.
+            # It may still be stopped by an earlier daemon.
             self._signal(self._tenants[tenant], signal.SIGCONT)
 
     def set_device(self, device: str, cpus: float) -> None:
-        """There is nothing over the tenants that could be held."""
+        """Nothing to do: signals cannot limit a device as a whole."""
 
     def set_weight(self, tenant: str, weight: float) -> None:
-        """Priorities cannot be given back without rights, so there are none."""
+        """Nothing to do: a lowered priority cannot be raised again without special rights."""
 
     def set_limit(self, tenant: str, cpus: float, *, is_calm: bool = False) -> None:
-        """From now on its credit grows by this much a second."""
+        """Let the tenant's credit grow by this much a second."""
         self._tenants[tenant].cpus = cpus
 
     def lift(self, tenant: str) -> None:
         held = self._tenants[tenant]
         held.cpus = None
-        self._go_on(held, held.at_s)
+        self._continue(held, held.at_s)
 
     def remove(self, tenant: str) -> None:
         held = self._tenants.pop(tenant, None)
         if held is not None:
-            self._go_on(held, held.at_s)
+            self._continue(held, held.at_s)
 
     def tick(self, used_s: Callable[[str], float], now_s: float) -> None:
-        """Give every tenant its credit for the time since the last tick, and stop or continue it by what is left."""
+        """Add every tenant's credit for the time since the last tick, and stop or continue it accordingly."""
         for name, held in self._tenants.items():
             used = used_s(name)
             if held.used_s is not None and held.cpus is not None:
@@ -87,7 +88,7 @@ class SignalEnforcer:
                     self._signal(held, signal.SIGSTOP)
                     held.stopped_at_s = now_s
                 elif held.credit_s >= 0.0:
-                    self._go_on(held, now_s)
+                    self._continue(held, now_s)
             held.used_s, held.at_s = used, now_s
 
     def pids(self, tenant: str) -> list[int]:
@@ -105,21 +106,21 @@ class SignalEnforcer:
         return held.throttled_s + running_s
 
     def undo_files(self) -> list[tuple[str, str]]:
-        """There are none: the guard continues the processes."""
+        """None: the guard continues the processes."""
         return []
 
     def close(self) -> None:
         for name in list(self._tenants):
             self.remove(name)
 
-    def _go_on(self, held: _Tenant, now_s: float) -> None:
+    def _continue(self, held: _Tenant, now_s: float) -> None:
         if held.stopped_at_s is not None:
             held.throttled_s += max(0.0, now_s - held.stopped_at_s)
             held.stopped_at_s = None
             self._signal(held, signal.SIGCONT)
 
     def _signal(self, held: _Tenant, number: int) -> None:
-        """Only a group that the process leads, and never the group this process is in itself."""
+        """Signal the group only if the process leads it, and never the daemon's own group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if os.getpgid(held.pid) == held.pid != os.getpgrp():
                 os.killpg(held.pid, number)

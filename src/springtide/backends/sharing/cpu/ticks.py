@@ -1,4 +1,4 @@
-"""A tick of the share daemon: what every sharer did since the last one, what it may do now, and putting it in force."""
+"""A tick of the share daemon: measure what every sharer used, decide on new grants, and enforce them."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from springtide.serving.share_control import (
     limits_of,
 )
 
-# Processes that a sharer has started since are looked for so often.
+# How often to search for processes that a sharer has started since.
 _SCAN_S = 0.5
 _USED_WINDOW_S = 1.0
-# A grant that differs by less from the one in force is not put in force: each change lets the kernel begin a new
-# period, with a whole quota in it.
+# Smaller changes of a grant are not enforced: each change makes the kernel begin a new period, with a whole quota
+# in it.
 _DEADBAND = 0.03
-# What a sharer used beyond its grants (the kernel measures in ticks of its own, and forgives a little at each change)
-# is taken off its grants over about this long, once it is more than a few milliseconds.
+# Use beyond the grants (the kernel measures in ticks of its own, and is imprecise at each change) is subtracted
+# from later grants over about this time, once it is more than a few milliseconds.
 _SETTLE_S = 0.05
 _MAX_OVERUSE_S = 0.02
-_FORGIVEN_S = 0.004
-# A grant that has been the same for so long is likely to stay.
+_TOLERATED_S = 0.004
+# A grant that has been the same for this long is likely to stay.
 _CALM_AFTER_S = 0.06
-# A device on which no SLO sharer has work is looked at in full so often; whether one has begun, at every tick.
+# How often to measure a device without a working SLO sharer; every tick checks whether one has begun to work.
 _QUIET_S = 0.015
-_STIRRED_S = 0.0005
-_STIRRED_FRACTION = 0.05
+_NEW_WORK_S = 0.0005
+_NEW_WORK_FRACTION = 0.05
 _SLO_FAVOUR = 10.0
 _NUM_LATE = 2000
 _MIN_TICK_S = 1e-4
@@ -52,9 +52,9 @@ _MAX_TICK_S = 0.1
 
 @dataclass
 class Sharer:
-    """One sharer and what is known of it. `clocks` are the CPU seconds of its processes when they were last seen.
+    """One sharer and its measurements. `clocks` are the CPU seconds of its processes when last measured.
 
-    `used_s` and `granted_s` are CPU seconds since it began to share, `overused_s` by how much it lately used more.
+    `used_s` and `granted_s` are CPU seconds since it began to share, `overused_s` is its recent use beyond grants.
     """
 
     entry: SharerEntry
@@ -74,7 +74,7 @@ class Sharer:
     window: deque[tuple[float, float]] = field(default_factory=deque)
 
     def used_fraction(self, device_cpus: float) -> float:
-        """Of its device, over about the last second."""
+        """The fraction of its device that it used over about the last second."""
         if len(self.window) < 2:
             return 0.0
         (begin_s, begin_used_s), (end_s, end_used_s) = self.window[0], self.window[-1]
@@ -83,7 +83,7 @@ class Sharer:
 
 @dataclass
 class _Device:
-    """A device and its sharers. `is_quiet`: no SLO sharer had work when it was last looked at in full."""
+    """A device and its sharers. `is_quiet`: no SLO sharer had work when it was last measured."""
 
     sharers: list[Sharer]
     at_s: float
@@ -112,11 +112,11 @@ class CpuTicks:
 
     @property
     def is_contended(self) -> bool:
-        """Whether a sharer has a neighbour; without one each has its limit, and ticks may be far apart."""
+        """Whether two sharers are on one device; otherwise each has its limit, and ticks may be far apart."""
         return any(len(device.sharers) > 1 for device in self._devices.values())
 
     def take(self, entries: tuple[SharerEntry, ...], device_cpus: float, sent_at_s: float) -> None:
-        """From now on exactly these share; what is known of those that stay is kept."""
+        """Replace the sharers; measurements of those that stay are kept."""
         if device_cpus != self._device_cpus:
             for sharer in self._sharers.values():
                 sharer.held_rate = None
@@ -137,10 +137,10 @@ class CpuTicks:
             self._decide(device, {}, _MIN_TICK_S, sent_at_s)
 
     def tick(self, due_s: float) -> None:
-        """Observe every sharer, decide, put in force. `due_s` is when the tick should have been."""
+        """Measure every sharer, decide on grants, enforce them. `due_s` is when the tick was due."""
         now_s = self._clock()
         for device in self._devices.values():
-            if device.is_quiet and now_s - device.at_s < _QUIET_S and not self._has_stirred(device):
+            if device.is_quiet and now_s - device.at_s < _QUIET_S and not self._has_new_work(device):
                 continue
             tick_s = min(_MAX_TICK_S, max(_MIN_TICK_S, now_s - device.at_s))
             device.at_s = now_s
@@ -151,13 +151,13 @@ class CpuTicks:
                 sharer.tenant.is_slo and _has_work(seen[sharer.entry.replica_id]) for sharer in device.sharers
             )
             self._decide(device, seen, tick_s, due_s)
-        self._enforcer.tick(self._use_of, now_s)
+        self._enforcer.tick(self._used_s, now_s)
 
     def statuses(self) -> tuple[TenantStatus, ...]:
-        told = []
+        statuses = []
         for sharer in self._sharers.values():
             entry = sharer.entry
-            told.append(
+            statuses.append(
                 replace(
                     status_of(entry),
                     granted=sharer.grant.rate,
@@ -167,7 +167,7 @@ class CpuTicks:
                     reason=self.errors.get(entry.replica_id, sharer.grant.reason),
                 )
             )
-        return tuple(told)
+        return tuple(statuses)
 
     def close(self) -> None:
         """Lift every limit."""
@@ -190,7 +190,7 @@ class CpuTicks:
         try:
             self._enforcer.set_device(entry.device_id, self._device_cpus)
             self._enforcer.admit(sharer.name, entry.device_id, entry.process.pid)
-            # Grants keep every request; weights say which runs first within a tick, above all one just woken.
+            # Grants guarantee every request; weights decide which runs first within a tick, above all after waking.
             favour = _SLO_FAVOUR if entry.is_slo else 1.0
             self._enforcer.set_weight(sharer.name, max(0.01, favour * entry.share.request * self._device_cpus))
             self.errors.pop(entry.replica_id, None)
@@ -204,10 +204,10 @@ class CpuTicks:
             self.reader.forget(sharer.entry.slot)
         self._enforcer.remove(sharer.name)
 
-    # --- what they did -----------------------------------------------------------------------------------------------
+    # --- measuring ---------------------------------------------------------------------------------------------------
 
-    def _has_stirred(self, device: _Device) -> bool:
-        """Whether an SLO sharer may have begun to work since the last look; the cheapest of looks."""
+    def _has_new_work(self, device: _Device) -> bool:
+        """Whether an SLO sharer may have begun to work since the last tick; the cheapest check."""
         if len(device.sharers) == 1:
             return False
         for sharer in device.sharers:
@@ -216,7 +216,7 @@ class CpuTicks:
             if self.reader is not None and self.reader.has_changed(sharer.entry.slot):
                 return True
             pid = sharer.entry.process.pid
-            if (process_clock_s(pid) or 0.0) - sharer.clocks.get(pid, math.inf) > _STIRRED_S:
+            if (process_clock_s(pid) or 0.0) - sharer.clocks.get(pid, math.inf) > _NEW_WORK_S:
                 return True
         return False
 
@@ -226,7 +226,7 @@ class CpuTicks:
         sharer.seen_used_s = sharer.used_s
         granted_s = sharer.grant.rate * tick_s * self._device_cpus
         sharer.granted_s += granted_s
-        sharer.overused_s = max(-_FORGIVEN_S, min(_MAX_OVERUSE_S, sharer.overused_s + used_s - granted_s))
+        sharer.overused_s = max(-_TOLERATED_S, min(_MAX_OVERUSE_S, sharer.overused_s + used_s - granted_s))
         window = sharer.window
         if not window or now_s - window[-1][0] > _USED_WINDOW_S / 20:
             window.append((now_s, sharer.used_s))
@@ -235,24 +235,24 @@ class CpuTicks:
         reading = self.reader.read(sharer.entry.slot) if self.reader is not None else None
         finished: tuple[ShareIteration, ...] = ()
         if reading is not None:
-            # A slot that is being written says nothing new: what it said before stands, but is not told twice.
+            # While a slot is being written, the previous reading is used, without reporting its iterations twice.
             sharer.reading = reading
             finished = tuple(
                 ShareIteration(batch_size=ended.batch_size, duration_s=ended.duration_s) for ended in reading.finished
             )
-        told = sharer.reading
-        # The worker writes the start time itself; one in the future is wrong and counts as none.
-        iteration_s = max(0.0, now_s - told.started_s) if told.started_s else 0.0
+        current = sharer.reading
+        # The worker writes the start time itself; one in the future is wrong and ignored.
+        iteration_s = max(0.0, now_s - current.started_s) if current.started_s else 0.0
         return Observation(
             used_fraction=used_s / (tick_s * self._device_cpus),
             iteration_s=iteration_s,
-            batch_size=told.batch_size,
+            batch_size=current.batch_size,
             finished=finished,
-            num_queued=told.num_queued,
+            num_queued=current.num_queued,
         )
 
     def _meter(self, sharer: Sharer, now_s: float) -> None:
-        """Add up what its processes have used since they were last looked at."""
+        """Add what its processes have used since they were last measured."""
         clocks = sharer.clocks
         if now_s - sharer.scanned_at_s >= _SCAN_S:
             is_first = sharer.scanned_at_s == -math.inf
@@ -260,7 +260,7 @@ class CpuTicks:
             pids = [] if sharer.entry.replica_id in self.errors else self._enforcer.pids(sharer.name)
             for pid in pids or [sharer.entry.process.pid]:
                 if pid not in clocks:
-                    # CPU time before the first look was used before sharing began, and does not count.
+                    # CPU time before the first measurement was used before sharing began, and does not count.
                     clocks[pid] = (process_clock_s(pid) or 0.0) if is_first else 0.0
         for pid, before_s in list(clocks.items()):
             clock_s = process_clock_s(pid)
@@ -270,15 +270,15 @@ class CpuTicks:
             sharer.used_s += max(0.0, clock_s - before_s)
             clocks[pid] = clock_s
 
-    def _use_of(self, name: str) -> float:
-        """CPU seconds of the tenant of this name, as of now."""
+    def _used_s(self, name: str) -> float:
+        """CPU seconds of the tenant of this name until now."""
         for sharer in self._sharers.values():
             if sharer.name == name:
                 self._meter(sharer, self._clock())
                 return sharer.used_s
         return 0.0
 
-    # --- what they may do --------------------------------------------------------------------------------------------
+    # --- granting ----------------------------------------------------------------------------------------------------
 
     def _decide(self, device: _Device, seen: Mapping[str, Observation], tick_s: float, decided_at_s: float) -> None:
         sharers = device.sharers
@@ -295,7 +295,7 @@ class CpuTicks:
         rate, held = sharer.grant.rate, sharer.held_rate
         if sharer.entry.replica_id in self.errors:
             return
-        if sharer.overused_s > _FORGIVEN_S:
+        if sharer.overused_s > _TOLERATED_S:
             rate = max(0.0, rate - sharer.overused_s / _SETTLE_S / self._device_cpus)
         is_end = rate in (0.0, sharer.tenant.share.limit)
         now_s = self._clock()
@@ -319,5 +319,5 @@ class CpuTicks:
 
 def _has_work(seen: Observation) -> bool:
     return (
-        seen.iteration_s > 0.0 or bool(seen.finished) or seen.num_queued > 0 or seen.used_fraction > _STIRRED_FRACTION
+        seen.iteration_s > 0.0 or bool(seen.finished) or seen.num_queued > 0 or seen.used_fraction > _NEW_WORK_FRACTION
     )

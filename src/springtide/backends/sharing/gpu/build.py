@@ -1,4 +1,4 @@
-"""Compile the interposition library, and whatever else is C, where a compiler and the CUDA headers are there."""
+"""Compiles the interposition library and other C sources, given a compiler and the CUDA headers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from springtide.core.errors import BackendError
 
 LIBRARY_NAME = "libspringtide_gpu.so"
-# What the library is compiled with wherever it runs.
+# The compiler's flags for the library on all machines.
 LIBRARY_FLAGS = (
     "-std=gnu11",
     "-O2",
@@ -27,7 +27,7 @@ LIBRARY_FLAGS = (
     "-Wextra",
     "-Werror",
 )
-# -Bsymbolic: the library's tables of its own functions mean its own, whatever else is preloaded.
+# -Bsymbolic: the library's tables refer to its own functions, whatever other libraries are preloaded.
 LIBRARY_LINKS = ("-ldl", "-lpthread", "-Wl,-Bsymbolic", "-Wl,-z,defs", "-Wl,-soname," + LIBRARY_NAME)
 COMPILERS = ("cc", "gcc", "clang")
 MAX_ERROR_CHARACTERS = 2000
@@ -85,7 +85,7 @@ def build_library(
     flags: Sequence[str] = LIBRARY_FLAGS,
     links: Sequence[str] = (),
 ) -> Path:
-    """Compile `sources` into `target`, which is there whole or not at all, whatever else compiles it meanwhile."""
+    """Compile `sources` into `target`, atomically, even if another process compiles it at the same time."""
     compiler = find_compiler()
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as folder:

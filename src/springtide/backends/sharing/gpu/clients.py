@@ -1,7 +1,7 @@
-"""The socket on which tenants' processes ask for their share, once for each device: one question, one answer, closed.
+"""The socket on which tenants' processes ask for their share, once per device: a request, an answer, closed.
 
-The processes that ask run user code. A question that is none is answered by closing; one that does not come, after a
-second; and of those that connect and say nothing only so many are waited for.
+The processes run user code. An invalid request is answered by closing the connection, a missing one by closing it
+after a second; and the number of connections without a request is bounded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from springtide.backends.sockets import peer_process
 _BACKLOG = 512
 _MAX_SILENT = 128
 _SILENCE_S = 1.0
-# So many are answered before the next tick is looked at: thousands that connect at once must not make ticks late.
+# The most answers before the loop continues: thousands of simultaneous connections must not delay ticks.
 _ANSWERS_AT_ONCE = 16
 _UNKNOWN_S = 10.0
 _MAX_UNKNOWN = 4096
@@ -33,9 +33,9 @@ _SO_PEERPIDFD = 77
 
 
 class Clients:
-    """Listens at `path` and answers with what `find` says. The loop calls the others.
+    """Listens at `path` and answers with the result of `find`. The loop calls the other methods.
 
-    `find` gets process id and user id of the client, the device's UUID, and a way to ask whether it still lives.
+    `find` gets the client's process id and user id, the device's UUID, and a function that says whether it still lives.
     """
 
     def __init__(
@@ -47,14 +47,14 @@ class Clients:
         self._unknown: dict[int, float] = {}
         self.num_answers = 0
         self.num_refused = 0
-        # One descriptor in reserve: without any, no connection could even be turned away, and the loop would not rest.
+        # One descriptor in reserve: without one, a connection could not even be rejected, and the loop would spin.
         self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         temporary = path.with_name(f"{path.name}.{os.getpid()}")
         temporary.unlink(missing_ok=True)
         self._listener.setblocking(False)
         self._listener.bind(str(temporary))
-        # Each question is checked by its process and user; root serves every process that reaches the directory.
+        # Each request is checked by its process and user; root serves every process that reaches the directory.
         temporary.chmod(0o666 if os.getuid() == 0 else 0o600)
         self._listener.listen(_BACKLOG)
         temporary.rename(path)
@@ -68,18 +68,18 @@ class Clients:
         return False
 
     def num_unknown(self, now_s: float) -> int:
-        """How many processes have asked lately that belong to no tenant."""
+        """How many processes without a tenant have asked lately."""
         self._unknown = {pid: at_s for pid, at_s in self._unknown.items() if now_s - at_s < _UNKNOWN_S}
         return len(self._unknown)
 
     def handle(self, descriptor: int) -> bool:
-        """Something happened at a descriptor. Returns whether it was one of these."""
+        """Handle a ready descriptor. Returns whether it belongs to this socket."""
         if descriptor == self._listener.fileno():
             self._accept()
             return True
         held = self._silent.get(descriptor)
         if held is not None:
-            self._hear(held[0])
+            self._read_request(held[0])
         return held is not None
 
     def expire(self, now_s: float) -> None:
@@ -89,7 +89,7 @@ class Clients:
                 self._refuse(stream)
 
     def close(self) -> None:
-        """Listen no more; the socket is removed if it is still this one's."""
+        """Stop listening; the socket is removed if it is still this one's."""
         for stream, _ in list(self._silent.values()):
             self._forget(stream)
         if self.is_current():
@@ -103,7 +103,7 @@ class Clients:
                 stream, _ = self._listener.accept()
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE):
-                    self._turn_away()
+                    self._reject()
                 return
             stream.setblocking(False)
             if not may_keep(stream.fileno()):
@@ -117,17 +117,17 @@ class Clients:
             except OSError:
                 self._refuse(stream)
                 continue
-            # Mostly the question has come with the connection.
-            self._hear(stream)
+            # Usually the request has arrived already.
+            self._read_request(stream)
 
-    def _turn_away(self) -> None:
+    def _reject(self) -> None:
         os.close(self._reserve)
         with contextlib.suppress(OSError):
             self._listener.accept()[0].close()
             self.num_refused += 1
         self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
-    def _hear(self, stream: socket.socket) -> None:
+    def _read_request(self, stream: socket.socket) -> None:
         try:
             data = stream.recv(HELLO.size + 1)
         except BlockingIOError:
@@ -161,7 +161,7 @@ class Clients:
             stream.sendmsg([data], ancillary, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
             self.num_answers += 1
         except OSError:
-            # It has gone already, or does not listen: it may ask again.
+            # The client is gone or does not read: it may ask again.
             self.num_refused += 1
         self._forget(stream)
 
@@ -175,11 +175,11 @@ class Clients:
 
 
 def _lives(stream: socket.socket) -> bool:
-    """Whether the process that connected lives: while it does, no other process can have its number."""
+    """Whether the process that connected lives: then no other process can have its number."""
     try:
         pidfd = stream.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
     except OSError as error:
-        # An older kernel cannot tell.
+        # An older kernel does not support this.
         return error.errno == errno.ENOPROTOOPT
     try:
         ended = select.poll()

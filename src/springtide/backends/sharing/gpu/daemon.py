@@ -1,9 +1,9 @@
-"""The GPU share daemon: a process of its own that gives the tenants of GPUs their tokens every few milliseconds.
+"""The GPU share daemon: a process that grants tokens to the tenants of GPUs every few milliseconds.
 
 `python -m springtide.backends.sharing.gpu.daemon DIRECTORY` serves one platform at a time on a socket there, and
-outlives it. Killed, it leaves everything as it is and the next one goes on where it stopped; asked to end, it lets
-all tenants go. Where tenants are not this user's own programs, `--tenants` is another directory for the one socket
-that they may see, and `--segments` one for their shared memory that outlives the daemon's container.
+outlives it. If it is killed, it leaves everything as it is and the next one continues; on SIGTERM it lifts all limits.
+Where tenants are not this user's own programs, `--tenants` is another directory for the one socket that they may see,
+and `--segments` one for their shared memory that outlives the daemon's container.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ _ENFORCED = (
 
 
 class GpuSharing:
-    """GPUs: tenants are held by tokens in shared memory, and ask for their share on a socket that `epoll` watches.
+    """GPUs: tenants are limited by tokens in shared memory, and ask for their share on a socket that `epoll` watches.
 
-    `lock` is the descriptor that holds `directory` for one daemon. What an earlier daemon held there is held on.
+    `lock` is the descriptor that locks `directory` for one daemon. Tenants of an earlier daemon there are adopted.
     """
 
     table_type: type[GpuTable] = GpuTable
@@ -88,11 +88,11 @@ class GpuSharing:
 
     @property
     def is_contended(self) -> bool:
-        """Whether some device has more than one tenant that may use it whole."""
+        """Whether a tenant has to be limited on any device."""
         return not self._ticks.is_free
 
     def take(self, table: GpuTable) -> None:
-        """Hold exactly the tenants of the table that live, and keep the table for the next daemon."""
+        """Enforce the shares of exactly the tenants of the table that live, and save the table for the next daemon."""
         self._put_in_force(table)
         self._ticks.arrange(table.sent_at_s)
         self._watch_processes()
@@ -103,13 +103,13 @@ class GpuSharing:
         self._ticks.tick(due_s)
 
     def handle(self, descriptor: int) -> None:
-        """A process asks for its share, or one that had it has died."""
+        """A process asks for its share, or one with a slot has died."""
         if not self._clients.handle(descriptor):
             self._tenants.died(descriptor)
         self._watch_processes()
 
     def check(self, now_s: float) -> bool:
-        """Forget tenants that have died, mend what is broken; False where another daemon's socket is in place."""
+        """Remove dead tenants and repair what is broken; False if another daemon's socket is in place."""
         is_current = self._clients.is_current()
         self._clients.expire(now_s)
         if self._tenants.check():
@@ -118,7 +118,7 @@ class GpuSharing:
         return is_current
 
     def status(self, now_s: float, loop: LoopFigures) -> GpuDaemonStatus:
-        """What holds the tenants, and how many processes ask that are none of theirs."""
+        """The status, with the number of processes that ask but belong to no tenant."""
         unknown = self._clients.num_unknown(now_s)
         others = f"; {unknown} processes that hold no share asked for one: they are not held" if unknown else ""
         enforced = _ENFORCED if self.is_sharing else f"no device is shared; {_ENFORCED}"
@@ -146,27 +146,27 @@ class GpuSharing:
         )
 
     def close(self) -> None:
-        """Let all tenants go, unless another daemon may have them now."""
+        """Lift the limits of all tenants, unless another daemon may have adopted them."""
         self._tenants.close(is_giving_up=self._is_owner())
         self._ticks.close()
         self._clients.close()
 
     def _is_owner(self) -> bool:
-        """Whether no other daemon can have these tenants: the lock's file may have been removed and made anew."""
+        """Whether this daemon still has the lock: its file may have been removed and created again by another."""
         try:
             return os.path.samestat(os.fstat(self._lock), (self._directory / LOCK_NAME).stat())
         except OSError:
             return True
 
     def _adopt(self) -> None:
-        """Go on where an earlier daemon stopped, before the platform has connected."""
+        """Adopt the tenants of an earlier daemon, before a platform has connected."""
         table = read_whole(self._directory / TABLE_NAME, GpuTable)
         if table is not None:
             before = read_whole(self._directory / STATUS_NAME, GpuDaemonStatus)
             self._put_in_force(table)
             if before is not None:
                 self._tenants.keep_counts(
-                    {(told.replica_id, told.device_id): told.num_launches for told in before.sharing.tenants}
+                    {(tenant.replica_id, tenant.device_id): tenant.num_launches for tenant in before.sharing.tenants}
                 )
             self._ticks.arrange(time.monotonic())
         self._tenants.sweep()
@@ -184,7 +184,7 @@ class GpuSharing:
 
 
 def take_directory(directory: Path, patience_s: float = _TAKEN_S) -> int | None:
-    """Return a descriptor that holds the directory for one daemon; None if another has it and keeps it."""
+    """Return a descriptor that locks the directory for this daemon; None if another keeps it for `patience_s`."""
     descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     end_s = time.monotonic() + patience_s
     while True:

@@ -1,4 +1,4 @@
-"""The GPUs of this machine, as their driver tells of them."""
+"""The GPUs of this machine, from nvidia-smi."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _MB = 1_000_000
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU of this machine: its place in the driver's list, its UUID as the driver writes it ("": not told).
+    """One GPU of this machine: its index in the driver's list, and its UUID as the driver writes it ("": unknown).
 
-    `memory_mb` is in MB of a million bytes (0: not told).
+    `memory_mb` is in MB of a million bytes (0: unknown).
     """
 
     number: int
@@ -34,15 +34,15 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def visible_as(self) -> str:
-        """What CUDA_VISIBLE_DEVICES calls it: by UUID where that is known, as CUDA's numbers are not the list's."""
+        """Its name in CUDA_VISIBLE_DEVICES: the UUID if known, as CUDA's numbers differ from the list's."""
         return self.uuid or str(self.number)
 
 
 def discover_gpus() -> tuple[Gpu, ...]:
-    """Return the GPUs that the driver lists, in its order; none where there is no driver or it does not answer.
+    """Return the GPUs that the driver lists, in its order; none without a driver, or if it does not answer.
 
-    A GPU that is divided by MIG is its parts, each like a GPU of its own. CUDA_VISIBLE_DEVICES of this process bounds
-    them, by UUID or by number, as it does for every CUDA program.
+    A GPU divided by MIG is listed as its parts, each a GPU of its own. CUDA_VISIBLE_DEVICES of this process restricts
+    them, by UUID or by number, as for every CUDA program.
     """
     rows = [[field.strip() for field in line.split(",", _NUM_FIELDS - 1)] for line in _lines_of(*_QUERY)]
     rows = [row for row in rows if len(row) == _NUM_FIELDS and row[0].startswith(_UUID_PREFIXES)]
@@ -53,20 +53,20 @@ def discover_gpus() -> tuple[Gpu, ...]:
             for number, (uuid, memory, _, name) in enumerate(rows)
         )
     else:
-        # An old driver may not know the question.
+        # An old driver may not support the query.
         gpus = _listed({uuid: _in_mb(memory) for uuid, memory, _, _ in rows})
     return _visible(gpus, os.environ.get(VISIBLE_VARIABLE))
 
 
 def _in_mb(memory: str) -> int:
-    """The driver counts in MiB; for a device without memory of its own it prints a text instead."""
+    """The driver's MiB as MB; 0 for a device without memory of its own, for which it prints a text."""
     return int(memory) * _MIB // _MB if memory.isdecimal() else 0
 
 
 def _listed(memory_mb: Mapping[str, int]) -> tuple[Gpu, ...]:
-    """What is listed a line each: `GPU 0: NVIDIA H200 (UUID: GPU-...)`, and below it, indented, the parts of it.
+    """Read the list of GPUs: a line `GPU 0: NVIDIA H200 (UUID: GPU-...)` each, with indented lines of its MIG parts.
 
-    `memory_mb` is that of each GPU by its UUID, as far as it is known; of a part it is in its name.
+    `memory_mb` is the memory of GPUs by UUID; that of a part is in its name.
     """
     found: list[Gpu] = []
     for line in _lines_of("-L"):
@@ -77,7 +77,7 @@ def _listed(memory_mb: Mapping[str, int]) -> tuple[Gpu, ...]:
             found.append(Gpu(number=int(whole["number"]), uuid=uuid, memory_mb=memory, name=whole["name"].strip()))
         elif part is not None and found:
             if found[-1].uuid.startswith("GPU-"):
-                # The whole device cannot be used any more.
+                # A divided device cannot be used as a whole.
                 found.pop()
             found.append(Gpu(number=len(found), uuid=part["uuid"], memory_mb=int(part["gb"]) * 1000, name=part["name"]))
     return tuple(found)
@@ -103,7 +103,7 @@ def _lines_of(*arguments: str) -> list[str]:
 
 
 def _visible(gpus: tuple[Gpu, ...], asked: str | None) -> tuple[Gpu, ...]:
-    """Those that CUDA would show, in its order: it stops at the first entry that names none."""
+    """The GPUs that CUDA would show, in its order: it stops at the first invalid entry."""
     if asked is None:
         return gpus
     shown: list[Gpu] = []

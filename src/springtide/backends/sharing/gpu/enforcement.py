@@ -27,7 +27,7 @@ _UNDER_MPS = (
 _MPS_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"
 _MPS_USUAL = "/tmp/nvidia-mps"
 _MPS_PROGRAM = "nvidia-cuda-mps-control"
-# The kernel keeps so much of a program's name.
+# The kernel truncates a program's name to this length.
 _NAME_CHARACTERS = 15
 MEND = (
     "install a C compiler (apt-get install gcc) and CUDA's headers (pip install 'springtide[gpu]'), then start the "
@@ -36,9 +36,9 @@ MEND = (
 
 
 class Enforcement(msgspec.Struct, frozen=True, kw_only=True):
-    """What holds shares of GPUs here: a name of core/share_status.py, the sentence on it, and the library if it does.
+    """How shares of GPUs are enforced here: a name of core/share_status.py, a sentence, and the library if it is used.
 
-    `reason` says why the library does not, `mend` what would change that.
+    `reason` says why the library is not used, `mend` how to change that.
     """
 
     mechanism: str
@@ -51,9 +51,9 @@ class Enforcement(msgspec.Struct, frozen=True, kw_only=True):
 def choose_enforcement(
     environment: Mapping[str, str], only: str = "", *, are_known: bool = True, builds: bool = True
 ) -> Enforcement:
-    """Return the best there is; `only` one mechanism. `are_known`: the driver has told the UUID of each GPU.
+    """Return the best enforcement here; `only` restricts the mechanism. `are_known`: the UUIDs of all GPUs are known.
 
-    Building the library takes some seconds, once; without `builds` what is there already is taken.
+    The library is built if necessary, which takes some seconds once; without `builds` only an existing one is used.
     """
     if only not in ("", MECHANISM):
         return _without(environment, f"the setting asks for {only}", "unset SPRINGTIDE_SHARE_MECHANISM")
@@ -62,7 +62,7 @@ def choose_enforcement(
     try:
         library = find_library(builds=builds)
     except BackendError as error:
-        # A compiler may have said much; the first line names what is wrong.
+        # A compiler's output may be long; its first line names the error.
         return _without(environment, str(error).splitlines()[0].rstrip(":"), MEND)
     return Enforcement(mechanism=MECHANISM, enforced=HELD + _beside_mps(environment), library=library)
 
@@ -80,13 +80,13 @@ def _beside_mps(environment: Mapping[str, str]) -> str:
 
 
 def is_mps_there(environment: Mapping[str, str]) -> bool:
-    """Whether MPS's control daemon runs where programs with this environment look for it. Nothing is asked of it."""
+    """Whether MPS's control daemon runs where programs with this environment look for it; sends it no request."""
     directory = Path(environment.get(_MPS_DIRECTORY) or _MPS_USUAL)
     try:
         pid = int((directory / f"{_MPS_PROGRAM}.pid").read_text())
         return _name_of(Path(f"/proc/{pid}/comm")) == _MPS_PROGRAM[:_NAME_CHARACTERS]
     except (OSError, ValueError):
-        # Another user's number cannot be read; the pipe lies there all the same.
+        # Another user's file cannot be read; the pipe exists nevertheless.
         return (directory / "control").exists() and _runs(_MPS_PROGRAM[:_NAME_CHARACTERS])
 
 

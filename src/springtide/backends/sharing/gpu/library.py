@@ -31,9 +31,8 @@ def sources_directory() -> Path:
 def find_library(*, builds: bool = True) -> Path:
     """Return the library, ready to be preloaded.
 
-    What came with the package is taken if this machine can load it; else it is built from its sources into the user's
-    cache, unless that has been done; without `builds` it is not. Raises BackendError, whose sentence says what is
-    missing.
+    The packaged one is used if this machine can load it; else one is built from the sources into the user's cache,
+    once, and only with `builds`. Raises BackendError whose sentence says what is missing.
     """
     shipped = _PACKAGE / "lib" / LIBRARY_NAME
     if shipped.is_file() and not why_not_preloaded(shipped):
@@ -42,14 +41,14 @@ def find_library(*, builds: bool = True) -> Path:
 
 
 def preload(environment: Mapping[str, str], library: Path) -> dict[str, str]:
-    """What is added to an environment so that every program started with it has the library, before all others."""
-    # The loader takes both blanks and colons between names.
+    """The additions to an environment by which every program loads the library, before other preloaded ones."""
+    # The loader accepts both blanks and colons between names.
     others = [name for name in environment.get(PRELOAD_VARIABLE, "").replace(":", " ").split() if name != str(library)]
     return {PRELOAD_VARIABLE: ":".join([str(library), *others])}
 
 
 def is_loaded(pid: int) -> bool:
-    """Whether a process has the library, of whatever version; not if its maps may not be read."""
+    """Whether a process has loaded the library, of any version; False if its maps may not be read."""
     try:
         return LIBRARY_NAME.encode() in Path(f"/proc/{pid}/maps").read_bytes()
     except OSError:
@@ -58,7 +57,7 @@ def is_loaded(pid: int) -> bool:
 
 @cache
 def why_not_preloaded(library: Path) -> str:
-    """Why programs of this machine do not take the library, in the loader's words; nothing if they do."""
+    """Why programs of this machine cannot load the library, in the loader's words; empty if they can."""
     program = shutil.which("true")
     if program is None:
         return ""
@@ -90,7 +89,7 @@ def cache_directory() -> Path:
 def compile_library(target: Path) -> None:
     """Compile the library from its sources to `target`. Raises BackendError."""
     try:
-        # What a newer compiler finds to warn of is no reason for a user to go without.
+        # Warnings of a newer compiler must not keep users from building it.
         build.build_interposer(target, native=sources_directory(), flags=["-Wno-error"])
     except OSError as error:
         raise BackendError(f"cannot write {target}: {error.strerror}") from error
@@ -99,7 +98,7 @@ def compile_library(target: Path) -> None:
 def _built(builds: bool) -> Path:
     folder = sources_directory()
     inputs = [path for name in ("include", "src") for path in sorted((folder / name).glob("*.[cdh]*"))]
-    # Whatever changes the library changes its name: a process that has an older one mapped keeps it.
+    # The path depends on all inputs, so that processes that have an older library mapped keep it.
     digest = hashlib.sha256()
     for path in (*inputs, Path(build.__file__)):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())

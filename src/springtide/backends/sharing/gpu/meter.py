@@ -1,4 +1,4 @@
-"""What a tenant of a GPU did in the last tick, from what its processes counted: the control's observation of it."""
+"""Measures what a tenant of a GPU did in a tick, from the counters of its processes, as an Observation."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from springtide.core.wire.shares import SlotReading
 from springtide.serving.share_control import Observation, ShareIteration
 
 _WINDOW_S = 1.0
-# No tenant is believed to have launched more than this ahead of the device.
+# The most work that a tenant can have launched ahead of the device.
 _MAX_BACKLOG_NS = 2_000_000_000
 _MAX_CYCLE_NS = 10**15
-# A launch cycle counts as running while its work runs, or waits, or this short after: a program that launches and
-# never synchronises has a cycle without an end, and no trouble.
+# A launch cycle counts as running while its work runs, or waits, or this long after: the cycle of a program that
+# launches and never synchronises does not end.
 _LAST_USE_S = 0.05
-# Cycles of about the same device time are compared with each other: steps of a quarter of a doubling, from 10 us on.
+# Cycles are compared with others of about the same device time, in steps of 2**(1/4) from 10 us on.
 _STEPS_IN_DOUBLING = 4
 _SMALLEST_WORK_NS = 10_000
 
@@ -25,8 +25,8 @@ _SMALLEST_WORK_NS = 10_000
 class Meter:
     """Follows one tenant from tick to tick.
 
-    Launches are counted when they are made (those that wait, too), and the device works on them afterwards: what was
-    launched and is not yet done is the backlog, worked off at the device's speed.
+    Launches are counted when they are made (waiting ones included), and the device executes them afterwards: launched
+    but unfinished work is the backlog, which shrinks at the device's speed.
     """
 
     def __init__(self, usage: UsageSegment) -> None:
@@ -44,7 +44,7 @@ class Meter:
         return self._backlog_ns > 0 or now_s - self._used_at_s < _LAST_USE_S
 
     def used_fraction(self) -> float:
-        """Of its device, over about the last second."""
+        """The fraction of its device that it used over about the last second."""
         if len(self._window) < 2:
             return 0.0
         (begin_s, begin_used_s), (end_s, end_used_s) = self._window[0], self._window[-1]
@@ -61,11 +61,11 @@ class Meter:
         now_s: float,
         tick_s: float,
     ) -> Observation:
-        """Return what was seen since the last call, `tick_s` ago. `granted_ns` and `rate` were in force until now."""
+        """Return the observation since the last call, `tick_s` ago. `granted_ns` and `rate` were in force until now."""
         used_s = self._advance(usage, granted_ns, is_waiting, now_s, tick_s)
         used_fraction = used_s / tick_s
         if is_waiting:
-            # A tenant that waits uses all that it is granted, if only to work off what it has launched already.
+            # A waiting tenant uses all of its grant, if only for work that it has launched already.
             used_fraction = max(used_fraction, rate)
         if reading is not None:
             self._has_slot = self._has_slot or reading.num_begun > 0
@@ -74,10 +74,10 @@ class Meter:
         return self._observe_cycles(usage, used_fraction, is_waiting, now_s)
 
     def _advance(self, usage: UsageSegment, granted_ns: int, is_waiting: bool, now_s: float, tick_s: float) -> float:
-        """Return the device time worked off in the tick."""
+        """Return the device time, in seconds, that was executed in the tick."""
         launched_ns = usage.used_ns
         if is_waiting:
-            # Some of what is counted has not been launched yet, but nothing that has tokens waits.
+            # Some counted work has not been launched yet, but all work with tokens has.
             launched_ns = max(self._launched_ns, min(launched_ns, granted_ns))
         added_ns = max(0, launched_ns - self._launched_ns)
         self._launched_ns = launched_ns
@@ -91,30 +91,30 @@ class Meter:
         window = self._window
         if not window or now_s - window[-1][0] > _WINDOW_S / 20:
             window.append((now_s, self.used_s))
-            # The first look is the newest of those that are older than the window.
+            # The first entry is the newest that is older than the window.
             while len(window) > 2 and now_s - window[1][0] > _WINDOW_S:
                 window.popleft()
         return done_ns / 1e9
 
     def _observe_slot(self, reading: SlotReading | None, used_fraction: float, now_s: float) -> Observation:
-        """What the worker says of itself; a slot that is just being written says what it said before."""
+        """The worker's own report; while its slot is being written, the previous one."""
         finished: tuple[ShareIteration, ...] = ()
         if reading is not None:
             self._reading = reading
             finished = tuple(
                 ShareIteration(batch_size=ended.batch_size, duration_s=ended.duration_s) for ended in reading.finished
             )
-        told = self._reading
+        current = self._reading
         return Observation(
             used_fraction=used_fraction,
-            iteration_s=max(0.0, now_s - told.started_s) if told.started_s else 0.0,
-            batch_size=told.batch_size,
+            iteration_s=max(0.0, now_s - current.started_s) if current.started_s else 0.0,
+            batch_size=current.batch_size,
             finished=finished,
-            num_queued=told.num_queued,
+            num_queued=current.num_queued,
         )
 
     def _observe_cycles(self, usage: UsageSegment, used_fraction: float, is_waiting: bool, now_s: float) -> Observation:
-        """A launch cycle for an iteration, and the device time launched in it for its batch size."""
+        """Take a launch cycle for an iteration, and the device time launched in it for its batch size."""
         _, num_ended, started_ns, durations_ns = usage.cycles()
         num_fresh = num_ended - self._num_ended
         work_ns = max(0, usage.used_ns - self._cycle_from_ns)
@@ -135,7 +135,7 @@ class Meter:
 
 
 def work_size(work_ns: int) -> int:
-    """Return the device time rounded up to a step, in units of a quarter of the smallest: a size that batches have."""
+    """Return the device time rounded up to a step, in quarters of the smallest step, to be used as a batch size."""
     if work_ns <= _SMALLEST_WORK_NS:
         return _STEPS_IN_DOUBLING
     step: int = math.ceil(_STEPS_IN_DOUBLING * math.log2(min(work_ns, _MAX_CYCLE_NS) / _SMALLEST_WORK_NS))

@@ -1,7 +1,7 @@
-"""To which pod a process of this node belongs, by what the kernel says of it: the names of its control groups.
+"""Finds the pod of a process of this node by the names of the process's control groups.
 
-The kubelet gives each pod groups whose path has the pod's uid in it, and a container can neither leave them nor rename
-them unless it may write the node's control groups. Inside its own it may make what it likes, so the outermost name
+The kubelet creates groups for each pod whose path contains the pod's uid; a container can neither leave nor rename
+them unless it may write the node's control groups. It may create any groups inside its own, so the outermost name
 counts.
 """
 
@@ -30,7 +30,7 @@ def uids_of(groups: str) -> list[str]:
 
 
 def pod_of(pid: int, known: Collection[str], proc: Path = Path("/proc")) -> str | None:
-    """Which of the known pods the process belongs to; None if to none, or to several, which no container does."""
+    """The known pod that the process belongs to; None if to none or to several, which no container's process does."""
     try:
         groups = (proc / str(pid) / "cgroup").read_text(errors="replace")
     except OSError:
@@ -44,10 +44,10 @@ def pod_of(pid: int, known: Collection[str], proc: Path = Path("/proc")) -> str 
 
 
 def pods_seen(proc: Path = Path("/proc")) -> set[str]:
-    """The uids of all pods of which there is a process that can be seen from here."""
+    """The uids of all pods with a process that is visible from here."""
     found: set[str] = set()
     for path in proc.glob("[0-9]*/cgroup"):
-        # Processes end while they are looked at.
+        # Processes may end during this loop.
         with contextlib.suppress(OSError):
             found.update(uids_of(path.read_text(errors="replace")))
     return found

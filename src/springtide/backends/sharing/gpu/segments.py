@@ -92,7 +92,7 @@ WELCOME_FIELDS: Fields = (
 
 
 def offsets_of(fields: Fields) -> dict[str, int]:
-    """Where each field begins. Every field lies on its own alignment, so that the compiler adds nothing in between."""
+    """The offset of each field. Every field is aligned, so that the compiler adds no padding."""
     found, end = {}, 0
     for name, code in fields:
         found[name] = end
@@ -101,7 +101,7 @@ def offsets_of(fields: Fields) -> dict[str, int]:
 
 
 def struct_of(fields: Fields) -> struct.Struct:
-    """The record of these fields as the machine has it, without padding."""
+    """The record of these fields in the machine's byte order, without padding."""
     return struct.Struct("=" + "".join(code for _, code in fields))
 
 
@@ -127,7 +127,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True, slots=True)
 class ProcessUsage:
-    """What a slot says of a process of a tenant; all of it but its identity can be changed by the tenant."""
+    """A process's slot; written by the tenant, except for the identity, so not to be trusted."""
 
     num_waiting: int = 0
     memory_bytes: int = 0
@@ -136,7 +136,7 @@ class ProcessUsage:
 
 @dataclass(slots=True)
 class UsageSegment:
-    """What the usage of a tenant says; whatever it is, the numbers are between 0 and 2**64 - 1.
+    """The usage file of a tenant; whatever it contains, the numbers are between 0 and 2**64 - 1.
 
     `cycles` are the newest launch cycles, number k at k % NUM_CYCLES.
     """
@@ -150,7 +150,7 @@ class UsageSegment:
     data: bytes = b""
 
     def cycles(self) -> tuple[int, int, int, tuple[int, ...]]:
-        """Return how many launch cycles began and ended, when the one that runs began (0: none) and the durations."""
+        """Return how many launch cycles began and ended, when the present one began (0: none), and durations in ns."""
         begun, ended, started_ns, _, *durations = _CYCLES.unpack_from(self.data, _USAGE_AT["num_cycles_begun"])
         return begun, ended, started_ns, tuple(durations)
 
@@ -160,9 +160,9 @@ class UsageSegment:
 
 
 def segment_directory(directory: Path) -> Path:
-    """Return the place (0700, ours) of the segments of the daemon of this directory: in memory, if the machine can.
+    """Return the directory (0700, owned by this user) of this daemon's segments: in memory if possible.
 
-    On a disk, a launch that counts itself could be held up by the disk. Raises BackendError.
+    On a disk, a launch, which counts itself there, could be delayed by the disk. Raises BackendError.
     """
     digest = hashlib.sha256(os.fsencode(directory.resolve())).hexdigest()[:16]
     in_memory = _SHARED_MEMORY / f"springtide-{os.getuid()}-{digest}.gpu"
@@ -170,13 +170,13 @@ def segment_directory(directory: Path) -> Path:
 
 
 def private_directory(place: Path) -> Path:
-    """Return the directory, made (0700) if need be. Raises BackendError if it is another user's."""
+    """Return the directory, created (0700) if missing. Raises BackendError if it is another user's."""
     try:
         with contextlib.suppress(FileExistsError):
             place.mkdir(mode=0o700)
         found = place.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-            raise BackendError(f"{place} belongs to somebody else; remove it")
+            raise BackendError(f"{place} belongs to another user; remove it")
         place.chmod(0o700)
     except OSError as error:
         raise BackendError(f"cannot make {place}: {error.strerror}") from error
@@ -184,7 +184,7 @@ def private_directory(place: Path) -> Path:
 
 
 class Segments:
-    """Both files of one tenant, open. The daemon alone holds one of these for each tenant."""
+    """Both files of one tenant, opened by the daemon."""
 
     def __init__(self, directory: Path, name: str, grant_bytes: bytes, descriptors: tuple[int, int, int]) -> None:
         self._paths = (directory / f"{name}.grant", directory / f"{name}.usage")
@@ -192,34 +192,34 @@ class Segments:
         self.segment_id: int = _WORD.unpack_from(grant_bytes, _GRANT_AT["segment_id"])[0]
         tick = _TICK.unpack_from(grant_bytes, _GRANT_AT["heartbeat_ns"])
         self.heartbeat_ns, self.granted_ns, self._wake, self.flags, self.rate_ppm = tick
-        # For the address of the futex word alone: nothing is ever read or written through it.
+        # Only for the address of the futex word: nothing is ever read or written through it.
         self._mapping = mmap.mmap(self._grant, SEGMENT_BYTES)
         self._word: ctypes.c_uint32 | None = ctypes.c_uint32.from_buffer(self._mapping, _GRANT_AT["wake"])
         self._address = ctypes.c_void_p(ctypes.addressof(self._word))
 
     def set_memory_limit(self, limit_bytes: int) -> None:
-        """Put another memory limit in force (0: none)."""
+        """Change the memory limit (0: none)."""
         os.pwrite(self._grant, _WORD.pack(min(limit_bytes, _MAX_NS)), _GRANT_AT["memory_limit_bytes"])
 
     def write_tick(self, now_ns: int, granted_ns: int, flags: int, rate_ppm: int) -> None:
-        """Say that the daemon lives, and what is granted from now on. What was granted once never falls."""
+        """Write the heartbeat and the total grant, which never decreases."""
         self.heartbeat_ns, self.flags, self.rate_ppm = now_ns, flags, rate_ppm
         if granted_ns > self.granted_ns:
             self.granted_ns = min(granted_ns, _MAX_NS)
-            # A process that is about to wait for the old word does not fall asleep any more.
+            # A new word, so that a process about to wait for the old one does not sleep.
             self._wake = (self._wake + 1) & 0xFFFFFFFF
         data = _TICK.pack(now_ns, self.granted_ns, self._wake, flags, rate_ppm)
         os.pwrite(self._grant, data, _GRANT_AT["heartbeat_ns"])
 
-    def forgive(self, used_ns: int) -> None:
-        """What was used is granted, with the next tick that is written."""
+    def grant_used(self, used_ns: int) -> None:
+        """Raise the grant to what was used; written with the next tick."""
         self.granted_ns = max(self.granted_ns, min(used_ns, _MAX_NS))
 
     def wake(self) -> None:
         _LIBC.syscall(_FUTEX_CALL, self._address, _FUTEX_WAKE, 0x7FFFFFFF, None, None, 0)
 
     def read(self) -> UsageSegment | None:
-        """Return what the tenant's processes have written; None if they made the file too short."""
+        """Return what the tenant's processes have written; None if they truncated the file."""
         data = os.pread(self.usage_descriptor, USAGE.size, 0)
         if len(data) < USAGE.size:
             return None
@@ -227,21 +227,21 @@ class Segments:
         return UsageSegment(used, throttled, opened, denied, measured, estimated, data)
 
     def has_used(self, used_ns: int) -> bool:
-        """Whether the tenant has launched since `used_ns` was read; the cheapest look there is."""
+        """Whether the tenant has launched since `used_ns` was read; the cheapest check."""
         return os.pread(self.usage_descriptor, _WORD.size, _USAGE_AT["used_ns"]) != _WORD.pack(used_ns)
 
     def occupy(self, slot: int, pid: int, start_ticks: int) -> None:
-        """Give a slot, which is clear, to a process."""
+        """Assign a cleared slot to a process."""
         os.pwrite(self.usage_descriptor, _IDENTITY.pack(pid, 0, start_ticks), _PROCESSES_AT + PROCESS.size * slot)
 
     def clear(self, slot: int) -> None:
-        """Free a slot: what its process held counts no longer, and no process waits for it to add up memory."""
+        """Free a slot: its process's memory no longer counts, and if it had the turn to add up memory, release that."""
         os.pwrite(self.usage_descriptor, bytes(PROCESS.size), _PROCESSES_AT + PROCESS.size * slot)
         if os.pread(self.usage_descriptor, _WORD.size, _USAGE_AT["memory_turn"]) == _WORD.pack(slot + 1):
             os.pwrite(self.usage_descriptor, bytes(_WORD.size), _USAGE_AT["memory_turn"])
 
     def occupants(self) -> dict[int, tuple[int, int]]:
-        """Return (pid, start_ticks) of every slot that is taken, as far as the tenant left them alone."""
+        """Return (pid, start_ticks) of every used slot, as far as the tenant has not changed them."""
         data = os.pread(self.usage_descriptor, USAGE.size, 0)
         found = {}
         for slot in range(NUM_PROCESSES):
@@ -254,7 +254,7 @@ class Segments:
         return found
 
     def is_whole(self) -> bool:
-        """Whether both files are what they were: at their place, and long enough."""
+        """Whether both files are still at their paths and long enough."""
         try:
             for path, descriptor in zip(self._paths, (self._grant, self.usage_descriptor), strict=True):
                 held = os.fstat(descriptor)
@@ -265,7 +265,7 @@ class Segments:
         return True
 
     def give_up(self, now_ns: int) -> None:
-        """Tell the tenant's processes to ask again, hold them no longer, and remove the files."""
+        """Tell the tenant's processes to ask again, lift their limits, and remove the files."""
         with contextlib.suppress(OSError):
             self.write_tick(now_ns, _MAX_NS, UNLIMITED | CLOSED, self.rate_ppm)
             self.wake()
@@ -274,11 +274,11 @@ class Segments:
         self.close()
 
     def close(self) -> None:
-        """Let go of the files, which stay as they are."""
+        """Close the files, which stay as they are."""
         if self._word is None:
             return
         self._word = None
-        # The word holds on to the mapping until it is collected, which reference counting does at once.
+        # The word referenced the mapping; reference counting has just collected it.
         self._mapping.close()
         for descriptor in (self._grant, self.grant_descriptor, self.usage_descriptor):
             os.close(descriptor)
@@ -295,7 +295,7 @@ def make_segments(
     max_wait_ns: int,
     now_ns: int,
 ) -> Segments:
-    """Make both files of a tenant, in place of older ones of that name. Raises BackendError."""
+    """Create both files of a tenant, replacing older ones of that name. Raises BackendError."""
     segment_id = secrets.randbits(64) | 1
     text = tenant.encode()[:63].decode(errors="ignore").encode()
     grant = GRANT.pack(
@@ -323,7 +323,7 @@ def make_segments(
 
 
 def adopt_segments(directory: Path, name: str) -> Segments | None:
-    """Open the files that an earlier daemon has left, to go on where it stopped; None if they are not whole."""
+    """Open the files that an earlier daemon left; None if they are missing or damaged."""
     grant_path, usage_path = directory / f"{name}.grant", directory / f"{name}.usage"
     opened: list[int] = []
     try:
@@ -356,8 +356,8 @@ def allow_many_files() -> None:
 
 
 def may_keep(descriptor: int) -> bool:
-    """Whether a descriptor leaves enough for what is opened and closed all the time: files of /proc, the status.
+    """Whether enough descriptors are left beyond this one for files that are opened briefly: in /proc, the status.
 
-    The kernel gives out the lowest number that is free.
+    The kernel assigns the lowest free number.
     """
     return descriptor < resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _SPARE_FILES

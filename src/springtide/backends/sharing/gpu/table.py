@@ -1,4 +1,4 @@
-"""What executor and GPU share daemon say to each other: the whole table of tenants, and the status back in a file."""
+"""Messages between executor and GPU share daemon: the whole table of tenants, and the status in a file."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from springtide.core.shares import Share
 from springtide.core.status.shares import SharingStatus
 from springtide.core.workload import ReplicaId, WorkloadId
 
-# All in the directory that the daemon is given. The executor connects to the first (SOCK_STREAM, frames of
-# core/wire.py), tenants to the second (SOCK_SEQPACKET, springtide_share.h).
+# Files in the daemon's directory. The executor connects to the first (SOCK_STREAM, frames of core/wire.py), tenants
+# to the second (SOCK_SEQPACKET, springtide_share.h).
 SOCKET_NAME = "gpu.sock"
 TENANT_SOCKET_NAME = "gpu-tenants.sock"
 STATUS_NAME = "gpu.json"
-# The newest table, for a daemon that has to go on before a platform connects.
+# The newest table, for a daemon that starts before a platform connects.
 TABLE_NAME = "gpu.table"
 LOCK_NAME = "gpu.lock"
-# Exit code of a daemon that found another one serving the directory.
+# Exit code of a daemon whose directory is served by another one.
 EXIT_TAKEN = 3
 _UUID_PREFIXES = ("GPU-", "MIG-")
 
@@ -29,10 +29,9 @@ _UUID_PREFIXES = ("GPU-", "MIG-")
 class GpuTenantEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One replica or worker that holds a share of one GPU, and its processes: those of a leader, or of a pod.
 
-    `process` is the leader, and what it started belongs to it; where there is none, `pod_uid` is the pod whose
-    containers' processes these are (gpu_pods.py). `device_uuid` is as nvidia-smi says it ("GPU-..."). `slot` is its
-    slot in the slots' file (-1: it has none), `is_slo` whether its latency matters (it serves). A worker on two devices
-    has two entries.
+    `process` is the leader; processes that it started belong to it. Without one, `pod_uid` is the pod in whose
+    containers the processes run (pods.py). `device_uuid` is as in nvidia-smi ("GPU-..."). `slot` is its slot in the
+    slots' file (-1: none), `is_slo` whether its latency matters (a service's). A worker on two devices has two entries.
     """
 
     workload_id: WorkloadId
@@ -47,9 +46,9 @@ class GpuTenantEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuTable(msgspec.Struct, frozen=True, kw_only=True):
-    """All tenants that hold a share of a GPU now; one that is missing holds none any more.
+    """All tenants that hold a share of a GPU; one that is missing no longer holds one.
 
-    `slots_path` may be empty: no tenant tells what it does. `sent_at_s` is on the machine's monotonic clock.
+    `slots_path` is empty if no tenant reports its activity. `sent_at_s` is on the machine's monotonic clock.
     """
 
     tenants: tuple[GpuTenantEntry, ...]
@@ -58,12 +57,11 @@ class GpuTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuDaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What the daemon last wrote, at `written_at_s` on the machine's monotonic clock.
+    """The daemon's status as of `written_at_s` on the machine's monotonic clock.
 
-    `cpu_fraction` is the part of a core that it has used itself lately. `num_processes` have a slot, `num_unknown` have
-    asked in the last seconds without belonging to a tenant, `num_answers` is how many questions were
-    answered, `num_refused` how many were none or came too slowly. `num_files` counts open descriptors, `num_made` and
-    `num_adopted` the tenants that got new files or kept theirs.
+    `cpu_fraction` is the fraction of a core that it has used lately. `num_processes` have a slot, `num_unknown` have
+    asked lately without belonging to a tenant, `num_answers` counts answered requests, `num_refused` invalid or late
+    ones. `num_files` counts open descriptors, `num_made` and `num_adopted` the tenants with new and with adopted files.
     """
 
     pid: int
@@ -82,7 +80,7 @@ class GpuDaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def uuid_bytes(text: str) -> bytes:
-    """Return the 16 bytes of a device's UUID as the driver has them. Raises BackendError for anything else."""
+    """Return the 16 bytes of a device's UUID as in the driver. Raises BackendError for other texts."""
     for prefix in _UUID_PREFIXES:
         text = text.removeprefix(prefix)
     try:

@@ -30,12 +30,13 @@ from springtide.core.workload import ReplicaId
 from springtide.serving.share_control import Grant
 from springtide.serving.share_control import Tenant as ControlTenant
 
-# A heartbeat older than this: the daemon is gone and no tenant is held. No launch waits longer than the other.
+# Processes ignore the grant if the heartbeat is older than the first (the daemon is gone), and no launch waits
+# longer than the second.
 STALE_AFTER_NS = 100_000_000
 MAX_WAIT_NS = 2_000_000_000
 RETRY_MS = 1000
 _MB = 1_000_000
-# So far up is looked for the leader of a replica among a process's ancestors.
+# How many ancestors of a process are searched for the leader of a replica.
 _MAX_ANCESTORS = 32
 _DEAD_STATES = "ZX"
 TenantKey = tuple[ReplicaId, bytes]
@@ -43,7 +44,7 @@ TenantKey = tuple[ReplicaId, bytes]
 
 @dataclass
 class Member:
-    """A process with a slot; `pidfd` turns readable when it dies (None: it has to be looked for)."""
+    """A process with a slot; `pidfd` turns readable when it dies (None: `check` has to poll)."""
 
     pid: int
     start_ticks: int
@@ -54,8 +55,8 @@ class Member:
 class GpuTenant:
     """One replica on one device.
 
-    `gone_launches` are those of its processes that are dead; `num_full` counts processes that got no slot since one was
-    last free.
+    `gone_launches` are the launches of its dead processes; `num_full` counts the processes that got no slot since one
+    was last free.
     """
 
     entry: GpuTenantEntry
@@ -73,28 +74,28 @@ class GpuTenant:
 
     @property
     def num_launches(self) -> int:
-        """Since the tenant began."""
+        """Launches since the tenant began."""
         return self.gone_launches + sum(
             self.usage.process(slot).num_launches for slot in self.members if self.usage.data
         )
 
     @property
     def memory_used_mb(self) -> int:
-        """What its living processes have allocated."""
+        """The memory that its living processes have allocated."""
         if not self.usage.data:
             return 0
         return -(-sum(self.usage.process(slot).memory_bytes for slot in self.members) // _MB)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether some thread of it is held back."""
+        """Whether one of its threads waits for tokens."""
         usage = self.usage
         return bool(usage.data) and any(usage.process(slot).num_waiting for slot in self.members)
 
 
 @dataclass(frozen=True)
 class TenantReply:
-    """What a process is told that asked for its share; the descriptors stay the daemon's."""
+    """The answer to a process that asked for its share; the descriptors remain the daemon's."""
 
     status: int
     slot: int = 0
@@ -104,9 +105,9 @@ class TenantReply:
 
 
 class GpuTenants:
-    """The tenants of all devices. `deaths` tick up as readable pidfds: `new_pidfds` are to be watched.
+    """The tenants of all devices. The loop watches the pidfds in `new_pidfds` and calls `died`.
 
-    `place` is where their shared memory lies.
+    `place` is the directory of their shared memory.
     """
 
     def __init__(self, place: Path) -> None:
@@ -128,7 +129,7 @@ class GpuTenants:
     # --- the table ---------------------------------------------------------------------------------------------------
 
     def take(self, entries: Iterable[GpuTenantEntry]) -> None:
-        """From now on exactly these hold shares; what is known of those that stay is kept."""
+        """Replace the tenants; the state of those that stay is kept."""
         wanted: dict[TenantKey, GpuTenantEntry] = {}
         for entry in entries:
             try:
@@ -162,7 +163,7 @@ class GpuTenants:
             tenant.segments.set_memory_limit(entry.share.memory_mb * _MB)
 
     def _open(self, tenant: GpuTenant) -> None:
-        """Go on with the files of an earlier daemon, or make new ones."""
+        """Adopt the files of an earlier daemon, or create new ones."""
         entry = tenant.entry
         if not tenant.uuid:
             tenant.error = f"its share is not enforced: {entry.device_uuid!r} is no UUID of a GPU"
@@ -192,26 +193,26 @@ class GpuTenants:
         tenant.segments, tenant.error = segments, ""
         tenant.usage = segments.read() or UsageSegment()
         tenant.meter = Meter(tenant.usage)
-        # What ran while no daemon counted is forgiven: else every launch would wait for it now.
+        # Grant what was used while no daemon ran: else every launch would now wait for it.
         segments.write_tick(now_ns, tenant.usage.used_ns, segments.flags, segments.rate_ppm)
         for slot, (pid, start_ticks) in segments.occupants().items():
             self._watch(tenant, slot, pid, start_ticks)
 
     def drop(self, tenant: GpuTenant) -> None:
-        """The tenant holds nothing any more: its files are given up, and its processes are not held."""
+        """Remove a tenant: its files are given up, and its processes are no longer limited."""
         self.by_key = {key: other for key, other in self.by_key.items() if other is not tenant}
-        self._let_go(tenant)
+        self._drop_members(tenant)
         if tenant.segments is not None:
             tenant.segments.give_up(time.monotonic_ns())
             tenant.segments = None
 
-    def _let_go(self, tenant: GpuTenant) -> None:
+    def _drop_members(self, tenant: GpuTenant) -> None:
         for member in tenant.members.values():
             self._unwatch(member)
         tenant.members.clear()
 
     def sweep(self) -> None:
-        """Remove the files of tenants that are in no table any more."""
+        """Remove the files of tenants that are no longer in the table."""
         known = {tenant.name for tenant in self.by_key.values()}
         for path in list(self._place.glob("*.*")):
             if path.name.partition(".")[0] in known:
@@ -222,7 +223,7 @@ class GpuTenants:
             path.unlink(missing_ok=True)
 
     def check(self) -> bool:
-        """Look for the dead, and replace files that are not whole any more. Returns whether a tenant is gone."""
+        """Find dead processes and tenants, and replace damaged files. Returns whether a tenant is gone."""
         is_gone = False
         for tenant in list(self.by_key.values()):
             if not is_held(tenant.entry):
@@ -231,9 +232,9 @@ class GpuTenants:
                 continue
             for slot, member in list(tenant.members.items()):
                 if member.pidfd is None and not _is_alive(member.pid, member.start_ticks):
-                    self._bury(tenant, slot)
+                    self._remove_member(tenant, slot)
             if tenant.segments is not None and not tenant.segments.is_whole():
-                self._let_go(tenant)
+                self._drop_members(tenant)
                 tenant.segments.give_up(time.monotonic_ns())
                 tenant.segments = None
             if tenant.segments is None and tenant.uuid:
@@ -243,12 +244,12 @@ class GpuTenants:
         return is_gone
 
     def close(self, *, is_giving_up: bool) -> None:
-        """Let go of everything; the files are removed if `is_giving_up`, else they are there for the next daemon."""
+        """Release everything; the files are removed if `is_giving_up`, else kept for the next daemon."""
         for tenant in list(self.by_key.values()):
             if is_giving_up:
                 self.drop(tenant)
             else:
-                self._let_go(tenant)
+                self._drop_members(tenant)
                 if tenant.segments is not None:
                     tenant.segments.close()
         self.by_key.clear()
@@ -260,9 +261,9 @@ class GpuTenants:
     # --- their processes ---------------------------------------------------------------------------------------------
 
     def answer(self, pid: int, user_id: int, uuid: bytes, is_there: Callable[[], bool] = lambda: True) -> TenantReply:
-        """Find whose process this is, by what the kernel says of it alone, and give it a slot on the device.
+        """Find the tenant of a process, from the kernel's data alone, and give the process a slot on the device.
 
-        `is_there` says whether the process that asked still has that number; it may be another's by now.
+        `is_there` says whether the process that asked still has that number, which may have been reused.
         """
         own_id = os.getuid()
         if own_id not in (0, user_id) or pid <= 0:
@@ -292,7 +293,7 @@ class GpuTenants:
         Else the one whose pod it runs in.
         """
         if self._leaders:
-            for candidate in _kin(pid):
+            for candidate in _relatives(pid):
                 replica_id = self._leaders.get(candidate)
                 tenant = self.by_key.get((replica_id, uuid)) if replica_id is not None else None
                 if tenant is not None and is_held(tenant.entry):
@@ -301,10 +302,10 @@ class GpuTenants:
         return self.by_key.get((self._pods[pod], uuid)) if pod is not None else None
 
     def _watch(self, tenant: GpuTenant, slot: int, pid: int, start_ticks: int) -> None:
-        """Take note of a process and of its death, which may have come already."""
+        """Watch a process for its death, which may have happened already."""
         member = Member(pid, start_ticks, None)
         tenant.members[slot] = member
-        # Without one (it is gone, or there are no descriptors left) `check` looks for its death.
+        # Without a pidfd (the process is gone, or descriptors are exhausted) `check` finds its death.
         with contextlib.suppress(OSError):
             pidfd = os.pidfd_open(pid)
             if may_keep(pidfd):
@@ -312,7 +313,7 @@ class GpuTenants:
             else:
                 os.close(pidfd)
         if not _is_alive(pid, start_ticks):
-            self._bury(tenant, slot)
+            self._remove_member(tenant, slot)
         elif member.pidfd is not None:
             self._pidfds[member.pidfd] = (tenant, slot)
             self.new_pidfds.append(member.pidfd)
@@ -322,22 +323,22 @@ class GpuTenants:
             self._pidfds.pop(member.pidfd, None)
             if member.pidfd in self.new_pidfds:
                 self.new_pidfds.remove(member.pidfd)
-            # Closing takes it out of whatever waits for it.
+            # Closing removes it from the epoll.
             os.close(member.pidfd)
             member.pidfd = None
 
     def died(self, pidfd: int) -> None:
-        """The process of this pidfd is dead: what it held is free."""
+        """The process of this pidfd is dead: free its slot."""
         held = self._pidfds.get(pidfd)
         if held is None:
             return
         tenant, slot = held
         member = tenant.members[slot]
-        # The number may have been another process's when it was told.
+        # The process number may have belonged to another process when it was registered.
         if not _is_alive(member.pid, member.start_ticks):
-            self._bury(tenant, slot)
+            self._remove_member(tenant, slot)
 
-    def _bury(self, tenant: GpuTenant, slot: int) -> None:
+    def _remove_member(self, tenant: GpuTenant, slot: int) -> None:
         member = tenant.members.pop(slot)
         tenant.num_full = 0
         self._unwatch(member)
@@ -349,7 +350,7 @@ class GpuTenants:
             tenant.segments.clear(slot)
 
     def keep_counts(self, launches: Mapping[tuple[str, str], int]) -> None:
-        """An earlier daemon counted so many, by (replica, device): what the living have not launched, the dead did."""
+        """Restore an earlier daemon's counts by (replica, device): living processes lack the launches of dead ones."""
         for tenant in self.by_key.values():
             counted = launches.get((tenant.entry.replica_id, tenant.entry.device_id), 0)
             tenant.gone_launches += max(0, counted - tenant.num_launches)
@@ -365,7 +366,7 @@ def _holder(entry: GpuTenantEntry) -> tuple[ProcessIdentity | None, str]:
 
 
 def _name_of(entry: GpuTenantEntry) -> str:
-    """A name for the files that only the same process (or pod) of the same replica on the same device has."""
+    """The name of the files, unique to one process (or pod) of one replica on one device."""
     process = entry.process
     whose = f"pod\0{entry.pod_uid}\0{boot_id()}"
     if process is not None:
@@ -379,7 +380,7 @@ def _is_alive(pid: int, start_ticks: int) -> bool:
     return stat is not None and stat.state not in _DEAD_STATES and stat.start_ticks == start_ticks
 
 
-def _kin(pid: int) -> Iterable[int]:
+def _relatives(pid: int) -> Iterable[int]:
     """The process, its ancestors from the nearest on, and the leaders of its group and session."""
     group = session = 0
     current = pid

@@ -1,7 +1,7 @@
-"""A tick of the GPU share daemon: what every tenant did since the last one, and the tokens it gets for the next.
+"""A tick of the GPU share daemon: measure what every tenant did, and grant its tokens for the next tick.
 
-A token is a nanosecond of the whole device. A tenant's tokens grow by its grant times the time that has passed, and
-never beyond a small stock, so that none saves up for a burst that others would have to wait for.
+A token is a nanosecond of the whole device. A tenant's tokens grow by its grant times the elapsed time, but never
+beyond a small stock, so that no tenant saves tokens for a burst that others would have to wait for.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from springtide.core.status.shares import TenantStatus
 from springtide.core.wire.shares import SlotReader
 from springtide.serving.share_control import DeviceControl, Grant, Observation, control_tick, limits_of
 
-# The stock of a tenant: what it is granted in two ticks, and at least in this time.
+# The stock of a tenant: its grant for two ticks, and at least for this time.
 _STOCK_NS = 10_000_000
 _STOCK_TICKS = 2
-# A tenant without neighbours to spare gets so much ahead, so that its launches need no second look until the next tick.
+# Granted in advance to a tenant that is alone on its device, so that its launches never wait for a tick.
 _AHEAD_NS = 60_000_000
-# A debt that would be waited for longer than this is forgiven down to it: launches do not run into the bound on waits.
+# Larger debts are reduced to this, so that launches do not reach the bound on waits.
 _MAX_DEBT_S = 0.9 * MAX_WAIT_NS / 1e9
 _MIN_TICK_S = 1e-4
 _MAX_TICK_S = 0.1
-# A device on which no tenant has launched lately is looked at in full so often; whether one has, at every tick. A
-# device whose one tenant may use it whole, so often whatever happens.
+# How often to measure a device without recent launches (every tick checks for new ones), and a device whose one
+# tenant may use it whole.
 _QUIET_S = 0.04
 _FREE_S = 0.015
 _NUM_LATE = 2000
@@ -41,9 +41,9 @@ _FULL = f"it has more than {NUM_PROCESSES} processes on the GPU: those beyond ar
 
 @dataclass
 class _Device:
-    """A device and its tenants. `is_quiet`: no tenant had work when it was last looked at in full.
+    """A device and its tenants. `is_quiet`: no tenant had work when it was last measured.
 
-    `was_away`: no tenant was held for some time before that, because this daemon stood still or was not there.
+    `was_away`: before that, no tenant was limited for some time, because this daemon was suspended or not running.
     """
 
     tenants: list[GpuTenant]
@@ -54,7 +54,7 @@ class _Device:
 
     @property
     def is_free(self) -> bool:
-        """Whether no tenant has to be spared: there is one, and it may use the whole device."""
+        """Whether no tenant has to be limited: there is one, and it may use the whole device."""
         return len(self.tenants) == 1 and self.tenants[0].control.share.limit >= 1.0
 
 
@@ -71,11 +71,11 @@ class GpuTicks:
 
     @property
     def is_free(self) -> bool:
-        """Whether no tenant has to be spared on any device."""
+        """Whether no tenant has to be limited on any device."""
         return all(device.is_free for device in self._devices.values())
 
     def arrange(self, sent_at_s: float) -> None:
-        """Tenants have come, gone or changed: put what they may do now in force at once."""
+        """Tenants have changed: decide on their grants and enforce them at once."""
         before, self._devices = self._devices, {}
         by_uuid: dict[bytes, list[GpuTenant]] = {}
         for tenant in self._tenants.by_key.values():
@@ -88,20 +88,20 @@ class GpuTicks:
             if known is not None:
                 device.at_s, device.control, device.was_away = known.at_s, known.control, known.was_away
             self._devices[uuid] = device
-            self._look(device, sent_at_s)
+            self._update(device, sent_at_s)
 
     def tick(self, due_s: float) -> None:
-        """Look at every device, decide, put in force. `due_s` is when the tick should have been."""
+        """Measure every device, decide on grants, enforce them. `due_s` is when the tick was due."""
         for device in self._devices.values():
             now_s = self._clock_ns() / 1e9
             if device.is_free and now_s - device.at_s < _FREE_S:
                 continue
             if device.is_quiet and not device.is_free and now_s - device.at_s < _QUIET_S:
-                if not self._has_stirred(device):
+                if not self._has_new_work(device):
                     continue
-                # What a tenant begins now is not measured against the quiet time before it.
+                # New work is not measured against the quiet time before it.
                 device.at_s = max(device.at_s, now_s - _STOCK_NS / 2e9)
-            self._look(device, due_s)
+            self._update(device, due_s)
 
     def statuses(self) -> tuple[TenantStatus, ...]:
         return tuple(_status(tenant) for tenant in self._tenants.by_key.values())
@@ -113,7 +113,7 @@ class GpuTicks:
 
     # --- one device --------------------------------------------------------------------------------------------------
 
-    def _look(self, device: _Device, due_s: float) -> None:
+    def _update(self, device: _Device, due_s: float) -> None:
         now_ns = self._clock_ns()
         now_s = now_ns / 1e9
         missed_s = now_s - device.at_s
@@ -125,21 +125,21 @@ class GpuTicks:
         for tenant in device.tenants:
             seen[tenant.entry.replica_id] = found = self._observe(tenant, now_s, max(_MIN_TICK_S, missed_s))
             is_quiet &= not (_has_work(found) or tenant.meter.is_active(now_s))
-        # Time in which no tenant had work makes no stock larger.
+        # Stocks do not grow with time in which no tenant had work.
         stock_s = _STOCK_NS / 1e9 if is_quiet else max(_STOCK_NS / 1e9, _STOCK_TICKS * elapsed_s)
         device.is_quiet = is_quiet
         grants = self._decide(device, seen, elapsed_s)
         for tenant in device.tenants:
             tenant.grant = grants[tenant.entry.replica_id]
             if was_away or device.was_away:
-                # No tenant was held until this tick was written: none waits for what was launched meanwhile.
-                _open_segments(tenant).forgive(tenant.usage.used_ns)
+                # No tenant was limited until this tick: grant what was launched meanwhile, so that none waits for it.
+                _open_segments(tenant).grant_used(tenant.usage.used_ns)
             self._put_in_force(tenant, elapsed_s, stock_s, is_free=device.is_free)
         device.was_away = was_away
         self.reactions_s.append(max(0.0, self._clock_ns() / 1e9 - due_s))
 
-    def _has_stirred(self, device: _Device) -> bool:
-        """Whether a tenant may have begun to work since the last look; the cheapest of looks."""
+    def _has_new_work(self, device: _Device) -> bool:
+        """Whether a tenant may have begun to work since the last tick; the cheapest check."""
         for tenant in device.tenants:
             if _open_segments(tenant).has_used(tenant.usage.used_ns):
                 return True
@@ -150,7 +150,7 @@ class GpuTicks:
 
     def _observe(self, tenant: GpuTenant, now_s: float, elapsed_s: float) -> Observation:
         segments = _open_segments(tenant)
-        # A file that was cut short says nothing; what it said last stands until it is replaced.
+        # A truncated file cannot be read: the last reading counts until the file is replaced.
         tenant.usage = segments.read() or tenant.usage
         slot = tenant.entry.slot
         reading = self.reader.read(slot) if self.reader is not None and slot >= 0 else None
@@ -172,7 +172,7 @@ class GpuTicks:
         return grants
 
     def _put_in_force(self, tenant: GpuTenant, elapsed_s: float, stock_s: float, *, is_free: bool) -> None:
-        """Give tokens for the time since the last look, and wake the processes that wait for them."""
+        """Grant tokens for the time since the last tick, and wake the processes that wait for them."""
         segments, rate = _open_segments(tenant), tenant.grant.rate
         used_ns, before_ns = tenant.usage.used_ns, segments.granted_ns
         if is_free:
@@ -190,7 +190,7 @@ class GpuTicks:
 
 
 def tokens(granted_ns: int, used_ns: int, rate: float, request: float, elapsed_s: float, stock_s: float) -> int:
-    """Return what is granted from now on to a tenant that was granted `granted_ns` so far, and has used `used_ns`."""
+    """Return the new total grant of a tenant that was granted `granted_ns` so far and has used `used_ns`."""
     stock_ns = int(rate * stock_s * 1e9)
     least_ns = used_ns - int(max(rate, request) * _MAX_DEBT_S * 1e9)
     return max(granted_ns, least_ns, min(granted_ns + int(rate * elapsed_s * 1e9), used_ns + stock_ns))
