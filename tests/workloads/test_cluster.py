@@ -1,16 +1,11 @@
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from springtide.core.errors import InvalidRequest
-from springtide.workloads.cluster import cluster_nodes, parse_cluster, read_cluster
-
-HEADER = "num_switch,num_node_p_switch,num_gpu_p_node,num_cpu_p_node,mem_p_node\n"
+from springtide.workloads.cluster import cluster_nodes, parse_cluster
 
 
 @given(nodes=st.integers(1, 1_000), devices=st.integers(1, 100))
@@ -29,31 +24,6 @@ def test_anything_else_is_refused_with_an_example(text: str) -> None:
 def test_a_cluster_beyond_all_bounds_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match="16x8"):
         parse_cluster(text)
-
-
-def test_a_specification_is_one_row(tmp_path: Path) -> None:
-    path = tmp_path / "n64g8.csv"
-    path.write_text(HEADER + "2,32,8,64,256")
-    shape = read_cluster(path)
-    assert (shape.num_nodes, shape.devices_per_node, shape.cpus_per_node) == (64, 8, 64)
-    assert shape.memory_per_node_gb == 256.0
-
-
-@pytest.mark.parametrize(
-    ("rows", "sentence"),
-    [
-        ("", "n.csv line 2: no row below the header"),
-        ("1,2,3,4,5\n1,2,3,4,5\n", "n.csv line 3: a second row"),
-        ("0,2,3,4,5\n", "n.csv line 2, column num_switch: '0' must be"),
-        ("1,2,nan,4,5\n", "n.csv line 2, column num_gpu_p_node: 'nan' must be"),
-        ("1000,1000,8,4,5\n", "n.csv line 2, column num_switch: over 100,000 devices in all"),
-    ],
-)
-def test_bad_specifications_are_refused(tmp_path: Path, rows: str, sentence: str) -> None:
-    path = tmp_path / "n.csv"
-    path.write_text(HEADER + rows)
-    with pytest.raises(InvalidRequest, match=re.escape(sentence)):
-        read_cluster(path)
 
 
 def test_switches_are_named_from_the_nearest_up():

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from springtide.workloads.cluster import read_cluster
 from springtide.workloads.drawing import check_complete, draw_missing
 from springtide.workloads.profiles import Profiles, find_profiles, rate_at
 from springtide.workloads.readers import read_trace
@@ -62,16 +61,6 @@ def test_generated_traces_have_their_best_effort_jobs() -> None:
         trace = read_trace(ELASTICFLOW / "generated" / f"gen_fig11_200jobs_lam900_be{share}.csv")
         found = sum(job.is_best_effort for job in trace.jobs) / len(trace.jobs)
         assert found == pytest.approx(float(share), abs=0.1)
-
-
-def test_every_specification_says_what_its_name_says() -> None:
-    for path in sorted((ELASTICFLOW / "cluster_specs").glob("n*.csv")):
-        shape = read_cluster(path)
-        nodes, _, devices = path.stem.removeprefix("n").partition("g")
-        if path.stem == "n1g2":
-            # This one has its two GPUs on two nodes.
-            continue
-        assert (shape.num_nodes, shape.devices_per_node) == (int(nodes), int(devices)), path.name
 
 
 @pytest.mark.skipif(not POLLUX.is_dir(), reason="the workloads of Pollux are not here")

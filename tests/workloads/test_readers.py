@@ -6,13 +6,12 @@ import gzip
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from springtide.core.errors import InvalidRequest
-from springtide.workloads.formats import azure, google, helios, philly, pollux, springtide
+from springtide.workloads.formats import google, helios, philly, pollux, springtide
 from springtide.workloads.profiles import Profiles
-from springtide.workloads.readers import detect_format, read_requests, read_trace
+from springtide.workloads.readers import detect_format, read_trace
 from springtide.workloads.rows import parse_moment_s
 from springtide.workloads.trace import TraceJob
 
@@ -243,43 +242,6 @@ def test_google_rows_are_checked(tmp_path: Path) -> None:
     assert "line 9, column timestamp: 922337203685477580 microseconds" in refuse(
         tmp_path, "google.csv", "625500000", "922337203685477580"
     )
-
-
-def test_azure_counts_become_moments() -> None:
-    trace = read_requests(SAMPLES / "azure.csv")
-    assert [(calls.function, calls.num_calls) for calls in trace.functions] == [
-        ("function-1", 123),
-        ("function-2", 5),
-        ("function-3", 7),
-    ]
-    assert trace.skipped == {"never called": 1}
-    assert (trace.num_intervals, trace.interval_s) == (5, 60.0)
-    assert trace.functions[0].intervals == (1, 4)
-    assert trace.rates_per_s(0).tolist() == [0.0, 0.05, 0.0, 0.0, 2.0]
-    moments_s = trace.arrivals_s(0, seed=3)
-    assert np.histogram(moments_s, bins=5, range=(0, 300))[0].tolist() == [0, 3, 0, 0, 120]
-    assert (np.diff(moments_s) >= 0).all()
-    assert (moments_s == trace.arrivals_s(0, seed=3)).all()
-    assert (moments_s != trace.arrivals_s(0, seed=4)).any()
-
-
-def test_azure_rows_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for old, new, sentence in [
-        ("0,3,0,0,120", "0,-3,0,0,120", "line 2, column 2: '-3' must be a whole number"),
-        ("0,3,0,0,120", "0,3,0,0,nan", "line 2, column 5: 'nan' must be a whole number"),
-        ("Trigger,1,2", "Trigger,2,1", "line 1, column 2: minute 1 belongs here"),
-        ("function-2,timer", "function-1,http", "line 3, column HashFunction: 'function-1' of this app"),
-    ]:
-        assert sentence in refuse(tmp_path, "azure.csv", old, new, read_requests)
-    monkeypatch.setattr(azure, "MAX_BUSY_MINUTES", 4)
-    assert "line 3: more than" in refuse(tmp_path, "azure.csv", "queue", "queue", read_requests)
-
-
-def test_a_function_of_very_many_calls_has_no_moments(tmp_path: Path) -> None:
-    path = tmp_path / "azure.csv"
-    path.write_text("HashOwner,HashApp,HashFunction,Trigger,1\na,b,c,d,2000000000\n")
-    with pytest.raises(InvalidRequest, match="2,000,000,000 calls"):
-        read_requests(path).arrivals_s(0, seed=0)
 
 
 def test_what_a_format_does_not_tell_is_drawn_when_asked() -> None:

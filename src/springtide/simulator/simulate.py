@@ -11,13 +11,11 @@ import msgspec
 
 from springtide.core.decision import Policy
 from springtide.core.errors import InvalidRequest
+from springtide.core.plugins import load_from_studies
 from springtide.core.ports import Journal
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.registry import make_policy
 from springtide.scheduling.sharing.policy import Sharing
-from springtide.simulator.adaptive.play import read_goodput_jobs
-from springtide.simulator.adaptive.speeds import GoodputSpeeds
-from springtide.simulator.adaptive.truth import AppTruth
 from springtide.simulator.fluid.faults import NodeFaults
 from springtide.simulator.fluid.figures import RunSetting, figures_of, met_deadlines
 from springtide.simulator.fluid.play import FluidRunResult, play
@@ -27,6 +25,9 @@ from springtide.simulator.parallel_runs import Progress, play_in_processes
 from springtide.workloads.cluster import cluster_nodes, parse_cluster
 from springtide.workloads.profiles import Profiles
 from springtide.workloads.trace import Trace
+
+# What springtide-studies offers for `adaptive`: (trace, profiles, limit) -> the jobs, and what makes a run's speeds.
+AdaptiveReader = Callable[[object, object, int | None], tuple[TraceJobs, Callable[[], Speeds]]]
 
 
 class SimulationOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,9 +86,9 @@ def simulate(
     decisions and runs; without one those figures are None. `on_progress` is told (policy, jobs ended, jobs in all).
     `journal` makes the journal of a policy's run. With `num_processes` above 1 so many policies are played at a time,
     each in its own process and timed by its own CPU time; a policy that fails is then named under `errors`. Raises
-    InvalidRequest on a bad trace or setting. With `adaptive` the trace is a workload of Pollux whose jobs change their
-    batch, `profiles` the folder of measurements (near the trace, if not given). Where speeds differ or nodes fail, each
-    policy also plays the run without that, so that every miss has its cause.
+    InvalidRequest on a bad trace or setting. With `adaptive`, which springtide[studies] brings, the trace is a workload
+    of Pollux whose jobs change their batch, `profiles` the folder of measurements (near the trace, if not given).
+    Where speeds differ or nodes fail, each policy also plays the run without that, so that every miss has its cause.
     """
     options = SimulationOptions(
         overhead=overhead,
@@ -143,9 +144,10 @@ class _Stage:
             devices_per_node=devices_per_node,
             rule=self._rule,
         )
-        self._truths: dict[str, AppTruth] | None = None
+        self._adaptive_speeds: Callable[[], Speeds] | None = None
         if options.adaptive:
-            jobs, self._truths = read_goodput_jobs(trace, profiles, options.limit)
+            read_adaptive: AdaptiveReader = load_from_studies("springtide.traces", "adaptive", "--adaptive")
+            jobs, self._adaptive_speeds = read_adaptive(trace, profiles, options.limit)
         else:
             jobs = read_jobs(
                 trace,
@@ -219,8 +221,8 @@ class _Stage:
         )
 
     def _speeds(self, options: SimulationOptions) -> Speeds:
-        if self._truths is not None:
-            return GoodputSpeeds(self._truths)
+        if self._adaptive_speeds is not None:
+            return self._adaptive_speeds()
         return ProfiledSpeeds(
             devices_per_node=self._setting.devices_per_node,
             error_fraction=options.error_fraction,

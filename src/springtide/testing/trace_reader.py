@@ -7,15 +7,16 @@ import re
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from springtide.core.errors import InvalidRequest
-from springtide.workloads.request_trace import FunctionCalls, RequestTrace
-from springtide.workloads.trace import Trace, TraceJob
+from springtide.workloads.trace import Trace
 
-Reader = Callable[[Path, int | None], Trace | RequestTrace]
+# A trace of jobs, or the entries of a file that holds others, such as calls of functions.
+Reader = Callable[[Path, int | None], Trace | tuple[Any, ...]]
 
 MOST_CHARACTERS = 500
 MOST_MEMORY_BYTES = 32 * 2**20
@@ -81,8 +82,8 @@ def refusal(read: Reader, path: Path) -> str | None:
     return None
 
 
-def _entries(trace: Trace | RequestTrace) -> tuple[TraceJob, ...] | tuple[FunctionCalls, ...]:
-    return trace.jobs if isinstance(trace, Trace) else trace.functions
+def _entries(trace: Trace | tuple[Any, ...]) -> tuple[Any, ...]:
+    return trace.jobs if isinstance(trace, Trace) else trace
 
 
 def _check_good(read: Reader, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a trace does not tell is drawn by the rule of the paper, from a seed; and whole traces after its artifact."""
+"""What a trace does not tell is drawn by the rule of ElasticFlow's paper, from a seed."""
 
 from __future__ import annotations
 
@@ -10,16 +10,10 @@ from msgspec.structs import replace
 
 from springtide.core.errors import InvalidRequest
 from springtide.workloads.profiles import Pair, Profiles, rate_at
-from springtide.workloads.trace import MAX_JOBS, Trace, TraceJob, make_trace
+from springtide.workloads.trace import Trace, TraceJob
 
 # ElasticFlow, section 6.1: deadline = submission + lambda * duration with lambda uniform in this range.
 DEADLINE_FACTOR = (0.5, 1.5)
-# The artifact's generator: durations in minutes are 10 to the power of a uniform exponent, four fifths of them from
-# the first range; devices are 1, 2, 4, 8, 16 with these shares.
-_SHORT_SHARE = 0.8
-_SHORT_EXPONENTS, _LONG_EXPONENTS = (1.0, 2.5), (2.5, 4.0)
-_DEVICE_COUNTS = (1, 2, 4, 8, 16)
-_DEVICE_SHARES = (0.83, 0.03, 0.03, 0.10, 0.01)
 
 
 def draw_missing(
@@ -35,7 +29,7 @@ def draw_missing(
 
     Raises InvalidRequest when a pair that the trace names is in no table or nothing would be left.
     """
-    _check_factor(deadline_factor)
+    check_factor(deadline_factor)
     pair_rng, deadline_rng = _streams(seed, 2)
     pair_draws = pair_rng.random(len(trace.jobs)).tolist()
     factors = deadline_rng.uniform(*deadline_factor, size=len(trace.jobs)).tolist()
@@ -45,11 +39,11 @@ def draw_missing(
     for job, pair_draw, factor in zip(trace.jobs, pair_draws, factors, strict=True):
         if not job.model and not job.has_own_curve and job.duration_s is not None:
             if job.num_devices not in choices:
-                choices[job.num_devices] = _pairs_for(profiles, job.num_devices)
+                choices[job.num_devices] = pairs_for(profiles, job.num_devices)
             fitting = choices[job.num_devices]
-            job = _with_pair(job, fitting[int(pair_draw * len(fitting))], profiles)
+            job = with_pair(job, fitting[int(pair_draw * len(fitting))], profiles)
         elif job.num_steps == 0 and job.model and job.global_batch_size and job.duration_s is not None:
-            job = _with_pair(job, job.pair, profiles)
+            job = with_pair(job, job.pair, profiles)
         job = _with_duration(job, profiles)
         if not job.is_complete or job.duration_s is None:
             reason = "runs for an unknown time"
@@ -82,82 +76,26 @@ def check_complete(trace: Trace) -> Trace:
     return trace
 
 
-def generate_jobs(
-    num_jobs: int,
-    profiles: Profiles,
-    seed: int,
-    *,
-    mean_gap_s: float = 1500.0,
-    deadline_factor: tuple[float, float] = DEADLINE_FACTOR,
-    best_effort_fraction: float = 0.0,
-    max_devices: int = 16,
-) -> Trace:
-    """A trace after the recipe of ElasticFlow's artifact (trace_generator): exponential gaps from the first job at 0,
-    heavy-tailed durations, mostly one device, even draws of pairs, a deadline by the paper's rule or best effort.
-
-    The recipe, not the numbers: chance comes from NumPy's streams, one for each of the six draws, so that the first
-    jobs do not change when more are asked for, nor the others' draws when a fraction does. Raises InvalidRequest.
-    """
-    if not 1 <= num_jobs <= MAX_JOBS:
-        raise InvalidRequest(f"{num_jobs} jobs cannot be drawn; ask for 1 to {MAX_JOBS:,}")
-    if not math.isfinite(mean_gap_s) or mean_gap_s < 0 or mean_gap_s > 1e5:
-        raise InvalidRequest(f"a mean gap of {mean_gap_s!r} s is not possible; give one from 0 to 100000")
-    if not 0 <= best_effort_fraction <= 1:
-        raise InvalidRequest(f"best_effort_fraction {best_effort_fraction!r} must be from 0 to 1")
-    if max_devices < 1:
-        raise InvalidRequest(f"max_devices {max_devices} must be at least 1")
-    _check_factor(deadline_factor)
-    gap_rng, kind_rng, length_rng, device_rng, pair_rng, goal_rng = _streams(seed, 6)
-    moments_s = np.cumsum(gap_rng.exponential(1.0, num_jobs) * mean_gap_s)
-    moments_s -= moments_s[0]
-    is_short = kind_rng.random(num_jobs) < _SHORT_SHARE
-    spots = length_rng.random(num_jobs)
-    low, high = (np.where(is_short, *ends) for ends in zip(_SHORT_EXPONENTS, _LONG_EXPONENTS, strict=True))
-    durations_s = 60.0 * 10.0 ** (low + (high - low) * spots)
-    device_indexes = np.searchsorted(np.cumsum(_DEVICE_SHARES)[:-1], device_rng.random(num_jobs), side="right")
-    pair_draws = pair_rng.random(num_jobs)
-    goals = goal_rng.random((num_jobs, 2))
-    choices = {count: _pairs_for(profiles, count) for count in range(1, min(max_devices, _DEVICE_COUNTS[-1]) + 1)}
-    jobs = []
-    for index in range(num_jobs):
-        num_devices = min(max_devices, _DEVICE_COUNTS[int(device_indexes[index])])
-        fitting = choices[num_devices]
-        submit_s, duration_s = float(moments_s[index]), float(durations_s[index])
-        is_best_effort = bool(goals[index, 1] < best_effort_fraction)
-        factor = deadline_factor[0] + (deadline_factor[1] - deadline_factor[0]) * float(goals[index, 0])
-        job = TraceJob(
-            job_id=f"job-{index:06d}",
-            submit_s=submit_s,
-            num_devices=num_devices,
-            duration_s=duration_s,
-            deadline_s=None if is_best_effort else submit_s + factor * duration_s,
-            is_best_effort=is_best_effort,
-        )
-        jobs.append(_with_pair(job, fitting[int(pair_draws[index] * len(fitting))], profiles))
-    drawn = (f"every job: {num_jobs} after ElasticFlow's generator with {profiles.name} (seed {seed})",)
-    return make_trace(f"drawn-{num_jobs}-seed{seed}", jobs, drawn=drawn, format="drawn")
-
-
 def _streams(seed: int, count: int) -> list[np.random.Generator]:
     if seed < 0:
         raise InvalidRequest(f"seed {seed} is negative; give 0 or more")
     return [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(count)]
 
 
-def _check_factor(factor: tuple[float, float]) -> None:
+def check_factor(factor: tuple[float, float]) -> None:
     low, high = factor
     if not 0 <= low <= high or not math.isfinite(high):
         raise InvalidRequest(f"deadline factors {low!r} to {high!r} are not possible; give 0.5 to 1.5 or the like")
 
 
-def _pairs_for(profiles: Profiles, num_devices: int) -> Sequence[Pair]:
+def pairs_for(profiles: Profiles, num_devices: int) -> Sequence[Pair]:
     """The pairs that were measured on fewer and on more devices; all of them where there is none."""
     reach = {pair: sorted(profiles.steps_per_s(*pair)) for pair in profiles.pairs}
     fitting = [pair for pair, counts in reach.items() if counts[0] <= num_devices <= counts[-1]]
     return fitting or list(profiles.pairs)
 
 
-def _with_pair(job: TraceJob, pair: Pair, profiles: Profiles) -> TraceJob:
+def with_pair(job: TraceJob, pair: Pair, profiles: Profiles) -> TraceJob:
     assert job.duration_s is not None, "a length follows from a duration"
     rate = rate_at(profiles.steps_per_s(*pair), job.num_devices)
     num_steps = max(1, round(job.duration_s * rate))

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from springtide.scheduling.registry import make_policy
-from springtide.simulator.adaptive.play import GoodputSetting, play_workload
-from springtide.simulator.adaptive.truth import make_truths
-from springtide.workloads.formats.pollux_tables import read_applications
+from springtide_studies.adaptive.play import GoodputSetting, play_workload
+from springtide_studies.adaptive.truth import make_truths
 from springtide_studies.jct.goodput_optimus import PublishedOptimus
+from springtide_studies.workloads.pollux_tables import read_applications
 
 DATA = Path(__file__).resolve().parents[4] / "shared" / "data" / "pollux"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"the published measurements are not at {DATA}")

@@ -8,7 +8,7 @@ from springtide.core.decision import Overheads, PoolAllocation, Snapshot
 from springtide.core.resources import NodeId, Topology, make_node
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.loans.pools import NodeView, PoolState
-from springtide.solvers import highs
+from springtide_studies.bounds import highs
 from springtide_studies.loans.check import BOUND_S, SeedChoice, SeedResult, check_seed, compared, main, summary
 
 NEEDS_SOLVER = pytest.mark.skipif(not highs.is_available(), reason="the exact choice needs SciPy")

@@ -83,6 +83,7 @@ def test_each_bench_shows_its_own_options(springtide: Run, name: str, options: s
     [
         (["bench", "jct"], "bench jct"),
         (["simulate", "--study", "loaning"], "study loaning"),
+        (["simulate", "--trace", __file__, "--cluster", "4x4", "--policy", "fifo", "--adaptive"], "--adaptive"),
         (["profile", "--surface", "some.csv", "--slo", "1s"], "profile --surface"),
     ],
 )

@@ -14,8 +14,8 @@ from springtide.core.decision import PoolAllocation, ServiceView, Snapshot
 from springtide.core.resources import Topology, make_node
 from springtide.core.workload import Entrypoint, InferenceService
 from springtide.scheduling.decisions.recall import decide_once
-from springtide.scheduling.placement.gangs import Gangs
 from springtide.scheduling.registry import make_policy
+from springtide_studies.rivals.policies.gangs import Gangs
 
 
 class Counting:

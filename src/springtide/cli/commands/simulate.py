@@ -99,7 +99,9 @@ def _load_study(name: str) -> SimulatedStudy:
 @click.option(
     "--placement/--no-placement", default=True, help="Whether scattered groups are slower. [default: they are]"
 )
-@click.option("--adaptive", is_flag=True, help="A workload of Pollux: policies choose its jobs' batch sizes too.")
+@click.option(
+    "--adaptive", is_flag=True, help="Policies choose batch sizes too, of Pollux's jobs. Of springtide[studies]."
+)
 @click.option("--processes", type=click.IntRange(min=1), metavar="N", help="Policies at a time. [default: all cores]")
 @click.option("--json", "output", metavar="OUT|-", help="Write the answer there as JSON; - is standard output.")
 @click.option("--html", "report", type=click.Path(path_type=Path), metavar="REPORT", help="Write a report with charts.")

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from springtide.core.errors import InvalidRequest
-from springtide.solvers import highs
+from springtide_studies.bounds import highs
 
 # What one of a kind takes of each resource, in whole numbers; and so many of each kind on one device.
 Size = tuple[int, ...]

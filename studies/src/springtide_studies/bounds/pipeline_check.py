@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from springtide.solvers import highs
 from springtide.solvers.pipeline.exhaustive import best_of, every_memory, num_plans
 from springtide.solvers.pipeline.problem import PipelineProblem
+from springtide_studies.bounds import highs
 from springtide_studies.bounds.pipeline_milp import solve_milp
 
 # Up to so many plans a degree are tried each; to HiGHS go models of so many layers.

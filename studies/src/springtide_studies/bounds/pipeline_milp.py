@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from springtide.solvers import highs
 from springtide.solvers.pipeline.problem import Floats, PipelineProblem, Stage, StageTables, stage_tables
+from springtide_studies.bounds import highs
 
 # A plan better by less than this is not looked for: HiGHS's own tolerances are about as wide.
 GAP = 1e-6

@@ -19,7 +19,6 @@ from springtide.perf.communication.fabric import V100_SERVER
 from springtide.perf.communication.gnn import save_model
 from springtide.solvers.schedule_planning import unit_prices
 from springtide.workloads.cluster import cluster_nodes
-from springtide.workloads.generators import draw_gamma
 from springtide_studies.bounds.schedule_milp import is_available, literal_prices, measure_gap, random_case
 from springtide_studies.communication.gnn_training import Training, train
 from springtide_studies.fapes.jobs import FapesRequest, draw_requests
@@ -28,6 +27,7 @@ from springtide_studies.fapes.play import MIGRATION_S, FapesRun, play_requests, 
 from springtide_studies.fapes.scale import run_scale
 from springtide_studies.options import names_of, only_option, seed_option
 from springtide_studies.rows import machine_facts, machine_load, markdown_table, ratio
+from springtide_studies.workloads.generators import draw_gamma
 
 PARTS: tuple[str, ...] = ("table", "ablations", "gap", "scale")
 NUM_SEEDS = 2

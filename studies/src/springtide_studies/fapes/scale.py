@@ -16,11 +16,11 @@ from springtide.core.events import CancelRequested, Event, LoadObserved, Service
 from springtide.core.workload import WorkloadId
 from springtide.perf.communication.fabric import V100_SERVER
 from springtide.workloads.cluster import cluster_nodes
-from springtide.workloads.generators import draw_gamma
 from springtide_studies.fapes.jobs import FapesRequest, draw_requests
 from springtide_studies.fapes.play import FapesRun, play_requests, table_row
 from springtide_studies.loans.play import DEVICES, JOBS_PER_S, TIMES, label_nodes, tide_of
 from springtide_studies.rows import ratio
+from springtide_studies.workloads.generators import draw_gamma
 from springtide_studies.workloads.tidal import draw_tidal
 
 CLUSTER, N_R_MAX = "1000x8@10x10x10", 200

@@ -14,8 +14,9 @@ from springtide.core.resources import DeviceId, Node, NodeId, Pool, admits
 from springtide.core.shares import Share
 from springtide.core.wire.workers import FenceOrder, FormGroup, Order, Preempt, Stop
 from springtide.core.workload import ReplicaId, TrainingJob, WorkloadId
-from springtide.simulator.clock import Agenda, VirtualClock
+from springtide.simulator.clock import VirtualClock
 from springtide.simulator.shared_devices import SharedDevices, overfull
+from springtide_studies.agenda import Agenda
 from springtide_studies.fault_seeds.models import Delays
 from springtide_studies.fault_seeds.training import ModelledTraining
 

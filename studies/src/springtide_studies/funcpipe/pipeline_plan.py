@@ -20,9 +20,9 @@ from springtide.perf.functions.pipeline.merge import merged
 from springtide.perf.functions.pipeline.plan import DEGREES, WEIGHTS, PipelinePlanner, problem_of
 from springtide.perf.functions.scale import scaled_profile
 from springtide.perf.functions.services import aws_lambda
-from springtide.solvers import highs
 from springtide.solvers.pipeline.exhaustive import best_of, every_memory
 from springtide.solvers.pipeline.problem import PipelineProblem
+from springtide_studies.bounds import highs
 from springtide_studies.bounds.pipeline_milp import solve_milp
 from springtide_studies.funcpipe.model import MODELS, TABLE_1, lambda_profile
 from springtide_studies.options import seed_option, sizes_of, sizes_option

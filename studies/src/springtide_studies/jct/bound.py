@@ -10,12 +10,12 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from springtide.simulator.adaptive.jobs import goodput_arrivals
-from springtide.simulator.adaptive.truth import DEVICES_PER_NODE, MAX_NODES, AppTruth, compact_placement, make_truths
 from springtide.simulator.fluid.rules import overhead_rule
 from springtide.workloads.formats.pollux import read
-from springtide.workloads.formats.pollux_tables import read_applications
+from springtide_studies.adaptive.jobs import goodput_arrivals
+from springtide_studies.adaptive.truth import DEVICES_PER_NODE, MAX_NODES, AppTruth, compact_placement, make_truths
 from springtide_studies.bounds.jct_bound import BoundJob, jct_bound
+from springtide_studies.workloads.pollux_tables import read_applications
 
 # What was kept under another version is found anew.
 _VERSION = 2

@@ -10,8 +10,8 @@ import numpy as np
 
 from springtide.core.decision import JobView, Plan, Snapshot
 from springtide.scheduling.decisions.rounds import decide_in_rounds
-from springtide.simulator.adaptive.speeds import lengths
-from springtide.simulator.adaptive.truth import AppTruth
+from springtide_studies.adaptive.speeds import lengths
+from springtide_studies.adaptive.truth import AppTruth
 from springtide_studies.rivals.policies.tuned import share_by_gain
 
 

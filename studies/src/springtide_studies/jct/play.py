@@ -20,12 +20,12 @@ from springtide.core.errors import InvalidRequest
 from springtide.core.workload import JobState
 from springtide.scheduling.decisions.cache import DecisionCache
 from springtide.scheduling.registry import make_policy
-from springtide.simulator.adaptive.jobs import BatchRule
-from springtide.simulator.adaptive.play import GoodputSetting, play_workload
-from springtide.simulator.adaptive.truth import make_truths
 from springtide.simulator.fluid.play import FluidRunResult
-from springtide.workloads.formats.pollux_tables import read_applications
+from springtide_studies.adaptive.jobs import BatchRule
+from springtide_studies.adaptive.play import GoodputSetting, play_workload
+from springtide_studies.adaptive.truth import make_truths
 from springtide_studies.jct.goodput_optimus import PublishedOptimus
+from springtide_studies.workloads.pollux_tables import read_applications
 
 # The policies that choose batch sizes; all others get the requests that were tuned for them, as in the published runs.
 ADAPTIVE_POLICIES = frozenset({"goodput", "pollux", "sia", "fapes"})

@@ -17,7 +17,8 @@ from springtide.core.workload import DEFAULT_GRACE_S
 from springtide.scheduling.loans.policy import Loaning
 from springtide.scheduling.loans.pools import LabelVerdict, NodeView, PoolState, Strategy
 from springtide.scheduling.registry import make_policy
-from springtide.solvers.reclaim import Server, Victim, cost_of, reclaim_exactly
+from springtide.solvers.reclaim import Server, Victim, cost_of
+from springtide_studies.bounds.reclaim_milp import reclaim_exactly
 from springtide_studies.fapes.play import request_rule
 from springtide_studies.loans.play import START_S, LoanSetting, run_loans
 from springtide_studies.workloads.tidal import TidalSetting

@@ -22,11 +22,11 @@ from springtide.simulator.fluid.figures import RunSetting, figures_of
 from springtide.simulator.fluid.play import FluidRunResult, play
 from springtide.simulator.fluid.rules import OverheadRule, Times
 from springtide.workloads.cluster import cluster_nodes
-from springtide.workloads.generators import DAY_S, draw_gamma
 from springtide_studies.fapes.jobs import MAX_WORKERS, FapesRequest, arrivals_of, draw_requests
 from springtide_studies.fapes.play import MIGRATION_S, request_rule
 from springtide_studies.fapes.truth import TopologySpeeds, curves_for
 from springtide_studies.loans.books import LoanBooks
+from springtide_studies.workloads.generators import DAY_S, draw_gamma
 from springtide_studies.workloads.tidal import TidalSetting, draw_tidal
 
 JOBS_PER_S, VARIATION, DEVICES = 160.0 / (12.0 * 3600.0), 2.0, 128

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from springtide.core.errors import InvalidRequest
-from springtide.workloads.generators import MAX_ARRIVALS
+from springtide_studies.workloads.generators import MAX_ARRIVALS
 
 KINDS = ("bursty", "periodic", "sporadic")
 MAX_SECONDS = 1_000_000

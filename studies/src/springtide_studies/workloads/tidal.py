@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from springtide.core.errors import InvalidRequest
 from springtide.core.events import CancelRequested, Event, LoadObserved, ServiceDeployed
 from springtide.core.workload import DEFAULT_GRACE_S, Entrypoint, InferenceService, WorkloadId
-from springtide.workloads.generators import DAY_S
+from springtide_studies.workloads.generators import DAY_S
 
 # FaPES, Figure 1: allocated times used, by night and by day.
 NIGHT_FRACTION = (0.863 * 0.100) / (0.950 * 0.412)

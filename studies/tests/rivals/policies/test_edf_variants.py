@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from kits.scheduling.rival_platform import counts, look, make_view
 from kits.studies.elasticflow_plays import play, promised, trace_of
 from springtide.core.workload import JobState
-from springtide.scheduling.admission import OwnerQuota
+from springtide_studies.rivals.policies.admission import OwnerQuota
 from springtide_studies.rivals.policies.edf_variants import EdfAdmission, EdfElastic
 
 PEAK = {1: 1.0, 2: 1.8, 4: 3.0, 8: 2.0}

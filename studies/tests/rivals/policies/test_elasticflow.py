@@ -12,7 +12,7 @@ from kits.studies.elasticflow_plays import play, promised, trace_of
 from springtide.core.decision import Overheads
 from springtide.core.workload import Goal, JobState
 from springtide.perf.curve import curve_of
-from springtide.scheduling.admission import OwnerQuota
+from springtide_studies.rivals.policies.admission import OwnerQuota
 from springtide_studies.rivals.policies.elastic_jobs import CurveTable, ElasticRow
 from springtide_studies.rivals.policies.elastic_plan import SLOT_S
 from springtide_studies.rivals.policies.elasticflow import ElasticFlow, ElasticFlowArtifact

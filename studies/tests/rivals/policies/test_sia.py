@@ -15,7 +15,7 @@ from springtide.core.workload import AdaptiveBatch, Entrypoint, JobState, Traini
 from springtide.perf.goodput import best_batches
 from springtide.perf.step_estimate import fit_model
 from springtide.perf.throughput import ThroughputModel
-from springtide.solvers import highs
+from springtide_studies.bounds import highs
 from springtide_studies.rivals.policies.sia import Sia, _configurations
 
 SCALES = ThroughputModel(alpha_c=0.01, beta_c=0.002, alpha_n=0.005, beta_n=0.0, alpha_r=0.002, beta_r=0.0, gamma=1.0)

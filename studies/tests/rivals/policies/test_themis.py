@@ -8,7 +8,7 @@ from kits.scheduling.rival_platform import counts, look, make_view, play
 from springtide.core.decision import Snapshot
 from springtide.core.resources import Topology, make_node
 from springtide.scheduling.placement.allocation_ledger import AllocationLedger
-from springtide.scheduling.placement.gangs import Gangs
+from springtide_studies.rivals.policies.gangs import Gangs
 from springtide_studies.rivals.policies.themis import Themis
 
 

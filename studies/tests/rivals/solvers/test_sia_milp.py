@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from springtide.core.errors import InvalidRequest
-from springtide.solvers import highs
+from springtide_studies.bounds import highs
 from springtide_studies.rivals.solvers import sia_milp
 from springtide_studies.rivals.solvers.sia_milp import Offer, choose_by_table, choose_sizes
 

@@ -17,7 +17,8 @@ from springtide.core.function_search import WorkerModel
 from springtide.core.ports import Standing
 from springtide.core.resources import Node
 from springtide.core.workload import TrainingJob, WorkloadId
-from springtide.simulator.clock import Agenda, VirtualClock
+from springtide.simulator.clock import VirtualClock
+from springtide_studies.agenda import Agenda
 from springtide_studies.goals.world.function_pool import SimulatedFunctionPool
 from springtide_studies.goals.world.runs import CostMeter, GoalRun
 from springtide_studies.goals.world.streams import Arrivals

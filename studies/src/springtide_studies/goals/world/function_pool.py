@@ -19,7 +19,7 @@ from springtide.core.events import (
 )
 from springtide.core.function_search import StreamView
 from springtide.core.functions import FunctionPlan, FunctionService
-from springtide.simulator.clock import Agenda
+from springtide_studies.agenda import Agenda
 from springtide_studies.goals.world.runs import CostMeter, GoalRun, WorldPlanSwitch, WorldReport
 from springtide_studies.goals.world.streams import Arrivals
 from springtide_studies.goals.world.truth import DETECTION_S, StepTruth, Truth, mean_of_slowest

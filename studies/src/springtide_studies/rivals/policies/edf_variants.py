@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 
 from springtide.core.decision import Plan, Snapshot
-from springtide.scheduling.admission import Hook, review_all
 from springtide.scheduling.decisions.fingerprint import Reads
+from springtide_studies.rivals.policies.admission import Hook, review_all
 from springtide_studies.rivals.policies.elastic_decisions import (
     DerivedShares,
     ElasticVerdict,

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Literal, Protocol
 import msgspec
 
 from springtide.core.decision import Plan, Snapshot
-from springtide.scheduling.admission import Hook, review_all
 from springtide.scheduling.decisions.fingerprint import Reads
+from springtide_studies.rivals.policies.admission import Hook, review_all
 from springtide_studies.rivals.policies.elastic_decisions import (
     DerivedShares,
     ElasticVerdict,

@@ -27,7 +27,8 @@ from springtide.perf.curve import SpeedCurve, curve_of
 from springtide.scheduling.decisions.fingerprint import Fingerprints, Reads
 from springtide.scheduling.decisions.recall import State, decide_once, recall_fingerprints, recall_reads
 from springtide.scheduling.placement.allocation_ledger import AllocationLedger, serve_demand, serve_minimum
-from springtide.scheduling.placement.gangs import Gangs, remaining_s, told
+from springtide.scheduling.placement.gangs import remaining_s, told
+from springtide_studies.rivals.policies.gangs import Gangs
 
 
 class Optimus(msgspec.Struct, frozen=True, kw_only=True):

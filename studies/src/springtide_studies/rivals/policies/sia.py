@@ -27,7 +27,7 @@ from springtide.scheduling.decisions.rounds import Round, RoundDecision, decide_
 from springtide.scheduling.placement.allocation_ledger import most_workers
 from springtide.scheduling.placement.gangs import fixed_size
 from springtide.scheduling.placement.placing import place
-from springtide.solvers import highs
+from springtide_studies.bounds import highs
 from springtide_studies.rivals.solvers.sia_milp import Offer, choose_by_table, choose_sizes
 
 # The artifact's: costs are rounded to so many digits, and none is above the largest.

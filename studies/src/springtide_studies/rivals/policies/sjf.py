@@ -16,7 +16,8 @@ from springtide.core.decision import Plan, Snapshot
 from springtide.scheduling.decisions.fingerprint import Fingerprints, Reads
 from springtide.scheduling.decisions.recall import State, decide_once, recall_fingerprints, recall_reads
 from springtide.scheduling.placement.allocation_ledger import AllocationLedger, serve_demand, serve_minimum
-from springtide.scheduling.placement.gangs import Gangs, told
+from springtide.scheduling.placement.gangs import told
+from springtide_studies.rivals.policies.gangs import Gangs
 
 
 class ShortestJobFirst(msgspec.Struct, frozen=True, kw_only=True):

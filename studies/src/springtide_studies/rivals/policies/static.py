@@ -17,8 +17,8 @@ from springtide.core.workload import JobState
 from springtide.scheduling.decisions.fingerprint import Fingerprints, Reads
 from springtide.scheduling.decisions.recall import State, decide_once, recall_fingerprints, recall_reads
 from springtide.scheduling.placement.allocation_ledger import AllocationLedger, serve_demand, serve_minimum
-from springtide.scheduling.placement.gangs import Gangs
 from springtide.scheduling.placement.placing import held_counts
+from springtide_studies.rivals.policies.gangs import Gangs
 
 
 class Static(msgspec.Struct, frozen=True, kw_only=True):

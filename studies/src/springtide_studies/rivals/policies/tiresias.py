@@ -25,7 +25,8 @@ from springtide.core.workload import WorkloadId
 from springtide.scheduling.decisions.fingerprint import Fingerprints, Reads
 from springtide.scheduling.decisions.recall import State, decide_once, recall_fingerprints, recall_reads
 from springtide.scheduling.placement.allocation_ledger import AllocationLedger, serve_demand, serve_minimum
-from springtide.scheduling.placement.gangs import Gangs, told
+from springtide.scheduling.placement.gangs import told
+from springtide_studies.rivals.policies.gangs import Gangs
 
 # A crossing is looked at this long after it happened, so that rounding never finds it just ahead.
 _AFTER_S = 0.001

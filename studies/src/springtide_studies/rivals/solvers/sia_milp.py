@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from springtide.core.errors import InvalidRequest
-from springtide.solvers import highs
+from springtide_studies.bounds import highs
 
 # Branching stops here, by a count and not by the clock: the answer must not depend on how fast the machine is. HiGHS
 # needs a handful of nodes for thousands of jobs, as the relaxation has at most two fractional ones.

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from springtide.core.errors import InvalidRequest
-from springtide.workloads.generators import MAX_ARRIVALS
+from springtide_studies.workloads.generators import MAX_ARRIVALS
 
 
 class FunctionCalls(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,10 +9,10 @@ from typing import Literal
 
 from springtide.core.errors import InvalidRequest
 from springtide.core.workload import AdaptiveBatch, Entrypoint, TrainingJob, WorkloadId
-from springtide.simulator.adaptive.speeds import lengths
-from springtide.simulator.adaptive.truth import MAX_WORKERS, AppTruth, compact_placement
 from springtide.simulator.fluid.trace import Arrivals
 from springtide.workloads.trace import Trace, TraceJob
+from springtide_studies.adaptive.speeds import lengths
+from springtide_studies.adaptive.truth import MAX_WORKERS, AppTruth, compact_placement
 
 # `adaptive`: policies choose workers and batch. `tuned`: the batch is the request's, and speeds at it are told.
 BatchRule = Literal["adaptive", "tuned"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from springtide.core.errors import InvalidRequest
-from springtide.workloads.formats.pollux_tables import canonical, read_application, read_applications
+from springtide_studies.workloads.pollux_tables import canonical, read_application, read_applications
 
 DATA = Path(__file__).parents[4] / "shared" / "data" / "pollux" / "profiles"
 PLACEMENTS = "placement,local_bsz,step_time,sync_time\n1,4,0.4,0.0\n1,8,0.8,0.0\n12,8,1.0,0.2\n12,4,0.6,0.2\n"

@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from springtide.solvers import highs
+from springtide_studies.bounds import highs
 
 optimize = pytest.importorskip("scipy.optimize", reason="the solver is an extra")
 

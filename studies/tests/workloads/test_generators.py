@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from springtide.core.errors import InvalidRequest
-from springtide.workloads.generators import (
+from springtide_studies.workloads.generators import (
     DAY_S,
     MAX_ARRIVALS,
     Moments,
@@ -128,7 +128,7 @@ def test_what_cannot_be_drawn_is_refused(wrong: Callable[[], Moments]) -> None:
 
 def test_moments_do_not_depend_on_the_process() -> None:
     program = (
-        "import hashlib; from springtide.workloads import generators as g;"
+        "import hashlib; from springtide_studies.workloads import generators as g;"
         "print(hashlib.sha256(g.draw_bursts(7, on_per_s=5.0, mean_on_s=2.0, mean_off_s=3.0, duration_s=90.0)"
         ".tobytes() + g.draw_gamma(7, rate_per_s=1.0, duration_s=90.0, variation=2.0).tobytes()).hexdigest())"
     )

@@ -17,7 +17,7 @@ Moments = NDArray[np.float64]
 
 def draw_poisson(seed: int, *, rate_per_s: float, duration_s: float) -> Moments:
     """Independent arrivals at a steady rate: sorted moments in [0, duration_s). Raises InvalidRequest."""
-    (rng,) = _streams(seed, 1)
+    (rng,) = streams(seed, 1)
     return _poisson_within(rng, 0.0, _horizon(duration_s), _rate(rate_per_s))
 
 
@@ -26,7 +26,7 @@ def draw_gamma(seed: int, *, rate_per_s: float, duration_s: float, variation: fl
 
     1 is Poisson, above 1 is bursty, towards 0 is regular. Sorted moments in [0, duration_s). Raises InvalidRequest.
     """
-    (rng,) = _streams(seed, 1)
+    (rng,) = streams(seed, 1)
     shape = 1.0 / _within("variation", variation, 0.01, 100.0) ** 2
     horizon_s, rate = _horizon(duration_s), _rate(rate_per_s)
     expected = _expect(rate * horizon_s)
@@ -56,7 +56,7 @@ def draw_bursts(
 
     Sorted moments in [0, duration_s). Raises InvalidRequest.
     """
-    spans, calls = _streams(seed, 2)
+    spans, calls = streams(seed, 2)
     horizon_s = _horizon(duration_s)
     rates = (_rate(off_per_s, lowest=0.0), _rate(on_per_s))
     means_s = (_within("mean_off_s", mean_off_s, 1e-6, 1e11), _within("mean_on_s", mean_on_s, 1e-6, 1e11))
@@ -78,7 +78,7 @@ def draw_periodic(seed: int, *, period_s: float, duration_s: float, jitter_fract
 
     Sorted moments in [0, duration_s). Raises InvalidRequest.
     """
-    (rng,) = _streams(seed, 1)
+    (rng,) = streams(seed, 1)
     period = _within("period_s", period_s, 1e-6, 1e11)
     jitter = _within("jitter_fraction", jitter_fraction, 0.0, 1.0)
     horizon_s = _horizon(duration_s)
@@ -95,7 +95,7 @@ def draw_sporadic(
 
     Sorted moments in [0, duration_s). Raises InvalidRequest.
     """
-    visits, sizes, spread = _streams(seed, 3)
+    visits, sizes, spread = streams(seed, 3)
     gap_s = _within("mean_gap_s", mean_gap_s, 1e-6, 1e11)
     mean = _within("mean_calls", mean_calls, 1.0, 1e6)
     horizon_s = _horizon(duration_s)
@@ -121,7 +121,7 @@ def draw_tide(
 
     Sorted moments in [0, duration_s). Raises InvalidRequest.
     """
-    arrivals, thinning = _streams(seed, 2)
+    arrivals, thinning = streams(seed, 2)
     mean = _rate(mean_per_s)
     depth = _within("depth_fraction", depth_fraction, 0.0, 1.0)
     period = _within("period_s", period_s, 1e-6, 1e11)
@@ -131,7 +131,7 @@ def draw_tide(
     return moments[thinning.random(len(moments)) < share]
 
 
-def _streams(seed: int, count: int) -> list[np.random.Generator]:
+def streams(seed: int, count: int) -> list[np.random.Generator]:
     if seed < 0:
         raise InvalidRequest(f"seed {seed} is negative; give 0 or more")
     return [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(count)]

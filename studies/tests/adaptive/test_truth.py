@@ -13,15 +13,15 @@ from springtide.core.errors import InvalidRequest
 from springtide.core.job_parts import StepTime
 from springtide.perf.goodput import split_batch
 from springtide.scheduling.registry import make_policy
-from springtide.simulator.adaptive.jobs import find_measurements_near, goodput_arrivals
-from springtide.simulator.adaptive.play import GoodputSetting, make_nodes, play_workload
-from springtide.simulator.adaptive.speeds import lengths
-from springtide.simulator.adaptive.truth import AppTruth, compact_placement, make_truths
 from springtide.simulator.fluid.play import FluidRunResult
 from springtide.simulator.simulate import simulate
 from springtide.workloads.formats.pollux import read
-from springtide.workloads.formats.pollux_tables import read_applications
 from springtide.workloads.trace import make_trace
+from springtide_studies.adaptive.jobs import find_measurements_near, goodput_arrivals
+from springtide_studies.adaptive.play import GoodputSetting, make_nodes, play_workload
+from springtide_studies.adaptive.speeds import lengths
+from springtide_studies.adaptive.truth import AppTruth, compact_placement, make_truths
+from springtide_studies.workloads.pollux_tables import read_applications
 
 pytest.importorskip("scipy", reason="unmeasured placements are interpolated by an extra")
 

@@ -12,7 +12,7 @@ from kits.scheduling.rival_platform import look, make_view
 from springtide.core.decision import Snapshot
 from springtide.core.errors import InvalidRequest
 from springtide.core.resources import Topology, make_node
-from springtide.scheduling.admission import (
+from springtide_studies.rivals.policies.admission import (
     OwnerQuota,
     PriceGate,
     UrgencyPricing,

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from springtide.core.errors import InvalidRequest
-from springtide.solvers.surface import LinearSurface
-from springtide.workloads.formats.pollux_tables import Application, Placement, canonical
+from springtide_studies.adaptive.surface import LinearSurface
+from springtide_studies.workloads.pollux_tables import Application, Placement, canonical
 
 Floats = NDArray[np.float64]
 # `raw`: as measured. `packed`: no layout is faster than the one on the fewest nodes, whose workers fill them in order.

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from springtide.core.errors import InvalidRequest
-from springtide.workloads.request_trace import FunctionCalls, RequestTrace
+from springtide.workloads.readers import AZURE_COLUMNS
 from springtide.workloads.rows import TextRow, name_of, read_header, read_rows, shorten
+from springtide_studies.workloads.request_trace import FunctionCalls, RequestTrace
 
-COLUMNS = ("HashOwner", "HashApp", "HashFunction", "Trigger")
 MAX_FUNCTIONS = 100_000
 # One busy minute of one function takes sixteen bytes: this holds a file to about 160 MB.
 MAX_BUSY_MINUTES = 10_000_000
@@ -28,8 +28,8 @@ def read(path: Path, limit: int | None = None) -> RequestTrace:
     functions: list[FunctionCalls] = []
     known: dict[tuple[str, ...], int] = {}
     num_silent = num_busy = 0
-    for row in read_rows(path, (*COLUMNS, *minutes)):
-        key = tuple(row.text(column) for column in COLUMNS)
+    for row in read_rows(path, (*AZURE_COLUMNS, *minutes)):
+        key = tuple(row.text(column) for column in AZURE_COLUMNS)
         first = known.setdefault(key, row.line)
         if first != row.line:
             row.refuse(

@@ -11,15 +11,15 @@ from springtide.core.decision import Policy
 from springtide.core.errors import InvalidRequest
 from springtide.core.ports import Journal
 from springtide.core.resources import Node, make_node
-from springtide.simulator.adaptive.jobs import BatchRule, find_measurements_near, goodput_arrivals
-from springtide.simulator.adaptive.speeds import GoodputSpeeds
-from springtide.simulator.adaptive.truth import DEVICES_PER_NODE, MAX_NODES, AppTruth, make_truths
 from springtide.simulator.fluid.play import FluidRunResult, play
 from springtide.simulator.fluid.rules import overhead_rule
 from springtide.simulator.fluid.trace import TraceJobs
 from springtide.workloads.formats.pollux import read
-from springtide.workloads.formats.pollux_tables import read_applications
 from springtide.workloads.trace import Trace
+from springtide_studies.adaptive.jobs import BatchRule, find_measurements_near, goodput_arrivals
+from springtide_studies.adaptive.speeds import GoodputSpeeds
+from springtide_studies.adaptive.truth import DEVICES_PER_NODE, MAX_NODES, AppTruth, make_truths
+from springtide_studies.workloads.pollux_tables import read_applications
 
 
 class GoodputSetting(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,10 +64,13 @@ def play_workload(
     )
 
 
-def read_goodput_jobs(workload: object, profiles: object, limit: int | None) -> tuple[TraceJobs, dict[str, AppTruth]]:
-    """The first `limit` jobs of a workload's file on its own clock, and the truth from `profiles` or near the file.
+def read_goodput_jobs(
+    workload: object, profiles: object, limit: int | None
+) -> tuple[TraceJobs, Callable[[], GoodputSpeeds]]:
+    """The first `limit` jobs of a workload's file on its own clock, and what makes the speeds of a run of them.
 
-    Raises InvalidRequest on a bad file, or if these are no paths.
+    Speeds follow from the measurements in `profiles`, without it from those near the file. `springtide simulate
+    --adaptive` loads this by its entry point. Raises InvalidRequest on a bad file, or if these are no paths.
     """
     if not isinstance(workload, str | Path) or not isinstance(profiles, str | Path | None):
         raise InvalidRequest("jobs that change their batch are read from files; name the workload and the folder")
@@ -75,7 +78,7 @@ def read_goodput_jobs(workload: object, profiles: object, limit: int | None) -> 
     folder = find_measurements_near(path) if profiles is None else Path(profiles)
     truths = make_truths(read_applications(folder))
     arrivals = goodput_arrivals(read(path, limit), truths)
-    return TraceJobs(name=path.stem, arrivals=arrivals, profiles=folder.name), truths
+    return TraceJobs(name=path.stem, arrivals=arrivals, profiles=folder.name), lambda: GoodputSpeeds(truths)
 
 
 def make_nodes(num_nodes: int = MAX_NODES) -> list[Node]:

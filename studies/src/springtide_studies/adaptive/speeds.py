@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from springtide.core.events import ProgressReported
 from springtide.core.workload import TrainingJob, WorkloadId
-from springtide.simulator.adaptive.truth import DEVICES_PER_NODE, AppTruth, Split, compact_placement
 from springtide.simulator.fluid.rules import RunSpeed, exact_boundary_s, opened_run
 from springtide.simulator.fluid.runs import FluidRun
+from springtide_studies.adaptive.truth import DEVICES_PER_NODE, AppTruth, Split, compact_placement
 
 # Running jobs say every minute how far they are, as often as the published simulator looks.
 _REPORT_EVERY_S = 60.0

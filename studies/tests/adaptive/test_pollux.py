@@ -11,9 +11,9 @@ from springtide.control.controller import Controller
 from springtide.control.journal.memory import MemoryJournal
 from springtide.control.loop import verify
 from springtide.scheduling.registry import make_policy
-from springtide.simulator.adaptive.play import GoodputSetting, play_workload
 from springtide.simulator.fluid.rules import overhead_rule
 from springtide.workloads.formats.pollux import read
+from springtide_studies.adaptive.play import GoodputSetting, play_workload
 
 DATA = Path(__file__).resolve().parents[4] / "shared" / "data" / "pollux"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"the published measurements are not at {DATA}")

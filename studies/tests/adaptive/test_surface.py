@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from springtide.solvers.surface import LinearSurface
+from springtide_studies.adaptive.surface import LinearSurface
 
 pytest.importorskip("scipy", reason="the interpolation is an extra")
 POINTS = np.array([(x, y, z) for x in (0.0, 1.0, 4.0) for y in (0.0, 2.0) for z in (0.0, 10.0)])
