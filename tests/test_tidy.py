@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import functools
+import graphlib
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -284,6 +285,54 @@ def test_imports_are_absolute() -> None:
         if isinstance(node, ast.ImportFrom) and node.level
     ]
     assert not relative, relative
+
+
+def imports_of(tree: ast.AST, modules: Container[str]) -> Iterator[str]:
+    """Those of `modules` that a file imports, in functions too; not what it imports for the type checker only."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            continue
+        named: list[str] = []
+        if isinstance(node, ast.Import):
+            named = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            # `from package import module` needs the module; `from module import name` the module before the name.
+            named = [f"{node.module}.{alias.name}" for alias in node.names]
+            named = [name if name in modules else node.module for name in named]
+        yield from (name for name in named if name in modules)
+        yield from imports_of(node, modules)
+
+
+def find_circle(imports: Mapping[str, Iterable[str]]) -> list[str]:
+    """Modules that import each other in a circle, the first one again at its end; none where there is no circle."""
+    try:
+        graphlib.TopologicalSorter(imports).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_modules_import_each_other_in_one_direction() -> None:
+    """A circle through an import in a function is one, too: neither module can be read or moved without the other."""
+    modules = {dotted_name(path): path for path in PYTHON_FILES}
+    circle = find_circle({name: set(imports_of(tree_of(path), modules)) for name, path in modules.items()})
+    assert not circle, f"move what they share into a module that both import: {' <- '.join(circle)}"
+
+
+def test_a_planted_circle_is_found() -> None:
+    planted = {
+        "room.first": "from room import second\n",
+        "room.second": "def later():\n    from room.third import value\n",
+        "room.third": "import room.first\n",
+        "room.reader": "import room.first\nfrom room.second import later\n",
+    }
+    imports = {name: set(imports_of(ast.parse(text), planted)) for name, text in planted.items()}
+    assert imports["room.reader"] == {"room.first", "room.second"}
+    circle = find_circle(imports)
+    assert circle[0] == circle[-1]
+    assert set(circle) == {"room.first", "room.second", "room.third"}
+    planted["room.third"] = "if TYPE_CHECKING:\n    import room.first\n"
+    assert not find_circle({name: set(imports_of(ast.parse(text), planted)) for name, text in planted.items()})
 
 
 def test_names_say_what_they_hold() -> None:

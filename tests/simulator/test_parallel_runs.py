@@ -28,7 +28,8 @@ def test_processes_give_the_same_answer_as_one() -> None:
 def say(**arguments: object) -> list[_Line]:
     out = io.BytesIO()
     given = {"trace": "generated:5", "cluster": "1x4", **arguments}
-    play_request(msgspec.json.encode(StudyRequest(policy="fifo", is_timed=True, arguments=given)), out)
+    study = "springtide.simulator.simulate:simulate_policy"
+    play_request(msgspec.json.encode(StudyRequest(study=study, policy="fifo", is_timed=True, arguments=given)), out)
     return [msgspec.json.decode(line, type=_Line) for line in out.getvalue().splitlines()]
 
 

@@ -80,6 +80,11 @@ def main(arguments: list[str]) -> int:
         from springtide.runtime.profiling.collective_worker import run_sample_worker
 
         run_sample_worker(_read(options.spec, SampleSpec))
+    if options.command == "profile-layers" and options.spec is not None:
+        from springtide.runtime.profiling.layer_profiling import LayerSpec
+        from springtide.runtime.profiling.layer_profiling_worker import run_layer_profile_worker
+
+        run_layer_profile_worker(_read(options.spec, LayerSpec))
     if options.command == "profile-layers":
         from springtide.runtime.profiling.layer_profiling import main as profile_layers
 

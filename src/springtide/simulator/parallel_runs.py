@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
@@ -21,16 +21,16 @@ Progress = Callable[[str, int, int], None]
 
 
 class StudyRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What one process is to play: the arguments of `simulate`, as plain values, with one policy.
+    """One run that a process of its own plays: `study` ("package.module:function") and its arguments, as plain values.
 
-    With a `study` ("package.module:function") they are those of one of its runs, which bears the policy's name: the
-    function is called with them, a `timer` and `on_progress`, and returns the run's figures.
+    The function is called with the name of the policy (or row), the arguments, a `timer` and `on_progress`. It returns
+    an answer whose `policies` has the run's figures under that name.
     """
 
+    study: str
     policy: str
     is_timed: bool
     arguments: dict[str, Any]
-    study: str = ""
 
 
 class _Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -43,18 +43,17 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def play_in_processes(
-    policies: Sequence[str],
-    arguments: Mapping[str, Any],
+    study: str,
+    runs: Mapping[str, Mapping[str, Any]],
     *,
     num_processes: int,
     is_timed: bool,
     on_progress: Progress | None,
-    study: str = "",
 ) -> dict[str, Any]:
-    """Play each policy in its own process, so many at a time, and merge the answers.
+    """Play each run in its own process, `num_processes` at a time, and merge the answers.
 
-    `arguments` are those of `simulate`, or with a `study` those of each of its runs by name. A policy that fails does
-    not cost the others: its sentence is under `errors`. Raises InvalidRequest if the request itself is wrong.
+    `runs` are the arguments of `study` by the name of the policy (or row); see `StudyRequest`. If one fails, the others
+    still answer, and its sentence is under `errors`. Raises InvalidRequest if the request itself is wrong.
     """
     lock = threading.Lock()
     processes: list[subprocess.Popen[bytes]] = []
@@ -65,8 +64,7 @@ def play_in_processes(
                 on_progress(policy, num_ended, num_jobs)
 
     def play_one(policy: str) -> _Line:
-        its_own = arguments[policy] if study else arguments
-        request = StudyRequest(policy=policy, is_timed=is_timed, arguments=dict(its_own), study=study)
+        request = StudyRequest(study=study, policy=policy, is_timed=is_timed, arguments=dict(runs[policy]))
         with subprocess.Popen(
             [sys.executable, "-m", "springtide.simulator.parallel_runs"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         ) as process:
@@ -87,14 +85,14 @@ def play_in_processes(
 
     with ThreadPoolExecutor(max_workers=num_processes) as pool:
         try:
-            lines = list(pool.map(play_one, policies))
+            lines = list(pool.map(play_one, runs))
         except BaseException:
             # Ctrl-C: the rest is not waited for, neither the running plays nor the queued ones.
             pool.shutdown(wait=False, cancel_futures=True)
             for process in processes:
                 process.kill()
             raise
-    return _merge(dict(zip(policies, lines, strict=True)))
+    return _merge(dict(zip(runs, lines, strict=True)))
 
 
 def _merge(lines: Mapping[str, _Line]) -> dict[str, Any]:
@@ -132,20 +130,10 @@ def play_request(data: bytes, out: IO[bytes]) -> None:
 
 
 def _play(request: StudyRequest, on_progress: Callable[[int, int], None]) -> dict[str, Any]:
+    module, _, function = request.study.partition(":")
+    play_run: Callable[..., dict[str, Any]] = getattr(importlib.import_module(module), function)
     timer = time.process_time if request.is_timed else None
-    if request.study:
-        module, _, function = request.study.partition(":")
-        play_run = getattr(importlib.import_module(module), function)
-        figures = play_run(request.arguments, timer=timer, on_progress=on_progress)
-        return {"policies": {request.policy: figures}}
-    from springtide.simulator.simulate import simulate
-
-    return simulate(
-        policies=[request.policy],
-        timer=timer,
-        on_progress=lambda _, num_ended, num_jobs: on_progress(num_ended, num_jobs),
-        **request.arguments,
-    )
+    return play_run(request.policy, request.arguments, timer=timer, on_progress=on_progress)
 
 
 def main() -> int:

@@ -111,8 +111,8 @@ def simulate(
         arguments = _plain_arguments(trace, policies, profiles, journal)
         arguments |= {"cluster": named, **msgspec.structs.asdict(options)}
         return play_in_processes(
-            list(policies),
-            arguments,
+            "springtide.simulator.simulate:simulate_policy",
+            dict.fromkeys(policies, arguments),
             num_processes=num_processes,
             is_timed=timer is not None,
             on_progress=on_progress,
@@ -122,6 +122,22 @@ def simulate(
         told = None if on_progress is None else _telling(on_progress, name)
         stage.play(name, make, timer, told, None if journal is None else journal(name))
     return stage.answer
+
+
+def simulate_policy(
+    name: str,
+    arguments: Mapping[str, Any],
+    *,
+    timer: Callable[[], float] | None,
+    on_progress: Callable[[int, int], None],
+) -> dict[str, Any]:
+    """`simulate` with one policy, in a process of its own."""
+    return simulate(
+        policies=[name],
+        timer=timer,
+        on_progress=lambda _, num_ended, num_jobs: on_progress(num_ended, num_jobs),
+        **arguments,
+    )
 
 
 class _Stage:

@@ -50,4 +50,4 @@ def test_a_run_and_its_figures(policy: str) -> None:
     if policy.startswith("dedicated"):
         assert (figures["loans"], figures["loaned_servers_mean"]) == (0, 0.0)
     # The same values again, from plain values as another process gets them.
-    assert play_run(msgspec.to_builtins(setting)) == figures
+    assert play_run("row", msgspec.to_builtins(setting)) == {"policies": {"row": figures}}

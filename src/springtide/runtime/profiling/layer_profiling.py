@@ -207,11 +207,7 @@ def read_layer_profile(path: Path) -> LayerProfileFile:
 
 
 def main(options: Any) -> int:
-    """`python -m springtide.runtime profile-layers`: the process that measures, or a profile written to a file."""
-    if options.spec is not None:
-        from springtide.runtime.profiling.layer_profiling_worker import run_layer_profile_worker
-
-        run_layer_profile_worker(msgspec.json.decode(options.spec.read_bytes(), type=LayerSpec))
+    """`python -m springtide.runtime profile-layers` without --spec: write the profile to a file."""
     if not (options.source and options.object and options.out):
         _tell("give --source FILE --object NAME --out PROFILE.json")
         return 2

@@ -9,12 +9,11 @@ from typing import Any
 import click
 
 from springtide.cli.commands.bench import Bench, Report, Tell
-from springtide_studies.deadlines.references import PublishedArtifact, References, read_references
+from springtide_studies.deadlines.references import BASELINE, OURS, PublishedArtifact, References, read_references
 from springtide_studies.deadlines.runs import BenchCase, Runs, find_cases, trace_files
 from springtide_studies.options import names_of, only_option, policies_option, seed_option, trace_folders, trace_options
 from springtide_studies.rows import machine_facts, machine_load, markdown_table, ratio
 
-OURS, BASELINE = "springtide", "elasticflow"
 # The policy that decides as the published program does.
 ARTIFACT = "elasticflow-artifact"
 POLICIES: tuple[str, ...] = (OURS, BASELINE, "edf+elastic", "edf+admission", "edf")

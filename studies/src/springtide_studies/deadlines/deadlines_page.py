@@ -9,7 +9,7 @@ from typing import Any
 from springtide.simulator.report import chart, page
 from springtide.simulator.report.chart import Bar, BarRow
 from springtide.simulator.report.page import Content, Element, element
-from springtide_studies.deadlines.bench import BASELINE, OURS
+from springtide_studies.deadlines.references import BASELINE, OURS
 
 Entry = Mapping[str, Any]
 

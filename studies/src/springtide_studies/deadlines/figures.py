@@ -14,19 +14,16 @@ import msgspec
 from springtide.cli.commands.bench import Bench, Report, Tell
 from springtide.core.errors import InvalidRequest
 from springtide.scheduling.registry import POLICY_NAMES
+from springtide_studies.deadlines.findings import CLOSE, EDF_SHOWN, FigureFinding, ordered, remarks
 from springtide_studies.deadlines.references import References, read_references
 from springtide_studies.deadlines.runs import BenchCase, Runs, trace_files
 from springtide_studies.options import names_of, only_option, seed_option, trace_folders, trace_options
 from springtide_studies.rows import machine_facts, machine_load, markdown_table, ratio
 
 OURS, PAPERS = "springtide", "elasticflow"
-# EDF twice: as the paper describes it, and as its numbers were made, with up to 64 devices even where that is slower.
-EDF_SHOWN = "edf:caps=no"
 _EVERYONE = (EDF_SHOWN, "edf", "gandiva", "tiresias", "themis", "chronus", PAPERS, OURS)
 _VARIANTS = (EDF_SHOWN, "edf", "edf+admission", "edf+elastic", PAPERS, OURS)
 _FIG9, _FIG10, _FIG11 = "gen_fig9_1000jobs_lam1500", "gen_fig10_100jobs_lam1500", "gen_fig11_200jobs_lam900_be"
-# The published simulator is right to 3 % (section 6.1): policies that are closer than that have no order there.
-CLOSE = 0.03
 _EFFICIENCY_S = 100 * 3600.0
 
 Figures = Mapping[str, Any]
@@ -41,19 +38,6 @@ class Panel(msgspec.Struct, frozen=True, kw_only=True):
     measure: str
     values: Values
     published: Values
-
-
-class FigureFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """Something the paper finds, and whether it holds here: what speaks against it, and what is too close to tell."""
-
-    text: str
-    against: tuple[str, ...] = ()
-    close: tuple[str, ...] = ()
-
-    @property
-    def holds(self) -> bool:
-        """Whether nothing speaks against it."""
-        return not self.against
 
 
 class Drawing(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,7 +198,7 @@ def _draw_efficiency(found: Mapping[str, Figures], case: BenchCase, policies: tu
         policies=policies,
         panels=(efficiency, makespan),
         findings=(
-            _ordered(
+            ordered(
                 f"{PAPERS} uses devices at least as efficiently as every baseline over the first 100 h",
                 [(policy, PAPERS) for policy in _others(efficiency)],
                 efficiency.values,
@@ -243,20 +227,6 @@ def _known(values: Values) -> Iterator[tuple[str, float]]:
     return ((policy, value) for policy, value in values.items() if value is not None)
 
 
-def _ordered(text: str, pairs: Sequence[tuple[str, str]], values: Values) -> FigureFinding:
-    """Whether the second of each pair has the higher value here; within CLOSE of each other it cannot be told."""
-    against, close = [], []
-    for low, high in pairs:
-        low_here, high_here = values.get(low), values.get(high)
-        if low_here is None or high_here is None:
-            against += [f"{policy} has no value" for policy in (low, high) if values.get(policy) is None]
-        elif low_here > high_here + CLOSE:
-            against.append(f"{low} {low_here:.3f} is above {high} {high_here:.3f}")
-        elif low_here > high_here - CLOSE:
-            close.append(f"{low} {low_here:.3f} and {high} {high_here:.3f}")
-    return FigureFinding(text=text, against=tuple(dict.fromkeys(against)), close=tuple(close))
-
-
 def _same_order(panel: Panel) -> FigureFinding:
     """Whether every two policies that the paper tells apart stand in its order here."""
     shown = sorted(_known(panel.published), key=lambda pair: pair[1])
@@ -266,7 +236,7 @@ def _same_order(panel: Panel) -> FigureFinding:
         for high, high_published in shown[index + 1 :]
         if high_published - low_published > CLOSE
     ]
-    return _ordered(f"{panel.name}: {' < '.join(policy for policy, _ in shown)}", pairs, panel.values)
+    return ordered(f"{panel.name}: {' < '.join(policy for policy, _ in shown)}", pairs, panel.values)
 
 
 def _others(panel: Panel) -> list[str]:
@@ -275,7 +245,7 @@ def _others(panel: Panel) -> list[str]:
 
 def _leads(panel: Panel) -> FigureFinding:
     text = f"{panel.name}: {PAPERS} meets at least as many as every baseline"
-    return _ordered(text, [(policy, PAPERS) for policy in _others(panel)], panel.values)
+    return ordered(text, [(policy, PAPERS) for policy in _others(panel)], panel.values)
 
 
 def _sources(panels: Sequence[Panel]) -> list[FigureFinding]:
@@ -287,7 +257,7 @@ def _sources(panels: Sequence[Panel]) -> list[FigureFinding]:
         ("edf+elastic", PAPERS),
     ]
     findings = [
-        _ordered(
+        ordered(
             f"{panel.name}: admission and elasticity each improve on EDF, and together on each alone",
             pairs,
             panel.values,
@@ -344,14 +314,6 @@ def markdown(report: Mapping[str, Any]) -> str:
             lines.append(f"- {'holds' if finding['holds'] else 'does not hold'}: {finding['text']}{remarks(finding)}")
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
-
-
-def remarks(finding: Mapping[str, Any]) -> str:
-    """What speaks against a finding and what is too close to tell, in brackets."""
-    parts = list(finding["against"])
-    if finding["close"]:
-        parts.append(f"within {CLOSE:.0%} of each other: " + ", ".join(finding["close"]))
-    return f" ({'; '.join(parts)})" if parts else ""
 
 
 def _cell(value: float | None, published: float | None) -> str:

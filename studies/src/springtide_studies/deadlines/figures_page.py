@@ -9,7 +9,7 @@ from typing import Any
 from springtide.simulator.report import chart, page
 from springtide.simulator.report.chart import Bar, BarRow, Line
 from springtide.simulator.report.page import Content, Element, element
-from springtide_studies.deadlines.figures import EDF_SHOWN, remarks
+from springtide_studies.deadlines.findings import EDF_SHOWN, remarks
 
 # A policy has the same colour on every chart of the page.
 _SLOTS: tuple[str, ...] = (

@@ -16,6 +16,8 @@ import msgspec
 
 from springtide.core.errors import InvalidRequest
 
+# Our policy, and the one whose results stand beside its own.
+OURS, BASELINE = "springtide", "elasticflow"
 # Their names for policies, and ours.
 POLICY_OF = MappingProxyType(
     {

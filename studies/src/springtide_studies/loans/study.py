@@ -139,9 +139,9 @@ def study_loaning(
     return told
 
 
-def play_run(arguments: Mapping[str, Any], **told: Any) -> dict[str, Any]:
+def play_run(name: str, arguments: Mapping[str, Any], **told: Any) -> dict[str, Any]:
     """One run of the study, from plain values: what another process is asked for. Raises InvalidRequest."""
-    return play_loans(msgspec.convert(dict(arguments), LoanSetting), **told)
+    return {"policies": {name: play_loans(msgspec.convert(dict(arguments), LoanSetting), **told)}}
 
 
 def _check(sizes: Sequence[int], days: int, cluster: str) -> None:
@@ -167,12 +167,11 @@ def _play_all(
 ) -> dict[str, Any]:
     if play is None and num_processes > 1 and len(runs) > 1:
         return play_in_processes(
-            list(runs),
+            "springtide_studies.loans.study:play_run",
             {name: msgspec.to_builtins(setting) for name, setting in runs.items()},
             num_processes=num_processes,
             is_timed=timer is not None,
             on_progress=on_progress,
-            study="springtide_studies.loans.study:play_run",
         )
     found: dict[str, Any] = {"policies": {}}
     for name, setting in runs.items():
