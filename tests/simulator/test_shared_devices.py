@@ -6,49 +6,49 @@ import numpy as np
 import pytest
 
 from springtide.core.shares import Share, make_share
-from springtide.simulator.shared_devices import SharedDevices, Wish, divide, overfull
+from springtide.simulator.shared_devices import SharedDevices, TenantDemand, divide, overfull
 
 
-def wish(request: float, limit: float, demand: float = 1.0) -> Wish:
-    return Wish(Share(request=request, limit=limit), demand)
+def tenant(request: float, limit: float, demand: float = 1.0) -> TenantDemand:
+    return TenantDemand(Share(request=request, limit=limit), demand)
 
 
 @pytest.mark.parametrize(
-    ("wishes", "wanted"),
+    ("tenants", "wanted"),
     [
         ((), ()),
         # Alone it gets its limit, and no more though the rest lies idle.
-        ((wish(0.3, 0.6),), (0.6,)),
+        ((tenant(0.3, 0.6),), (0.6,)),
         # What the resting one leaves goes to the other, up to its limit.
-        ((wish(0.3, 0.6, 0.0), wish(0.5, 0.9)), (0.0, 0.9)),
+        ((tenant(0.3, 0.6, 0.0), tenant(0.5, 0.9)), (0.0, 0.9)),
         # Both at work: the 0.4 that is left is divided 1 : 2.
-        ((wish(0.2, 1.0), wish(0.4, 1.0)), (1 / 3, 2 / 3)),
+        ((tenant(0.2, 1.0), tenant(0.4, 1.0)), (1 / 3, 2 / 3)),
         # One is stopped by its limit; what it may not have is the other's.
-        ((wish(0.2, 0.25), wish(0.4, 1.0)), (0.25, 0.75)),
+        ((tenant(0.2, 0.25), tenant(0.4, 1.0)), (0.25, 0.75)),
         # A little work takes only that little.
-        ((wish(0.5, 1.0, 0.1), wish(0.4, 1.0)), (0.1, 0.9)),
+        ((tenant(0.5, 1.0, 0.1), tenant(0.4, 1.0)), (0.1, 0.9)),
         # Requests that fill the device are all that there is.
-        ((wish(0.5, 1.0), wish(0.5, 0.5)), (0.5, 0.5)),
+        ((tenant(0.5, 1.0), tenant(0.5, 0.5)), (0.5, 0.5)),
         # More than a device: no ledger allows it, nobody gets more than there is.
-        ((wish(1.0, 1.0), wish(1.0, 1.0)), (0.5, 0.5)),
+        ((tenant(1.0, 1.0), tenant(1.0, 1.0)), (0.5, 0.5)),
     ],
 )
-def test_a_device_is_divided(wishes, wanted):
-    assert divide(wishes) == pytest.approx(wanted, abs=1e-12)
+def test_a_device_is_divided(tenants, wanted):
+    assert divide(tenants) == pytest.approx(wanted, abs=1e-12)
 
 
 def test_every_division_is_within_bounds_and_leaves_nothing_over():
     rng = np.random.default_rng(np.random.SeedSequence(5))
     for _ in range(2000):
         requests = rng.dirichlet(np.ones(int(rng.integers(1, 6)))) * rng.uniform(0.2, 1.0)
-        wishes = tuple(
-            wish(request, min(1.0, request * rng.uniform(1.0, 4.0)), float(rng.choice([0.0, rng.random(), 1.0])))
+        tenants = tuple(
+            tenant(request, min(1.0, request * rng.uniform(1.0, 4.0)), float(rng.choice([0.0, rng.random(), 1.0])))
             for request in requests
         )
-        given = divide(wishes)
+        given = divide(tenants)
         assert sum(given) <= 1.0 + 1e-9
-        wanted = [min(each.demand, each.share.limit) for each in wishes]
-        for each, part, most in zip(wishes, given, wanted, strict=True):
+        wanted = [min(each.demand, each.share.limit) for each in tenants]
+        for each, part, most in zip(tenants, given, wanted, strict=True):
             assert min(each.demand, each.share.request) - 1e-12 <= part <= most + 1e-12
         if sum(given) < 1.0 - 1e-9:
             assert given == pytest.approx(wanted, abs=1e-9), "something is left though somebody wants it"
@@ -67,7 +67,7 @@ def test_tenants_are_told_when_their_neighbours_change():
     devices.set_share("b", make_share(0.6))
     assert told == ["a", "a", "b"]
     assert devices.rate("b") == pytest.approx(0.6 + 0.1 * 2 / 3)
-    devices.let_go("b")
+    devices.release("b")
     assert devices.rate("a") == 0.8
     assert devices.shares_on("d") == (make_share(0.3, 0.8),)
     assert "b" not in devices
@@ -80,7 +80,7 @@ def test_what_is_not_known_changes_nothing():
     devices = SharedDevices(lambda _: pytest.fail("nobody is there to be told"))
     devices.set_share("gone", make_share(0.5))
     devices.set_demand(["gone"], 1.0)
-    devices.let_go("gone")
+    devices.release("gone")
     assert devices.rate("gone") == 1.0
 
 

@@ -1,4 +1,4 @@
-"""Virtual time: a clock that only moves when told, and the agenda of a long trace."""
+"""Virtual time: a clock that only its owner advances, and the agenda of a long trace."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ class VirtualClock:
         return self._now_s
 
     def advance_to(self, at_s: float) -> None:
-        """Move on to `at_s`; a moment that has passed changes nothing."""
+        """Move on to `at_s`; a moment in the past changes nothing."""
         if at_s > self._now_s:
             self._now_s = at_s
 
 
 class FluidAgenda:
-    """The moments of a long trace, without a closure for each: `happen` and its one argument are kept apart.
+    """The callbacks of a long trace, kept with their one argument: a closure for each would cost more memory.
 
-    Those of one instant happen in the order of their entry; `num_happened` counts those that have been.
+    Entries of one instant run in the order in which they were added; `num_run` counts those that were run.
     """
 
     def __init__(self) -> None:
-        self.num_happened = 0
+        self.num_run = 0
         self._entries: list[tuple[float, int, Callable[..., None], Any]] = []
         self._num_entries = 0
 
     @property
     def next_s(self) -> float | None:
-        """The next moment, None if nothing is to happen any more."""
+        """The moment of the next entry, None without entries."""
         return self._entries[0][0] if self._entries else None
 
-    def at(self, at_s: float, happen: Callable[..., None], what: Any) -> None:
-        """Call `happen(what)` at a moment."""
+    def at(self, at_s: float, callback: Callable[..., None], argument: Any) -> None:
+        """Call `callback(argument)` at a moment."""
         self._num_entries += 1
-        heapq.heappush(self._entries, (at_s, self._num_entries, happen, what))
+        heapq.heappush(self._entries, (at_s, self._num_entries, callback, argument))
 
     def run_due(self, now_s: float) -> None:
-        """Let everything happen that is due, what that puts on the agenda for now included."""
+        """Run every entry that is due, those included that are added for now meanwhile."""
         entries = self._entries
         while entries and entries[0][0] <= now_s:
-            _, _, happen, what = heapq.heappop(entries)
-            self.num_happened += 1
-            happen(what)
+            _, _, callback, argument = heapq.heappop(entries)
+            self.num_run += 1
+            callback(argument)

@@ -34,7 +34,7 @@ class StudyRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a process says: how far it is, and in the end its answer or what went wrong."""
+    """A line of a process's output: its progress, or at its end its answer or what went wrong."""
 
     progress: tuple[int, int] | None = None
     answer: dict[str, Any] | None = None
@@ -58,7 +58,7 @@ def play_in_processes(
     lock = threading.Lock()
     processes: list[subprocess.Popen[bytes]] = []
 
-    def tell(policy: str, num_ended: int, num_jobs: int) -> None:
+    def report(policy: str, num_ended: int, num_jobs: int) -> None:
         if on_progress is not None:
             with lock:
                 on_progress(policy, num_ended, num_jobs)
@@ -75,19 +75,19 @@ def play_in_processes(
             process.stdin.write(msgspec.json.encode(request))
             process.stdin.close()
             last = _Line(failure="its process ended without an answer")
-            for said in process.stdout:
-                line = msgspec.json.decode(said, type=_Line)
+            for output in process.stdout:
+                line = msgspec.json.decode(output, type=_Line)
                 if line.progress is None:
                     last = line
                 else:
-                    tell(policy, *line.progress)
+                    report(policy, *line.progress)
         return last
 
     with ThreadPoolExecutor(max_workers=num_processes) as pool:
         try:
             lines = list(pool.map(play_one, runs))
         except BaseException:
-            # Ctrl-C: the rest is not waited for, neither the running plays nor the queued ones.
+            # Ctrl-C: end the running processes and start no queued one.
             pool.shutdown(wait=False, cancel_futures=True)
             for process in processes:
                 process.kill()
@@ -102,7 +102,7 @@ def _merge(lines: Mapping[str, _Line]) -> dict[str, Any]:
     answers = {policy: line.answer for policy, line in lines.items() if line.answer is not None}
     errors = {policy: line.failure for policy, line in lines.items() if line.answer is None}
     if not answers:
-        raise SpringtideError("; ".join(f"{policy}: {said}" for policy, said in errors.items()))
+        raise SpringtideError("; ".join(f"{policy}: {failure}" for policy, failure in errors.items()))
     merged = dict(next(iter(answers.values())))
     merged["policies"] = {policy: answer["policies"][policy] for policy, answer in answers.items()}
     if errors:
@@ -111,22 +111,22 @@ def _merge(lines: Mapping[str, _Line]) -> dict[str, Any]:
 
 
 def play_request(data: bytes, out: IO[bytes]) -> None:
-    """Play one request and write what is to be said, a line of JSON at a time."""
+    """Play one request and write progress and answer to `out`, one line of JSON each."""
 
-    def say(line: _Line) -> None:
+    def write(line: _Line) -> None:
         out.write(msgspec.json.encode(line) + b"\n")
         out.flush()
 
     request = msgspec.json.decode(data, type=StudyRequest)
     try:
-        answer = _play(request, lambda num_ended, num_jobs: say(_Line(progress=(num_ended, num_jobs))))
+        answer = _play(request, lambda num_ended, num_jobs: write(_Line(progress=(num_ended, num_jobs))))
     except InvalidRequest as error:
-        say(_Line(refusal=str(error)))
-    except Exception as error:  # Whatever it is, the other policies are still wanted; the sentence names it.
+        write(_Line(refusal=str(error)))
+    except Exception as error:  # Any error is reported as a sentence, so that the other policies can go on.
         where = traceback.extract_tb(error.__traceback__)[-1]
-        say(_Line(failure=f"{type(error).__name__}: {error} ({Path(where.filename).name} line {where.lineno})"))
+        write(_Line(failure=f"{type(error).__name__}: {error} ({Path(where.filename).name} line {where.lineno})"))
     else:
-        say(_Line(answer=answer))
+        write(_Line(answer=answer))
 
 
 def _play(request: StudyRequest, on_progress: Callable[[int, int], None]) -> dict[str, Any]:

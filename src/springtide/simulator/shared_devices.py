@@ -9,8 +9,8 @@ from springtide.core.resources import DeviceId
 from springtide.core.shares import MAX_LIMIT, TOLERANCE, Share, load_of
 from springtide.core.workload import ReplicaId
 
-# What is left of a device after rounding is not worth another round.
-_NOTHING = 1e-12
+# Less than this of a device is a rounding error and is not distributed.
+_NEGLIGIBLE = 1e-12
 
 
 def overfull(held: Sequence[Share | None], memory_mb: int = 0) -> str:
@@ -32,84 +32,85 @@ def overfull(held: Sequence[Share | None], memory_mb: int = 0) -> str:
     return ""
 
 
-class Wish(NamedTuple):
-    """What a tenant may have of a device, and how much of it it could use just now (0 to 1)."""
+class TenantDemand(NamedTuple):
+    """What a tenant holds of a device, and the fraction of the whole device that it could use now (0 to 1)."""
 
     share: Share
     demand: float
 
 
-def divide(wishes: Sequence[Wish]) -> tuple[float, ...]:
+def divide(tenants: Sequence[TenantDemand]) -> tuple[float, ...]:
     """The fraction of the device that each tenant gets.
 
     Each gets what it can use up to its request; what is left goes to those that can use more, in proportion to their
     requests, up to their limits (Dilu, section 3.2: request is guaranteed, limit is reached where others leave it).
-    Where even the requests do not fit, which no ledger allows, they are scaled down alike.
+    If the requests alone exceed the device, which no ledger allows, they are scaled down in proportion.
     """
-    given = [min(wish.demand, wish.share.request) for wish in wishes]
+    given = [min(tenant.demand, tenant.share.request) for tenant in tenants]
     total = sum(given)
     if total > 1.0:
         return tuple(part / total for part in given)
-    most = [min(wish.demand, wish.share.limit) for wish in wishes]
+    most = [min(tenant.demand, tenant.share.limit) for tenant in tenants]
     left = 1.0 - total
-    open_ = [index for index in range(len(wishes)) if most[index] > given[index]]
-    while open_ and left > _NOTHING:
-        weight = sum(wishes[index].share.request for index in open_)
-        sure = [index for index in open_ if most[index] - given[index] <= left * wishes[index].share.request / weight]
-        if not sure:
-            for index in open_:
-                given[index] += left * wishes[index].share.request / weight
+    unsaturated = [index for index in range(len(tenants)) if most[index] > given[index]]
+    while unsaturated and left > _NEGLIGIBLE:
+        weight = sum(tenants[index].share.request for index in unsaturated)
+        parts = {index: left * tenants[index].share.request / weight for index in unsaturated}
+        saturated = [index for index in unsaturated if most[index] - given[index] <= parts[index]]
+        if not saturated:
+            for index in unsaturated:
+                given[index] += parts[index]
             break
-        for index in sure:
+        for index in saturated:
             left -= most[index] - given[index]
             given[index] = most[index]
-        open_ = [index for index in open_ if index not in sure]
+        unsaturated = [index for index in unsaturated if index not in saturated]
     return tuple(given)
 
 
 class SharedDevices:
     """The shares that replicas hold of devices, and the speed of each there. Holders of whole devices are not in it.
 
-    `changed` is called for every tenant whose rate is another one than before, but for the one that caused it.
+    `changed` is called for every tenant whose rate changes, except for the tenant that caused the change.
     """
 
     def __init__(self, changed: Callable[[ReplicaId], None]) -> None:
         self._changed = changed
         self._place: dict[ReplicaId, DeviceId] = {}
-        self._on: dict[DeviceId, dict[ReplicaId, Wish]] = {}
+        self._on: dict[DeviceId, dict[ReplicaId, TenantDemand]] = {}
         self._rates: dict[ReplicaId, float] = {}
 
     def __contains__(self, replica_id: ReplicaId) -> bool:
         return replica_id in self._place
 
     @property
-    def num_beside(self) -> int:
-        """How many tenants more there are than devices that they are on."""
+    def num_extra_tenants(self) -> int:
+        """How many more tenants there are than shared devices."""
         return len(self._place) - len(self._on)
 
     def shares_on(self, device_id: DeviceId) -> tuple[Share, ...]:
         """The shares that are held of a device, in the order in which they were taken."""
-        return tuple(wish.share for wish in self._on.get(device_id, {}).values())
+        return tuple(tenant.share for tenant in self._on.get(device_id, {}).values())
 
     def share_of(self, replica_id: ReplicaId) -> Share | None:
-        """What a replica holds of its device; None: the whole of it, or it is not known."""
+        """What a replica holds of its device; None for the whole device or an unknown replica."""
         device_id = self._place.get(replica_id)
         return None if device_id is None else self._on[device_id][replica_id].share
 
     def rate(self, replica_id: ReplicaId) -> float:
-        """The fraction of its device that a replica computes at; 1 for one that has the whole of it."""
+        """The fraction of its device at which a replica computes; 1 for one that holds the whole device."""
         return self._rates.get(replica_id, 1.0)
 
     def slowest(self, replica_ids: Iterable[ReplicaId]) -> float:
         return min([self._rates.get(replica_id, 1.0) for replica_id in replica_ids], default=1.0)
 
     def hold(self, replica_id: ReplicaId, device_id: DeviceId, share: Share, demand: float = 0.0) -> None:
-        """A replica takes its share of a device. It asks for nothing of it yet, unless `demand` says so."""
+        """A replica takes its share of a device; at first it uses `demand` of the device."""
         self._place[replica_id] = device_id
-        self._on.setdefault(device_id, {})[replica_id] = Wish(share, demand)
+        self._on.setdefault(device_id, {})[replica_id] = TenantDemand(share, demand)
         self._divide(device_id, replica_id)
 
-    def let_go(self, replica_id: ReplicaId) -> None:
+    def release(self, replica_id: ReplicaId) -> None:
         device_id = self._place.pop(replica_id, None)
         if device_id is None:
             return
@@ -120,7 +121,7 @@ class SharedDevices:
             del self._on[device_id]
 
     def set_share(self, replica_id: ReplicaId, share: Share) -> None:
-        """A replica holds another share of its device from now on; of one that is not known nothing changes."""
+        """Give a replica another share of its device; an unknown replica changes nothing."""
         self._set(replica_id, share=share)
 
     def set_demand(self, replica_ids: Iterable[ReplicaId], demand: float) -> None:
@@ -132,19 +133,19 @@ class SharedDevices:
         if device_id is None:
             return
         known = self._on[device_id][replica_id]
-        wish = Wish(share or known.share, known.demand if demand is None else demand)
-        if wish != known:
-            self._on[device_id][replica_id] = wish
+        tenant = TenantDemand(share or known.share, known.demand if demand is None else demand)
+        if tenant != known:
+            self._on[device_id][replica_id] = tenant
             self._divide(device_id, None if share is not None else replica_id)
 
     def _divide(self, device_id: DeviceId, cause: ReplicaId | None) -> None:
-        """Divide the device anew, and call `changed` for the tenants whose rate changes by that."""
-        wishes = self._on[device_id]
-        slower: list[ReplicaId] = []
-        for replica_id, rate in zip(wishes, divide(tuple(wishes.values())), strict=True):
+        """Divide the device anew, and call `changed` for the tenants whose rate changes."""
+        tenants = self._on[device_id]
+        affected: list[ReplicaId] = []
+        for replica_id, rate in zip(tenants, divide(tuple(tenants.values())), strict=True):
             if self._rates.get(replica_id) != rate:
                 self._rates[replica_id] = rate
                 if replica_id != cause:
-                    slower.append(replica_id)
-        for replica_id in slower:
+                    affected.append(replica_id)
+        for replica_id in affected:
             self._changed(replica_id)

@@ -1,4 +1,4 @@
-"""`simulate`: what each policy would do with a trace on a cluster, as one answer of plain values."""
+"""`simulate`: what each policy would do with a trace on a cluster, as an answer of plain values."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ AdaptiveReader = Callable[[object, object, int | None], tuple[TraceJobs, Callabl
 
 
 class SimulationOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything about a run but its trace, its cluster and its policies. See `simulate`."""
+    """The options of `simulate` that a run of one policy depends on, apart from trace and cluster."""
 
     overhead: str = "elasticflow"
     seed: int = 0
@@ -49,7 +49,7 @@ class SimulationOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_as_predicted(self) -> bool:
-        """Whether the truth is what policies are told: no error, no faults."""
+        """Whether the truth is as policies are told: no error, no faults."""
         return self.error_fraction == 0.0 and self.mtbf_hours is None
 
 
@@ -79,16 +79,16 @@ def simulate(
 ) -> dict[str, Any]:
     """Play a trace under each policy and return the figures by policy.
 
-    `policies` are names of the registry, or policies by any name. With `draws`, what the format of the trace does not
-    tell is drawn from the scaling tables and the seed. `error_fraction` is the spread of true speeds around
-    the profiles, `mtbf_hours` the mean time between failures of a node. With `strict` a promise that is broken though
-    everything was as predicted raises InvariantViolation; without it is counted. `timer` (CPU seconds) measures
-    decisions and runs; without one those figures are None. `on_progress` is told (policy, jobs ended, jobs in all).
-    `journal` makes the journal of a policy's run. With `num_processes` above 1 so many policies are played at a time,
-    each in its own process and timed by its own CPU time; a policy that fails is then named under `errors`. Raises
-    InvalidRequest on a bad trace or setting. With `adaptive`, which springtide[studies] brings, the trace is a workload
-    of Pollux whose jobs change their batch, `profiles` the folder of measurements (near the trace, if not given).
-    Where speeds differ or nodes fail, each policy also plays the run without that, so that every miss has its cause.
+    `policies` are names of the registry, or policies by any name. With `draws`, fields that the trace's format lacks
+    are drawn from the scaling tables and the seed. `error_fraction` is the spread of true speeds around the profiles,
+    `mtbf_hours` the mean time between failures of a node; with either, each policy is also played without it, to find
+    the cause of every missed deadline. With `strict` a promise that is broken though everything was as predicted raises
+    InvariantViolation; without, it is counted. `timer` (CPU seconds) measures decisions and runs; without one those
+    figures are None. `on_progress` is called with the policy and how many jobs have ended, of how many. `journal` makes
+    the journal of a policy's run. With `num_processes` above 1 that many policies are played at a time, each in its own
+    process and timed by its own CPU time; a policy that fails is then named under `errors`. With `adaptive`, which
+    springtide[studies] brings, the trace is a workload of Pollux whose jobs change their batch, and `profiles` the
+    folder of measurements (near the trace, if not given). Raises InvalidRequest on a bad trace or setting.
     """
     options = SimulationOptions(
         overhead=overhead,
@@ -117,11 +117,11 @@ def simulate(
             is_timed=timer is not None,
             on_progress=on_progress,
         )
-    stage = _Stage(trace, named, options, profiles)
+    simulation = _Simulation(trace, named, options, profiles)
     for name, make in makers.items():
-        told = None if on_progress is None else _telling(on_progress, name)
-        stage.play(name, make, timer, told, None if journal is None else journal(name))
-    return stage.answer
+        on_jobs = None if on_progress is None else _with_name(on_progress, name)
+        simulation.play(name, make, timer, on_jobs, None if journal is None else journal(name))
+    return simulation.answer
 
 
 def simulate_policy(
@@ -140,7 +140,7 @@ def simulate_policy(
     )
 
 
-class _Stage:
+class _Simulation:
     """One trace on one cluster, on which policies play one after the other."""
 
     def __init__(
@@ -192,10 +192,10 @@ class _Stage:
         began_s = 0.0 if timer is None else timer()
         played = self._play(make(), name, options, timer, on_progress, journal)
         played.cpu_s = None if timer is None else timer() - began_s
-        # Why a deadline was missed is answered by the same run without what might be to blame.
+        # A cause is found by the same run without it: a job that meets its deadline there missed it for that cause.
         met_without: dict[str, frozenset[WorkloadId]] = {}
-        for cause, calmer in _calmer(options).items():
-            met_without[cause] = met_deadlines(self._play(make(), name, calmer, None, on_progress, None))
+        for cause, without in _without_causes(options).items():
+            met_without[cause] = met_deadlines(self._play(make(), name, without, None, on_progress, None))
         self.answer["policies"][name] = figures_of(
             played,
             self._setting,
@@ -230,7 +230,7 @@ class _Stage:
             faults=faults,
             reports_progress=options.adaptive or not options.is_as_predicted,
             keeps_promises=self._options.strict and self._options.is_as_predicted,
-            told=self._command(name),
+            command=self._command(name),
             journal=journal,
             timer=timer,
             on_progress=on_progress,
@@ -263,8 +263,8 @@ class _Stage:
         return shlex.join(words)
 
 
-def _calmer(options: SimulationOptions) -> dict[str, SimulationOptions]:
-    """For each cause outside the policy, the run without it: first without faults, then with neither."""
+def _without_causes(options: SimulationOptions) -> dict[str, SimulationOptions]:
+    """By cause of a miss, the options of a run without it: without faults, then without faults and error."""
     found: dict[str, SimulationOptions] = {}
     if options.mtbf_hours is not None:
         found["fault"] = msgspec.structs.replace(options, mtbf_hours=None)
@@ -274,7 +274,7 @@ def _calmer(options: SimulationOptions) -> dict[str, SimulationOptions]:
 
 
 def _makers(policies: Sequence[str] | Mapping[str, Policy]) -> dict[str, Callable[[], Policy]]:
-    """How to make each policy. Raises InvalidRequest on an unknown name, before anything runs."""
+    """What makes each policy by name. Raises InvalidRequest on an unknown name, before anything runs."""
     if isinstance(policies, Mapping):
         return {name: (lambda policy=policy: policy) for name, policy in policies.items()}  # type: ignore[misc]
     if not policies:
@@ -285,7 +285,7 @@ def _makers(policies: Sequence[str] | Mapping[str, Policy]) -> dict[str, Callabl
 
 
 def _plain_arguments(trace: object, policies: object, profiles: object, journal: object) -> dict[str, Any]:
-    """What can be written down for another process. Raises InvalidRequest for what cannot."""
+    """The arguments that another process can be given as text. Raises InvalidRequest if one is a value in memory."""
     if not isinstance(trace, str) or isinstance(policies, Mapping) or isinstance(profiles, Profiles) or journal:
         raise InvalidRequest(
             "values in memory cannot go to other processes; name files and policies, or use one process"
@@ -293,7 +293,7 @@ def _plain_arguments(trace: object, policies: object, profiles: object, journal:
     return {"trace": trace, "profiles": None if profiles is None else str(profiles)}
 
 
-def _telling(on_progress: Progress, name: str) -> Callable[[int, int], None]:
+def _with_name(on_progress: Progress, name: str) -> Callable[[int, int], None]:
     return lambda num_ended, num_jobs: on_progress(name, num_ended, num_jobs)
 
 

@@ -29,7 +29,7 @@ def test_a_journal_decides_the_same_again_and_batches_and_workers_grow():
     assert all(run.has_ended for run in played.runs.values())
     assert max(run.batch_size / run.job.global_batch_size for run in played.runs.values()) > 2
     assert max(played.timeline.devices) == 16
-    told = overhead_rule("pollux", 16).told
+    told = overhead_rule("pollux", 16).announced
     assert verify(Controller(make_policy(CHEAP), overheads=told), journal) > 50
 
 

@@ -23,7 +23,7 @@ def load(name: str, in_flight: int) -> LoadObserved:
 
 
 def test_from_a_moment_on_only_what_is_left_is_told() -> None:
-    happenings = [
+    timed_events = [
         (0.0, deployed("gone")),
         (1.0, deployed("stays")),
         (2.0, load("stays", 3)),
@@ -32,7 +32,7 @@ def test_from_a_moment_on_only_what_is_left_is_told() -> None:
         (5.0, CancelRequested(workload_id=WorkloadId("gone"))),
         (20.0, load("stays", 7)),
     ]
-    found = from_moment(happenings, 10.0)
+    found = from_moment(timed_events, 10.0)
     assert found == [(0.0, deployed("stays")), (0.0, load("stays", 5)), (10.0, load("stays", 7))]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from springtide.core.errors import InvalidRequest
 from springtide.workloads.drawing import check_complete
 from springtide.workloads.formats import elasticflow
 from springtide.workloads.profiles import Profiles
-from springtide_studies.workloads.artifact_traces import generate_jobs
+from springtide.workloads.trace import Trace, TraceJob, make_trace
+from springtide_studies.workloads.artifact_traces import generate_jobs, write_trace
 
 TABLES = Profiles(
     name="tables",
@@ -56,7 +58,7 @@ def test_every_recipe_gives_a_trace_that_can_run_and_be_written(
         if job.deadline_s is not None:
             assert low - 1e-6 <= (job.deadline_s - job.submit_s) / job.duration_s <= low + width + 1e-6
     path = tmp_path_factory.mktemp("drawn") / "trace.csv"
-    elasticflow.write(trace, path)
+    write_trace(trace, path)
     assert elasticflow.read(path).jobs == trace.jobs
 
 
@@ -99,3 +101,46 @@ def test_more_jobs_or_other_fractions_leave_the_other_draws_alone() -> None:
 def test_a_recipe_that_cannot_be_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(InvalidRequest):
         generate_jobs(**{"num_jobs": 5, "profiles": TABLES, "seed": 0, **wrong})  # type: ignore[arg-type]
+
+
+MOMENTS = st.floats(min_value=0, max_value=1e9)
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> Trace:
+    jobs = []
+    for number in range(draw(st.integers(1, 6))):
+        submit_s, is_best_effort = draw(MOMENTS), draw(st.booleans())
+        job = TraceJob(
+            job_id=f"job-{number}",
+            submit_s=submit_s,
+            num_steps=draw(st.integers(1, 2**53)),
+            model=draw(st.sampled_from(["bert", "gpt2", "modèle"])),
+            global_batch_size=draw(st.integers(1, 10**6)),
+            num_devices=draw(st.integers(1, 10**5)),
+            duration_s=draw(MOMENTS),
+            deadline_s=None if is_best_effort else submit_s + draw(MOMENTS),
+            is_best_effort=is_best_effort,
+        )
+        jobs.append(job)
+    return make_trace("trace", jobs, format="elasticflow")
+
+
+@given(trace=traces())
+def test_what_is_written_is_read_again(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("written") / "trace.csv"
+    write_trace(trace, path)
+    found = elasticflow.read(path)
+    assert found.jobs == trace.jobs
+    assert found.name == trace.name
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"model": ""}, {"model": "a,b"}, {"num_steps": 0}, {"duration_s": None}, {"is_best_effort": False}],
+)
+def test_what_the_format_cannot_say_is_not_written(tmp_path: Path, changes: dict[str, object]) -> None:
+    known = {"model": "bert", "num_steps": 1, "global_batch_size": 1, "duration_s": 1.0, "is_best_effort": True}
+    job = TraceJob(job_id="a", submit_s=0.0, **{**known, **changes})  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="job a cannot be written"):
+        write_trace(make_trace("t", [job]), tmp_path / "t.csv")

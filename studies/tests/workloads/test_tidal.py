@@ -72,7 +72,7 @@ def test_bounds_are_those_of_the_paper() -> None:
 
 def test_priority_is_the_order_of_submission() -> None:
     trace = draw_tidal(1, SETTING)
-    names = [event.service.service_id for _, event in trace.happenings if isinstance(event, ServiceDeployed)]
+    names = [event.service.service_id for _, event in trace.timed_events if isinstance(event, ServiceDeployed)]
     assert names == [function.service.service_id for function in trace.functions]
     begins = [function.begin_s for function in trace.functions]
     assert begins == sorted(begins)
@@ -87,7 +87,7 @@ def test_gateways_speak_of_living_functions_within_their_maximum_and_only_when_i
     known: dict[str, int] = {}
     shares = []
     life, service_of = lives(trace), {f.service.service_id: f.service for f in trace.functions}
-    for at_s, event in trace.happenings:
+    for at_s, event in trace.timed_events:
         if isinstance(event, LoadObserved):
             begin_s, end_s = life[event.service_id]
             service = service_of[event.service_id]
@@ -102,11 +102,11 @@ def test_gateways_speak_of_living_functions_within_their_maximum_and_only_when_i
 
 def test_every_end_follows_its_submission() -> None:
     trace = draw_tidal(2, SETTING)
-    ends = {e.workload_id: at_s for at_s, e in trace.happenings if isinstance(e, CancelRequested)}
+    ends = {e.workload_id: at_s for at_s, e in trace.timed_events if isinstance(e, CancelRequested)}
     for name, (begin_s, end_s) in lives(trace).items():
         assert ends.get(name, np.inf) == end_s
         assert begin_s < end_s
-    moments = [at_s for at_s, _ in trace.happenings]
+    moments = [at_s for at_s, _ in trace.timed_events]
     assert moments == sorted(moments)
     assert moments[-1] <= 3 * DAY_S
 
@@ -129,7 +129,7 @@ def test_surges_come_at_any_hour_and_need_no_more_than_the_highest_tide() -> Non
 def test_a_day_may_be_shorter() -> None:
     day, minute = draw_tidal(0, SETTING), draw_tidal(0, replace(SETTING, day_s=60.0))
     assert [f.service for f in day.functions] == [f.service for f in minute.functions]
-    assert [at_s for at_s, _ in minute.happenings] == pytest.approx([at_s / 1440.0 for at_s, _ in day.happenings])
+    assert [at_s for at_s, _ in minute.timed_events] == pytest.approx([at_s / 1440.0 for at_s, _ in day.timed_events])
 
 
 def test_a_seed_says_it_all() -> None:

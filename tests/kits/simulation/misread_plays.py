@@ -20,7 +20,7 @@ from springtide.core.resources import make_node
 from springtide.core.workload import Entrypoint, Goal, TrainingJob, WorkloadId
 from springtide.scheduling.registry import make_policy
 from springtide.simulator.fluid.play import FluidRunResult, play
-from springtide.simulator.fluid.rules import OverheadRule, ProfiledSpeeds, opened_run
+from springtide.simulator.fluid.rules import OverheadRule, ProfiledSpeeds, make_run
 from springtide.simulator.fluid.runs import FluidRun
 
 Curve = tuple[float, ...]
@@ -43,7 +43,7 @@ class Misreading(ProfiledSpeeds):
     def open_run(self, job: TrainingJob, now_s: float, done_steps: float = 0.0) -> FluidRun:
         curve = self._curve_of[job.job_id]
         length = float(job.total_steps or 0)
-        return opened_run(job, now_s, length=length, single_steps_per_s=curve[1], done_steps=done_steps, curve=curve)
+        return make_run(job, now_s, length=length, single_steps_per_s=curve[1], done_steps=done_steps, curve=curve)
 
     def first_report_s(self, run: FluidRun) -> float:
         return 2.0

@@ -247,7 +247,7 @@ def play_tide(seed: int, policy: str = "tide/springtide") -> FluidRunResult:
         nodes,
         rule=overhead_rule(RULES[seed % len(RULES)], 16),
         speeds=ProfiledSpeeds(devices_per_node=4),
-        happenings=draw_tidal(seed, setting).happenings,
+        timed_events=draw_tidal(seed, setting).timed_events,
         times=Times(service_start_s=3.7, service_stop_s=1.0),
         tide=Tide(day_s=day_s),
     )

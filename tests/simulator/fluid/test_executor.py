@@ -181,7 +181,7 @@ def test_a_cold_start_delays_the_replica_not_the_job() -> None:
     driver.start(0)
     assert kinds(driver.wait(4.9)) == []
     assert kinds(driver.wait(5.0)) == [ReplicaReady]
-    assert OverheadRule(name="test", pause=Overheads(change_s=1.0), cold_start_s=5.0).told.change_s == 6.0
+    assert OverheadRule(name="test", pause=Overheads(change_s=1.0), cold_start_s=5.0).announced.change_s == 6.0
     driver.start(1)
     driver.executor.start(StopReplica(workload_id="a", replica_id="a.1.1"))
     assert kinds(driver.wait(20.0)) == [ReplicaStopped], "whoever stops while warming up never gets ready"

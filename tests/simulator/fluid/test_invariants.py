@@ -39,7 +39,7 @@ BEGIN: tuple[Event, ...] = (NodeJoined(node=NODE), JobSubmitted(job=job("a", 50.
 
 
 def check(*steps: tuple[float, Sequence[Event], Sequence[Action]], reasons: dict[str, str] | None = None) -> None:
-    invariants = FluidInvariants([NODE], told="springtide simulate --seed 3")
+    invariants = FluidInvariants([NODE], command="springtide simulate --seed 3")
     for now_s, events, actions in steps:
         invariants.reasons = reasons or {}
         invariants.note(Step(now_s=now_s, events=tuple(events), actions=tuple(actions)))

@@ -56,7 +56,7 @@ def test_two_processes_two_hash_seeds_one_journal(options: str) -> None:
 def test_a_played_journal_decides_the_same_again() -> None:
     journal = MemoryJournal()
     simulate("generated:20", "2x4", ["elastic"], seed=2, journal=lambda name: journal)
-    told = overhead_rule("elasticflow", 8).told
+    told = overhead_rule("elasticflow", 8).announced
     assert verify(Controller(make_policy("elastic"), overheads=told), journal) > 20
 
 
@@ -171,9 +171,9 @@ def test_overhead_rules() -> None:
     # 2 s, and 2 (log2 n + 1) s on a set of devices that nobody has used before; 7 s from 256 devices up.
     assert [small.pause.cost_s(count) for count in (1, 2, 8)] == [4.0, 6.0, 10.0]
     assert large.pause.cost_s(8) == 15.0
-    assert overhead_rule("none", 8).told.cost_s(8) == 0.0
+    assert overhead_rule("none", 8).announced.cost_s(8) == 0.0
     measured = overhead_rule("measured", 8)
-    assert measured.told.change_s == pytest.approx(measured.pause.change_s + measured.cold_start_s)
+    assert measured.announced.change_s == pytest.approx(measured.pause.change_s + measured.cold_start_s)
     with pytest.raises(InvalidRequest, match="elasticflow, measured, pollux, none"):
         overhead_rule("free", 8)
 

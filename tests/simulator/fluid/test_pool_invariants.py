@@ -39,7 +39,7 @@ def gone(replica: str) -> ReplicaStopped:
 
 
 def check(*steps: Story) -> FluidInvariants:
-    invariants = FluidInvariants(NODES, told="springtide simulate --study loaning --seed 3")
+    invariants = FluidInvariants(NODES, command="springtide simulate --study loaning --seed 3")
     invariants.note(Step(now_s=0.0, events=JOINED))
     for now_s, events, actions in steps:
         invariants.note(Step(now_s=now_s, events=tuple(events), actions=tuple(actions)))

@@ -49,7 +49,7 @@ class Case(msgspec.Struct, frozen=True):
             for index in range(self.num_training + self.num_inference)
         ]
 
-    def happenings(self) -> tuple[tuple[float, Event], ...]:
+    def timed_events(self) -> tuple[tuple[float, Event], ...]:
         setting = TidalSetting(
             num_servers=self.num_inference,
             devices_per_server=2,
@@ -58,7 +58,7 @@ class Case(msgspec.Struct, frozen=True):
             day_s=DAY_S,
             surges_per_day=self.surges_per_day,
         )
-        return draw_tidal(self.seed, setting).happenings
+        return draw_tidal(self.seed, setting).timed_events
 
 
 def job(index: int, num_workers: int, seconds: int, *, elastic: bool) -> TrainingJob:
@@ -116,7 +116,7 @@ def run(policy: str | Policy, case: Case, *, story: Story | None = None, **optio
         case.nodes(),
         rule=OverheadRule(name="test", pause=Overheads(change_s=2.0)),
         speeds=ProfiledSpeeds(devices_per_node=2, feels_placement=False),
-        happenings=options.pop("happenings", case.happenings()),
+        timed_events=options.pop("timed_events", case.timed_events()),
         times=replace(TIMES, preempt_s=case.preempt_s),
         keeps_promises=False,
         until_s=2 * DAY_S,
@@ -277,7 +277,7 @@ def test_a_minimum_that_is_raised_under_load_is_reclaimed_for_in_time() -> None:
         (1000.0, ScaleRequested(workload_id=service.service_id, minimum=6, maximum=6)),
     ]
     for policy in ("one-way/fifo", "two-way/fifo", "tide/fifo"):
-        played = run(policy, BUSY, happenings=raised)
+        played = run(policy, BUSY, timed_events=raised)
         assert played.minimums is not None
         assert played.minimums.num_broken == 0, policy
         assert played.minimums.reclaims, policy
@@ -293,4 +293,4 @@ def test_a_violation_names_the_command() -> None:
             return replace(plan, reasons={})
 
     with pytest.raises(InvariantViolation, match="told like this"):
-        run(Careless(""), BUSY, told="told like this")
+        run(Careless(""), BUSY, command="told like this")

@@ -45,10 +45,10 @@ DEPLOYED = ServiceDeployed(service=SERVICE)
 class Driver:
     """Two nodes of two devices, the job on its way, and whatever happens to services."""
 
-    def __init__(self, happenings: Sequence[tuple[float, Event]] = (), **options: object) -> None:
+    def __init__(self, timed_events: Sequence[tuple[float, Event]] = (), **options: object) -> None:
         self.clock = VirtualClock()
         nodes = [make_node("n0", 2, pool="training"), make_node("n1", 2, pool="inference")]
-        self.executor = FluidExecutor(self.clock, nodes, [(0.0, JOB)], happenings=happenings, **options)
+        self.executor = FluidExecutor(self.clock, nodes, [(0.0, JOB)], timed_events=timed_events, **options)
         self.executor.wait(0.0)
 
     @property

@@ -41,10 +41,10 @@ SERVICE = InferenceService(service_id="s", name="s", entrypoint=SOURCE, max_repl
 class Driver:
     """One node of two devices; everybody's worker is named after its number and its device."""
 
-    def __init__(self, happenings: Sequence[tuple[float, Event]] = (), **options: object) -> None:
+    def __init__(self, timed_events: Sequence[tuple[float, Event]] = (), **options: object) -> None:
         self.clock = VirtualClock()
         node = make_node("n", 2)
-        self.executor = FluidExecutor(self.clock, [node], happenings=happenings, **options)
+        self.executor = FluidExecutor(self.clock, [node], timed_events=timed_events, **options)
         self.executor.wait(0.0)
         self.events: list[Event] = []
 
@@ -138,7 +138,7 @@ def test_a_service_uses_what_its_load_asks_for():
     def load(at_s: float, in_flight: int) -> tuple[float, Event]:
         return at_s, LoadObserved(service_id="s", arrivals_per_s=1.0, in_flight=in_flight, queued=0, idle_s=0.0)
 
-    driver = Driver(happenings=[load(10.0, 1), load(20.0, 8), load(30.0, 0)])
+    driver = Driver(timed_events=[load(10.0, 1), load(20.0, 8), load(30.0, 0)])
     driver.start(job("a"), make_share(0.4, 1.0), 0)
     driver.start(SERVICE, make_share(0.4, 0.5), 0)
     driver.wait(10.0)
@@ -154,7 +154,7 @@ def test_a_service_uses_what_its_load_asks_for():
 
 def test_a_load_is_spread_over_the_replicas_that_are_left():
     load = LoadObserved(service_id="s", arrivals_per_s=1.0, in_flight=4, queued=0, idle_s=0.0)
-    driver = Driver(happenings=[(1.0, load)])
+    driver = Driver(timed_events=[(1.0, load)])
     driver.start(SERVICE, make_share(0.4, 0.8), 0, 1)
     driver.wait(2.0)
     assert driver.executor.sharing.rate("s.0") == 0.5

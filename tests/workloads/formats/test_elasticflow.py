@@ -4,13 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from springtide.core.errors import InvalidRequest
 from springtide.workloads import collecting
 from springtide.workloads.formats import elasticflow
-from springtide.workloads.trace import Trace, TraceJob, make_trace
+from springtide.workloads.trace import TraceJob
 
 SAMPLES = Path(__file__).parents[1] / "samples"
 HEADER = "job_id,submit_time,iteration,model_name,ddl,batch_size,num_gpu,duration,best_effort"
@@ -86,46 +84,3 @@ def test_a_trace_of_too_many_jobs_asks_for_a_limit(tmp_path: Path, monkeypatch: 
     with pytest.raises(InvalidRequest, match=r"long.csv line 5: more than 3 jobs; .*--jobs N"):
         elasticflow.read(path)
     assert len(elasticflow.read(path, 3).jobs) == 3
-
-
-MOMENTS = st.floats(min_value=0, max_value=1e9)
-
-
-@st.composite
-def traces(draw: st.DrawFn) -> Trace:
-    jobs = []
-    for number in range(draw(st.integers(1, 6))):
-        submit_s, is_best_effort = draw(MOMENTS), draw(st.booleans())
-        job = TraceJob(
-            job_id=f"job-{number}",
-            submit_s=submit_s,
-            num_steps=draw(st.integers(1, 2**53)),
-            model=draw(st.sampled_from(["bert", "gpt2", "modèle"])),
-            global_batch_size=draw(st.integers(1, 10**6)),
-            num_devices=draw(st.integers(1, 10**5)),
-            duration_s=draw(MOMENTS),
-            deadline_s=None if is_best_effort else submit_s + draw(MOMENTS),
-            is_best_effort=is_best_effort,
-        )
-        jobs.append(job)
-    return make_trace("trace", jobs, format="elasticflow")
-
-
-@given(trace=traces())
-def test_what_is_written_is_read_again(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> None:
-    path = tmp_path_factory.mktemp("written") / "trace.csv"
-    elasticflow.write(trace, path)
-    found = elasticflow.read(path)
-    assert found.jobs == trace.jobs
-    assert found.name == trace.name
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"model": ""}, {"model": "a,b"}, {"num_steps": 0}, {"duration_s": None}, {"is_best_effort": False}],
-)
-def test_what_the_format_cannot_say_is_not_written(tmp_path: Path, changes: dict[str, object]) -> None:
-    known = {"model": "bert", "num_steps": 1, "global_batch_size": 1, "duration_s": 1.0, "is_best_effort": True}
-    job = TraceJob(job_id="a", submit_s=0.0, **{**known, **changes})  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequest, match="job a cannot be written"):
-        elasticflow.write(make_trace("t", [job]), tmp_path / "t.csv")

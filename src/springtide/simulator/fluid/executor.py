@@ -1,4 +1,4 @@
-"""The executor of long traces: no processes and no messages; a job's progress is a continuous amount that grows."""
+"""The executor of long traces: without processes and messages; a job's progress is a number that grows with time."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ from springtide.simulator.fluid.runs import FluidReplica, FluidRun, UtilisationT
 from springtide.simulator.fluid.services import FluidServices
 from springtide.simulator.shared_devices import SharedDevices
 
-# A turn of the loop in which nothing happens takes this long: no real clock stands still between two turns.
+# A turn of the loop in which nothing happens takes this long, as a real clock does not stand still between turns.
 TURN_S = 0.001
-# So many turns in a row in which nothing trains, nothing happens and no job is still to arrive: the run is stuck.
+# After this many turns in a row in which nothing trains and no arrival is left, the run is stuck and ends.
 MAX_IDLE_TURNS = 10_000
 
 
 class FluidExecutor:
-    """An Executor whose actions take effect in the instant in which they are started, but for what overhead costs.
+    """An Executor whose actions take effect in the instant in which they are started, apart from the overhead.
 
     `arrivals` are submitted at their moments; jobs bring their length and their profile. A group forms at once and
     stands still for its overhead; a job that is changed within its overhead pays anew. A group whose worker is lost
     stands still until the platform forms it anew. With `reports_progress` running jobs report what they measure;
-    without it a run takes far fewer turns. `happenings` are what owners and gateways say at their moments (services
-    deployed, bounds set, loads observed); `times` how long services and preempted jobs take. `is_over` says that
-    nothing will ever happen again; `agenda` counts what did of itself, actions apart.
+    without it a run takes far fewer turns. `timed_events` are what owners and gateways report at their moments
+    (services deployed, bounds set, loads observed); `times` how long services and preempted jobs take. `is_over` says
+    that nothing will happen any more; `agenda.num_run` counts the agenda's entries that were run, without actions.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class FluidExecutor:
         speeds: Speeds | None = None,
         faults: NodeFaults | None = None,
         reports_progress: bool = False,
-        happenings: Sequence[tuple[float, Event]] = (),
+        timed_events: Sequence[tuple[float, Event]] = (),
         times: Times | None = None,
     ) -> None:
         self.clock = clock
@@ -77,14 +77,14 @@ class FluidExecutor:
         self.timeline = UtilisationTimeline()
         self.is_over = False
         self.num_faults, self.num_open = 0, len(arrivals)
-        self._num_to_come = len(arrivals) + len(happenings)
+        self._num_to_come = len(arrivals) + len(timed_events)
         self._reports_progress = reports_progress
         self._faults = faults
         self.nodes = FluidNodes(nodes)
         self._times = times or Times()
         self.sharing = SharedDevices(self._change_pace)
         self._sharers = dict[ReplicaId, FluidRun]()
-        self._services = FluidServices(clock, self._times, self._at, self.post, self._note_timeline, self.sharing)
+        self._services = FluidServices(clock, self._times, self._at, self.post, self._record_utilisation, self.sharing)
         self._inbox: list[Event] = [NodeJoined(node=node) for node in nodes]
         self._unacknowledged: list[Event] = []
         self._training = dict[WorkloadId, FluidRun]()
@@ -92,8 +92,8 @@ class FluidExecutor:
         self._efficiency = 0.0
         for at_s, job in arrivals:
             self._at(at_s, self._submit, job)
-        for at_s, event in happenings:
-            self._at(at_s, self._happen, event)
+        for at_s, event in timed_events:
+            self._at(at_s, self._post_timed_event, event)
         for node_id, at_s in faults.first_failures_s(self.nodes) if faults is not None else ():
             self._at(at_s, self._fail_node, node_id)
         if reports_progress:
@@ -101,7 +101,7 @@ class FluidExecutor:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no worker holds a device and nothing waits to be told."""
+        """Whether no worker holds a device and no event waits to be returned."""
         return not self._num_held and not self._inbox
 
     # --- Executor ----------------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ class FluidExecutor:
                 pass
 
     def wait(self, deadline_s: float | None) -> Sequence[Event]:
-        """Let virtual time pass until something is reported, or to the deadline."""
+        """Advance virtual time until there is an event, or to the deadline."""
         clock, agenda = self.clock, self.agenda
         began_s = clock.now_s()
         while not self._inbox:
@@ -185,13 +185,13 @@ class FluidExecutor:
         self._unacknowledged = [event for event in self._unacknowledged if id(event) not in known]
 
     def post(self, event: Event) -> None:
-        """Hand an event to the control loop, as owners do."""
+        """Hand an event to the control loop, as the API does for owners."""
         self._inbox.append(event)
 
     # --- time --------------------------------------------------------------------------------------------------------
 
     def _check_stuck(self) -> bool:
-        """Whether nothing can happen any more, though the policy keeps asking to be called."""
+        """Whether nothing can happen any more although the policy keeps setting moments to be asked again."""
         if self._num_progressing or self._num_to_come or self.nodes.any_down:
             self._num_idle_turns = 0
         else:
@@ -199,10 +199,13 @@ class FluidExecutor:
             self.is_over = self.is_over or self._num_idle_turns > MAX_IDLE_TURNS
         return self.is_over
 
-    def _note_timeline(self) -> None:
-        # A device counts once, and as the services' where one of them is on it.
-        num_serving, num_beside = self._services.num_held, self.sharing.num_beside
-        num_held, num_serving = max(0, self._num_held - num_beside), num_serving - max(0, num_beside - self._num_held)
+    def _record_utilisation(self) -> None:
+        # A shared device counts once, and as one of services where a replica of a service is among its tenants.
+        num_serving, num_extra_tenants = self._services.num_held, self.sharing.num_extra_tenants
+        num_held, num_serving = (
+            max(0, self._num_held - num_extra_tenants),
+            num_serving - max(0, num_extra_tenants - self._num_held),
+        )
         self.timeline.note(self.clock.now_s(), num_held, len(self._training), self._efficiency, num_serving)
 
     # --- jobs --------------------------------------------------------------------------------------------------------
@@ -212,14 +215,14 @@ class FluidExecutor:
         self.add_job(job)
         self._inbox.append(JobSubmitted(job=job))
 
-    def _happen(self, event: Event) -> None:
+    def _post_timed_event(self, event: Event) -> None:
         self._num_to_come -= 1
         if isinstance(event, LoadObserved):
             self._services.note_load(event)
         self._inbox.append(event)
 
     def add_job(self, job: TrainingJob, *, done_steps: float = 0.0) -> FluidRun:
-        """Open the run of a job, `done_steps` of which are done. Its true speed is drawn here."""
+        """Open the run of a job that has done `done_steps`. Its true speed is drawn here."""
         run = self.runs[job.job_id] = self.speeds.open_run(job, self.clock.now_s(), done_steps)
         return run
 
@@ -238,18 +241,18 @@ class FluidExecutor:
                 self._release(run, replica_id)
                 self._inbox.append(ReplicaStopped(workload_id=action.job_id, replica_id=replica_id))
         direction = direction_of(run, before, action)
-        # The same workers on another batch go on at once, or when the change that they stand still for is over.
+        # The same workers with another batch size go on at once, or when the pause of an earlier change is over.
         left_s = max(0.0, run.resumed_s - now_s) if named == before and not action.forced else None
         run.count_change(direction, now_s, is_paid=left_s is None)
         left_s = left_s if action.functions == run.functions else None
         run.batch_size, run.functions = action.global_batch_size, action.functions
         pause_s = self._form(run, named, action.generation, now_s, left_s)
-        self._inbox.append(run.resized_news(pause_s, direction))
+        self._inbox.append(run.resized_event(pause_s, direction))
 
     def _form(
         self, run: FluidRun, members: tuple[ReplicaId, ...], generation: int, now_s: float, left_s: float | None
     ) -> float:
-        """Let these workers train after their overhead (or after `left_s` of it), which is returned."""
+        """Let these workers train after their overhead, or after `left_s` of it. Returns the pause."""
         devices = [run.replicas[replica_id].device_id for replica_id in members]
         bits, run.placement = self.nodes.group(devices, keeps_order=self.speeds.rings_by_rank)
         pause_s = left_s
@@ -269,19 +272,19 @@ class FluidExecutor:
         return pause_s
 
     def _pace(self, run: FluidRun, since_s: float) -> None:
-        """From `since_s` on the group trains as fast as it truly does now, up to where that changes or it is done."""
+        """From `since_s` on the group trains at its present true speed, until that changes or the job is done."""
         pace, share = self.speeds.pace(run), self.sharing.slowest(run.members)
         run.since_s = since_s
         run.rate, run.efficiency, run.boundary = pace.rate * share, pace.efficiency * share, pace.until
         self._efficiency += run.efficiency
         run.is_scattered = pace.is_scattered
-        self._note_timeline()
+        self._record_utilisation()
         if run.rate > 0.0:
             run.boundary_s = self.speeds.boundary_s(run)
-            self._at(self.speeds.seen_s(run), self._reach, (run, run.token))
+            self._at(self.speeds.observed_s(run), self._reach_boundary, (run, run.token))
 
     def _change_pace(self, replica_id: ReplicaId) -> None:
-        """A worker gets another part of its device than before, as others on it come, go, begin and rest."""
+        """A worker computes at another rate than before, because other tenants of its device came, went or changed."""
         run, now_s = self._sharers.get(replica_id), self.clock.now_s()
         if run is None or replica_id not in run.members:
             return
@@ -294,22 +297,22 @@ class FluidExecutor:
             self._at(run.since_s + self.speeds.first_report_s(run), self._report_first, (run, run.token))
 
     def _halt(self, run: FluidRun, now_s: float) -> None:
-        """The group stands still from now on: its progress is settled, its agenda entries no longer count."""
+        """The group stands still from now on: settle its progress and invalidate its agenda entries."""
         if not run.members:
             return
         self.sharing.set_demand(run.members, 0.0)
         if now_s > run.formed_s:
-            # A set that was only passed through within one instant has not been used.
+            # A set of devices that was held for one instant only does not count as used.
             self.nodes.use(run.device_bits)
         self._num_progressing -= run.rate > 0.0
         run.stand_still(now_s)
         del self._training[run.job.job_id]
         self._efficiency = self._efficiency - run.efficiency if self._training else 0.0
-        self._note_timeline()
+        self._record_utilisation()
 
-    def _reach(self, what: tuple[FluidRun, int]) -> None:
-        """A job has come to a boundary of its pace, or to its end."""
-        run, token = what
+    def _reach_boundary(self, entry: tuple[FluidRun, int]) -> None:
+        """A job has reached the boundary of its pace, or its end."""
+        run, token = entry
         if token != run.token:
             return
         if run.boundary < run.length:
@@ -334,19 +337,21 @@ class FluidExecutor:
         save_s = self._times.save_s(run.job)
         if save_s > 0.0:
             is_saved = save_s <= action.grace_s
-            self._at(now_s + min(save_s, action.grace_s), self._leave, (run, run.generation, now_s, is_saved))
+            self._at(
+                now_s + min(save_s, action.grace_s), self._finish_preemption, (run, run.generation, now_s, is_saved)
+            )
         else:
-            self._leave((run, run.generation, now_s, True))
+            self._finish_preemption((run, run.generation, now_s, True))
 
-    def _leave(self, what: tuple[FluidRun, int, float, bool]) -> None:
-        """The checkpoint of a preempted job is written, or its grace is over: its workers go."""
-        run, generation, since_s, is_saved = what
+    def _finish_preemption(self, entry: tuple[FluidRun, int, float, bool]) -> None:
+        """The checkpoint of a preempted job is written, or its grace is over: its workers stop."""
+        run, generation, since_s, is_saved = entry
         if run.has_ended or run.generation != generation or not run.saving:
             return
         leavers, run.saving = run.saving, ()
         if is_saved:
             run.saved_steps = run.done_steps
-            self._inbox.append(run.checkpoint_news(run.step))
+            self._inbox.append(run.checkpoint_event(run.step))
         else:
             self._inbox.append(run.lose_unsaved())
         for replica_id in [leaver for leaver in leavers if leaver in run.replicas]:
@@ -391,14 +396,14 @@ class FluidExecutor:
             self._sharers[replica_id] = run
             self.sharing.hold(replica_id, action.device_id, action.share)
         self._num_held += 1
-        self._note_timeline()
+        self._record_utilisation()
         if self.rule.cold_start_s:
             self._at(now_s + self.rule.cold_start_s, self._warm_up, (run, replica_id))
         else:
             self._inbox.append(ReplicaReady(workload_id=job.job_id, replica_id=replica_id))
 
-    def _warm_up(self, what: tuple[FluidRun, ReplicaId]) -> None:
-        run, replica_id = what
+    def _warm_up(self, entry: tuple[FluidRun, ReplicaId]) -> None:
+        run, replica_id = entry
         if replica_id in run.replicas:
             self._inbox.append(ReplicaReady(workload_id=run.job.job_id, replica_id=replica_id))
 
@@ -409,7 +414,7 @@ class FluidExecutor:
             return
         if replica_id in run.gone or (run.has_ended and replica_id not in run.replicas):
             return
-        self._take_out(run, (replica_id,))
+        self._remove_workers(run, (replica_id,))
         self._inbox.append(ReplicaStopped(workload_id=action.workload_id, replica_id=replica_id))
 
     def _release(self, run: FluidRun, replica_id: ReplicaId) -> None:
@@ -418,10 +423,10 @@ class FluidExecutor:
             return
         share = self.sharing.share_of(replica_id)
         run.device_s += (self.clock.now_s() - replica.started_s) * (1.0 if share is None else share.request)
-        self.sharing.let_go(replica_id)
+        self.sharing.release(replica_id)
         self._sharers.pop(replica_id, None)
         self._num_held -= 1
-        self._note_timeline()
+        self._record_utilisation()
         if run.has_ended:
             run.gone.clear()
         else:
@@ -430,24 +435,24 @@ class FluidExecutor:
     # --- faults ------------------------------------------------------------------------------------------------------
 
     def lose_replica(self, replica_id: ReplicaId) -> None:
-        """Let one worker die without being asked."""
+        """Let one worker die although no action asked it to end."""
         if replica_id in self._services:
             self._services.lose(replica_id)
             return
         for run in self.runs.values():
             if replica_id in run.replicas:
-                self._hit(run, (replica_id,))
+                self._lose_workers(run, (replica_id,))
                 self._inbox.append(
                     ReplicaLost(workload_id=run.job.job_id, replica_id=replica_id, reason="its process ended")
                 )
                 return
 
-    def _hit(self, run: FluidRun, lost: Sequence[ReplicaId]) -> None:
+    def _lose_workers(self, run: FluidRun, lost: Sequence[ReplicaId]) -> None:
         run.num_losses += 1
-        self._take_out(run, lost)
+        self._remove_workers(run, lost)
 
-    def _take_out(self, run: FluidRun, lost: Sequence[ReplicaId]) -> None:
-        """Some workers are gone: their group stands still, and without a survivor what no checkpoint holds is lost."""
+    def _remove_workers(self, run: FluidRun, lost: Sequence[ReplicaId]) -> None:
+        """Remove workers: their group stands still, and without a survivor the job loses what no checkpoint holds."""
         members = run.members
         if set(lost) & set(members):
             self._halt(run, self.clock.now_s())
@@ -467,7 +472,7 @@ class FluidExecutor:
             if not run.has_ended:
                 here = [r.replica_id for r in run.replicas.values() if self.nodes.node_of[r.device_id] == node_id]
                 if here:
-                    self._hit(run, here)
+                    self._lose_workers(run, here)
         self.nodes.lose(node_id)
         self._services.lose_devices(self.nodes.is_down)
         self._inbox.append(NodeLost(node_id=node_id))
@@ -487,8 +492,8 @@ class FluidExecutor:
                 self._report(run, now_s)
         self._at(now_s + self.speeds.report_every_s, self._report_all, None)
 
-    def _report_first(self, what: tuple[FluidRun, int]) -> None:
-        run, token = what
+    def _report_first(self, entry: tuple[FluidRun, int]) -> None:
+        run, token = entry
         if token == run.token:
             self._report(run, self.clock.now_s())
 

@@ -1,4 +1,4 @@
-"""When nodes fail and when they come back: exponential times from one seed, for each node its own stream."""
+"""When nodes fail and when they come back: exponential times, drawn from one seed with a stream for each node."""
 
 from __future__ import annotations
 

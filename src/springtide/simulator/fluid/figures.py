@@ -1,4 +1,4 @@
-"""The figures of one played trace: how long jobs took, what met its deadline and why not, how full the cluster was."""
+"""The figures of one played trace: times of jobs, deadlines met and causes of misses, use of the cluster."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _START_S = 100 * 3600.0
 
 
 class RunSetting(msgspec.Struct, frozen=True, kw_only=True):
-    """What the cluster was, and what changes cost on it."""
+    """The cluster, and what changes cost on it."""
 
     num_devices: int
     devices_per_node: int
@@ -37,9 +37,9 @@ def figures_of(
     with_series: bool = False,
     with_rows: bool = False,
 ) -> dict[str, Any]:
-    """Every key of one policy's answer; `series` and `rows` only where asked for.
+    """All keys of one policy's answer; `series` and `rows` only if requested.
 
-    `met_without` says for "fault" and "misprediction" which jobs met their deadline in the same run without that.
+    `met_without` are, for "fault" and "misprediction", the jobs that meet their deadline in the same run without it.
     """
     runs = list(played.runs.values())
     causes = {run.job.job_id: miss_cause(run, setting, met_without) for run in runs}
@@ -62,7 +62,7 @@ def miss_cause(run: FluidRun, setting: RunSetting, met_without: Mapping[str, Abs
     """Why the job missed its deadline: the first of MISS_CAUSES that holds, "" if it met it or had none."""
     if run.job.goal.deadline_s is None or run.met_deadline(DEADLINE_TOLERANCE_S):
         return ""
-    if not _could_alone(run, run.job.goal.deadline_s, setting):
+    if not _is_feasible_alone(run, run.job.goal.deadline_s, setting):
         return "impossible"
     for cause, met in met_without.items():
         if run.job.job_id in met:
@@ -70,11 +70,11 @@ def miss_cause(run: FluidRun, setting: RunSetting, met_without: Mapping[str, Abs
     return "not_admitted" if run.state is JobState.REJECTED and run.admitted_s is None else "scheduler"
 
 
-def _could_alone(run: FluidRun, deadline_s: float, setting: RunSetting) -> bool:
+def _is_feasible_alone(run: FluidRun, deadline_s: float, setting: RunSetting) -> bool:
     """Whether it makes its deadline alone on the empty cluster, as profiled, after one start on used devices."""
     part = 1.0 if run.job.share is None else run.job.share.limit
     best = max(run.curve[: run.job.max_workers + 1], default=0.0) * part
-    start_s = setting.rule.told.cost_s(1, is_fresh=False)
+    start_s = setting.rule.announced.cost_s(1, is_fresh=False)
     return best > 0.0 and run.submitted_s + start_s + run.total_steps / best <= deadline_s + DEADLINE_TOLERANCE_S
 
 

@@ -1,4 +1,4 @@
-"""What must hold on every step of a long trace. The checks see the journaled steps alone, and are cheap."""
+"""Invariants of long traces, checked on every journaled step."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from springtide.core.ports import Step
 from springtide.core.resources import DeviceId, Node, NodeId
 from springtide.core.shares import Share
 from springtide.core.workload import JobState, ReplicaId, TrainingJob, WorkloadId
-from springtide.simulator.fluid.pool_invariants import PoolBooks
+from springtide.simulator.fluid.pool_invariants import PoolInvariants
 from springtide.simulator.fluid.rules import DEADLINE_TOLERANCE_S
 from springtide.simulator.shared_devices import overfull
 
-# So many turns without outside events, on average at most this many seconds apart, count as spinning.
+# This many turns without an event from outside, on average less than SPIN_S apart, count as spinning.
 MAX_TURNS_OF_ITS_OWN = 10_000
 SPIN_S = 0.01
 
@@ -41,25 +41,25 @@ class InvariantViolation(SpringtideError):
 
 
 class FluidInvariants:
-    """Watches one run: device-once, capacity, reason-for-change, promise-kept, one-end, nothing-left, no-spinning.
-    What concerns labels and drains is in `invariants_pools`. Services may hold devices to the end.
+    """Checks one run: device-once, capacity, reason-for-change, promise-kept, one-end, nothing-left, no-spinning.
 
-    `reasons` are those of the plan that the step came from; the wrapper of the policy sets them. `told` is the command
-    that runs the same seed again; every violation names it. With `keeps_promises` an admitted job that ends after its
+    Invariants of labels and drains are in `pool_invariants`. Services may hold devices to the end. `reasons` are those
+    of the plan that the step came from; `WatchedPolicy` sets them. `command` runs the same seed again, and every
+    violation names it. With `keeps_promises` an admitted job that ends after its
     deadline is a violation; without (faults, errors, or a study of policies that may) it is only listed in `broken`.
     """
 
-    def __init__(self, nodes: Iterable[Node], *, told: str = "", keeps_promises: bool = True) -> None:
+    def __init__(self, nodes: Iterable[Node], *, command: str = "", keeps_promises: bool = True) -> None:
         self.reasons: Mapping[WorkloadId, str] = EMPTY
         self.broken: list[WorkloadId] = []
-        self._told = told
+        self._command = command
         self._keeps_promises = keeps_promises
         nodes = tuple(nodes)
         self._home = {device.device_id: node.node_id for node in nodes for device in node.devices}
-        self._num_happened = self._num_turns = 0
+        self._num_run = self._num_turns = 0
         self._since_s = 0.0
         self._alive: set[NodeId] = set()
-        self._pools = PoolBooks(self._home, self._complain)
+        self._pools = PoolInvariants(self._home, self._complain)
         self._memory_mb = {device.device_id: device.memory_mb for node in nodes for device in node.devices}
         self._holders: dict[DeviceId, dict[ReplicaId, Share | None]] = {}
         self._serving: set[ReplicaId] = set()
@@ -103,10 +103,10 @@ class FluidInvariants:
             case LabelNode():
                 self._pools.label(action, self._holders, self._serving, now_s)
 
-    def check_turn(self, now_s: float, num_happened: int) -> None:
-        """Between two turns: a policy and the platform do not go round in circles while nothing else happens."""
-        if num_happened != self._num_happened:
-            self._num_happened, self._num_turns, self._since_s = num_happened, 0, now_s
+    def check_turn(self, now_s: float, num_run: int) -> None:
+        """Between two turns: policy and platform must not keep changing plans while no event comes from outside."""
+        if num_run != self._num_run:
+            self._num_run, self._num_turns, self._since_s = num_run, 0, now_s
             return
         self._num_turns += 1
         if self._num_turns >= MAX_TURNS_OF_ITS_OWN:
@@ -216,5 +216,5 @@ class FluidInvariants:
             self._serving.discard(replica_id)
 
     def _complain(self, name: str, detail: str, now_s: float) -> NoReturn:
-        again = f"; run it again: {self._told}" if self._told else ""
+        again = f"; run it again: {self._command}" if self._command else ""
         raise InvariantViolation(name, f"at {now_s:.6f} s: {detail}{again}")

@@ -1,4 +1,4 @@
-"""Whether guaranteed minimums were kept, what it took to get servers back for them, and what was out on loan."""
+"""Whether guaranteed minimums were kept, what reclaiming servers for them took, and how many were on loan."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from springtide.core.resources import DeviceId, NodeId
 from springtide.core.workload import DEFAULT_GRACE_S, ReplicaId, TrainingJob, WorkloadId
 from springtide.simulator.fluid.reclaims import Loans, Reclaim, Reclaims, nothing_lost, percentile
 
-# A turn or two of the loop: what is demanded and got is told on either side of them.
+# One or two turns of the loop: the demand and its end are journaled a turn late.
 TOLERANCE_S = 1.0
 
 
@@ -47,13 +47,13 @@ class Shortage(msgspec.Struct, frozen=True, kw_only=True):
         return self.until_s - self.demanded_s
 
 
-class _Books:
+class _ServiceState:
     """One service: its minimum in force, its ready replicas, and since when each replica of the minimum is missing."""
 
     def __init__(self) -> None:
         self.minimum = 0
         self.ready: dict[ReplicaId, None] = {}
-        # Of the replicas number 1, 2, .. of the minimum: the moment since which it is missing, and whether it could be.
+        # By number (1, 2, .. of the minimum): since when that replica is missing, and whether devices would suffice.
         self.missing: dict[int, tuple[float, bool]] = {}
 
 
@@ -61,9 +61,9 @@ class Minimums:
     """Watches the journaled steps of a run. A minimum is broken where one of its replicas is missing for too long.
 
     Each replica of a minimum is demanded when the service is deployed with it, when the minimum is raised to it, and
-    when one that was ready is lost or told to stop. It has to be ready again within a grace, the start of a replica and
-    TOLERANCE_S: as long as it takes to reclaim a server. `grace_s` is the longest grace of all that may be in the way,
-    `lost_of` tells how many device-seconds of work a job has had to do again so far.
+    when one that was ready is lost or asked to stop. It has to be ready again within a grace, the start of a replica
+    and TOLERANCE_S: as long as it takes to reclaim a server. `grace_s` is the longest grace of the workloads that may
+    hold a wanted device; `lost_of(job_id)` is how many device-seconds of work a job has had to do again so far.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Minimums:
         self.num_demanded = 0
         self._start_s = start_s
         self._grace_s = grace_s
-        self._services: dict[WorkloadId, _Books] = {}
+        self._services: dict[WorkloadId, _ServiceState] = {}
         self._device_of: dict[ReplicaId, DeviceId] = {}
         self._owner_of: dict[ReplicaId, WorkloadId] = {}
         self._node_of: dict[DeviceId, NodeId] = {}
@@ -120,34 +120,34 @@ class Minimums:
 
     def note(self, step: Step) -> None:
         for event in step.events:
-            self._happen(event, step.now_s)
-        # A drain and what it makes others do are of one step, in whatever order they are told.
+            self._apply_event(event, step.now_s)
+        # A drain and the preemptions and resizes that it causes are in one step, in any order: drains go first.
         for action in step.actions:
             if isinstance(action, DrainNode):
                 self._reclaims.drain(action, step.now_s)
         for action in step.actions:
-            self._act(action, step.now_s)
+            self._apply_action(action, step.now_s)
 
     def finish(self, now_s: float) -> None:
-        """The run is over: what is missing now stays so."""
+        """The run is over: close every open shortage."""
         for service_id in self._services:
             self._set_minimum(service_id, 0, now_s)
         self.loans.finish(now_s)
 
-    def _happen(self, event: Event, now_s: float) -> None:
+    def _apply_event(self, event: Event, now_s: float) -> None:
         match event:
             case NodeJoined():
                 self._node_of |= {device.device_id: device.node_id for device in event.node.devices}
                 self._num_alive[event.node.node_id] = len(event.node.devices)
                 self.loans.join(event.node, now_s)
-                self._look_whether_possible()
+                self._update_feasibility()
             case NodeLost():
                 for replica_id in [r for r, d in self._device_of.items() if self._node_of[d] == event.node_id]:
                     self._drop(replica_id, now_s)
                 self._num_alive.pop(event.node_id, None)
                 self._reclaims.lose(event.node_id)
                 self.loans.lose(event.node_id, now_s)
-                self._look_whether_possible()
+                self._update_feasibility()
             case ServiceDeployed():
                 self._set_minimum(event.service.service_id, event.service.min_replicas, now_s)
             case ScaleRequested() if event.workload_id in self._services:
@@ -161,7 +161,7 @@ class Minimums:
             case JobResized():
                 self._reclaims.resume(event)
 
-    def _act(self, action: Action, now_s: float) -> None:
+    def _apply_action(self, action: Action, now_s: float) -> None:
         match action:
             case StartReplica():
                 self._device_of[action.replica_id] = action.device_id
@@ -183,30 +183,30 @@ class Minimums:
     # --- minimums ----------------------------------------------------------------------------------------------------
 
     def _set_minimum(self, service_id: WorkloadId, minimum: int, now_s: float) -> None:
-        books = self._services.setdefault(service_id, _Books())
-        before, books.minimum = books.minimum, minimum
-        self._look_whether_possible()
-        for number in range(max(before, len(books.ready)) + 1, minimum + 1):
-            self._demand(books, number, now_s)
+        service = self._services.setdefault(service_id, _ServiceState())
+        before, service.minimum = service.minimum, minimum
+        self._update_feasibility()
+        for number in range(max(before, len(service.ready)) + 1, minimum + 1):
+            self._demand(service, number, now_s)
         for number in range(minimum + 1, before + 1):
-            self._close(service_id, books, number, now_s, is_met=False)
+            self._close(service_id, service, number, now_s, is_met=False)
 
     def _become_ready(self, event: ReplicaReady, now_s: float) -> None:
         self._reclaims.serve(event.replica_id, now_s)
-        books = self._services.get(event.workload_id)
-        if books is None or event.replica_id not in self._device_of:
+        service = self._services.get(event.workload_id)
+        if service is None or event.replica_id not in self._device_of:
             return
-        books.ready[event.replica_id] = None
-        self._close(event.workload_id, books, len(books.ready), now_s, is_met=True)
+        service.ready[event.replica_id] = None
+        self._close(event.workload_id, service, len(service.ready), now_s, is_met=True)
 
     def _stop_serving(self, replica_id: ReplicaId, now_s: float) -> None:
-        books = self._services.get(self._owner_of.get(replica_id, WorkloadId("")))
-        if books is None or replica_id not in books.ready:
+        service = self._services.get(self._owner_of.get(replica_id, WorkloadId("")))
+        if service is None or replica_id not in service.ready:
             return
-        number = len(books.ready)
-        del books.ready[replica_id]
-        if number <= books.minimum:
-            self._demand(books, number, now_s)
+        number = len(service.ready)
+        del service.ready[replica_id]
+        if number <= service.minimum:
+            self._demand(service, number, now_s)
 
     def _drop(self, replica_id: ReplicaId, now_s: float) -> None:
         self._stop_serving(replica_id, now_s)
@@ -214,12 +214,14 @@ class Minimums:
         self._owner_of.pop(replica_id, None)
         self._reclaims.leave(replica_id, now_s)
 
-    def _demand(self, books: _Books, number: int, now_s: float) -> None:
+    def _demand(self, service: _ServiceState, number: int, now_s: float) -> None:
         self.num_demanded += 1
-        books.missing[number] = (now_s, self._is_possible)
+        service.missing[number] = (now_s, self._is_possible)
 
-    def _close(self, service_id: WorkloadId, books: _Books, number: int, now_s: float, *, is_met: bool) -> None:
-        found = books.missing.pop(number, None)
+    def _close(
+        self, service_id: WorkloadId, service: _ServiceState, number: int, now_s: float, *, is_met: bool
+    ) -> None:
+        found = service.missing.pop(number, None)
         if found is not None:
             since_s, was_possible = found
             self.shortages.append(
@@ -232,13 +234,13 @@ class Minimums:
                 )
             )
 
-    def _look_whether_possible(self) -> None:
-        """Once there are too few devices, no missing replica can be blamed on the policy."""
-        needed = sum(books.minimum for books in self._services.values())
+    def _update_feasibility(self) -> None:
+        """While there are too few devices for all minimums, no missing replica counts against the policy."""
+        needed = sum(service.minimum for service in self._services.values())
         self._is_possible = needed <= sum(self._num_alive.values())
         if not self._is_possible:
-            for books in self._services.values():
-                books.missing = {number: (since_s, False) for number, (since_s, _) in books.missing.items()}
+            for service in self._services.values():
+                service.missing = {number: (since_s, False) for number, (since_s, _) in service.missing.items()}
 
     # --- figures -----------------------------------------------------------------------------------------------------
 

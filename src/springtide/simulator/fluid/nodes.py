@@ -1,4 +1,4 @@
-"""The machines of long traces: which are up, how they are labelled, and what set of devices a group makes of them."""
+"""The nodes of long traces: which are up, how they are labelled, and which sets of devices groups have used."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from springtide.core.resources import DeviceId, Node, NodeId, Pool
 
 
 class FluidNodes:
-    """All nodes of a run. A node that was away comes back under the label that it was given last."""
+    """All nodes of a run. A node that comes back has the label that it was given last."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.node_of: dict[DeviceId, NodeId] = {d.device_id: d.node_id for node in nodes for d in node.devices}
@@ -25,7 +25,7 @@ class FluidNodes:
         return iter(self._nodes)
 
     def pool_of(self, node_id: NodeId) -> Pool:
-        """The label of a node, whether it is here or away."""
+        """The label of a node, whether it is up or down."""
         return self._nodes[node_id].pool
 
     @property
@@ -50,9 +50,9 @@ class FluidNodes:
     # --- groups ------------------------------------------------------------------------------------------------------
 
     def group(self, device_ids: Iterable[DeviceId], *, keeps_order: bool) -> tuple[int, tuple[int, ...]]:
-        """The set of these devices as bits, and how many of them each of its nodes holds.
+        """The set of these devices as bits, and the number of them on each of their nodes.
 
-        Nodes follow each other as the devices name them with `keeps_order`, otherwise in the cluster's order.
+        Nodes are in the order of `device_ids` with `keeps_order`, otherwise in the cluster's order.
         """
         bits, counts = 0, dict[NodeId, int]()
         for device_id in device_ids:

@@ -1,4 +1,4 @@
-"""One policy plays one trace: the unchanged Controller and loop over the executor of long traces, and watched."""
+"""One policy plays one trace: the Controller and the loop of the platform over the executor of long traces."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from springtide.simulator.fluid.minimums import Minimums
 from springtide.simulator.fluid.rules import OverheadRule, Speeds, Times
 from springtide.simulator.fluid.runs import FluidRun, UtilisationTimeline
 
-# Progress is told this many times in a run, and at its end.
-_NUM_TOLD = 400
+# Progress is reported about this many times in a run, and at its end.
+_NUM_PROGRESS_REPORTS = 400
 
 
 class NullJournal:
-    """A journal that keeps nothing: the run itself is what is wanted."""
+    """A journal that keeps nothing, for runs of which only the figures are wanted."""
 
     def __init__(self) -> None:
         self._num_steps = 0
@@ -39,7 +39,7 @@ class NullJournal:
         return self._num_steps
 
     def read(self, after_seq: int = 0) -> Iterator[tuple[int, Step]]:
-        """Nothing: it was not kept."""
+        """No steps: none is kept."""
         return iter(())
 
 
@@ -103,25 +103,26 @@ def play(
     faults: NodeFaults | None = None,
     reports_progress: bool = False,
     keeps_promises: bool = True,
-    told: str = "",
+    command: str = "",
     journal: Journal | None = None,
     timer: Callable[[], float] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
-    happenings: Sequence[tuple[float, Event]] = (),
+    timed_events: Sequence[tuple[float, Event]] = (),
     times: Times | None = None,
     until_s: float = 0.0,
     tide: Tide | None = None,
 ) -> FluidRunResult:
-    """Let the policy play the arrivals to their end. Raises InvariantViolation, which names the command `told`.
+    """Let the policy play the arrivals to their end. Raises InvariantViolation, whose text ends with `command`.
 
-    `on_progress` is told how many jobs have ended, and of how many. `happenings` are what owners of services and the
-    gateway say at their moments. The run goes on until the last job has ended, and at least to `until_s`; services that
-    are still deployed then hold what they hold. `tide` is what the platform remembers of days before, if any.
+    `on_progress` is called with the number of jobs that have ended and of all jobs. `timed_events` are what owners of
+    services and the gateway report, each at its moment. The run ends when the last job has ended, but not before
+    `until_s`; services that are still deployed then keep their devices. `tide` is the demand of earlier days, if the
+    platform is to remember any.
     """
     clock = VirtualClock()
-    invariants = FluidInvariants(nodes, told=told, keeps_promises=keeps_promises)
+    invariants = FluidInvariants(nodes, command=command, keeps_promises=keeps_promises)
     watched = WatchedPolicy(policy, invariants, timer)
-    controller = Controller(watched, overheads=rule.told, tide=tide)
+    controller = Controller(watched, overheads=rule.announced, tide=tide)
     executor = FluidExecutor(
         clock,
         nodes,
@@ -130,15 +131,15 @@ def play(
         speeds=speeds,
         faults=faults,
         reports_progress=reports_progress,
-        happenings=happenings,
+        timed_events=timed_events,
         times=times,
     )
-    has_pools = bool(happenings) or any(node.pool != "shared" for node in nodes)
+    has_pools = bool(timed_events) or any(node.pool != "shared" for node in nodes)
     minimums = _minimums(executor, arrivals, times or Times()) if has_pools else None
-    next_told = num_jobs = len(arrivals)
+    next_report = num_jobs = len(arrivals)
     num_steps = 0
 
-    def take_in(seq: int, step: Step) -> None:
+    def on_step(seq: int, step: Step) -> None:
         nonlocal num_steps
         num_steps = seq
         invariants.note(step)
@@ -149,15 +150,15 @@ def play(
                 executor.runs[action.job_id].admitted_s = step.now_s
 
     def is_over() -> bool:
-        nonlocal next_told
-        invariants.check_turn(clock.now_s(), executor.agenda.num_happened)
-        if on_progress is not None and executor.num_open <= next_told:
-            next_told = executor.num_open - max(1, num_jobs // _NUM_TOLD)
+        nonlocal next_report
+        invariants.check_turn(clock.now_s(), executor.agenda.num_run)
+        if on_progress is not None and executor.num_open <= next_report:
+            next_report = executor.num_open - max(1, num_jobs // _NUM_PROGRESS_REPORTS)
             on_progress(num_jobs - executor.num_open, num_jobs)
         return executor.is_over or (executor.num_open == 0 and executor.is_empty and clock.now_s() >= until_s)
 
     loop.run(
-        controller, executor, clock, journal if journal is not None else NullJournal(), until=is_over, on_step=take_in
+        controller, executor, clock, journal if journal is not None else NullJournal(), until=is_over, on_step=on_step
     )
     invariants.check_end(clock.now_s())
     if minimums is not None:
@@ -166,7 +167,7 @@ def play(
 
 
 def _minimums(executor: FluidExecutor, arrivals: Sequence[tuple[float, TrainingJob]], times: Times) -> Minimums:
-    """Watches minimums, with the longest time that a job in the way may take to leave."""
+    """The watcher of guaranteed minimums; its grace is the longest of all workloads that may hold a wanted device."""
     graces_s = [job.grace_s for _, job in arrivals] or [DEFAULT_GRACE_S]
     return Minimums(
         start_s=times.service_start_s,

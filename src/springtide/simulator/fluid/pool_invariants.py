@@ -1,4 +1,4 @@
-"""What must hold of labels and drains on every step of a long trace. Kept from the journaled steps alone."""
+"""Invariants of labels and drains in long traces, checked on every journaled step."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from springtide.core.actions import DrainNode, LabelNode, StartReplica
 from springtide.core.resources import DeviceId, Node, NodeId, Pool, admits
 from springtide.core.workload import ReplicaId, TrainingJob
 
-# What is over within a turn of the loop is told with the next one.
+# The end of a reclaim may be journaled one turn of the loop after it happens.
 _TURN_S = 1.0
 
 Complain = Callable[[str, str, float], None]
 
 
-class PoolBooks:
+class PoolInvariants:
     """The label of every node, and the one it is draining towards: right-pool, cordon, one-label, drain-ends.
 
     A job starts only where it is labelled for training or shared, a service where it is labelled for inference or
-    shared, and neither where a drain is to another pool; no label evicts present replicas; a node that comes back has
-    the label that it had; and a reclaim is over when the longest grace of all workloads is.
+    shared; neither starts on a node that drains to a pool which does not admit it. A new label never evicts replicas.
+    A node that comes back has the label that it had. A reclaim ends within the longest grace of all workloads.
     """
 
     def __init__(self, home: Mapping[DeviceId, NodeId], complain: Complain) -> None:
@@ -90,7 +90,7 @@ class PoolBooks:
                 self._complain("right-pool", detail, now_s)
 
     def check(self, now_s: float) -> None:
-        """After a step: no job outstays a reclaim."""
+        """After a step: no job is still on a node whose reclaim should be over."""
         for node_id, since_s in self._reclaimed_s.items():
             if now_s > since_s + self._longest_grace_s + _TURN_S:
                 detail = f"{node_id} was reclaimed at {since_s:.6f} s and is not free yet"

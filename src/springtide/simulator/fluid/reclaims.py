@@ -1,4 +1,4 @@
-"""What it took to get servers back from training, and how many were out on loan: read from the journaled steps."""
+"""What reclaiming servers from training took, and how many servers were on loan, from the journaled steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from springtide.core.events import JobResized
 from springtide.core.resources import Node, NodeId, Pool, admits
 from springtide.core.workload import ReplicaId, WorkloadId
 
-# Replicas that start this soon after a node's new label are those for which it was taken.
+# Replicas that start this soon after a node's new label are the ones for which it was reclaimed.
 _TAKEN_FOR_S = 1.0
 
 
@@ -22,10 +22,10 @@ _TAKEN_FOR_S = 1.0
 class Reclaim:
     """One server that training was made to give up, from the drain that made its jobs leave.
 
-    `labelled_s` is when it was free, `served_s` when the last of the replicas that started there then was ready; both
-    None until then and for good where nothing came of it. `stopped` are the jobs that were preempted or lost a worker
-    by force for it, `shrunk` those that only left it. `cost_s` is what the policy reckoned, `lost_device_s` what it
-    took training, in device-seconds: workers that stood still to save and to go on, and steps that were done again.
+    `labelled_s` is when it was free, `served_s` when the last of the replicas that then started there was ready; both
+    stay None where the reclaim was called off. `stopped` are the jobs that were preempted or lost a worker by force for
+    it, `shrunk` those that only left it. `cost_s` is the policy's estimate of its cost, `lost_device_s` the cost: the
+    device-seconds in which workers stood still to save and to resume, and of steps that were done again.
     """
 
     node_id: NodeId
@@ -48,7 +48,7 @@ class Reclaim:
 
 @dataclass(slots=True)
 class _Disturbed:
-    """A job that made way: for which servers, and what it had lost before."""
+    """A job that left servers: for which reclaims, and its `lost_of` before."""
 
     reclaims: dict[NodeId, Reclaim]
     lost_device_s: float
@@ -59,9 +59,9 @@ def nothing_lost(job_id: WorkloadId) -> float:
 
 
 class Reclaims:
-    """Follows every reclaim from its drain to the replicas that serve there, and every job that makes way to its end.
+    """Follows every reclaim from its drain to the replicas that serve there, and every job until it trains again.
 
-    `lost_of` tells how many device-seconds of work a job has had to do again so far.
+    `lost_of(job_id)` is how many device-seconds of work a job has had to do again so far.
     """
 
     def __init__(self, lost_of: Callable[[WorkloadId], float] = nothing_lost) -> None:
@@ -79,7 +79,7 @@ class Reclaims:
     # --- servers -----------------------------------------------------------------------------------------------------
 
     def drain(self, action: DrainNode, now_s: float) -> None:
-        """A node is drained: a reclaim where a job has to leave, otherwise nothing but a cordon."""
+        """A node is drained: a reclaim if jobs have to leave at once, otherwise only a cordon."""
         if admits(action.pool, is_job=True):
             return
         if not action.is_reclaim:
@@ -90,7 +90,7 @@ class Reclaims:
             self._open[action.node_id] = reclaim
 
     def label(self, action: LabelNode, now_s: float) -> None:
-        """A node has its new label, or keeps its old one after all."""
+        """A node has its new label, or keeps its old one because the reclaim was called off."""
         self._labelled.pop(action.node_id, None)
         reclaim = self._open.pop(action.node_id, None)
         if reclaim is None:
@@ -128,7 +128,7 @@ class Reclaims:
                 reclaim.served_s = now_s
 
     def stop(self, replica_id: ReplicaId, now_s: float) -> None:
-        """A replica is told to end: a worker that still trains on a reclaimed node is interrupted."""
+        """A replica is asked to end: if it still trains on a reclaimed node, its job is interrupted."""
         job_id, node_id = self._workers.get(replica_id, (WorkloadId(""), NodeId("")))
         reclaim = self._open.get(node_id)
         if reclaim is not None and replica_id in self._members.get(job_id, ()):
@@ -136,7 +136,7 @@ class Reclaims:
             self._disturb(job_id, (reclaim,))
 
     def preempt(self, action: PreemptJob, now_s: float) -> None:
-        """A job is preempted: because of every server of its that is being reclaimed."""
+        """A job is preempted, for every one of its servers that is being reclaimed."""
         self._members.pop(action.job_id, None)
         reclaims = self._reclaims_under(action.replica_ids)
         for reclaim in reclaims:
@@ -146,7 +146,7 @@ class Reclaims:
             self._saving |= dict.fromkeys(action.replica_ids, (now_s, reclaims))
 
     def resize(self, action: ResizeJob, now_s: float) -> None:
-        """A group changes: workers that leave a reclaimed server make way for it."""
+        """A group changes: the job shrinks for every reclaimed server that one of its workers leaves."""
         before = self._members.get(action.job_id, ())
         self._members[action.job_id] = action.replica_ids
         named = set(action.replica_ids)
@@ -158,7 +158,7 @@ class Reclaims:
             self._disturb(action.job_id, reclaims)
 
     def resume(self, event: JobResized) -> None:
-        """A group has formed: what it stood still for is counted against the servers that it made way for."""
+        """A group has formed: its pause and its lost work are charged to the reclaims that caused the change."""
         disturbed = self._disturbed.pop(event.job_id, None)
         if disturbed is not None:
             again_s = self._lost_of(event.job_id) - disturbed.lost_device_s
@@ -187,7 +187,7 @@ class Reclaims:
     # --- figures -----------------------------------------------------------------------------------------------------
 
     def summary(self) -> dict[str, Any]:
-        """Counts, seconds, and device-seconds of work reckoned and lost; None where there is nothing to take one of."""
+        """Counts, seconds, and device-seconds estimated and lost; None where there is no value."""
         done = [reclaim for reclaim in self.all if not reclaim.is_called_off]
         label_s = [r.labelled_s - r.drained_s for r in done if r.labelled_s is not None]
         serve_s = [r.served_s - r.drained_s for r in done if r.served_s is not None]
@@ -210,17 +210,17 @@ class Reclaims:
 
 
 def _charge(reclaims: Iterable[Reclaim], device_s: float) -> None:
-    """Share what several servers cost together evenly."""
+    """Split a cost evenly between the reclaims."""
     shared = list(reclaims)
     for reclaim in shared:
         reclaim.lost_device_s += device_s / len(shared)
 
 
 class Loans:
-    """How many servers were away from home, and when. `lent` serve training, `borrowed` ones of training serve.
+    """How many servers were on loan over time: `lent` of inference to training, `borrowed` by inference from training.
 
-    `time_s`, `lent` and `borrowed` have an entry for each moment at which that changed. A shared server is lent where
-    inference owns it.
+    `time_s`, `lent` and `borrowed` have an entry for each moment at which that changed. A server labelled shared counts
+    as lent if inference owns it.
     """
 
     def __init__(self) -> None:
@@ -232,13 +232,13 @@ class Loans:
         self._end_s = 0.0
 
     def join(self, node: Node, now_s: float) -> None:
-        """A node is here, under the label that it brings unless it is known."""
+        """A node joins, under the label that it had before or, if it is new, the one that it brings."""
         pool = self._nodes.get(node.node_id, (node.pool, node.owner))[0]
         self._nodes[node.node_id] = (pool, node.owner)
         self._note(now_s)
 
     def lose(self, node_id: NodeId, now_s: float) -> None:
-        """A node is gone: it is on loan no more."""
+        """A node is gone and no longer on loan."""
         self._nodes.pop(node_id, None)
         self._note(now_s)
 
@@ -265,7 +265,7 @@ class Loans:
         self.borrowed.append(borrowed)
 
     def summary(self) -> dict[str, Any]:
-        """How often a server left home, and how many were away, at most and on average over time."""
+        """How many loans there were, and how many servers were on loan at most and on average over time."""
         return {
             "loans": self.num_loans,
             "lent_mean": self._mean(self.lent),
@@ -281,5 +281,5 @@ class Loans:
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """A percentile, None of nothing."""
+    """A percentile; None without values."""
     return float(np.percentile(values, percent)) if values else None

@@ -1,4 +1,4 @@
-"""What long traces charge and how fast jobs truly are: the rules of overhead, of scattered groups and of error."""
+"""Overheads and true speeds in long traces: the rules of overhead, of scattered groups and of prediction error."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SCATTERED_DOUBLINGS = 3
 
 # Pollux's artifact: every change of the devices of a job, and every start, costs half a minute (OSDI'21, simulator).
 _POLLUX_CHANGE_S = 30.0
-# Where speeds are not what the profiles say, running jobs report this often, and once soon after each change.
+# Where true speeds differ from the profiles, running jobs report this often, and once soon after each change.
 _REPORT_EVERY_S = 300.0
 _FIRST_REPORT_S = 30.0
 
@@ -41,7 +41,7 @@ class OverheadRule(msgspec.Struct, frozen=True, kw_only=True):
     """How long a job stands still at a change, charged to every policy alike.
 
     `pause` is what forming a group costs; `cold_start_s` is how long a new worker warms up before it can join one
-    (the others train on meanwhile). `told` is what the Controller tells policies: never less than the truth.
+    (the others train on meanwhile). `announced` is what the Snapshot tells policies: never less than the truth.
     """
 
     name: str
@@ -49,21 +49,21 @@ class OverheadRule(msgspec.Struct, frozen=True, kw_only=True):
     cold_start_s: float = 0.0
 
     def pause_s(self, run: FluidRun, num_members: int, *, is_fresh: bool) -> float:
-        """How long a group stands still when it forms; functions take what their plan says."""
+        """How long a group stands still when it forms; functions take the time of their menu's entry."""
         entry = run.entry
         return self.pause.cost_s(num_members, is_fresh=is_fresh) if entry is None else entry.start_s
 
     @property
-    def told(self) -> Overheads:
-        """What a policy has to reckon with at every start, resize or move."""
+    def announced(self) -> Overheads:
+        """What a policy is to expect at every start, resize or move."""
         return msgspec.structs.replace(self.pause, change_s=self.pause.change_s + self.cold_start_s)
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
     """How long it takes, beside a change of a job, to start and to drain a serving replica and to save a job.
 
-    `preempt_s` is a job's checkpoint before its devices are free, `family_preempt_s` that of the families named. What
-    takes longer than the grace is cut off by it: a job then keeps its last periodic checkpoint and nothing after it.
+    `preempt_s` is how long a job writes its checkpoint before its devices are free, `family_preempt_s` the same for the
+    families named. The grace cuts off what takes longer: a job then keeps only its last periodic checkpoint.
     """
 
     service_start_s: float = 0.0
@@ -118,35 +118,35 @@ class RunSpeed(NamedTuple):
 
 
 class Speeds(Protocol):
-    """The true speed of jobs, as the executor of long traces asks for it.
+    """The true speed of jobs, as the executor of long traces uses it.
 
-    `report_every_s` is how often running jobs say how far they are, where they say it at all. `rings_by_rank` says that
-    a group's nodes follow each other as its ranks name them; otherwise in the cluster's order.
+    `report_every_s` is how often running jobs report progress, if they report at all. With `rings_by_rank` a group's
+    nodes follow each other in the order of its ranks, otherwise in the cluster's order.
     """
 
     report_every_s: float
     rings_by_rank: bool
 
     def open_run(self, job: TrainingJob, now_s: float, done_steps: float = 0.0) -> FluidRun:
-        """The run of a job that arrives now, `done_steps` of which are done."""
+        """The run of a job that arrives now and has done `done_steps`."""
 
     def pace(self, run: FluidRun) -> RunSpeed:
-        """How fast the group that has just been formed trains, or one that has come to the boundary of its pace."""
+        """How fast a group trains that has just been formed or has just reached the boundary of its pace."""
 
     def boundary_s(self, run: FluidRun) -> float:
-        """When a run that keeps its pace comes to its boundary."""
+        """When a run that keeps its pace reaches its boundary."""
 
-    def seen_s(self, run: FluidRun) -> float:
-        """When the platform hears of that."""
+    def observed_s(self, run: FluidRun) -> float:
+        """When the platform learns that the boundary was reached."""
 
     def first_report_s(self, run: FluidRun) -> float:
-        """How long after a change a group first says how far it is."""
+        """How long after a change a group sends its first report."""
 
     def report(self, run: FluidRun) -> ProgressReported:
-        """What a running job says of itself (after `settle`)."""
+        """The report of a running job (call `settle` first)."""
 
 
-def opened_run(
+def make_run(
     job: TrainingJob,
     now_s: float,
     *,
@@ -156,7 +156,7 @@ def opened_run(
     curve: tuple[float, ...] = (),
     error: float = 1.0,
 ) -> FluidRun:
-    """A run from `now_s` on; `curve` is empty where the speed depends on more than a number of workers."""
+    """A run submitted at `now_s`; `curve` is empty where speed depends on more than the number of workers."""
     return FluidRun(
         job=job,
         submitted_s=now_s,
@@ -173,12 +173,12 @@ def opened_run(
 
 
 def exact_boundary_s(run: FluidRun) -> float:
-    """When a run that keeps its pace comes to its boundary."""
+    """When a run that keeps its pace reaches its boundary."""
     return run.since_s + (run.boundary - run.done_steps) / run.rate
 
 
 class ProfiledSpeeds:
-    """Speeds by the jobs' profiles, how scattered a group is, and an error that no policy knows of.
+    """Speeds by the jobs' profiles, how scattered a group is, and an error that policies are not told.
 
     `error_fraction` is the standard deviation of a log-normal factor of mean 1 that is drawn for each job from `seed`
     in order of arrival, so that every policy meets the same truth.
@@ -203,7 +203,7 @@ class ProfiledSpeeds:
     def open_run(self, job: TrainingJob, now_s: float, done_steps: float = 0.0) -> FluidRun:
         """The run of a job that arrives now. Its true speed is drawn here."""
         curve = self.curve(job)
-        return opened_run(
+        return make_run(
             job,
             now_s,
             length=float(job.total_steps or 0),
@@ -214,10 +214,10 @@ class ProfiledSpeeds:
         )
 
     def pace(self, run: FluidRun) -> RunSpeed:
-        """How fast the group that has just been formed trains, or one that has come to the boundary of its pace."""
+        """How fast a group trains that has just been formed or has just reached the boundary of its pace."""
         entry = run.entry
         if entry is not None:
-            # It takes no machine, so it adds nothing to the cluster's use.
+            # Functions hold no device of the cluster, so they add nothing to its efficiency.
             return RunSpeed(run.error / entry.step_s, 0.0, run.length)
         size = sum(run.placement)
         fraction = self.placed_fraction(size, len(run.placement))
@@ -226,19 +226,19 @@ class ProfiledSpeeds:
         return RunSpeed(steps_per_s * run.error, efficiency, run.length, fraction < 1.0)
 
     def boundary_s(self, run: FluidRun) -> float:
-        """When a run that keeps its pace comes to its boundary."""
+        """When a run that keeps its pace reaches its boundary."""
         return exact_boundary_s(run)
 
-    def seen_s(self, run: FluidRun) -> float:
-        """When the platform hears of that."""
+    def observed_s(self, run: FluidRun) -> float:
+        """When the platform learns that the boundary was reached."""
         return run.boundary_s
 
     def first_report_s(self, run: FluidRun) -> float:
-        """How long after a change a group first says how far it is."""
+        """How long after a change a group sends its first report."""
         return _FIRST_REPORT_S
 
     def report(self, run: FluidRun) -> ProgressReported:
-        """What a running job says of itself (after `settle`)."""
+        """The report of a running job (call `settle` first)."""
         return ProgressReported(
             job_id=run.job.job_id,
             generation=run.generation,

@@ -1,4 +1,4 @@
-"""The accounts of a long trace: what each job has done and held, its changes, and how full the cluster was when."""
+"""The state of the jobs of a long trace: progress, devices, changes; and how full the cluster was over time."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ class FluidReplica:
 
 @dataclass(slots=True)
 class FluidRun:
-    """One job. `done_steps` was true at `since_s` and grows by `rate` from then on; `since_s` may lie ahead of now.
+    """One job: `done_steps` at `since_s`, which may be ahead of now, and `rate` more each second from then on.
 
-    The group was formed at `formed_s` and stood still until `resumed_s`. Its rate holds until `boundary` is done (at
-    `boundary_s`): its whole `length`, unless its pace changes on the way. `placement` counts its workers on each node,
-    in the order of the cluster; a step of it is made of `batch_size` samples. `functions` is what a job on a function
-    service runs as.
+    The group was formed at `formed_s` and stood still until `resumed_s`. Its rate holds until `boundary` steps are done
+    (at `boundary_s`): its whole `length`, unless its pace changes before. `placement` is the number of its workers on
+    each of its nodes, in the order of the cluster; a step takes `batch_size` samples. `functions` is the plan of a job
+    on a function service.
 
-    `generation` is that of the last group formed; `token` tells an agenda entry about this group from older ones.
-    `saved_steps` is what a fresh start at that very step goes on from, the fraction included. `saving` are the workers
-    of a job that is being preempted, until its checkpoint is written. What it had done beyond the state that it went on
-    from is lost: `lost_device_s` is what that work took, at the speed of the group that did it (`device_s_per_step`).
-    `device_s` is what was kept for it: of a part of a device, its request.
+    `generation` is that of the last group formed; agenda entries with another `token` are of older groups and ignored.
+    `saved_steps` is the progress from which a fresh start at that step resumes, the fraction of a step included.
+    `saving` are the workers of a job that is being preempted, until its checkpoint is written. `lost_device_s` is what
+    steps took that have to be done again, at the speed of the group that did them (`device_s_per_step`). `device_s`
+    are the device-seconds reserved for it; a share of a device counts with its request.
     """
 
     job: TrainingJob
@@ -70,7 +70,7 @@ class FluidRun:
     gone: set[ReplicaId] = field(default_factory=set)
     committed_steps: float = 0.0
     committed_s: float = 0.0
-    # What the figures are made of.
+    # From here on only for the figures.
     state: JobState = JobState.PENDING
     reason: str = ""
     admitted_s: float | None = None
@@ -91,7 +91,7 @@ class FluidRun:
 
     @property
     def entry(self) -> FunctionOption | None:
-        """The entry of its menu that it runs as; None on machines."""
+        """The entry of its menu that it runs on; None on machines."""
         options = self.job.menu.options if self.job.menu is not None else ()
         return next((option for option in options if option.plan == self.functions), None)
 
@@ -101,7 +101,7 @@ class FluidRun:
 
     @property
     def step(self) -> int:
-        """The last whole step. What is short of it by less than floats can tell has been done."""
+        """The last whole step; less than STEP_TOLERANCE short of it counts as done."""
         return int(self.done_steps + STEP_TOLERANCE)
 
     def settle(self, now_s: float) -> None:
@@ -113,7 +113,7 @@ class FluidRun:
             self.since_s = now_s
 
     def count_change(self, direction: Direction, now_s: float, *, is_paid: bool) -> None:
-        """Its group changes. Of several changes in one instant, as devices come free one after another, one counts."""
+        """Count a change of its group. Several changes in one instant, as devices come free one by one, count once."""
         if direction != "start" and is_paid and now_s > self.formed_s:
             self.num_resizes += direction in ("grow", "shrink", "replace")
             self.num_restarts += 1
@@ -121,7 +121,7 @@ class FluidRun:
             self.started_s = now_s
 
     def stand_still(self, now_s: float) -> None:
-        """Its group is no more: its progress is settled, and agenda entries about that group no longer count."""
+        """Dissolve its group: settle its progress and invalidate the agenda entries about that group."""
         self.settle(now_s)
         if now_s > self.formed_s:
             self.paused_device_s += (min(now_s, self.resumed_s) - self.formed_s) * len(self.members)
@@ -133,7 +133,7 @@ class FluidRun:
         self.token += 1
 
     def begin_afresh(self, now_s: float, restored: int) -> None:
-        """A fresh start from a checkpoint of `restored` steps: what was not saved is lost, the fraction included."""
+        """Start afresh from a checkpoint of `restored` steps; progress that was not saved is lost."""
         is_saved = int(self.saved_steps + STEP_TOLERANCE) == restored
         done_steps = self.saved_steps if is_saved else float(restored)
         self.lost_device_s += max(0.0, self.done_steps - done_steps) * self.device_s_per_step
@@ -141,7 +141,7 @@ class FluidRun:
         self.committed_steps, self.committed_s = float(restored), now_s
 
     def commit_checkpoints(self, now_s: float) -> None:
-        """Move on to the last of the checkpoints that are written every so often while it trains (after `settle`)."""
+        """Take over the last of the periodic checkpoints that fell due by now (call `settle` first)."""
         interval_s = self.job.checkpoint_interval_s
         num_due = int((now_s - self.committed_s) / interval_s) if interval_s > 0 else 0
         if num_due <= 0:
@@ -152,16 +152,16 @@ class FluidRun:
         self.committed_steps = max(self.committed_steps, float(int(max(0.0, steps))))
 
     def lose_unsaved(self) -> CheckpointCommitted:
-        """All that is left of the job is its last periodic checkpoint, of which is told now."""
+        """Go back to the last periodic checkpoint, which the returned event reports."""
         self.saved_steps = self.committed_steps
-        return self.checkpoint_news(int(self.committed_steps))
+        return self.checkpoint_event(int(self.committed_steps))
 
-    def checkpoint_news(self, step: int) -> CheckpointCommitted:
-        """A checkpoint of its first `step` steps is durable."""
+    def checkpoint_event(self, step: int) -> CheckpointCommitted:
+        """The event that a checkpoint of its first `step` steps is durable."""
         job_id = self.job.job_id
         return CheckpointCommitted(job_id=job_id, generation=self.generation, step=step, path=f"{job_id}/{step}")
 
-    def resized_news(self, pause_s: float, direction: Direction) -> JobResized:
+    def resized_event(self, pause_s: float, direction: Direction) -> JobResized:
         return JobResized(
             job_id=self.job.job_id,
             generation=self.generation,
@@ -197,7 +197,7 @@ class UtilisationTimeline:
         self.serving = array("l")
 
     def note(self, now_s: float, num_devices: int, num_running: int, efficiency: float, num_serving: int = 0) -> None:
-        """From `now_s` on these are the numbers; of several in one instant the last counts."""
+        """Record the numbers from `now_s` on; of several records in one instant the last counts."""
         if self.time_s and self.time_s[-1] == now_s:
             self.devices[-1], self.running[-1], self.efficiency[-1] = num_devices, num_running, efficiency
             self.serving[-1] = num_serving
@@ -217,7 +217,7 @@ class UtilisationTimeline:
 
 
 def direction_of(run: FluidRun, before: Sequence[ReplicaId], action: ResizeJob) -> Direction:
-    """What a change of the group `before` is called."""
+    """The direction of a change of the group `before`, as JobResized names it."""
     if action.forced:
         return "recover"
     if not before:

@@ -20,9 +20,8 @@ At = Callable[[float, Callable[..., None], Any], None]
 class FluidServices:
     """The replicas of services and their devices.
 
-    `tell` takes events for the platform, `changed` is called when devices come or go.
-
-    A replica with a share uses as much of its device as its service's load asks for, spread over those that are ready.
+    `post` hands events to the control loop, `changed` is called after devices were taken or released. The load of a
+    service is spread evenly over its ready replicas; it decides how much of its share each of them uses.
     """
 
     def __init__(
@@ -30,14 +29,14 @@ class FluidServices:
         clock: VirtualClock,
         times: Times,
         at: At,
-        tell: Callable[[Event], None],
+        post: Callable[[Event], None],
         changed: Callable[[], None],
         sharing: SharedDevices,
     ) -> None:
         self._clock = clock
         self._times = times
         self._at = at
-        self._tell = tell
+        self._post = post
         self._changed = changed
         self._sharing = sharing
         self._held: dict[ReplicaId, tuple[WorkloadId, DeviceId]] = {}
@@ -49,7 +48,7 @@ class FluidServices:
 
     @property
     def num_held(self) -> int:
-        """How many devices they hold; one that drains holds its own."""
+        """How many devices they hold; a draining replica still holds its own."""
         return len(self._held)
 
     def __contains__(self, replica_id: ReplicaId) -> bool:
@@ -62,7 +61,7 @@ class FluidServices:
             return
         if is_down:
             self._gone.add(replica_id)
-            self._tell(ReplicaLost(workload_id=service_id, replica_id=replica_id, reason="it could not be started"))
+            self._post(ReplicaLost(workload_id=service_id, replica_id=replica_id, reason="it could not be started"))
             return
         self._held[replica_id] = (service_id, action.device_id)
         if action.share is not None and isinstance(action.workload, InferenceService):
@@ -77,7 +76,7 @@ class FluidServices:
     def _warm_up(self, replica_id: ReplicaId) -> None:
         if replica_id in self._held and replica_id not in self._draining:
             service_id = self._held[replica_id][0]
-            self._tell(ReplicaReady(workload_id=service_id, replica_id=replica_id))
+            self._post(ReplicaReady(workload_id=service_id, replica_id=replica_id))
             if replica_id in self._sharing:
                 self._ready[replica_id] = service_id
                 self._spread(service_id)
@@ -88,14 +87,14 @@ class FluidServices:
             self._spread(event.service_id)
 
     def _spread(self, service_id: WorkloadId) -> None:
-        """Spread the load over the ready replicas; one that answers as many as it is meant to uses all it may."""
+        """Spread the load over the ready replicas; one with `target_in_flight` requests demands its whole device."""
         ready = [replica_id for replica_id, known in self._ready.items() if known == service_id]
         if ready:
             full = self._services[service_id].target_in_flight * len(ready)
             self._sharing.set_demand(ready, min(1.0, self._load.get(service_id, 0) / full))
 
     def stop(self, action: StopReplica) -> None:
-        """A replica answers what it has, for `service_stop_s` and no longer than its grace, and is gone."""
+        """A replica answers the requests that it has, for `service_stop_s` but at most its grace, and stops."""
         replica_id = action.replica_id
         if replica_id in self._gone or replica_id in self._draining:
             return
@@ -111,13 +110,13 @@ class FluidServices:
         if replica_id in self._gone:
             return
         self._drop(replica_id)
-        self._tell(ReplicaStopped(workload_id=service_id, replica_id=replica_id))
+        self._post(ReplicaStopped(workload_id=service_id, replica_id=replica_id))
 
     def lose(self, replica_id: ReplicaId) -> None:
-        """A replica dies without being asked."""
+        """A replica dies although no action asked it to end."""
         service_id, _ = self._held[replica_id]
         self._drop(replica_id)
-        self._tell(ReplicaLost(workload_id=service_id, replica_id=replica_id, reason="its process ended"))
+        self._post(ReplicaLost(workload_id=service_id, replica_id=replica_id, reason="its process ended"))
 
     def lose_devices(self, is_lost: Callable[[DeviceId], bool]) -> None:
         """Drop the replicas on these lost devices without an event: the loss of the node reports them."""
@@ -141,8 +140,8 @@ class FluidServices:
             self._changed()
 
     def _release(self, replica_id: ReplicaId) -> None:
-        """What it had of its device is free, and its part of the load is for the others."""
-        self._sharing.let_go(replica_id)
+        """Release its share of the device and spread its part of the load over the other replicas."""
+        self._sharing.release(replica_id)
         service_id = self._ready.pop(replica_id, None)
         if service_id is not None:
             self._spread(service_id)

@@ -16,9 +16,9 @@ from springtide.workloads.trace import Trace, TraceJob, make_trace
 
 MAX_GENERATED_JOBS = 100_000
 _FEWEST_VIRTUAL_SHARDS = 64
-# Published schedulers take no periodic checkpoint into account; ten minutes is what bounds the loss at a fault.
+# Published schedulers leave periodic checkpoints out; one every ten minutes bounds what a fault costs.
 _CHECKPOINT_INTERVAL_S = 600.0
-# A fault of the machines is no fault of the job: it never uses up its restarts.
+# Faults of nodes must not use up a job's restarts.
 _MAX_RESTARTS = 1_000_000
 _SOURCE = Entrypoint(source_path="trace", object_name="fit")
 
@@ -28,8 +28,8 @@ Arrivals = list[tuple[float, TrainingJob]]
 class TraceJobs(msgspec.Struct, frozen=True, kw_only=True):
     """Training jobs with the moments of their submission, in order, on a clock that starts at the first of them.
 
-    `profiles` names the folder of scaling tables, "" if the trace brings its own speeds; `skipped` and `drawn` say
-    what is not in the file as it stands.
+    `profiles` names the folder of scaling tables, "" if the trace brings its own speeds. `skipped` counts the rows that
+    were left out by reason, `drawn` lists the fields that were drawn at random.
     """
 
     name: str
@@ -51,7 +51,7 @@ def read_jobs(
 ) -> TraceJobs:
     """The first `limit` jobs of a trace on a cluster of `num_devices`. `profiles`: tables, or the folder of them.
 
-    With `draws`, what the file does not tell is drawn from these tables and the seed. Raises InvalidRequest naming
+    With `draws`, fields that the file lacks are drawn from these tables and the seed. Raises InvalidRequest naming
     what is wrong, with line and column where it is in the file.
     """
     path: Path | None = None

@@ -1,1 +1,1 @@
-"""The page and the charts that a simulated trace is told in."""
+"""The page and the charts of simulated traces."""

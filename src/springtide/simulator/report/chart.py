@@ -23,7 +23,7 @@ _TIME_NAMES: tuple[tuple[float, str], ...] = ((86400, "d"), (3600, "h"), (60, "m
 
 
 class Axis(msgspec.Struct, frozen=True, kw_only=True):
-    """What runs along one side of a chart: from `low` to `high`, with a title that carries the unit.
+    """One axis of a chart from `low` to `high`; its title carries the unit.
 
     `time` and `log_time` hold seconds, `fraction` 0 to 1, `count` anything.
     """
@@ -41,7 +41,7 @@ class Axis(msgspec.Struct, frozen=True, kw_only=True):
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self, most: int = 6) -> list[tuple[float, str]]:
-        """At most about `most` values worth a label, and their labels."""
+        """Round values and their labels, about `most` of them at most."""
         if self.kind == "log_time":
             return [(t, _time_name(t)) for t in _LOG_TIMES_S if self.low <= t <= self.high]
         span = self.high - self.low
@@ -56,7 +56,7 @@ class Axis(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """One series: points (x, y) in order of x. `slot` is its colour and dash; None draws it quietly."""
+    """One series: points (x, y) in order of x. `slot` is its colour and dash; None draws it thin and grey."""
 
     name: str
     slot: int | None
@@ -66,7 +66,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bar(msgspec.Struct, frozen=True, kw_only=True):
-    """One piece of a row: its length, its class (a look of the style sheet) and what it says when pointed at."""
+    """One piece of a row: its length, its class in the style sheet, and its tooltip."""
 
     value: float
     look: str
@@ -85,7 +85,7 @@ class BarRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def points(raw: Sequence[Sequence[float]] | None) -> tuple[Point, ...]:
-    """Pairs as they stand in an answer, thinned to what a chart can show."""
+    """The pairs of an answer's series, thinned to _MOST_POINTS."""
     pairs = [(float(pair[0]), float(pair[1])) for pair in raw or ()]
     if len(pairs) > _MOST_POINTS:
         last = len(pairs) - 1
@@ -176,7 +176,7 @@ def bar_chart(
     made.append(element("line", x1=name_width, x2=name_width, y1=0, y2=height, class_="axis"))
     for index, row in enumerate(rows):
         top = 4 + index * row_height
-        # The rows below a row that is switched off stay where they are: a gap says that something is missing.
+        # Rows below a hidden row keep their place: the gap shows that something is missing.
         group = element("g", class_=None if row.slot is None else f"of-{row.slot}")
         group.append(element("text", row.name, x=name_width - 8, y=top + 14, text_anchor="end", class_="strong"))
         at = float(name_width)
@@ -198,7 +198,7 @@ def bar_chart(
 
 
 def _canvas(width: int, height: int, label: str) -> Element:
-    # A chart fills its place, but its text does not grow much beyond the text around it.
+    # A chart fills its container, up to a width at which its text is not much larger than the text around it.
     size = {"viewBox": f"0 0 {width} {height}", "style": f"max-width: {round(width * 1.25)}px"}
     return element("svg", class_="chart", role="img", aria_label=label, **size)
 
@@ -209,7 +209,7 @@ def time_axis(high: float, title: str) -> Axis:
 
 
 def log_time_axis(values: Sequence[float], title: str) -> Axis:
-    """Seconds over several powers of ten; what is below 0.1 s stands at the left edge."""
+    """Seconds over several powers of ten; values below 0.1 s are drawn at the left edge."""
     known = [value for value in values if value > 0]
     low = max(min(known, default=1.0), 0.1)
     high = max(max(known, default=10.0), low * 10)

@@ -1,4 +1,4 @@
-"""A self-contained HTML page: elements that escape by construction, the style sheet, tables. No network, no script."""
+"""A self-contained HTML page: elements whose text is escaped, style sheet, tables. No network, no script."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Row = Sequence[Content]
 NUM_SERIES = 12
 UNKNOWN = "\N{EN DASH}"
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
-# Hues that differ in lightness too, so that neighbours stay apart for readers who do not tell red from green.
+# Hues that also differ in lightness, so that readers who do not see red and green can tell neighbours apart.
 _LIGHT = (
     *("#0b6e8f", "#c2410c", "#6d28d9", "#15803d", "#b91c6b", "#8a6a00"),
     *("#475569", "#1d4ed8", "#9f1239", "#0f766e", "#7c5a3a", "#404040"),
@@ -32,7 +32,7 @@ _DASHES = ("none", "7 3", "2 2.5", "9 3 2 3")
 def element(tag: str, *children: Content, **attributes: object) -> Element:
     """Build an element. `class_` is class, `stroke_width` stroke-width; None leaves an attribute out.
 
-    Text is escaped when the page is written, so whatever a trace calls itself stays text.
+    Text is escaped when the page is written, so names in a trace cannot become markup.
     """
     made = Element(tag)
     for name, value in attributes.items():
@@ -112,13 +112,13 @@ def table(header: Row, rows: Sequence[Row], *, caption: str, row_class: str = ""
 
 
 def swatch(slot: int) -> Element:
-    """The line by which a series is known."""
+    """A sample of a series' line, for keys and tables."""
     line = element("line", x1=1, x2=27, y1=6, y2=6, class_=f"line s{slot % NUM_SERIES}")
     return element("svg", line, viewBox="0 0 28 12", width=28, height=12, aria_hidden="true")
 
 
 def switches(names: Mapping[int, str]) -> Element:
-    """One check box for each series by its slot: what is unchecked leaves every chart and table. Needs no script."""
+    """A check box for each series by its slot; unchecked, every chart and table hides the series, without script."""
     boxes = [
         element(
             "label",

@@ -56,9 +56,9 @@ _CAUSES: Mapping[str, tuple[str, str]] = MappingProxyType(
 
 
 def write_report(path: Path, answer: Mapping[str, Any], *, command: str = "") -> None:
-    """Write the report of `answer` (see `sim.figures.simulate`) as one self-contained file. Raises OSError.
+    """Write the report of an answer of `simulate` as one self-contained file. Raises OSError.
 
-    `command` is shown as the way to make it again. Figures that the answer does not hold are left out.
+    `command` is shown as the command that makes it again. Figures that the answer lacks are left out.
     """
     page.write(path, render(answer, command=command))
 
@@ -170,7 +170,7 @@ def _broken(figures: Figures) -> Content:
 
 
 def _outcomes(found: Mapping[str, Figures]) -> Element | None:
-    """Every job with a deadline: kept, or missed for which cause."""
+    """Every job with a deadline: kept, or missed and by which cause."""
     most = max((figures.get("deadline_jobs") or 0 for figures in found.values()), default=0)
     if not most:
         return None
@@ -200,7 +200,7 @@ def _outcomes(found: Mapping[str, Figures]) -> Element | None:
 
 
 def _causes(figures: Figures) -> Mapping[str, int]:
-    """Misses by cause; without them only how many there were."""
+    """Misses by cause; all under `missed` where the answer has no causes."""
     if figures.get("misses"):
         return {str(cause): int(count) for cause, count in figures["misses"].items() if count}
     missed = (figures.get("deadline_jobs") or 0) - (figures.get("deadlines_met") or 0)
@@ -208,7 +208,7 @@ def _causes(figures: Figures) -> Mapping[str, int]:
 
 
 def _causes_of_all(found: Mapping[str, Figures]) -> list[str]:
-    """Every cause that some policy has, the known ones first and in their order."""
+    """Every cause that occurs under any policy, the known ones first and in their order."""
     named = dict.fromkeys(cause for figures in found.values() for cause in _causes(figures))
     return [*(cause for cause in _CAUSES if cause in named), *(cause for cause in named if cause not in _CAUSES)]
 
@@ -351,7 +351,7 @@ def _highest(lines: Any) -> float:
 
 
 def _everything(found: Mapping[str, Figures]) -> Element | None:
-    """The figures that have no column above, as they stand in the answer."""
+    """The figures of the answer that have no column above."""
     keys: dict[str, None] = {}
     for figures in found.values():
         keys.update(

@@ -1,4 +1,4 @@
-"""Reader and writer of ElasticFlow's traces (ASPLOS'23): jobs with model, batch, iterations and absolute deadline."""
+"""Reader of ElasticFlow's traces (ASPLOS'23): jobs with model, batch, iterations and absolute deadline."""
 
 from __future__ import annotations
 
@@ -17,19 +17,6 @@ _SPELLINGS = {
     "ddl": ("ddl", "deadline"),
 }
 _PLAIN = ("job_id", "model_name", "batch_size", "num_gpu", "duration")
-WRITTEN_COLUMNS = (
-    "job_id",
-    "submit_time",
-    "iteration",
-    "model_name",
-    "ddl",
-    "batch_size",
-    "num_gpu",
-    "duration",
-    "best_effort",
-)
-
-
 COLUMNS = ("submit_time", "iteration", "ddl", *_PLAIN)
 
 
@@ -78,29 +65,3 @@ def _read_row(row: TextRow, spelled: dict[str, str], collected: Collected) -> Tr
         deadline_s=deadline_s,
         is_best_effort=is_best_effort,
     )
-
-
-def write(trace: Trace, path: Path) -> None:
-    """Write a trace so that `read` gives the same jobs again; owners, bounds and profiles are not in this format.
-
-    Raises InvalidRequest for a job that the format cannot say: no model, no length, no duration, or no deadline
-    without being best effort.
-    """
-    lines = [",".join(WRITTEN_COLUMNS)]
-    for job in trace.jobs:
-        if not job.model or not job.num_steps or not job.global_batch_size or job.duration_s is None:
-            raise InvalidRequest(f"job {job.job_id} cannot be written: model, batch, steps and duration must be known")
-        if job.deadline_s is None and not job.is_best_effort:
-            raise InvalidRequest(f"job {job.job_id} cannot be written: it has no deadline and is not best effort")
-        if any(mark in job.model for mark in ',"\r\n') or job.model != job.model.strip():
-            raise InvalidRequest(f"job {job.job_id} cannot be written: its model's name holds a comma, quote or blank")
-        moments = [_shortest(job.submit_s), "" if job.deadline_s is None else _shortest(job.deadline_s)]
-        lines.append(
-            f"{job.job_id},{moments[0]},{job.num_steps},{job.model},{moments[1]},{job.global_batch_size},"
-            f"{job.num_devices},{_shortest(job.duration_s)},{int(job.is_best_effort)}"
-        )
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def _shortest(value: float) -> str:
-    return str(int(value)) if value == int(value) else repr(value)

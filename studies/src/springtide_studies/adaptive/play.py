@@ -41,7 +41,7 @@ def play_workload(
     timer: Callable[[], float] | None = None,
     journal: Journal | None = None,
     on_progress: Callable[[int, int], None] | None = None,
-    told: str = "",
+    command: str = "",
 ) -> FluidRunResult:
     """Let a policy play a workload to its end. `truths` are tables, or the folder of all applications' measurements.
 
@@ -57,7 +57,7 @@ def play_workload(
         rule=overhead_rule(chosen.overhead, chosen.num_nodes * DEVICES_PER_NODE),
         speeds=GoodputSpeeds(known, whole_seconds=chosen.whole_seconds),
         reports_progress=True,
-        told=told,
+        command=command,
         journal=journal,
         timer=timer,
         on_progress=on_progress,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from springtide.core.events import ProgressReported
 from springtide.core.workload import TrainingJob, WorkloadId
-from springtide.simulator.fluid.rules import RunSpeed, exact_boundary_s, opened_run
+from springtide.simulator.fluid.rules import RunSpeed, exact_boundary_s, make_run
 from springtide.simulator.fluid.runs import FluidRun
 from springtide_studies.adaptive.truth import DEVICES_PER_NODE, AppTruth, Split, compact_placement
 
@@ -54,7 +54,7 @@ class GoodputSpeeds:
         self._jobs[job.job_id] = _TrueJob(truth, ends, worths, truth.split(job.global_batch_size, 1))
         alone_s = truth.time_alone_s(compact_placement(1), truth.batch_grid())
         alone_per_s = ends[-1] / alone_s if math.isfinite(alone_s) else 0.0
-        return opened_run(job, now_s, length=ends[-1], single_steps_per_s=alone_per_s, done_steps=done_steps)
+        return make_run(job, now_s, length=ends[-1], single_steps_per_s=alone_per_s, done_steps=done_steps)
 
     def pace(self, run: FluidRun) -> RunSpeed:
         """Progress a second in the present epoch, in steps of the job's initial batch size."""
@@ -73,7 +73,7 @@ class GoodputSpeeds:
         exact_s = exact_boundary_s(run)
         return run.since_s + round(exact_s - run.since_s) if self._whole_seconds else exact_s
 
-    def seen_s(self, run: FluidRun) -> float:
+    def observed_s(self, run: FluidRun) -> float:
         """When the platform learns of that: after a minute's decisions, if rounding alone puts it before them."""
         if not self._whole_seconds or run.boundary_s % _ROUND_S or exact_boundary_s(run) < run.boundary_s:
             return run.boundary_s

@@ -161,7 +161,7 @@ class _Platform:
         self._timed = _Timed(make_policy(policy), timer)
         self._crowd = crowd
         self._clock = VirtualClock()
-        self._controller = Controller(self._timed, overheads=rule.told)
+        self._controller = Controller(self._timed, overheads=rule.announced)
         warm = crowd.warm()
         self._executor = FluidExecutor(
             self._clock, nodes, warm, rule=rule, speeds=speeds, reports_progress=speeds is not None

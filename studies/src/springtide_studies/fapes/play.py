@@ -92,12 +92,12 @@ def play_requests(
     change_s: float = MIGRATION_S,
     timer: Callable[[], float] | None = None,
     is_timed: bool = True,
-    happenings: Sequence[tuple[float, Event]] = (),
+    timed_events: Sequence[tuple[float, Event]] = (),
     times: Times | None = None,
 ) -> FapesRun:
     """Let a policy play the requests to their end. Every start, resize or move stands still for `change_s`.
 
-    `happenings` are what owners of services and the gateway say, `times` what starting and leaving takes. Raises
+    `timed_events` are what owners of services and the gateway say, `times` what starting and leaving takes. Raises
     InvalidRequest for a policy that is not known, InvariantViolation on what may never be.
     """
     rule = request_rule(policy)
@@ -111,9 +111,9 @@ def play_requests(
         rule=OverheadRule(name="migration", pause=Overheads(change_s=change_s)),
         speeds=speeds,
         reports_progress=True,
-        told=f"springtide bench fapes: {policy}",
+        command=f"springtide bench fapes: {policy}",
         timer=timer if is_timed else None,
-        happenings=happenings,
+        timed_events=timed_events,
         times=times,
     )
     return _outcome(policy, played, requests, watched.waited_s, sum(len(node.devices) for node in nodes))

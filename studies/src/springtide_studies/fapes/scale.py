@@ -51,10 +51,10 @@ def draw_scale_jobs(seed: int, num_devices: int, hours: float, load: float) -> t
     return draw_requests(moments.tolist(), seed)
 
 
-def from_moment(happenings: Sequence[tuple[float, Event]], begin_s: float) -> list[tuple[float, Event]]:
+def from_moment(timed_events: Sequence[tuple[float, Event]], begin_s: float) -> list[tuple[float, Event]]:
     """What happens from `begin_s` on, on a clock that starts there; before it, the last of each job left."""
     past: dict[WorkloadId, dict[type, Event]] = {}
-    for _, event in (entry for entry in happenings if entry[0] <= begin_s):
+    for _, event in (entry for entry in timed_events if entry[0] <= begin_s):
         match event:
             case ServiceDeployed(service=service):
                 past.setdefault(service.service_id, {})[type(event)] = event
@@ -64,7 +64,7 @@ def from_moment(happenings: Sequence[tuple[float, Event]], begin_s: float) -> li
                 past.pop(workload_id, None)
             case _:
                 raise AssertionError(f"a tide without {type(event).__name__} was meant")
-    coming = [(at_s - begin_s, event) for at_s, event in happenings if at_s > begin_s]
+    coming = [(at_s - begin_s, event) for at_s, event in timed_events if at_s > begin_s]
     return [(0.0, event) for events in past.values() for event in events.values()] + coming
 
 
@@ -88,13 +88,15 @@ def run_scale(
     nodes = label_nodes(cluster_nodes(cluster), n_r_max)
     requests = draw_scale_jobs(seed, sum(len(node.devices) for node in nodes), hours, load)
     num_days = int((BEGIN_S + hours * 3600.0) // 86_400.0) + 2
-    services = from_moment(draw_tidal(seed, tide_of(n_r_max, num_days, len(nodes[0].devices))).happenings, BEGIN_S)
+    services = from_moment(draw_tidal(seed, tide_of(n_r_max, num_days, len(nodes[0].devices))).timed_events, BEGIN_S)
     found: dict[tuple[str, float], FapesRun] = {}
     table: list[dict[str, Any]] = []
     for round_s in rounds_s:
         for strategy in strategies:
             policy = f"{strategy}/{fapes(f'round_s={round_s:g}:starts=no')}"
-            outcome = play_requests(policy, requests, nodes, V100_SERVER, timer=timer, happenings=services, times=TIMES)
+            outcome = play_requests(
+                policy, requests, nodes, V100_SERVER, timer=timer, timed_events=services, times=TIMES
+            )
             found[strategy, round_s] = outcome
             label = f"{strategy}, rounds of {round_s / 60:.0f} min"
             paper = PUBLISHED.get((strategy, round_s), (None, None))

@@ -16,7 +16,7 @@ from springtide.perf.communication.fabric import Fabric, Links, Subgraph
 from springtide.perf.communication.query import Query
 from springtide.perf.goodput import split_batch
 from springtide.perf.timeline import bucket_bytes, iteration_s, total_s
-from springtide.simulator.fluid.rules import RunSpeed, exact_boundary_s, opened_run
+from springtide.simulator.fluid.rules import RunSpeed, exact_boundary_s, make_run
 from springtide.simulator.fluid.runs import FluidRun
 from springtide_studies.fapes.jobs import FAMILIES, NUM_PIECES, FapesRequest, gain, progress_ends
 from springtide_studies.fapes.nccl import Nccl
@@ -64,7 +64,7 @@ class TopologySpeeds:
         self._jobs[job.job_id] = _TrueJob(request, ends, worths)
         first = [self._topology.nodes[0].devices[0].device_id]
         alone_s = self.step_total_s(request.family, first, job.global_batch_size)[0]
-        return opened_run(job, now_s, length=ends[-1], single_steps_per_s=1.0 / alone_s, done_steps=done_steps)
+        return make_run(job, now_s, length=ends[-1], single_steps_per_s=1.0 / alone_s, done_steps=done_steps)
 
     def step_total_s(
         self, family: str, device_ids: Sequence[DeviceId], batch_size: int
@@ -112,7 +112,7 @@ class TopologySpeeds:
         """When the present piece of its training ends."""
         return exact_boundary_s(run)
 
-    def seen_s(self, run: FluidRun) -> float:
+    def observed_s(self, run: FluidRun) -> float:
         """At once."""
         return run.boundary_s
 

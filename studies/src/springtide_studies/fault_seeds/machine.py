@@ -247,7 +247,7 @@ class Machine:
         self.say("{} ends: {}", process.replica_id, why)
         process.is_alive = False
         del self.alive[process.replica_id]
-        self.sharing.let_go(process.replica_id)
+        self.sharing.release(process.replica_id)
         process.kept.clear()
         process.on_wake.clear()
         if process.run is not None:

@@ -47,7 +47,7 @@ def find_bound(workload: Path, options: BoundOptions, tell: Callable[[str], None
     """
     profiles = options.data / "profiles"
     truths = make_truths(read_applications(profiles))
-    start_s = overhead_rule(options.overhead, MAX_NODES * DEVICES_PER_NODE).told.change_s
+    start_s = overhead_rule(options.overhead, MAX_NODES * DEVICES_PER_NODE).announced.change_s
     families, jobs = [], []
     alone: dict[str, dict[int, float]] = {}
     for submit_s, job in goodput_arrivals(read(workload), truths):

@@ -93,11 +93,11 @@ def run_loans(
         rule=change,
         speeds=speeds,
         reports_progress=rule == "adaptive",
-        told=f"springtide simulate --study loaning --n-r-max {setting.n_r_max} --seed {setting.seed}",
+        command=f"springtide simulate --study loaning --n-r-max {setting.n_r_max} --seed {setting.seed}",
         journal=books,
         timer=timer,
         on_progress=on_progress,
-        happenings=draw_tidal(setting.seed, tide or tide_of(setting.n_r_max, setting.days, per_server)).happenings,
+        timed_events=draw_tidal(setting.seed, tide or tide_of(setting.n_r_max, setting.days, per_server)).timed_events,
         times=TIMES,
         until_s=setting.days * DAY_S,
     )

@@ -1,8 +1,9 @@
-"""Whole traces after the recipe of the generator in ElasticFlow's artifact."""
+"""Whole traces after the recipe of the generator in ElasticFlow's artifact, and the file that holds them."""
 
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 
@@ -18,6 +19,17 @@ _SHORT_SHARE = 0.8
 _SHORT_EXPONENTS, _LONG_EXPONENTS = (1.0, 2.5), (2.5, 4.0)
 _DEVICE_COUNTS = (1, 2, 4, 8, 16)
 _DEVICE_SHARES = (0.83, 0.03, 0.03, 0.10, 0.01)
+_COLUMNS = (
+    "job_id",
+    "submit_time",
+    "iteration",
+    "model_name",
+    "ddl",
+    "batch_size",
+    "num_gpu",
+    "duration",
+    "best_effort",
+)
 
 
 def generate_jobs(
@@ -74,3 +86,31 @@ def generate_jobs(
         jobs.append(with_pair(job, fitting[int(pair_draws[index] * len(fitting))], profiles))
     drawn = (f"every job: {num_jobs} after ElasticFlow's generator with {profiles.name} (seed {seed})",)
     return make_trace(f"drawn-{num_jobs}-seed{seed}", jobs, drawn=drawn, format="drawn")
+
+
+def write_trace(trace: Trace, path: Path) -> None:
+    """Write a trace in the format `elasticflow`, whose reader gives the same jobs again.
+
+    Owners, bounds on workers and profiles are not in this format.
+
+    Raises InvalidRequest for a job that the format cannot say: no model, no length, no duration, or no deadline
+    without being best effort.
+    """
+    lines = [",".join(_COLUMNS)]
+    for job in trace.jobs:
+        if not job.model or not job.num_steps or not job.global_batch_size or job.duration_s is None:
+            raise InvalidRequest(f"job {job.job_id} cannot be written: model, batch, steps and duration must be known")
+        if job.deadline_s is None and not job.is_best_effort:
+            raise InvalidRequest(f"job {job.job_id} cannot be written: it has no deadline and is not best effort")
+        if any(mark in job.model for mark in ',"\r\n') or job.model != job.model.strip():
+            raise InvalidRequest(f"job {job.job_id} cannot be written: its model's name holds a comma, quote or blank")
+        moments = [_shortest(job.submit_s), "" if job.deadline_s is None else _shortest(job.deadline_s)]
+        lines.append(
+            f"{job.job_id},{moments[0]},{job.num_steps},{job.model},{moments[1]},{job.global_batch_size},"
+            f"{job.num_devices},{_shortest(job.duration_s)},{int(job.is_best_effort)}"
+        )
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _shortest(value: float) -> str:
+    return str(int(value)) if value == int(value) else repr(value)

@@ -74,10 +74,10 @@ class TidalFunction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TidalTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """What was drawn, in order of submission. `happenings` are the events of owners and gateway at their moments."""
+    """What was drawn, in order of submission. `timed_events` are the events of owners and gateway at their moments."""
 
     functions: tuple[TidalFunction, ...]
-    happenings: tuple[tuple[float, Event], ...]
+    timed_events: tuple[tuple[float, Event], ...]
 
     def minimums(self) -> tuple[tuple[float, int], ...]:
         """From each moment on the sum of all minimums in force, in devices."""
@@ -164,7 +164,7 @@ def draw_tidal(seed: int, setting: TidalSetting) -> TidalTrace:
             level += size
             number += 1
     functions = tuple(sorted([*ended, *open_functions], key=lambda f: (f.begin_s, f.service.service_id)))
-    return TidalTrace(functions=functions, happenings=_happenings(_streams(seed, 8)[5], functions, setting))
+    return TidalTrace(functions=functions, timed_events=_timed_events(_streams(seed, 8)[5], functions, setting))
 
 
 def _function(name: str, minimum: int, begin_s: float, setting: TidalSetting) -> TidalFunction:
@@ -211,7 +211,7 @@ def _surges(rng: np.random.Generator, setting: TidalSetting, moments: Floats) ->
     return found
 
 
-def _happenings(
+def _timed_events(
     rng: np.random.Generator, functions: Sequence[TidalFunction], setting: TidalSetting
 ) -> tuple[tuple[float, Event], ...]:
     """Submissions, ends and loads in order of time; a load is told where it asks for another number of replicas."""
