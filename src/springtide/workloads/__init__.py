@@ -1,1 +1,1 @@
-"""What arrives: one form for traces of jobs, readers of published formats, scaling tables, seeded arrivals."""
+"""Traces of jobs: one form for all, readers of published formats, scaling tables, draws of missing fields."""

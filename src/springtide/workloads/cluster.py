@@ -10,7 +10,7 @@ from springtide.workloads.trace import MAX_DEVICES
 
 
 def parse_cluster(text: str) -> tuple[int, int]:
-    """`16x8` as (nodes, devices per node); switches behind an `@` are checked and left out. Raises InvalidRequest."""
+    """`16x8` as (nodes, devices per node); switches after an `@` are checked and dropped. Raises InvalidRequest."""
     shape, _, switches = text.strip().lower().partition("@")
     nodes, separator, devices = shape.partition("x")
     if not separator or not _is_count(nodes) or not _is_count(devices):
@@ -25,9 +25,9 @@ def parse_cluster(text: str) -> tuple[int, int]:
 def cluster_nodes(text: str, *, kind: DeviceKind = "gpu") -> list[Node]:
     """The nodes of a cluster as written, with the switches above each (nearest first, the last above all).
 
-    `16x8@6+6+4`: three switches with so many nodes each, below one core. `1000x8@10x10x10`: a tree, ten nodes below
-    each of the nearest switches, ten of these below each of the next, and so on; the last may be filled in part.
-    Without `@` all hang on one. Raises InvalidRequest.
+    `16x8@6+6+4`: three switches with 6, 6 and 4 nodes below one core switch. `1000x8@10x10x10`: a tree, ten nodes
+    below each of the nearest switches, ten of these below each of the next, and so on; the last may be filled in part.
+    Without `@` all nodes are below one switch. Raises InvalidRequest.
     """
     num_nodes, per_node = parse_cluster(text)
     _, _, behind = text.strip().lower().partition("@")

@@ -1,4 +1,4 @@
-"""What a trace does not tell is drawn by the rule of ElasticFlow's paper, from a seed."""
+"""Fields that a trace lacks are drawn from a seed, by the rule of ElasticFlow's paper."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def draw_missing(
 
 
 def check_complete(trace: Trace) -> Trace:
-    """Return the trace if every job can run as it stands. Raises InvalidRequest naming the first that cannot."""
+    """Return the trace if every job has what it needs to run. Raises InvalidRequest naming the first that has not."""
     for job in trace.jobs:
         if not job.is_complete:
             lacks = "length" if job.model or job.has_own_curve else "model"
@@ -89,7 +89,7 @@ def check_factor(factor: tuple[float, float]) -> None:
 
 
 def pairs_for(profiles: Profiles, num_devices: int) -> Sequence[Pair]:
-    """The pairs that were measured on fewer and on more devices; all of them where there is none."""
+    """The pairs whose measured range holds `num_devices`; all pairs if there is none."""
     reach = {pair: sorted(profiles.steps_per_s(*pair)) for pair in profiles.pairs}
     fitting = [pair for pair, counts in reach.items() if counts[0] <= num_devices <= counts[-1]]
     return fitting or list(profiles.pairs)

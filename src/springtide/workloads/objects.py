@@ -1,4 +1,4 @@
-"""The objects of a JSON array, one after the other in bounded memory, each with the line on which it begins."""
+"""The objects of a JSON array, one at a time in bounded memory, each with the line on which it begins."""
 
 from __future__ import annotations
 
@@ -58,17 +58,17 @@ class _Window:
         self._json = json.JSONDecoder(parse_constant=_refuse_constant)
 
     def peek(self) -> str:
-        """The next character that is not blank, without taking it; empty at the end of the file."""
+        """The next character that is not blank, without consuming it; "" at the end of the file."""
         while True:
-            self._take(_BLANK.match(self.text, self.position).end())  # type: ignore[union-attr]
+            self._consume(_BLANK.match(self.text, self.position).end())  # type: ignore[union-attr]
             if self.position < len(self.text):
                 return self.text[self.position]
             if not self._fill():
                 return ""
 
     def skip(self) -> None:
-        """Take the character that `peek` showed."""
-        self._take(self.position + 1)
+        """Consume the character that `peek` returned."""
+        self._consume(self.position + 1)
 
     def decode(self) -> Any:
         while True:
@@ -80,21 +80,21 @@ class _Window:
                 offset = getattr(error, "pos", self.position) - self.position
                 if len(self.text) - self.position <= MAX_OBJECT_CHARACTERS and self._fill():
                     continue
-                self._take(self.position + offset)
+                self._consume(self.position + offset)
                 self.refuse(f"the object here is no JSON: {getattr(error, 'msg', error)}")
-            self._take(end)
+            self._consume(end)
             return value
 
     def refuse(self, problem: str) -> NoReturn:
-        """Raise InvalidRequest about the present line."""
+        """Raise InvalidRequest about the current line."""
         raise InvalidRequest(f"{self.name} line {self.line}: {problem}")
 
-    def _take(self, end: int) -> None:
+    def _consume(self, end: int) -> None:
         self.line += self.text.count("\n", self.position, end)
         self.position = end
 
     def _fill(self) -> bool:
-        """Drop what is taken and read on: as much again as is held, so that a long object is parsed but a few times."""
+        """Drop consumed text and read as much again as is held, so that a long object is parsed only a few times."""
         self.text = self.text[self.position :]
         self.position = 0
         try:

@@ -30,11 +30,11 @@ class Profiles(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, folder: Path | str) -> Profiles:
-        """Read every `MODEL.csv` whose first column is global_batch_size; other files are none of ours.
+        """Read every `MODEL.csv` whose first column is global_batch_size; other files are ignored.
 
-        The further columns are numbers of devices. `nan`, an empty field and 0 say that the model does not run, or
-        was not measured, on that many. A folder of Pollux's measurements, APPLICATION/placements.csv, is turned into
-        tables (see `pollux_profiles`). Raises InvalidRequest naming file, line and column.
+        The other columns are numbers of devices. `nan`, an empty field and 0 mean that the model does not run, or was
+        not measured, on that many. From a folder of Pollux's measurements, APPLICATION/placements.csv, tables are
+        derived (see `formats.pollux.derive_table`). Raises InvalidRequest naming file, line and column.
         """
         place = Path(folder)
         if not place.is_dir():
@@ -84,12 +84,12 @@ def rate_at(steps_per_s: dict[int, float], num_devices: int) -> float:
 
 
 def choose_profiles(trace: Trace, trace_path: Path | str, given: Profiles | Path | str | None = None) -> Profiles:
-    """The tables for a trace: those given, or of the given folder, or of one near it; they know all of its pairs.
+    """The tables for a trace: those given, or of the given folder, or of one near the trace; they hold all its pairs.
 
-    Raises InvalidRequest naming the file, line and column of the first pair that they do not know.
+    Raises InvalidRequest naming the file, line and column of the first pair that they lack.
     """
     places = {(model, size): place for model, size, place in trace.pair_places}
-    # In the order of the file, so that the sentence is about its first unknown pair.
+    # In the order of the file, so that the error is about its first unknown pair.
     pairs = [*places, *(pair for pair in trace.pairs if pair not in places)]
     if given is None:
         return Profiles.read(find_profiles(trace_path, pairs, places))
@@ -105,11 +105,10 @@ def choose_profiles(trace: Trace, trace_path: Path | str, given: Profiles | Path
 
 
 def find_profiles(trace_path: Path | str, pairs: Iterable[Pair], places: Mapping[Pair, str] | None = None) -> Path:
-    """The folder near a trace whose tables know all of `pairs`: the trace's folder, its parents up to two above, and
-    what is called throughputs* or profiles* in them; the nearest first, A100 before T4 (by name).
+    """The folder near a trace whose tables hold all of `pairs`: its own folder, the two above, and the folders named
+    throughputs* or profiles* in these; the nearest first, then by name, so that A100 comes before T4.
 
-    Raises InvalidRequest naming the first pair that is missing in the folder that comes closest, and where the trace
-    has it, as far as `places` says.
+    Raises InvalidRequest naming the first pair that the closest match lacks and, if `places` has it, its line.
     """
     wanted = list(dict.fromkeys(pairs))
     best: tuple[int, Path, Pair] | None = None
@@ -148,7 +147,7 @@ def _folders_near(trace_path: Path) -> Iterator[Path]:
 
 
 def _table_files(folder: Path) -> Iterator[Path]:
-    """The files of a folder that are tables, by name. A folder with very many files is not one of tables."""
+    """The tables in a folder, by name; at most _MAX_TABLES files are looked at."""
     try:
         paths = sorted(path for path in folder.glob("*.csv") if path.is_file())
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Reading of traces of any format: recognises the format, reads the file, and draws at random what it lacks."""
+"""Readers of all formats of traces: recognise the format, read the file, and draw the fields that it lacks."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def read_trace(
     models: Profiles | None = None,
     seed: int = 0,
 ) -> Trace:
-    """Read a trace of jobs, of at most the first `limit` jobs in the file; a name that ends in .gz is decompressed.
+    """Read a trace of jobs, at most the first `limit` jobs of the file; a name that ends in .gz is decompressed.
 
-    With `models`, what the format does not tell is drawn from these tables and the seed (see `draw_missing`); without,
-    it stays unknown. Raises InvalidRequest in one sentence that names the file, the line and the column.
+    With `models`, fields that the format lacks are drawn from these tables and the seed (see `draw_missing`); without,
+    they stay unknown. Raises InvalidRequest in one sentence that names the file, the line and the column.
     """
     place = Path(path)
     name = detect_format(place) if format == "auto" else format
@@ -62,7 +62,7 @@ def read_trace(
 
 
 def detect_format(path: Path) -> str:
-    """The format that the beginning of a file shows: the one whose columns the header shares most of.
+    """The format of a file by its beginning: the one most of whose columns the header has.
 
     A header that only resembles a format counts as that format, so that its reader can name the column that is
     missing. Raises InvalidRequest.
@@ -81,7 +81,7 @@ def detect_format(path: Path) -> str:
     candidates = {name: set(known.columns) for name, known in FORMATS.items() if known.columns}
     candidates["azure"] = set(AZURE_COLUMNS)
     likeness = {name: len(columns & wanted) / len(wanted) for name, wanted in candidates.items()}
-    # The simple form of other formats shares columns with them: of equals the one with more columns is meant.
+    # Some formats are a subset of another: of equally likely ones take the one with more columns.
     best = max(likeness, key=lambda name: (likeness[name], len(candidates[name])))
     if likeness[best] < _LEAST_LIKENESS:
         raise InvalidRequest(
@@ -92,7 +92,7 @@ def detect_format(path: Path) -> str:
 
 
 def _looks_like_google(fields: list[str]) -> bool:
-    """Its files have no header: thirteen fields, of which the first, third, fourth and sixth are whole numbers."""
+    """Google's files have no header: thirteen fields; the first, third and fourth are numbers, the sixth 0 to 8."""
     if len(fields) != len(google.COLUMNS):
         return False
     return all(fields[index].isdecimal() for index in (0, 2, 3)) and fields[5] in list("012345678")

@@ -1,4 +1,4 @@
-"""Text files line by line in bounded memory, and the sentences that name file, line and column of what is wrong."""
+"""Text files line by line in bounded memory; errors name file, line and column."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHOWN_CHARACTERS = 40
 
 
 def name_of(path: Path) -> str:
-    """What a trace is called: the name of its file without its endings."""
+    """The name of a trace: its file name without extensions."""
     return Path(path.name.removesuffix(".gz")).stem
 
 
@@ -101,14 +101,14 @@ class TextRow:
         return index is not None and bool(self.fields[index].strip())
 
     def text(self, column: str) -> str:
-        """The field without blanks around it, possibly empty."""
+        """The field, stripped; it may be empty."""
         return self.fields[self.indexes[column]].strip()
 
     def number(self, column: str, *, lowest: float = 0.0, highest: float = MAX_TIME_S) -> float:
         """A finite number within bounds."""
         text = self.text(column)
         try:
-            # Python also reads 1_000 and digits of other scripts as numbers; in a table they are mistakes.
+            # Python also accepts 1_000 and digits of other scripts; in a table they are mistakes.
             value = float(text if text.isascii() and "_" not in text else "?")
         except ValueError:
             self.refuse(column, f"{shorten(text)} is not a number" if text else "it is empty; a number belongs here")
@@ -142,7 +142,7 @@ class TextRow:
         return self.count(column, lowest=lowest, highest=MAX_DEVICES)
 
     def flag(self, column: str) -> bool:
-        """0 or 1, in a column that may be missing; missing or empty says no."""
+        """0 or 1; a missing column or an empty field means False."""
         if not self.has(column):
             return False
         text = self.text(column)
@@ -152,12 +152,12 @@ class TextRow:
 
 
 def shorten(text: str) -> str:
-    """A value in quotes as an error shows it, cut where it is long."""
+    """A value in quotes for an error text, cut if it is long."""
     return repr(text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "...")
 
 
 def read_header(path: Path) -> list[str]:
-    """The fields of the first line, without blanks around them. Raises InvalidRequest for an empty file."""
+    """The fields of the first line, stripped. Raises InvalidRequest for an empty file."""
     for number, text in read_lines(path):
         return [field.strip() for field in split_line(text, f"{path.name} line {number}")]
     raise InvalidRequest(f"{path.name} line 1: the file is empty; a header and rows belong in it")
@@ -168,7 +168,7 @@ def read_rows(
 ) -> Iterator[TextRow]:
     """Yield the rows of a CSV file whose header names `required`; `columns` names the fields of a file without one.
 
-    Blank lines are passed over. Raises InvalidRequest for a missing or doubled column and a row of another length.
+    Blank lines are skipped. Raises InvalidRequest for a missing or doubled column and a row of another length.
     """
     indexes: dict[str, int] = {}
     if columns is not None:

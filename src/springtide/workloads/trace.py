@@ -1,4 +1,4 @@
-"""The one form of a trace of training jobs, whatever file it came from. All times in seconds on one clock."""
+"""The common form of traces of training jobs, from whatever format. All times are in seconds on one clock."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class TraceJob(msgspec.Struct, frozen=True, kw_only=True):
     """One training job as recorded in a trace. Raises InvalidRequest where a value cannot be.
 
     `submit_s` and `deadline_s` are absolute moments of the trace's own clock. `num_steps` counts optimizer steps at
-    `global_batch_size` samples each. Empty `model`, `num_steps` 0 and `global_batch_size` 0 say that the trace does
-    not tell. `num_devices` is what the owner asked for, `duration_s` the run time on that many. A job without a
-    deadline either is best effort, or (`is_best_effort` False) its deadline has not been drawn.
+    `global_batch_size` samples each. An empty `model`, `num_steps` 0 and `global_batch_size` 0 mean that
+    the trace does not have them. `num_devices` is what the owner requested, `duration_s` the run time on that many. A
+    job without a deadline is best effort or, if `is_best_effort` is False, its deadline has not been drawn yet.
 
-    The last fields are known to few formats: bounds on the workers, the length in samples, and a speed that is
-    written in the trace itself, `samples_per_s_1` on one worker of which `parallel_fraction` scales; and the share of
-    each device that a worker holds (None: the whole, of which all speeds are).
+    Few formats have the last fields: bounds on workers, the length in samples, a speed (`samples_per_s_1` on one
+    worker, of which `parallel_fraction` scales with workers), and the share of its device that each worker holds (None:
+    the whole device, on which all speeds are measured).
     """
 
     job_id: str
@@ -95,11 +95,11 @@ class TraceJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
-    """The jobs of one file in order of submission, and an account of what is not in the file as it stands.
+    """The jobs of one file in order of submission, and what was left out of it or added to it.
 
-    `skipped` counts what was left out, by reason. `drawn` has one sentence for each field that was drawn and not
-    read, with its rule and its seed. `pair_places` has (model, global batch size, file with line and column where the
-    pair stands first), for sentences about pairs that no scaling table knows.
+    `skipped` counts the rows that were left out, by reason. `drawn` has a sentence for each field that was drawn, with
+    its rule and seed. `pair_places` has (model, global batch size, file, line and column where the pair is first
+    named), for errors about pairs that no scaling table has.
     """
 
     name: str

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from springtide.core.errors import InvalidRequest
-from springtide.workloads import collecting
+from springtide.workloads import trace_builder
 from springtide.workloads.formats import elasticflow
 from springtide.workloads.trace import TraceJob
 
@@ -78,7 +78,7 @@ def test_a_missing_column_is_named_in_both_spellings(tmp_path: Path) -> None:
 
 
 def test_a_trace_of_too_many_jobs_asks_for_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collecting, "MAX_JOBS", 3)
+    monkeypatch.setattr(trace_builder, "MAX_JOBS", 3)
     path = tmp_path / "long.csv"
     path.write_text(HEADER + "".join(f"\n{number}{GOOD[1:]}" for number in range(5)))
     with pytest.raises(InvalidRequest, match=r"long.csv line 5: more than 3 jobs; .*--jobs N"):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from springtide.core.errors import InvalidRequest
-from springtide.workloads.collecting import Collected
 from springtide.workloads.rows import TextRow, read_header, read_rows
 from springtide.workloads.trace import Trace, TraceJob
+from springtide.workloads.trace_builder import TraceBuilder
 
-# The published files spell three of the columns in two ways. Where a file has `real_iteration` or `real_duration`
-# beside these, they are what the cluster's own log says; the artifact runs on `iteration` and `duration`.
+# The published files spell three of the columns in two ways. `real_iteration` and `real_duration`, which some files
+# have too, are from the cluster's log; the artifact uses `iteration` and `duration`, and so does this reader.
 _SPELLINGS = {
     "submit_time": ("submit_time", "submission_time"),
     "iteration": ("iteration", "num_iteration"),
@@ -28,12 +28,12 @@ def read(path: Path, limit: int | None = None) -> Trace:
     """Read a trace; times and deadlines stay as absolute as they are in the file. Raises InvalidRequest."""
     header = read_header(path)
     spelled = {name: _find_spelling(path, header, name) for name in _SPELLINGS}
-    collected = Collected(path, limit)
+    builder = TraceBuilder(path, limit)
     for row in read_rows(path, ["job_id", *spelled.values(), *_PLAIN[1:]]):
-        collected.keep(_read_row(row, spelled, collected), row.line, "model_name")
-        if collected.is_full:
+        builder.add(_read_row(row, spelled, builder), row.line, "model_name")
+        if builder.is_full:
             break
-    return collected.finish("elasticflow")
+    return builder.build("elasticflow")
 
 
 def _find_spelling(path: Path, header: list[str], name: str) -> str:
@@ -44,8 +44,8 @@ def _find_spelling(path: Path, header: list[str], name: str) -> str:
     raise InvalidRequest(f"{path.name} line 1: no column {either}; the header must name {', '.join(COLUMNS)}")
 
 
-def _read_row(row: TextRow, spelled: dict[str, str], collected: Collected) -> TraceJob:
-    job_id = collected.claim_row(row, "job_id")
+def _read_row(row: TextRow, spelled: dict[str, str], builder: TraceBuilder) -> TraceJob:
+    job_id = builder.claim_row(row, "job_id")
     submit_s = row.number(spelled["submit_time"])
     is_best_effort = row.flag("best_effort")
     deadline_s = None if is_best_effort else row.number(spelled["ddl"])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from springtide.workloads.collecting import Collected
 from springtide.workloads.rows import TextRow, read_rows
 from springtide.workloads.trace import MAX_TIME_S, Trace, TraceJob
+from springtide.workloads.trace_builder import TraceBuilder
 
-# The files have no header. Of the machine, the class, the priority and the requests nothing is needed here.
+# The files have no header. Machine, class, priority and requests are not read.
 COLUMNS = (
     "timestamp",
     "missing info",
@@ -26,8 +26,8 @@ COLUMNS = (
 )
 NUM_EVENT_TYPES = 9
 _SUBMIT, _SCHEDULE = 0, 1
-# Evicted, failed, finished, killed, lost: each of them ends a time in which the task ran; after the last three
-# nothing more is counted, so that reading may stop when all tasks of interest are there.
+# Evicted, failed, finished, killed, lost: each ends an interval in which the task ran. After the last three a task
+# has ended, so that reading can stop once all tasks within the limit have.
 _ENDS = frozenset({2, 3, 4, 5, 6})
 _LAST = frozenset({4, 5, 6})
 _MAX_TIMESTAMP = 2**63 - 1
@@ -35,7 +35,7 @@ _US_PER_S = 1e6
 
 
 class _Task:
-    """What is known of a task so far, in microseconds of the trace's clock."""
+    """A task as read so far, in microseconds of the trace's clock."""
 
     __slots__ = ("has_ended", "job_id", "owner", "ran_us", "started_us", "submit_us")
 
@@ -51,12 +51,12 @@ class _Task:
 def read(path: Path, limit: int | None = None) -> Trace:
     """Read one file of events: each task is a job on one device, from its first submission, which has event type 0.
 
-    Its duration is the time between its being scheduled and evicted, failed, finished, killed or lost, summed until
-    it is finished, killed or lost; None where none of it is in this file. Timestamps are microseconds; 0 and 2^63 - 1
-    stand for before and after the trace, and such submissions are left out and counted, as later submissions of a
-    task are. With a limit, reading ends when the first so many tasks have all come to their end. Raises InvalidRequest.
+    Its duration is the sum of the intervals from being scheduled to being evicted, failed, finished, killed or lost,
+    until it is finished, killed or lost; None if the file has no such interval. Timestamps are microseconds; 0 and
+    2^63 - 1 mean before and after the trace: such submissions are skipped and counted, and so are later submissions of
+    the same task. With a limit, reading stops when that many first tasks have ended. Raises InvalidRequest.
     """
-    collected = Collected(path, limit)
+    builder = TraceBuilder(path, limit)
     tasks: dict[tuple[int, int], _Task] = {}
     num_open = 0
     for row in read_rows(path, (), columns=list(COLUMNS)):
@@ -65,12 +65,12 @@ def read(path: Path, limit: int | None = None) -> Trace:
         event = row.count("event type", lowest=0, highest=NUM_EVENT_TYPES - 1)
         task = tasks.get(key)
         if event == _SUBMIT and task is not None:
-            collected.skip("submission of a task that was submitted before")
+            builder.skip("submission of a task that was submitted before")
         elif event == _SUBMIT and not 0 < at_us < _MAX_TIMESTAMP:
-            collected.skip("submitted before or after the trace")
+            builder.skip("submitted before or after the trace")
         elif event == _SUBMIT and (limit is None or len(tasks) < limit):
             _check_time(row, at_us)
-            job_id = collected.claim(f"{key[0]}-{key[1]}", row.line, "task index")
+            job_id = builder.claim(f"{key[0]}-{key[1]}", row.line, "task index")
             tasks[key] = _Task(job_id, at_us, row.text("user"))
             num_open += 1
         elif task is not None and at_us < _MAX_TIMESTAMP:
@@ -80,7 +80,7 @@ def read(path: Path, limit: int | None = None) -> Trace:
         if limit is not None and len(tasks) >= limit and num_open == 0:
             break
     for task in tasks.values():
-        collected.keep(
+        builder.add(
             TraceJob(
                 job_id=task.job_id,
                 submit_s=task.submit_us / _US_PER_S,
@@ -88,7 +88,7 @@ def read(path: Path, limit: int | None = None) -> Trace:
                 owner=task.owner,
             )
         )
-    return collected.finish("google")
+    return builder.build("google")
 
 
 def _check_time(row: TextRow, at_us: int) -> None:
@@ -97,7 +97,7 @@ def _check_time(row: TextRow, at_us: int) -> None:
 
 
 def _follow(task: _Task, event: int, at_us: int) -> bool:
-    """Take an event of a known task in; whether it is the one with which the task comes to its end."""
+    """Apply an event to a known task; whether the task ends with it."""
     if task.has_ended:
         return False
     if event == _SCHEDULE:

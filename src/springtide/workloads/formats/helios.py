@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from springtide.workloads.collecting import Collected
 from springtide.workloads.rows import TextRow, read_rows
 from springtide.workloads.trace import Trace, TraceJob
+from springtide.workloads.trace_builder import TraceBuilder
 
-# cpu_num, node_num, state, start_time, end_time and queue are in the files and not needed here.
+# The files also have cpu_num, node_num, state, start_time, end_time and queue, which are not read.
 COLUMNS = ("job_id", "user", "gpu_num", "submit_time", "duration")
 
 
@@ -17,26 +17,26 @@ def read(path: Path, limit: int | None = None) -> Trace:
 
     Jobs without a GPU and jobs that never ran are left out and counted.
     """
-    collected = Collected(path, limit)
+    builder = TraceBuilder(path, limit)
     for row in read_rows(path, COLUMNS):
-        _read_row(row, collected)
-        if collected.is_full:
+        _read_row(row, builder)
+        if builder.is_full:
             break
-    return collected.finish("helios")
+    return builder.build("helios")
 
 
-def _read_row(row: TextRow, collected: Collected) -> None:
+def _read_row(row: TextRow, builder: TraceBuilder) -> None:
     num_devices = row.devices("gpu_num", lowest=0)
     submit_s = row.moment("submit_time")
     duration_s = row.number("duration")
     if num_devices == 0:
-        collected.skip("asks for no GPU")
+        builder.skip("asks for no GPU")
     elif duration_s == 0:
-        collected.skip("never ran")
+        builder.skip("never ran")
     else:
-        collected.keep(
+        builder.add(
             TraceJob(
-                job_id=collected.claim_row(row, "job_id"),
+                job_id=builder.claim_row(row, "job_id"),
                 submit_s=submit_s,
                 num_devices=num_devices,
                 duration_s=duration_s,

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from springtide.core.errors import InvalidRequest
-from springtide.workloads.collecting import Collected
 from springtide.workloads.objects import read_objects
 from springtide.workloads.rows import parse_moment_s, read_rows, shorten
 from springtide.workloads.trace import MAX_DEVICES, MAX_TIME_S, Trace, TraceJob
+from springtide.workloads.trace_builder import TraceBuilder
 
 COLUMNS = ("timestamp", "duration", "num_gpus")
 _NO_MOMENT = (None, "", "None")
@@ -20,28 +20,28 @@ def read_csv(path: Path, limit: int | None = None) -> Trace:
 
     A job is named after its line. Raises InvalidRequest naming line and column.
     """
-    collected = Collected(path, limit)
+    builder = TraceBuilder(path, limit)
     for row in read_rows(path, COLUMNS):
         submit_s, duration_s = row.moment("timestamp"), row.number("duration")
         num_devices = row.devices("num_gpus", lowest=0)
         if num_devices == 0:
-            collected.skip("asks for no GPU")
+            builder.skip("asks for no GPU")
         elif duration_s == 0:
-            collected.skip("never ran")
+            builder.skip("never ran")
         else:
             owner = row.text("cluster") if row.has("cluster") else ""
-            collected.keep(
+            builder.add(
                 TraceJob(
-                    job_id=collected.claim(f"philly-{row.line}", row.line, "timestamp"),
+                    job_id=builder.claim(f"philly-{row.line}", row.line, "timestamp"),
                     submit_s=submit_s,
                     num_devices=num_devices,
                     duration_s=duration_s,
                     owner=owner,
                 )
             )
-        if collected.is_full:
+        if builder.is_full:
             break
-    return collected.finish("philly-csv")
+    return builder.build("philly-csv")
 
 
 def read_json(path: Path, limit: int | None = None) -> Trace:
@@ -50,12 +50,12 @@ def read_json(path: Path, limit: int | None = None) -> Trace:
     A job's duration is the sum of its attempts that began and ended, its devices are the GPUs of the last of them,
     its owner is the user in the virtual cluster. Raises InvalidRequest naming the line of the job and the field.
     """
-    collected = Collected(path, limit)
+    builder = TraceBuilder(path, limit)
     for line, value in read_objects(path):
-        _read_job(_Fields(path.name, line, value), collected)
-        if collected.is_full:
+        _read_job(_Fields(path.name, line, value), builder)
+        if builder.is_full:
             break
-    return collected.finish("philly")
+    return builder.build("philly")
 
 
 class _Fields:
@@ -84,7 +84,7 @@ class _Fields:
             self.refuse(field, f"{shorten(str(text))} is not a date like 2017-10-09 07:01:55")
 
 
-def _read_job(fields: _Fields, collected: Collected) -> None:
+def _read_job(fields: _Fields, builder: TraceBuilder) -> None:
     job_id = fields.get("jobid", str)
     submit_s = fields.moment("submitted_time", fields.get("submitted_time", str))
     owner = f"{fields.get('vc', str)}/{fields.get('user', str)}"
@@ -103,12 +103,12 @@ def _read_job(fields: _Fields, collected: Collected) -> None:
             fields.refuse("attempts", "they last for over 3,000 years together; are the dates right?")
         num_devices = _count_devices(fields, attempt)
     if duration_s == 0:
-        collected.skip("never ran")
+        builder.skip("never ran")
     elif num_devices == 0:
-        collected.skip("asks for no GPU")
+        builder.skip("asks for no GPU")
     else:
-        collected.claim(job_id, fields.line, "jobid")
-        collected.keep(
+        builder.claim(job_id, fields.line, "jobid")
+        builder.add(
             TraceJob(job_id=job_id, submit_s=submit_s, num_devices=num_devices, duration_s=duration_s, owner=owner)
         )
 

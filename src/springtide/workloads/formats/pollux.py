@@ -10,9 +10,9 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from springtide.workloads.collecting import Collected
 from springtide.workloads.rows import TextRow, read_rows
 from springtide.workloads.trace import Trace, TraceJob
+from springtide.workloads.trace_builder import TraceBuilder
 
 COLUMNS = ("name", "time", "application", "num_replicas", "batch_size")
 # Optimizer steps until the last epoch ends at a global batch size: the last `iteration` of the published
@@ -54,22 +54,22 @@ def read(path: Path, limit: int | None = None) -> Trace:
 
     The length is not in the file: it is the published run's at this batch size (`STEPS_TO_END`), or 0, unknown.
     """
-    collected = Collected(path, limit)
+    builder = TraceBuilder(path, limit)
     for row in read_rows(path, COLUMNS):
-        collected.keep(_read_row(row, collected), row.line, "application")
-        if collected.is_full:
+        builder.add(_read_row(row, builder), row.line, "application")
+        if builder.is_full:
             break
     drawn = ("num_steps: of the published validation run of the application at this batch size, where there is one",)
-    return collected.finish("pollux", drawn)
+    return builder.build("pollux", drawn)
 
 
-def _read_row(row: TextRow, collected: Collected) -> TraceJob:
+def _read_row(row: TextRow, builder: TraceBuilder) -> TraceJob:
     application = row.text("application")
     if not application:
         row.refuse("application", "it is empty; the name of an application belongs here")
     batch_size = row.count("batch_size")
     return TraceJob(
-        job_id=collected.claim_row(row, "name"),
+        job_id=builder.claim_row(row, "name"),
         submit_s=row.number("time"),
         num_steps=STEPS_TO_END.get(application, {}).get(batch_size, 0),
         model=application,

@@ -7,9 +7,9 @@ from pathlib import Path
 from springtide.core.errors import InvalidRequest
 from springtide.core.quantities import parse_fractions
 from springtide.core.shares import Share, make_share
-from springtide.workloads.collecting import Collected
 from springtide.workloads.rows import TextRow, read_rows
 from springtide.workloads.trace import MAX_STEPS, Trace, TraceJob
+from springtide.workloads.trace_builder import TraceBuilder
 
 COLUMNS = (
     "job_id",
@@ -22,23 +22,23 @@ COLUMNS = (
     "samples_per_s_1",
     "parallel_fraction",
 )
-# A column `share` may be there, too.
-# More virtual shards than this no job of the platform has.
+# A further column, `share`, is optional.
+# The most virtual shards that a job of the platform can have.
 MAX_WORKERS = 256
 
 
 def read(path: Path, limit: int | None = None) -> Trace:
-    """Read a trace. An empty deadline says best effort. Raises InvalidRequest naming line and column."""
-    collected = Collected(path, limit)
+    """Read a trace. An empty deadline means best effort. Raises InvalidRequest naming line and column."""
+    builder = TraceBuilder(path, limit)
     for row in read_rows(path, COLUMNS):
-        collected.keep(_read_row(row, collected))
-        if collected.is_full:
+        builder.add(_read_row(row, builder))
+        if builder.is_full:
             break
-    return collected.finish("springtide")
+    return builder.build("springtide")
 
 
-def _read_row(row: TextRow, collected: Collected) -> TraceJob:
-    job_id = collected.claim_row(row, "job_id")
+def _read_row(row: TextRow, builder: TraceBuilder) -> TraceJob:
+    job_id = builder.claim_row(row, "job_id")
     submit_s = row.number("submit_s")
     least = row.count("min_workers", highest=MAX_WORKERS)
     most = row.count("max_workers", highest=MAX_WORKERS)
@@ -70,7 +70,7 @@ def _read_row(row: TextRow, collected: Collected) -> TraceJob:
 
 
 def _read_share(row: TextRow) -> Share | None:
-    """What each worker holds of its device, as people write it: 0.3, 30% or 0.3..0.6; empty or no column: the whole."""
+    """What each worker holds of its device: 0.3, 30% or 0.3..0.6; None, the whole device, if empty or no column."""
     if not row.has("share"):
         return None
     try:

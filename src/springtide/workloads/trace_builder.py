@@ -1,4 +1,4 @@
-"""What every reader of jobs does with a row that it has understood: count it, check its id, keep it or skip it."""
+"""What the readers of all formats share: ids are checked, jobs added or skipped and counted, the trace built."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from springtide.workloads.rows import TextRow, name_of, shorten
 from springtide.workloads.trace import MAX_JOBS, Trace, TraceJob, make_trace
 
 
-class Collected:
-    """The jobs read so far. `is_full` says that the caller's limit is reached and the rest need not be read."""
+class TraceBuilder:
+    """The jobs of one file that were read so far, of which the caller wants `limit` at most."""
 
     def __init__(self, path: Path, limit: int | None) -> None:
         if limit is not None and not 1 <= limit <= MAX_JOBS:
@@ -25,11 +25,11 @@ class Collected:
 
     @property
     def is_full(self) -> bool:
-        """Whether as many jobs are here as the caller wants."""
+        """Whether the limit is reached, so that the rest of the file need not be read."""
         return self.limit is not None and len(self.jobs) >= self.limit
 
     def claim(self, job_id: str, line: int, column: str) -> str:
-        """Check that an id is possible, free, and within the number of jobs that a trace may have."""
+        """Check that an id is valid and unused, and that the trace does not have too many jobs. Returns the id."""
         where = f"{self.path.name} line {line}"
         if len(self._lines) >= MAX_JOBS:
             raise InvalidRequest(
@@ -42,11 +42,11 @@ class Collected:
         return job_id
 
     def claim_row(self, row: TextRow, column: str) -> str:
-        """Check the id in `column` of a row."""
+        """`claim` the id in `column` of a row."""
         return self.claim(row.text(column), row.line, column)
 
-    def keep(self, job: TraceJob, line: int = 0, model_column: str = "") -> None:
-        """Take a job in; of one that names a model, say where."""
+    def add(self, job: TraceJob, line: int = 0, model_column: str = "") -> None:
+        """Add a job; with `model_column`, remember where its model and batch size were first named."""
         self.jobs.append(job)
         if model_column and job.pair not in self._pair_places:
             self._pair_places[job.pair] = f"{self.path.name} line {line}, column {model_column}"
@@ -54,8 +54,8 @@ class Collected:
     def skip(self, reason: str) -> None:
         self.skipped[reason] = self.skipped.get(reason, 0) + 1
 
-    def finish(self, format: str, drawn: tuple[str, ...] = ()) -> Trace:
-        """The trace of what was kept. Raises InvalidRequest when there is nothing."""
+    def build(self, format: str, drawn: tuple[str, ...] = ()) -> Trace:
+        """The trace of the jobs added. Raises InvalidRequest if there are none."""
         if not self.jobs:
             left_out = "; ".join(f"{count} skipped: {reason}" for reason, count in self.skipped.items())
             found = left_out or "there is no job below the header"
