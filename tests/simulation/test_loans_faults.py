@@ -172,7 +172,7 @@ class Day(FaultRun):
     def judge_at_once(self, trouble_s: float) -> None:
         """Nothing may be late only because a fault was due: what is late is late from now on, but for that time."""
         self.faults.end_s = 0.0
-        self.loans.note_trouble(self.clock.now_s() + trouble_s)
+        self.loans.note_outage(self.clock.now_s() + trouble_s)
 
     def finish(self) -> None:
         """Play it: every job succeeds."""

@@ -1,4 +1,4 @@
-"""What the reports of the benches here share: the machine they ran on, ratios, tables for a page of results."""
+"""Parts that the benches' reports share: facts about the machine, ratios, tables for a page of results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def machine_load() -> float:
 
 
 def machine_facts(load_before: float) -> dict[str, Any]:
-    """The machine, as far as it bears on a time; `load_before` is what else ran when the bench began."""
+    """The facts about the machine that affect times; `load_before` is its load when the bench began."""
     return {
         "cpus": os.cpu_count(),
         "machine": platform.machine(),

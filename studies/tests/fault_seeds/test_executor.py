@@ -19,7 +19,7 @@ from springtide_studies.fault_seeds.executor import SimExecutor
 from springtide_studies.fault_seeds.invariants import complain
 from springtide_studies.fault_seeds.machine import Machine
 from springtide_studies.fault_seeds.models import Delays, job_model
-from springtide_studies.fault_seeds.workload import let_batch_change, make_job
+from springtide_studies.fault_seeds.workload import make_job, with_adaptive_batch
 
 
 class FirstCome:
@@ -122,7 +122,7 @@ class GrowingBatch(FirstCome):
 @pytest.mark.parametrize("num_crashes", [0, 1])
 def test_a_batch_that_grows_uses_every_sample_once_and_comes_through_a_loss(num_crashes: int) -> None:
     # 300 samples an epoch: no batch divides it, so every epoch has a short last one.
-    job = let_batch_change(
+    job = with_adaptive_batch(
         make_job("job", num_samples=300, num_epochs=3, samples_per_s=32.0, batch_size=16, workers=(2, 2))
     )
 

@@ -100,7 +100,7 @@ def test_a_reclaim_has_an_end_and_time_without_a_control_plane_does_not_count() 
     watched.state.drains = {NODE.node_id: Drain(pool="training", since_s=0.0, reclaim_since_s=0.0)}
     watched.check(0.0)
     watched.check(DRAIN_SLACK_S)
-    watched.watch.note_trouble(15.0)
+    watched.watch.note_outage(15.0)
     watched.check(DRAIN_SLACK_S + 15.0)
     with pytest.raises(InvariantViolation, match="drain-ends"):
         watched.check(DRAIN_SLACK_S + 16.0)

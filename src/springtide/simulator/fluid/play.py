@@ -116,8 +116,7 @@ def play(
 
     `on_progress` is called with the number of jobs that have ended and of all jobs. `timed_events` are what owners of
     services and the gateway report, each at its moment. The run ends when the last job has ended, but not before
-    `until_s`; services that are still deployed then keep their devices. `tide` is the demand of earlier days, if the
-    platform is to remember any.
+    `until_s`; services still deployed then keep their devices. `tide` is what is known of the demand of earlier days.
     """
     clock = VirtualClock()
     invariants = FluidInvariants(nodes, command=command, keeps_promises=keeps_promises)

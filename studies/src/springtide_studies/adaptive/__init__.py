@@ -1,1 +1,1 @@
-"""Jobs whose batch changes as they train, and what is true about their speed."""
+"""Jobs whose batch size changes as they train, and their true speed."""

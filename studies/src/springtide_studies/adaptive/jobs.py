@@ -14,7 +14,8 @@ from springtide.workloads.trace import Trace, TraceJob
 from springtide_studies.adaptive.speeds import lengths
 from springtide_studies.adaptive.truth import MAX_WORKERS, AppTruth, compact_placement
 
-# `adaptive`: policies choose workers and batch. `tuned`: the batch is the request's, and speeds at it are told.
+# `adaptive`: policies choose workers and batch. `tuned`: the batch size is the request's, and policies get the speeds
+# at it.
 BatchRule = Literal["adaptive", "tuned"]
 _MAX_RESTARTS = 1_000_000
 _CHECKPOINT_INTERVAL_S = 600.0
@@ -29,7 +30,7 @@ def goodput_arrivals(
     knows_length: bool = True,
     max_workers: int = MAX_WORKERS,
 ) -> Arrivals:
-    """The jobs of a workload at the moments of its file, whose clock the rounds of the published runs count from.
+    """The jobs of a workload at the moments of its file: the rounds of the published runs count from its clock.
 
     Raises InvalidRequest for an application without tables.
     """

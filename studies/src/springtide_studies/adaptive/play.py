@@ -1,4 +1,4 @@
-"""A policy plays a Pollux workload: the cluster of the published runs, and what it costs to change a job there."""
+"""A policy plays a workload of Pollux on the cluster of the published runs, with their cost of changing a job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from springtide_studies.workloads.pollux_tables import read_applications
 
 
 class GoodputSetting(msgspec.Struct, frozen=True, kw_only=True):
-    """How a workload is played: see `goodput_jobs`, `goodput_speeds` and `fluid_rules` for what each word means."""
+    """How a workload is played; see `goodput_arrivals`, `GoodputSpeeds` and `overhead_rule`."""
 
     overhead: str = "pollux"
     batch: BatchRule = "adaptive"
@@ -45,7 +45,7 @@ def play_workload(
 ) -> FluidRunResult:
     """Let a policy play a workload to its end. `truths` are tables, or the folder of all applications' measurements.
 
-    Raises InvalidRequest on a bad file, InvariantViolation on what may never be.
+    Raises InvalidRequest on a bad file, InvariantViolation if the run breaks an invariant.
     """
     chosen = setting or GoodputSetting()
     trace = read(workload) if isinstance(workload, Path) else workload

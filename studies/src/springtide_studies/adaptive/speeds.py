@@ -13,17 +13,17 @@ from springtide.simulator.fluid.rules import RunSpeed, exact_boundary_s, make_ru
 from springtide.simulator.fluid.runs import FluidRun
 from springtide_studies.adaptive.truth import DEVICES_PER_NODE, AppTruth, Split, compact_placement
 
-# Running jobs say every minute how far they are, as often as the published simulator looks.
+# Running jobs report progress every minute, as often as the published simulator decides.
 _REPORT_EVERY_S = 60.0
-# Added to the moment of news that fall on a whole minute but belong after that minute's decisions.
+# Added to the moment of events that fall on a whole minute but have to come after that minute's decisions.
 _AFTER_S = 1e-3
 _ROUND_S = 60.0
 
 
 @dataclass(slots=True)
 class _TrueJob:
-    """One job's truth. `ends` are its epochs' ends in steps of its own initial batch size; `worths` what such a step
-    brings in each epoch, in steps of the application's initial batch size."""
+    """One job's truth. `ends` are its epochs' ends in steps of its own initial batch size; `worths` is the progress of
+    such a step in each epoch, in steps of the application's initial batch size."""
 
     truth: AppTruth
     ends: tuple[float, ...]
@@ -74,18 +74,18 @@ class GoodputSpeeds:
         return run.since_s + round(exact_s - run.since_s) if self._whole_seconds else exact_s
 
     def observed_s(self, run: FluidRun) -> float:
-        """When the platform learns of that: after a minute's decisions, if rounding alone puts it before them."""
+        """When the platform learns of it: after a minute's decisions if only rounding puts the boundary before them."""
         if not self._whole_seconds or run.boundary_s % _ROUND_S or exact_boundary_s(run) < run.boundary_s:
             return run.boundary_s
         return run.boundary_s + _AFTER_S
 
     def first_report_s(self, run: FluidRun) -> float:
-        """A group says how long its first step took as soon as it is done."""
+        """A group reports as soon as its first step is done."""
         known = self._jobs[run.job.job_id]
         return known.truth.total_step_s(run.placement, known.split)
 
     def report(self, run: FluidRun) -> ProgressReported:
-        """How far it is, how long its steps take and how noisy its gradient is."""
+        """A report of progress, step times and gradient noise."""
         known = self._jobs[run.job.job_id]
         split, truth, job = known.split, known.truth, run.job
         step_s, sync_s = truth.step_times(run.placement, split.local_batch_size)

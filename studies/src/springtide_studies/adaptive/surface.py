@@ -16,7 +16,7 @@ class LinearSurface:
     """Values of shape [K, V] at points of shape [K, D], interpolated barycentrically (Qhull's Delaunay simplices).
 
     Outside of the hull of the points it takes the value of the nearest one, distances counted in spans of each axis.
-    Raises InvalidRequest where SciPy is not there.
+    Raises InvalidRequest if SciPy is not installed.
     """
 
     def __init__(self, points: ArrayLike, values: ArrayLike) -> None:

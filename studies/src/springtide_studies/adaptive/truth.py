@@ -1,4 +1,4 @@
-"""The truth about one application: how long a step takes, what it is worth, and when its epochs end."""
+"""The true behaviour of one application: step times, progress of a step, and ends of epochs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Split(NamedTuple):
 
 
 class AppTruth:
-    """What really happens to jobs of one application. Everything is looked up once for each different question."""
+    """The true behaviour of jobs of one application. Each distinct lookup is made once and kept."""
 
     def __init__(self, application: Application, tables: TableRule = "raw") -> None:
         self.app = application
@@ -66,8 +66,8 @@ class AppTruth:
         """How so many workers make up a batch (Pollux's `update_local_bsz`).
 
         As few passes as the largest local batch allows, all of the same size, rounded up; at least two on one worker
-        above the initial batch size. What a worker cannot take less of than `min_local_size` makes the batch larger;
-        rounding never makes it larger than the largest one.
+        above the initial batch size. A worker takes at least `min_local_size`, which can make the batch larger;
+        rounding never takes it above the largest batch size.
         """
         known = self._splits.get((global_batch_size, num_workers))
         if known is not None:
@@ -109,7 +109,7 @@ class AppTruth:
         return float(step_s), float(sync_s)
 
     def total_step_s(self, placement: Placement, split: Split) -> float:
-        """Seconds of a whole step: the passes before the last do without the exchange."""
+        """Seconds of a whole step: only the last pass includes the exchange."""
         step_s, sync_s = self.step_times(placement, split.local_batch_size)
         return step_s + (split.num_passes - 1) * (step_s - sync_s)
 

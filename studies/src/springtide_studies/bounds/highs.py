@@ -36,7 +36,7 @@ def solve(costs: Any, integrality: Any, bounds: tuple[Any, Any], rows: tuple[Any
 
 @contextlib.contextmanager
 def _prints_elsewhere() -> Iterator[None]:
-    """Send what is written to the standard output meanwhile to the standard error output.
+    """While a program is solved, send standard output to standard error.
 
     The HiGHS in SciPy 1.17 prints a line of its own when it mends a solution; in the middle of a command's JSON that
     would be an error. Nothing is lost, and where there is no standard output there is nothing to do.

@@ -1,4 +1,4 @@
-"""How soon jobs could be done on average if everything were known: a linear program over slots of time."""
+"""The least mean completion time with full knowledge: a linear program over slots of time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from springtide.core.errors import InvalidRequest
 
 SLOT_S = 600.0
-# What a job holds at its cheapest, as a share of one slot of the cluster, below which it is let run at once.
+# A job whose cheapest device-seconds are below this share of a slot of the cluster is left out and runs at once.
 _SMALL_FRACTION = 0.01
 _MAX_SLOTS = 2_000
 # So small a part of the slots after the last release is tried first: most schedules are done long before the horizon.

@@ -1,4 +1,4 @@
-"""How few devices a set of shares needs at least: the packing program by column generation, and a packing beside it."""
+"""The least number of devices for a set of shares: the packing program by column generation, and a packing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a plan is the best one by another way than the one that found it: every plan tried, or HiGHS."""
+"""Whether a plan is the best one, by another method than the one that found it: trying every plan, or HiGHS."""
 
 from __future__ import annotations
 

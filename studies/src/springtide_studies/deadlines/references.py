@@ -1,4 +1,4 @@
-"""What others reached on the same traces: the published artifact, the paper's own numbers, the offline bound.
+"""Results of others on the same traces: the published artifact, the paper's numbers, the offline bound.
 
 Read from `artifact_results.csv`, `published_results.csv` and `upper_bounds.csv` where a folder of traces has them.
 """

@@ -1,4 +1,4 @@
-"""Many traces under many policies, one after the other, each result kept so that a run that was cut off goes on."""
+"""Many traces under many policies, each result kept, so that an interrupted run can go on."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ KNOWN_CLUSTERS = MappingProxyType(
         "resnet_cifar_trace": ("1x8",),
     }
 )
-# What shows results, and decides none.
+# Modules that show results and do not affect them.
 _SHOWS = frozenset({"bench", "report"})
 _ROOMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -161,9 +161,9 @@ class Runs:
         )
 
     def all(self, cases: Sequence[BenchCase], policies: Sequence[str]) -> dict[tuple[BenchCase, str], dict[str, Any]]:
-        """The figures of every case under every policy (see `sim.figures.simulate`).
+        """The figures of every case under every policy (see `simulate`).
 
-        Where one went wrong, `error` in them says what; that costs the others nothing.
+        Where a run failed, its figures have only `error`, the reason; the other runs are not affected.
         """
         found: dict[tuple[BenchCase, str], dict[str, Any]] = {}
         num_all = len(cases) * len(policies)

@@ -68,7 +68,7 @@ class DecisionTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Timed:
-    """Adds up the time that the policy takes to decide."""
+    """Sums the time that the policy takes to decide."""
 
     def __init__(self, policy: Policy, timer: Callable[[], float]) -> None:
         self._decisions = DecisionCache(policy)
@@ -119,7 +119,7 @@ def draw_jobs(rng: np.random.Generator) -> Iterator[tuple[TrainingJob, float]]:
 
 
 class _Crowd:
-    """Keeps as many jobs alive as were asked for: whatever ends is followed by another, a second later."""
+    """Keeps a number of jobs alive: a second after one ends, another arrives."""
 
     def __init__(self, num_jobs: int, seed: int) -> None:
         self._rng = np.random.default_rng(np.random.SeedSequence([seed, num_jobs]))

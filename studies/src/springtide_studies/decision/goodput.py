@@ -35,7 +35,7 @@ def is_goodput_policy(policy: str) -> bool:
 
 
 class GoodputCrowd:
-    """Keeps as many jobs alive as were asked for: whatever ends is followed by another, a second later."""
+    """Keeps a number of jobs alive: a second after one ends, another arrives."""
 
     def __init__(self, num_devices: int, seed: int) -> None:
         self._rng = np.random.default_rng(np.random.SeedSequence([seed, num_devices, 23]))

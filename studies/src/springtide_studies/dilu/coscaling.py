@@ -138,7 +138,7 @@ def _drawn(seed: int, is_small: bool) -> list[_Case]:
 
 
 def _published(data: Path, seed: int, is_small: bool) -> list[_Case]:
-    """Every file of rates in the folder, whatever it is called."""
+    """Every file of rates in the folder, of any name."""
     paths = sorted((data / "traces").glob("*.txt"))
     if not paths:
         raise InvalidRequest(f"there are no traces in {data / 'traces'}; it holds files of one request rate a line")
@@ -150,7 +150,7 @@ def _published(data: Path, seed: int, is_small: bool) -> list[_Case]:
 
 
 def _seeds(seed: int, count: int) -> range:
-    """No two seeds of the study share a run."""
+    """The seeds of the drawn traces; those of different `seed`s never overlap."""
     return range(seed * _NUM_DRAWN, seed * _NUM_DRAWN + count)
 
 

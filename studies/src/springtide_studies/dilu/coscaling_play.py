@@ -139,7 +139,7 @@ class _Play:
         self._num_this_second += 1
         self._last_busy_s = now_s
         if not self._live:
-            # From zero at once, whatever scales: a request that waits is told to the control plane.
+            # From zero every arm scales at once: the gateway reports a waiting request to the control plane.
             self._start(now_s)
         num_queued = len(self._queue)
         if num_queued:
@@ -284,7 +284,7 @@ def play(
 ) -> RunFigures:
     """Play sorted arrivals (seconds from 0) over as many seconds as there are rates; the rates are prior knowledge.
 
-    Nothing in it is left to chance: the same arrivals give the same figures.
+    It is deterministic: the same arrivals give the same figures.
     """
     fraction = None if arm.fraction is None else arm.fraction(model)
     scaler = arm.make(profile, rates_per_s)

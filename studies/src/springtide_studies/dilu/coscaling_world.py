@@ -83,7 +83,7 @@ class Scaler(Protocol):
     """Says how many replicas are wanted, once a second."""
 
     def look(self, look: ScalerLook) -> int:
-        """Take in one second; the number of replicas wanted."""
+        """Observe one second; returns the number of replicas wanted."""
         ...
 
 

@@ -172,7 +172,7 @@ class _Stream:
         self.begin(now_s)
 
     def seen(self, now_s: float, tick_s: float) -> KernelObservation:
-        """Return what was seen of it since the last tick, and count anew."""
+        """Return what was observed since the last tick, and reset the counts."""
         arrivals = self.tenant.arrivals
         num_queued = 0
         while self.next_arrival + num_queued < len(arrivals) and arrivals[self.next_arrival + num_queued] <= now_s:

@@ -1,4 +1,4 @@
-"""One rank of the measurement of all-reduces: a process of its own that does what it is told, line by line."""
+"""One rank of the measurement of all-reduces: a process that reads its tasks line by line."""
 
 from __future__ import annotations
 

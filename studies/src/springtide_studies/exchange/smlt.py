@@ -50,7 +50,7 @@ CRITERION = (
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A way to exchange gradients: which schedule, through which store, and what people know it as."""
+    """A way to exchange gradients: its schedule, its store, and its published name."""
 
     title: str
     collective: Collective

@@ -1,6 +1,6 @@
 """The stores that all-reduces are measured on: files in memory, a Redis, an S3 API; started for one measurement.
 
-The servers end with the process that started them, however it goes.
+The servers end with the process that started them, even if it is killed.
 """
 
 from __future__ import annotations

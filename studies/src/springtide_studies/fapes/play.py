@@ -51,7 +51,7 @@ class FapesRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Waiting:
-    """Adds up for how long jobs hold nothing."""
+    """Sums how long jobs hold no device."""
 
     def __init__(self, policy: Policy) -> None:
         self._decisions = DecisionCache(policy)
@@ -98,7 +98,7 @@ def play_requests(
     """Let a policy play the requests to their end. Every start, resize or move stands still for `change_s`.
 
     `timed_events` are what owners of services and the gateway say, `times` what starting and leaving takes. Raises
-    InvalidRequest for a policy that is not known, InvariantViolation on what may never be.
+    InvalidRequest for a policy that is not known, InvariantViolation if the run breaks an invariant.
     """
     rule = request_rule(policy)
     speeds = TopologySpeeds(Topology(nodes=tuple(nodes)), links, requests)

@@ -21,7 +21,7 @@ from springtide.simulator.fluid.runs import FluidRun
 from springtide_studies.fapes.jobs import FAMILIES, NUM_PIECES, FapesRequest, gain, progress_ends
 from springtide_studies.fapes.nccl import Nccl
 
-# How often running jobs say how far they are: the noise scale moves over a tenth of a training.
+# How often running jobs report progress: the noise scale changes over a tenth of a training.
 _REPORT_EVERY_S = 150.0
 
 
@@ -121,7 +121,7 @@ class TopologySpeeds:
         return 1.0 / run.rate if run.rate else 1.0
 
     def report(self, run: FluidRun) -> ProgressReported:
-        """How far it is, how long its steps take and how noisy its gradient is."""
+        """A report of progress, step times and gradient noise."""
         known = self._jobs[run.job.job_id]
         family, job = FAMILIES[known.request.family], run.job
         devices = [run.replicas[replica_id].device_id for replica_id in run.members]

@@ -25,7 +25,7 @@ from springtide_studies.fault_seeds.machine import Machine, Process
 
 # A preempted worker that does not end by itself is killed this long after its grace.
 _OVERTIME_S = 1.0
-# A turn of the loop in which nothing happens takes this long: no real clock stands still between two turns.
+# A turn of the loop in which nothing happens takes this long, as a real clock does not stand still between turns.
 TURN_S = 0.001
 
 
@@ -47,7 +47,8 @@ class SimExecutor:
     # --- Executor ----------------------------------------------------------------------------------------------------
 
     def recover(self, standing: Standing) -> None:
-        """Adopt what still runs, fence what should not, report what is gone, do again what may have been cut off."""
+        """Adopt what still runs, fence what should not run, report what is gone, repeat what may have been
+        interrupted."""
         restartable = {action.replica_id for action in standing.actions if isinstance(action, StartReplica)}
         asked = _asked(standing)
         named, shares = set(), list[tuple[Process, Share]]()
@@ -69,7 +70,7 @@ class SimExecutor:
         for process in self.machine.living():
             if process.replica_id not in named and not process.is_fenced:
                 self._fence(process)
-        # The last changes of shares may have been cut off.
+        # The last changes of shares may have been interrupted.
         self.machine.set_shares(shares)
         for action in standing.actions:
             self.start(action)
@@ -96,7 +97,7 @@ class SimExecutor:
                 self.machine.label_node(action.node_id, action.pool)
 
     def wait(self, deadline_s: float | None) -> Sequence[Event]:
-        """Let virtual time pass until something is reported, or to the deadline."""
+        """Advance virtual time until something is reported, or to the deadline."""
         agenda, clock = self.machine.agenda, self.machine.clock
         if self.late_by_s:
             # The machine slept, or its control plane got no CPU time: it wakes up late and finds many events.
@@ -119,7 +120,7 @@ class SimExecutor:
         return events
 
     def acknowledge(self, events: Sequence[Event]) -> None:
-        """Tell the senders of these that they are durable."""
+        """Tell the senders of these events that they are durable."""
         for event in events:
             _, tellers = self._waiting.pop(id(event), (event, []))
             for tell in tellers:
@@ -166,7 +167,7 @@ class SimExecutor:
         self._report_gone(process.workload_id, process.replica_id, was_asked, "its process ended")
 
     def note_silence(self, process: Process) -> None:
-        """A worker has not been heard of for too long: give it up, kill it, report it lost."""
+        """A worker has been silent for too long: give it up, kill it, report it lost."""
         if process.replica_id in self._given_up:
             return
         self._given_up.add(process.replica_id)
@@ -184,7 +185,7 @@ class SimExecutor:
             self.post(ReplicaLost(workload_id=workload_id, replica_id=replica_id, reason=reason))
 
     def _report_checkpoints(self, standing: Standing) -> None:
-        """The writer of the newest checkpoint may have ended while no control plane was there to be told."""
+        """Report the newest checkpoints: their writers may have ended while no control plane was running."""
         restored = {start.workload_id: start.restore.step for start in standing.replicas if start.restore is not None}
         for job_id, generation in standing.generations.items():
             run = self.machine.runs.get(job_id)
@@ -238,7 +239,7 @@ class SimExecutor:
         self._end(process, Stop(grace_s=action.grace_s), action.grace_s)
 
     def _set_share(self, action: SetShare) -> None:
-        # Like a label it is an entry in the machines' own records, so it is in force at once and never lost on the way.
+        # Like a label a share is an entry in the machines' records: in force at once, and never lost as a message.
         process = self.machine.processes.get(action.replica_id)
         if process is not None:
             self.machine.set_shares([(process, action.share)])

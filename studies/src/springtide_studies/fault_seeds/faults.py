@@ -77,7 +77,7 @@ class FaultScript:
         self.machine.agenda.at(at_s, happen)
 
     def last(self, until_s: float) -> None:
-        """Something goes on until then; liveness is judged after it."""
+        """A fault lasts until then; liveness is checked after it."""
         self.end_s = max(self.end_s, until_s)
 
     def now_s(self) -> float:
@@ -87,17 +87,17 @@ class FaultScript:
     # --- crashes of the control plane --------------------------------------------------------------------------------
 
     def arm(self, point: str, skip: int, down_s: float, *, window_s: float = _CRASH_WINDOW_S) -> None:
-        """Let the control plane die when it passes `point` for the `skip`-th time from now on."""
+        """Let the control plane die at its `skip`-th pass of `point` from now on."""
         self._armed.append((self.now_s() + window_s, point, skip, down_s))
         self.last(self.now_s() + window_s + down_s)
 
     def watch(self, kind: type[Action], then: Callable[[Action], None]) -> None:
-        """Let something happen at the next action of this kind, right before it is carried out."""
+        """Call back at the next action of this kind, right before it is carried out."""
         self._watched.append((self.now_s() + _CRASH_WINDOW_S, kind, then))
         self.last(self.now_s() + _CRASH_WINDOW_S)
 
-    def meet(self, action: Action) -> None:
-        """The control plane is about to carry out an action: whatever waits for one of its kind happens."""
+    def run_watched(self, action: Action) -> None:
+        """Run the callbacks that wait for an action of this kind, which is about to be carried out."""
         if not self._watched:
             return
         now_s = self.now_s()
@@ -169,17 +169,17 @@ class FaultScript:
     # --- machines ----------------------------------------------------------------------------------------------------
 
     def pick(self, rng: np.random.Generator, *, trains: bool = False) -> Process | None:
-        """A living worker, by chance."""
+        """A living worker, at random."""
         choice = [p for p in self.machine.alive.values() if not p.is_fenced and (p.run is not None or not trains)]
         return choice[int(rng.integers(len(choice)))] if choice else None
 
     def pick_node(self, rng: np.random.Generator) -> NodeId | None:
-        """A node that is up and connected, by chance."""
+        """A node that is up and connected, at random."""
         choice = [node_id for node_id in self.machine.nodes if node_id not in self.machine.partitioned]
         return choice[int(rng.integers(len(choice)))] if choice else None
 
     def post_node(self, event: NodeJoined | NodeLost) -> None:
-        """Tell the control plane of a node, if there is one; a restarted one finds out by itself."""
+        """Report a node to the control plane if one is running; a restarted one finds out by itself."""
         if self.executor is not None:
             self.executor.post_node(event)
 
@@ -210,7 +210,7 @@ class FaultScript:
         machine.agenda.after(down_s, come_back)
 
     def partition_node(self, node_id: NodeId, duration_s: float) -> None:
-        """Cut a node off. Its workers go on; if it lasts, they are given up and come back as workers of the past."""
+        """Cut a node off. Its workers go on; if it lasts, they are given up and come back as fenced workers."""
         machine = self.machine
         machine.say("{} is cut off", node_id)
         machine.partitioned.add(node_id)
@@ -238,8 +238,8 @@ class FaultScript:
             for process in machine.on_node(node_id):
                 process.is_partitioned = False
                 if process.is_fenced:
-                    machine.haunt(process)
-            # A control plane that started meanwhile may not know this node.
+                    machine.come_back(process)
+            # A control plane that has started meanwhile may not know this node.
             machine.agenda.after(1.0, lambda: self.post_node(NodeJoined(node=machine.known_nodes[node_id])))
 
         if duration_s > machine.delays.node_lost_after_s:
@@ -266,7 +266,7 @@ class FaultScript:
                 self.machine.leave(process, "its lease is over")
             elif process.preempt is None and not process.is_fenced:
                 process.preempt = Preempt(generation=process.form.generation if process.form else process.generation)
-                process.run.hear_preemption(process)
+                process.run.receive_preemption(process)
 
 
 FaultPlan = Callable[[FaultScript, np.random.Generator], None]

@@ -1,4 +1,4 @@
-"""Faults aimed at loans: what goes wrong while a node drains, while it is labelled and right after."""
+"""Faults during loans: while a node drains, while it is labelled and right after."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from springtide_studies.fault_seeds.faults import CRASH_POINTS, FaultPlan, Fault
 
 # A node changes pools within seconds: faults aimed at it come within these.
 _PASSAGE_S = 4.0
-# So many times the control plane may pass a point between a drain and the first serving replica.
+# How often the control plane passes a crash point between a drain and the first serving replica, about.
 _PASSES = 9
 
 
@@ -28,21 +28,21 @@ def _delay_s(rng: np.random.Generator) -> float:
 def _at_node(
     faults: FaultScript, kind: type[Action], delay_s: float, then: Callable[[DrainNode | LabelNode], None]
 ) -> None:
-    """Let something happen to the next node of which such an action speaks, if it is up and connected then."""
+    """Call back with the next node that an action of this kind names, if it is up and connected then."""
 
-    def happen(action: DrainNode | LabelNode) -> None:
+    def act(action: DrainNode | LabelNode) -> None:
         machine = faults.machine
         if action.node_id in machine.nodes and action.node_id not in machine.partitioned:
             then(action)
 
-    def meet(action: Action) -> None:
+    def on_action(action: Action) -> None:
         assert isinstance(action, DrainNode | LabelNode)
         if delay_s:
-            faults.machine.agenda.after(delay_s, lambda: happen(action))
+            faults.machine.agenda.after(delay_s, lambda: act(action))
         else:
-            happen(action)
+            act(action)
 
-    faults.watch(kind, meet)
+    faults.watch(kind, on_action)
 
 
 def _crash_at_passage(faults: FaultScript, rng: np.random.Generator) -> None:
@@ -65,11 +65,11 @@ def _crash_twice_in_passage(faults: FaultScript, rng: np.random.Generator) -> No
     skip, down_s = int(rng.integers(0, 3)), float(rng.uniform(0.1, 2.0))
     again = str(rng.choice(CRASH_POINTS[-2:]))
 
-    def meet(action: Action) -> None:
+    def on_action(action: Action) -> None:
         faults.arm(point, skip, down_s)
         faults.arm(again, 0, down_s)
 
-    faults.watch(kind, meet)
+    faults.watch(kind, on_action)
 
 
 def _lose_in_passage(faults: FaultScript, rng: np.random.Generator) -> None:
@@ -104,7 +104,7 @@ def _cut_off_in_passage(faults: FaultScript, rng: np.random.Generator) -> None:
 
 
 def _hang_in_passage(faults: FaultScript, rng: np.random.Generator) -> None:
-    """A worker on the node hears nothing of the drain, and may be out of reach of signals."""
+    """A worker on the node does not receive the drain, and may not react to signals."""
     duration_s, is_unkillable = float(rng.uniform(0.5, 20.0)), rng.random() < 0.5
 
     def hang(action: DrainNode | LabelNode) -> None:

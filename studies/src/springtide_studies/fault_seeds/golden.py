@@ -22,7 +22,7 @@ from springtide.core.resources import make_node
 from springtide.core.shares import make_share
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.registry import make_policy
-from springtide_studies.fault_seeds.seeds import FaultRun, tell_step
+from springtide_studies.fault_seeds.seeds import FaultRun, write_step
 from springtide_studies.fault_seeds.workload import LoadProfile, OwnerRequest, Workload, make_job, make_service
 
 
@@ -153,7 +153,7 @@ def golden_trace(scenario: str, policy: str) -> str:
     lines = [f"# {scenario} under {policy}"]
     for _, step in run.journal.read():
         lines.append(f"{step.now_s:.3f} s")
-        tell_step(step, lines.append)
+        write_step(step, lines.append)
     return "\n".join(lines) + "\n"
 
 

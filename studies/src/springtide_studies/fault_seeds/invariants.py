@@ -1,4 +1,4 @@
-"""What must hold after every event (safety) and once the faults are over (liveness), over state and machines."""
+"""Invariants of state and machines: after every event (safety) and after the last fault (liveness)."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Invariants:
     # --- around effects ----------------------------------------------------------------------------------------------
 
     def check_acknowledged(self, event: Event) -> None:
-        """What is told to be durable is durable."""
+        """What senders are told is durable is in the journal."""
         if id(event) not in self.journaled_events:
             complain("durable-first", f"{type(event).__name__} is acknowledged before it is in the journal")
 
@@ -225,7 +225,7 @@ class Invariants:
     # --- when the faults are over ------------------------------------------------------------------------------------
 
     def check_end(self, controller: Controller, now_s: float, num_open: int) -> None:
-        """Everything feasible has ended, nothing is left over, the accounts are right, nothing more is wanted."""
+        """Every feasible job has ended, nothing is left over, the accounts are right, the policy wants no change."""
         state = controller.state
         waiting = [
             f"{job.workload_id} {job.lifecycle.state} ({job.lifecycle.reason.text})"
@@ -270,6 +270,6 @@ class Invariants:
 
 
 def _whole(controller: Controller) -> tuple[object, ...]:
-    """All that a replay has to bring back."""
+    """The state that a replay has to restore."""
     state = controller.state
     return (dict(state.jobs), dict(state.services), dict(state.nodes), dict(state.drains), state.tide)

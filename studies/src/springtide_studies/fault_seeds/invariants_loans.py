@@ -1,4 +1,4 @@
-"""What must hold of nodes that change pools: one label each, only replicas that it admits, drains that end.
+"""Invariants of nodes that change pools: one label each, only replicas that it admits, drains that end.
 
 And services with guaranteed replicas have them, where there are servers for it. Checked over the state and the
 machines, in fault runs.
@@ -29,7 +29,7 @@ FLAPS, FLAPS_WITHIN_S = 20, 10.0
 
 
 class LoanInvariants:
-    """Watches the labels of one run. `complain` is told the name of what broke, and the details.
+    """Watches the labels of one run. `complain` is called with the name of the broken invariant and the details.
 
     `reaches` says which nodes the policy takes for a guaranteed minimum if it must. With `is_quiet` nothing goes wrong
     in the run, so that a minimum has to be there within grace and start.
@@ -55,12 +55,12 @@ class LoanInvariants:
         self.num_labels = 0
         self.num_reclaims = 0
 
-    def note_trouble(self, until_s: float) -> None:
-        """Up to that moment the control plane was not itself, so that nothing is late yet."""
+    def note_outage(self, until_s: float) -> None:
+        """Until that moment the control plane was disturbed: no time limit is counted from before it."""
         self._troubled_until_s = max(self._troubled_until_s, until_s)
 
     def note_journaled(self, step: Step, state: PlatformState) -> None:
-        """A step is in the journal: nothing starts on a node that is on its way to a pool that would not have it."""
+        """A step is in the journal: nothing starts on a node that drains to a pool which does not admit it."""
         for event in step.events:
             if isinstance(event, NodeLost):
                 self._drains.pop(event.node_id, None)
@@ -149,7 +149,7 @@ class LoanInvariants:
                 self._complain("drain-ends", f"{node_id} is reclaimed since {since_s:.1f} s, held by {who}: {known}")
 
     def _check_minimums(self, state: PlatformState, now_s: float, settled_at_s: float) -> None:
-        """No service is left short of what it is guaranteed while there are servers for all that is guaranteed."""
+        """No service lacks guaranteed replicas for too long while there are servers enough for all guarantees."""
         served = {name: record for name, record in state.services.live.items() if record.is_served}
         num_devices = sum(len(node.devices) for node in state.nodes.values() if self._reaches(node))
         guaranteed = {name: record.min_replicas for name, record in served.items()}

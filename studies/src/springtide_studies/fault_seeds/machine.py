@@ -1,4 +1,4 @@
-"""The part of the world that outlives the control plane: nodes, worker processes, their links and their disks."""
+"""What outlives the control plane: nodes, worker processes, their links and their disks."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ class Process:
 
     @property
     def is_working(self) -> bool:
-        """Whether it takes part in anything: alive, not suspended, not given up."""
+        """Whether it can act: alive, not suspended, not given up."""
         return self.is_alive and not self.is_stalled and not self.is_fenced
 
 
 class ModelledLink(Protocol):
-    """What the control plane's executor is to the machines, while there is one."""
+    """The machines' link to the executor of a running control plane."""
 
     def take_report(self, event: Event, process: Process, seq: int) -> None:
         """A report has arrived; seq 0 needs no acknowledgement."""
@@ -68,7 +68,7 @@ class ModelledLink(Protocol):
         """A process has ended."""
 
     def note_silence(self, process: Process) -> None:
-        """A process has not been heard of for too long."""
+        """A process has been silent for too long."""
 
 
 class Network:
@@ -305,18 +305,19 @@ class Machine:
         for happen in pending:
             happen()
         if process.is_fenced:
-            self.haunt(process)
+            self.come_back(process)
         elif process.run is not None:
             process.run.wake_member(process)
 
-    def haunt(self, process: Process) -> None:
-        """A process that was given up comes back: it tries to go on writing, is refused or unneeded, and ends."""
+    def come_back(self, process: Process) -> None:
+        """A process that was given up comes back: it tries to write, is refused by the fence or not needed, and
+        ends."""
         if process.run is not None:
-            process.run.write_late(process)
+            process.run.write_after_fencing(process)
         self.agenda.after(self.delays.exit_s, lambda: self.die(process, "it belongs to the past"))
 
     def say(self, sentence: str, *values: object) -> None:
-        """Log a sentence, if there is a listener."""
+        """Log a sentence if a listener is set."""
         if self.tell is not None:
             self.tell(sentence.format(*values))
 
@@ -355,7 +356,7 @@ class Machine:
         self.link.take_report(event, process, seq)
 
     def settle_report(self, process: Process, seq: int) -> None:
-        """The control plane says that a report is durable. Lost on the way, the report comes once more."""
+        """The control plane acknowledges a report. If the acknowledgement is lost, the report is sent again."""
         for delay_s in self.network.arrivals():
             if delay_s is not None and not process.is_partitioned:
                 self.agenda.after(delay_s, lambda: self._forget_report(process, seq))
@@ -365,7 +366,7 @@ class Machine:
     def _forget_report(self, process: Process, seq: int) -> None:
         event = process.kept.pop(seq, None)
         if event is not None and process.run is not None and process.is_alive:
-            process.run.hear_acknowledgement(process, event)
+            process.run.receive_acknowledgement(process, event)
 
     def reconnect(self, link: ModelledLink | None) -> None:
         """The control plane goes away (None) or is back; then every worker repeats what was not acknowledged."""
@@ -400,11 +401,11 @@ class Machine:
                 if process.form is None or order.generation > process.form.generation:
                     process.form, process.told_at_s = order, self.clock.now_s()
                     if process.run is not None:
-                        process.run.hear_order(process)
+                        process.run.receive_order(process)
             case Preempt():
                 if process.preempt is None and process.run is not None:
                     process.preempt = order
-                    process.run.hear_preemption(process)
+                    process.run.receive_preemption(process)
             case Stop():
                 if process.stop is None:
                     process.stop = order
@@ -413,7 +414,7 @@ class Machine:
                         drain_s + self.delays.exit_s, lambda: self.die_if_working(process, "it was asked to")
                     )
             case FenceOrder():
-                self.haunt(process)
+                self.come_back(process)
 
     def die_if_working(self, process: Process, why: str) -> None:
         """End by itself, unless it hangs; then it ends when it wakes."""

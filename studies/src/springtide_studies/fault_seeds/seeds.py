@@ -41,13 +41,13 @@ from springtide_studies.fault_seeds.workload import (
 # Everything small must have ended this long after the last fault, or never will.
 PATIENCE_S = 1500.0
 LOAD_INTERVAL_S = 5.0
-# A small run takes some hundred turns; one that takes this many is stuck in a loop.
+# A small run takes a few hundred turns; one with this many is stuck in a loop.
 MAX_TURNS = 20_000
 # Of a compressed day, so that a bin is longer than the time between two looks at the load.
 BINS_PER_DAY = 5
 # The memory of a device in a scenario with shares: enough for two of the larger ones.
 _SHARED_MEMORY_MB = 1000
-# These never take a server of training's own, whatever a service is guaranteed.
+# These never take a server that training owns, even for guaranteed replicas.
 _KEEP_TO_HOME = ("dedicated", "one-way")
 
 
@@ -86,7 +86,7 @@ class _Journal:
         self.memory = MemoryJournal()
         self.num_steps = 0
         self.num_events = 0
-        # A turn that the journal refused so far: the controller is ahead of what others may know.
+        # A turn that the journal has refused so far: the controller is ahead of what may be told to others.
         self.is_behind = False
 
     def append(self, step: Step) -> int:
@@ -118,7 +118,7 @@ class _Executor:
 
     def start(self, action: Action) -> None:
         kind, faults = type(action).__name__, self._run.faults
-        faults.meet(action)
+        faults.run_watched(action)
         faults.reach("start.before")
         faults.reach(f"{kind}.before")
         self._run.invariants.check_started(action)
@@ -130,7 +130,7 @@ class _Executor:
         is_late = self.inner.late_by_s > 0.0
         events = self.inner.wait(deadline_s)
         if is_late:
-            self._run.loans.note_trouble(self._run.clock.now_s())
+            self._run.loans.note_outage(self._run.clock.now_s())
         if events:
             self._run.faults.reach("wait.after")
         return events
@@ -203,7 +203,7 @@ class FaultRun:
         self.machine.agenda.at(self._limit_s, self._give_up)
 
     def run(self) -> None:
-        """Drive the run to its end. Raises InvariantViolation, or whatever the control plane stumbles over."""
+        """Drive the run to its end. Raises InvariantViolation, or any error of the control plane."""
         is_fresh = True
         while True:
             try:
@@ -228,7 +228,7 @@ class FaultRun:
         self.invariants.note_journaled(step, self.controller)
         self.loans.note_journaled(step, self.controller.state)
         if self.machine.tell is not None:
-            tell_step(step, self.machine.tell)
+            write_step(step, self.machine.tell)
 
     def _start_control_plane(self, is_fresh: bool) -> None:
         self.controller = self._make_controller()
@@ -248,7 +248,7 @@ class FaultRun:
             if node_id not in machine.nodes or node_id in self.faults.given_up:
                 inner.post_node(NodeLost(node_id=node_id))
 
-        self.loans.note_trouble(self.clock.now_s())
+        self.loans.note_outage(self.clock.now_s())
 
     def _crash(self) -> None:
         self.num_crashes += 1
@@ -274,7 +274,7 @@ class FaultRun:
         if self._num_turns > MAX_TURNS:
             complain("no-spinning", f"{MAX_TURNS} turns by {self.clock.now_s():.3f} s")
         if self.journal.is_behind:
-            self.loans.note_trouble(self.clock.now_s())
+            self.loans.note_outage(self.clock.now_s())
             return self.executor.inner.is_over
         self.invariants.check(self.controller, self.owners.acknowledged)
         self.loans.check(self.controller.state, self.clock.now_s(), self.faults.end_s)
@@ -307,7 +307,7 @@ def _belongs_to_services(node: Node) -> bool:
     return node.owner != "training"
 
 
-def tell_step(step: Step, tell: Callable[[str], None]) -> None:
+def write_step(step: Step, tell: Callable[[str], None]) -> None:
     """Write one journaled step in readable lines."""
     for event in step.events:
         tell(f"  event  {describe_event(event)}")
@@ -404,4 +404,4 @@ def run_seed(
     )
 
 
-__all__ = ["FaultRun", "SeedOutcome", "describe_action", "describe_event", "run_seed", "tell_step"]
+__all__ = ["FaultRun", "SeedOutcome", "describe_action", "describe_event", "run_seed", "write_step"]

@@ -9,7 +9,7 @@ from springtide.core.workload import Checkpoint
 
 
 class JobStore:
-    """What a job's writers publish. It refuses writers of the past, and tells `complain` what must never be.
+    """What a job's writers publish. It refuses fenced writers, and calls `complain` for what must never happen.
 
     `num_steps` is the length of the accepted step log; `commits` are its entries (generation, first step, end step).
     `seen_at` says how many samples lie behind a step at which an entry ends, `cursors` the same of each checkpoint.

@@ -49,8 +49,8 @@ class ModelledTraining:
 
     # --- forming groups ----------------------------------------------------------------------------------------------
 
-    def hear_order(self, process: Process) -> None:
-        """A worker has been told of a new group. A forced one makes it leave the collective that it is in."""
+    def receive_order(self, process: Process) -> None:
+        """A worker has received the order of a new group. A forced one makes it leave its present collective."""
         group = self.group
         order = process.form
         is_torn_off = order is not None and group is not None and order.forced and order.generation > group.generation
@@ -60,7 +60,7 @@ class ModelledTraining:
         self.consider()
 
     def consider(self) -> None:
-        """Switch to the newest group that every one of its members, and of the group before, has been told of."""
+        """Switch to the newest group whose order every member of it and of the group before has received."""
         orders = [p.form for p in self.machine.of_workload(self.job.job_id) if p.form is not None and not p.is_fenced]
         order = max(orders, key=lambda form: form.generation, default=None)
         group = self.group
@@ -164,7 +164,7 @@ class ModelledTraining:
 
     def _keep_busy(self, group: ModelledGroup, *, is_training: bool) -> None:
         """From now on the group uses its devices, or leaves them to others."""
-        # A worker that is told meanwhile that it gets another part must not look at a group that is half at work.
+        # A change of a worker's part of its device must not find a group of which only some members train.
         group.is_training = False
         self.machine.sharing.set_demand([p.replica_id for p in group.members], float(is_training))
         group.is_training = is_training
@@ -294,8 +294,8 @@ class ModelledTraining:
             JobFailed(job_id=self.job.job_id, generation=group.generation, error="ValueError: the user's code raised"),
         )
 
-    def hear_acknowledgement(self, process: Process, event: Event) -> None:
-        """A report is durable. After the last one there is nothing left to wait for."""
+    def receive_acknowledgement(self, process: Process, event: Event) -> None:
+        """A report is durable. After the last one the process need not wait any longer."""
         group = self.group
         if isinstance(event, JobFinished | JobFailed) and group is not None and event.generation == group.generation:
             for member in group.members:
@@ -352,8 +352,8 @@ class ModelledTraining:
 
     # --- preemption --------------------------------------------------------------------------------------------------
 
-    def hear_preemption(self, process: Process) -> None:
-        """A worker has been told to commit a checkpoint and end."""
+    def receive_preemption(self, process: Process) -> None:
+        """A worker has received the order to commit a checkpoint and end."""
         group = self.group
         if group is None or process not in group.members:
             self.machine.leave(process, "preempted before it trained")
@@ -393,7 +393,7 @@ class ModelledTraining:
     # --- mishaps -----------------------------------------------------------------------------------------------------
 
     def lose_member(self, process: Process) -> None:
-        """A worker has died. The others hang in their collective until they are told or it times out."""
+        """A worker has died. The others hang in their collective until an order comes or it times out."""
         group = self.group
         if group is None or process not in group.members:
             self.consider()
@@ -459,8 +459,8 @@ class ModelledTraining:
         group.step_s = step_s
         self._schedule(group)
 
-    def write_late(self, process: Process) -> None:
-        """A worker that was given up comes back and tries to commit and to publish as the generation it knows."""
+    def write_after_fencing(self, process: Process) -> None:
+        """A worker that was given up comes back and tries to commit and publish under its old generation."""
         group = self.group
         if process.state_step is None or process.form is None:
             return

@@ -1,4 +1,4 @@
-"""What arrives: seeded jobs and services, the load on them, and owners who ask until they are answered."""
+"""Seeded jobs and services, the load on them, and owners who repeat requests until they are answered."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Owners:
     def _ask(self, event: Event, answered: list[bool], previous: list[bool]) -> None:
         if answered[0]:
             return
-        # An owner waits for one answer before the next wish about the same workload.
+        # An owner waits for one answer before the next request about the same workload.
         if self.executor is not None and previous[0]:
             self.executor.post(event, lambda: self._hear(event, answered))
             if self.asks_twice():
@@ -193,7 +193,7 @@ def make_job(
     return msgspec.structs.replace(job, **changes)
 
 
-def let_batch_change(job: TrainingJob) -> TrainingJob:
+def with_adaptive_batch(job: TrainingJob) -> TrainingJob:
     """The job with a batch that may grow eightfold, whose gradient noise makes twice the initial one worth it."""
     size = job.global_batch_size
     return msgspec.structs.replace(
@@ -285,7 +285,7 @@ def _draw_job(rng: np.random.Generator, index: int, num_devices: int, horizon_s:
     )
     if batch_size == 8 and not poison:
         # A third of the jobs, chosen without drawing anew: what else is drawn stays what it was.
-        job = let_batch_change(job)
+        job = with_adaptive_batch(job)
     requests = [OwnerRequest(at_s=at_s, event=JobSubmitted(job=job))]
     if rng.random() < 0.1:
         requests.append(
@@ -327,7 +327,7 @@ def _draw_service(rng: np.random.Generator, index: int, horizon_s: float) -> tup
         period_s=float(rng.uniform(10.0, 60.0)),
         service_time_s=float(rng.uniform(0.05, 0.2)),
     )
-    # In the end every service is removed, so that nothing may be left running.
+    # At the end every service is removed, so that nothing may be left running.
     requests.append(OwnerRequest(at_s=end_s + 20.0, event=CancelRequested(workload_id=service.service_id)))
     return requests, load
 

@@ -39,7 +39,7 @@ class GoalErrors(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measurements_of(crew: SimulatedFunctionPool) -> tuple[FunctionMeasurement, ...]:
-    """All that a run's steps have shown."""
+    """The measurements of a run's steps."""
     return tuple(
         shown.measurement(plan, batch, gradient_bytes)
         for (plan, batch, gradient_bytes), shown in crew.run.shown.items()

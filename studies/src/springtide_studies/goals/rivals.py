@@ -1,4 +1,4 @@
-"""What others would have made of the same job in the same world: each as published as far as a model of it can say."""
+"""What other methods achieve with the same job in the same world, each modelled as published."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COLLECTIVES: Mapping[str, Collective] = MappingProxyType(
 
 
 class RivalResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a method made of one run. `profiled_s` and `profiled_usd` are what finding the configuration took of it."""
+    """The result of a method on one run. `profiled_s` and `profiled_usd` are its part for finding the configuration."""
 
     took_s: float
     usd: float
@@ -45,7 +45,7 @@ class RivalResult(msgspec.Struct, frozen=True, kw_only=True):
         return in_time and (goal.budget_usd is None or self.usd <= goal.budget_usd)
 
     def value(self, goal: Goal) -> float:
-        """What is to be small."""
+        """The objective, to be minimised."""
         return self.took_s if goal.is_fastest else self.usd
 
 

@@ -118,7 +118,7 @@ def accuracy_rows(case: GoalCase, seeds: Sequence[int]) -> list[dict[str, Any]]:
             for chosen in trace.choices:
                 took_s, usd = (math.inf, math.inf) if chosen is None else totals[chosen]
                 accuracy.append(best_usd / usd if took_s <= problem.limits.left_s * TOLERANCE else 0.0)
-            # A search that has stopped stays with what it chose.
+            # A search that has stopped keeps its choice.
             accuracy += [accuracy[-1]] * (AFTER[-1] + 1 - len(accuracy))
             found[method].append([min(1.0, one) for one in accuracy])
             some = profiler.runs[:12]

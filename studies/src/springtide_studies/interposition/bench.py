@@ -214,7 +214,7 @@ def _wait_until_held(daemon: RunningDaemon, arm: str, launcher: KernelLauncher) 
 
 
 def _play(launchers: Mapping[str, KernelLauncher], num_launches: int, seed: int) -> None:
-    """Ask all arms by turns; another one begins each time, so that none always runs in another's wake."""
+    """Measure all arms in turn; each round begins with another arm, so that none always follows the same one."""
     arms = list(launchers)
     for launcher in launchers.values():
         launcher.ns = {path: [] for path in PATHS}

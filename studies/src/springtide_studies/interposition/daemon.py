@@ -112,7 +112,7 @@ class RunningDaemon:
         return True
 
     def until(self, is_so: Callable[[], bool], otherwise: str) -> None:
-        """Look again and again. Raises BackendError if it does not become so, or the daemon ends."""
+        """Poll until the condition holds. Raises BackendError after a while, or if the daemon ends."""
         until_s = time.monotonic() + _PATIENCE_S
         while not is_so():
             code = None if self._process is None else self._process.poll()

@@ -25,9 +25,9 @@ OURS, BASELINE = "goodput", "pollux"
 POLICIES = (OURS, BASELINE, "sia", "fapes", "optimus-oracle", "tiresias-tuned")
 LOADS, LENGTHS, TABLES = ("0.5", "1", "1.5", "2"), ("known", "unknown"), ("raw", "packed")
 PUBLISHED_ROUND_S = 60.0
-# What the mean over workloads has to be, at the published cost of a restart and at our own (ratio to Pollux).
+# Bounds on the mean over workloads (ratio to Pollux), at the published cost of a restart and at our own.
 _AIMS = {"pollux": 0.82, "measured": 0.70}
-# Pollux here has to be as its authors published it, or the comparison counts for nothing.
+# Pollux here has to reproduce its published figures, otherwise the comparison is worthless.
 _FAITHFUL_PERCENT = 3.0
 _FOLDERS = {"0.5": "workloads-0.5", "1": "workloads", "1.5": "workloads-1.5", "2": "workloads-2.0"}
 
@@ -242,7 +242,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def _verdict(row: Mapping[str, Any], options: JctOptions) -> dict[str, Any]:
-    """Whether our mean is where it should be, with tails no worse, and Pollux as published."""
+    """Whether our mean is within its bound, our tails are no worse, and Pollux is as published."""
     ours, baseline = _of(row["policies"], OURS), _of(row["policies"], BASELINE)
     failed = [policy for policy, figures in row["policies"].items() if "error" in figures]
     if ours is None or baseline is None or failed:

@@ -1,4 +1,4 @@
-"""The bound of a workload: what jobs would take at best if everything were known, on packed devices."""
+"""The bound of a workload: the best completion times with full knowledge, on packed devices."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from springtide_studies.adaptive.truth import DEVICES_PER_NODE, MAX_NODES, AppTr
 from springtide_studies.bounds.jct_bound import BoundJob, jct_bound
 from springtide_studies.workloads.pollux_tables import read_applications
 
-# What was kept under another version is found anew.
+# Raised when the bound changes: results kept under another version are computed anew.
 _VERSION = 2
 
 
 class BoundOptions(Protocol):
-    """What of the bench's options decides a bound."""
+    """The options of the bench on which a bound depends."""
 
     @property
     def data(self) -> Path:

@@ -1,4 +1,4 @@
-"""Optimus told how many steps are left, as Pollux's published simulator tells it: to reproduce its figures exactly."""
+"""Optimus with the number of steps left as Pollux's published simulator counts it, to reproduce its figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One policy plays one workload in a process of its own, and what of it the bench of completion times reports."""
+"""One policy plays one workload in a process of its own; the figures that the bench of completion times reports."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class JctCase(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Timed:
-    """A policy whose decisions are timed: by instant, the longest of those that the loop asks for at once."""
+    """A policy whose decisions are timed; of several decisions at one instant the longest counts."""
 
     def __init__(self, policy: Policy, timer: Callable[[], float]) -> None:
         self._decisions = DecisionCache(policy)
@@ -140,7 +140,7 @@ def play_cases(
             for done in as_completed(waiting):
                 yield waiting[done], _checked(done.result())
         except BaseException:
-            # Ctrl-C: the rest is not waited for, neither runs at work nor runs in line.
+            # Ctrl-C: end the running processes and start no queued one.
             pool.shutdown(wait=False, cancel_futures=True)
             for process in processes:
                 process.kill()
@@ -170,7 +170,7 @@ def _play_or_say(case: JctCase, timer: Callable[[], float]) -> dict[str, Any]:
         return play_case(case, timer)
     except InvalidRequest as error:
         return {"refusal": str(error)}
-    except Exception as error:  # Whatever it is, the other cases are still wanted; the sentence names it.
+    except Exception as error:  # Any error is reported as a sentence, so that the other cases can go on.
         where = traceback.extract_tb(error.__traceback__)[-1]
         return {"error": f"{type(error).__name__}: {error} ({Path(where.filename).name} line {where.lineno})"}
 
@@ -180,7 +180,7 @@ def main() -> int:
     try:
         case = msgspec.json.decode(sys.stdin.buffer.read(), type=JctCase)
         out = os.dup(1)
-        # What a solver prints goes where complaints go: standard output is the answer's alone.
+        # A solver's prints go to standard error: standard output is for the answer only.
         os.dup2(2, 1)
         with os.fdopen(out, "wb") as file:
             file.write(msgspec.json.encode(_play_or_say(case, time.process_time)))

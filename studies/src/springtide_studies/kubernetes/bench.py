@@ -159,7 +159,7 @@ async def _prepare(kubeconfig: Path) -> None:
 async def _make_namespace(api: KubeApi, name: str) -> None:
     with contextlib.suppress(AlreadyExists):
         await api.create(NAMESPACE, {"metadata": {"name": name}})
-    # There are no controllers beside the API server: what they would make of themselves is made here.
+    # There are no controllers beside the API server: what they would create is created here.
     with contextlib.suppress(AlreadyExists):
         await api.create(SERVICE_ACCOUNT, {"metadata": {"name": "default"}}, name)
 
@@ -326,8 +326,8 @@ class _Seen:
             await api.delete(POD, name, self._name, grace_s=0)
 
     def _ask_on_time(self) -> None:
-        """Whatever became of the one before: else late news would stop the asking. Each time by another pod, since
-        writes to one pod wait for each other."""
+        """Each probe is written even if the one before is not answered, as otherwise late news would stop the probes.
+        Each time by another pod, since writes to one pod wait for each other."""
         name = next(self._turns)
         if not self._is_over and name not in self._asking:
             task = asyncio.get_running_loop().create_task(self._ask(name))
@@ -353,7 +353,7 @@ class _Seen:
             self._bound.setdefault(metadata["uid"], now_s)
 
     def wait_bound(self, plane: _Plane, wanted: int) -> tuple[int, float]:
-        """How many pods were bound, and from the first to the last in how many seconds, once no more are to come."""
+        """How many pods were bound, and seconds from the first to the last, once no more are expected."""
         began_s = time.monotonic()
         while True:
             time.sleep(0.5)

@@ -1,4 +1,4 @@
-"""What the Kubernetes bench stands on: an API server of its own, and a wire to it that is slow on purpose."""
+"""The base of the Kubernetes bench: an API server of its own, and a wire to it that is slow on purpose."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class SlowWire:
             return
         try:
             await asyncio.gather(self._pump(reader, far_writer), self._pump(far_reader, writer))
-            # What is still on its way arrives.
+            # Bytes that are still on their way arrive.
             await asyncio.sleep(2 * self._delay_s)
         except asyncio.CancelledError:
             # The wire is taken away: its users see a connection that ends.

@@ -1,4 +1,4 @@
-"""A control plane that says how long its turns take: what `springtide k8s serve` runs, with a watch in its hand.
+"""A control plane that writes how long its turns take: what `springtide k8s serve` runs, with timers.
 
 A turn begins when events are there and ends when the loop asks for more: decision, journal, and every action handed to
 the executor. Lines of JSON, one for each turn: how long it was, how much of it was computing, how many actions it
@@ -52,7 +52,7 @@ class TimedExecutor:
 
     def _hear(self, change: ObjectChange) -> None:
         if change.before is None or change.now is None:
-            # What was there when it came is no news.
+            # Pods that exist at the start are not news.
             return
         sent = (change.now["metadata"].get("annotations") or {}).get(self.sent_annotation, "")
         if sent and sent != self._last_sent.get(change.key):

@@ -1,4 +1,4 @@
-"""What the Kubernetes bench says: rows with their baselines and bounds, and whether they hold."""
+"""The report of the Kubernetes bench: rows with their baselines and bounds, and whether the bounds hold."""
 
 from __future__ import annotations
 

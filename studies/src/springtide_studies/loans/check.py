@@ -1,5 +1,5 @@
 """Many seeds of loans: `python -m springtide_studies.loans.check --seeds 200`. Is a guaranteed minimum ever broken, is
-every server back in time, and how dear is the choice of servers against the exact one?
+every server back in time, and what does the choice of servers cost beside the exact one?
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COST_BOUND = 1.10
 
 
 class SeedChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """One choice of servers to be left at once: what it costs and the least possible, by jobs and in device-seconds."""
+    """One choice of servers to reclaim at once: its cost and the least possible, in jobs and in device-seconds."""
 
     at_s: float
     num_servers: int
@@ -42,7 +42,7 @@ class SeedChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SeedResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one seed under one policy. Seconds from when a server had to be left to its last answerer."""
+    """What became of one seed under one policy. Seconds from a server's reclaim to its last ready replica."""
 
     seed: int
     policy: str
@@ -109,7 +109,7 @@ def compared(pools: PoolState, open_: Sequence[NodeView], chosen: set[NodeId]) -
 def check_seed(seed: int, policy: str) -> SeedResult:
     """Play one seed: a tide of its own height, shape, noise and surges on 6 servers of 8 devices over two days.
 
-    Raises InvalidRequest, or InvariantViolation on what may never be.
+    Raises InvalidRequest, or InvariantViolation if the run breaks an invariant.
     """
     rng = np.random.default_rng(np.random.SeedSequence([seed, 11]))
     n_r_max = int(rng.integers(1, 4))
@@ -143,7 +143,7 @@ def check_seed(seed: int, policy: str) -> SeedResult:
 
 
 def summary(results: Sequence[SeedResult]) -> tuple[str, bool]:
-    """A line for people about all seeds of one policy, and whether it holds what it has to."""
+    """A line about all seeds of one policy, and whether it passes."""
     times_s = [seconds for result in results for seconds in result.reclaims_s]
     choices = [choice for result in results for choice in result.choices]
     by_jobs = _ratio(sum(c.jobs for c in choices), sum(c.least_jobs for c in choices))
@@ -175,7 +175,7 @@ def _ratio(cost: float, least: float) -> float:
 
 
 def main(arguments: list[str] | None = None, write: Callable[[str], object] = sys.stdout.write) -> int:
-    """Play the seeds; 1 if any policy does not hold what it has to."""
+    """Play the seeds; 1 if any policy fails."""
     parser = argparse.ArgumentParser(prog="python -m springtide_studies.loans.check", description=__doc__)
     parser.add_argument("--seeds", type=int, default=200)
     parser.add_argument("--first", type=int, default=0, help="the first seed")

@@ -25,14 +25,14 @@ from springtide.workloads.cluster import cluster_nodes
 from springtide_studies.fapes.jobs import MAX_WORKERS, FapesRequest, arrivals_of, draw_requests
 from springtide_studies.fapes.play import MIGRATION_S, request_rule
 from springtide_studies.fapes.truth import TopologySpeeds, curves_for
-from springtide_studies.loans.books import LoanBooks
+from springtide_studies.loans.journal import LoanJournal
 from springtide_studies.workloads.generators import DAY_S, draw_gamma
 from springtide_studies.workloads.tidal import TidalSetting, draw_tidal
 
 JOBS_PER_S, VARIATION, DEVICES = 160.0 / (12.0 * 3600.0), 2.0, 128
 # FaPES, table 2: checkpoint and upload; download and container.
 SAVE_S, START_S = 1.580 + 0.402, 0.140 + 3.558
-# A replica answers what it has before it goes.
+# A replica answers its requests before it stops.
 TIMES = Times(service_start_s=START_S, service_stop_s=1.0, preempt_s=SAVE_S)
 
 
@@ -48,10 +48,10 @@ class LoanSetting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoanRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one run: the jobs and minimums, the accounts of the pools, and the cluster it was played on."""
+    """The results of one run: jobs and minimums, the figures of the pools, and the cluster."""
 
     played: FluidRunResult
-    books: LoanBooks
+    journal: LoanJournal
     place: RunSetting
 
 
@@ -83,7 +83,7 @@ def run_loans(
     speeds = TopologySpeeds(Topology(nodes=tuple(nodes)), V100_SERVER, requests)
     curves = {} if rule == "adaptive" else curves_for(speeds, requests, MAX_WORKERS)
     change = OverheadRule(name="migration", pause=Overheads(change_s=MIGRATION_S))
-    books = LoanBooks(setting.days * DAY_S)
+    journal = LoanJournal(setting.days * DAY_S)
     per_server = len(nodes[0].devices)
     began_s = 0.0 if timer is None else timer()
     played = play(
@@ -94,17 +94,17 @@ def run_loans(
         speeds=speeds,
         reports_progress=rule == "adaptive",
         command=f"springtide simulate --study loaning --n-r-max {setting.n_r_max} --seed {setting.seed}",
-        journal=books,
+        journal=journal,
         timer=timer,
         on_progress=on_progress,
         timed_events=draw_tidal(setting.seed, tide or tide_of(setting.n_r_max, setting.days, per_server)).timed_events,
         times=TIMES,
         until_s=setting.days * DAY_S,
     )
-    books.close()
+    journal.close()
     played.cpu_s = None if timer is None else timer() - began_s
     place = RunSetting(num_devices=len(nodes) * per_server, devices_per_node=per_server, rule=change)
-    return LoanRun(played=played, books=books, place=place)
+    return LoanRun(played=played, journal=journal, place=place)
 
 
 def tide_of(n_r_max: int, days: int, devices_per_server: int) -> TidalSetting:
@@ -146,11 +146,11 @@ def loan_figures(run: LoanRun) -> dict[str, Any]:
     from that moment to the last of the replicas for which a server was taken. `need_missed_fraction` is the part of
     what load and minimums needed that was not ready.
     """
-    played, books = run.played, run.books
-    areas, minimums = books.areas, played.minimums
+    played, journal = run.played, run.journal
+    areas, minimums = journal.areas, played.minimums
     assert minimums is not None, "there are pools"
     told = minimums.summary()
-    waits_s = np.array([books.queued_s(job_id) for job_id in played.runs])
+    waits_s = np.array([journal.queued_s(job_id) for job_id in played.runs])
     return figures_of(played, run.place) | {
         "queueing_mean_s": float(waits_s.mean()) if waits_s.size else None,
         "queueing_p99_s": float(np.percentile(waits_s, 99)) if waits_s.size else None,
@@ -162,7 +162,7 @@ def loan_figures(run: LoanRun) -> dict[str, Any]:
         "minimums_broken": told["minimums_broken"],
         "minimum_wait_p95_s": told["minimum_wait_p95_s"],
         "minimum_wait_max_s": told["minimum_wait_max_s"],
-        "reclaims": books.num_returned,
+        "reclaims": journal.num_returned,
         "reclaims_forced": told["reclaims"],
         "reclaims_interrupting": told["reclaims_interrupting"],
         "reclaims_shrinking": told["reclaims_shrinking"],
@@ -172,6 +172,6 @@ def loan_figures(run: LoanRun) -> dict[str, Any]:
         "reclaim_max_s": told["reclaim_max_s"],
         "reclaim_bound_s": DEFAULT_GRACE_S + START_S,
         "reclaim_cost_device_s": told["reclaim_lost_device_s"],
-        "loans": books.num_loaned,
-        "loaned_servers_mean": areas.loaned_servers / books.until_s,
+        "loans": journal.num_loaned,
+        "loaned_servers_mean": areas.loaned_servers / journal.until_s,
     }

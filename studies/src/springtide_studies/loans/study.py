@@ -31,7 +31,7 @@ _FIGURES: Mapping[str, str] = MappingProxyType(
     {"queueing": "queueing_mean_s", "jct": "jct_mean_s", "utilisation": "utilisation"}
 )
 _BASELINES = ("dedicated", "one-way")
-# What is counted is added up over the sizes of the inference pool, the worst of these is told; of all else the mean.
+# Over the sizes of the inference pool: sums of _COUNTED, the worst of _WORST, means of all else.
 _COUNTED = frozenset(
     (
         *("jobs", "deadline_jobs", "deadlines_met", "admitted", "declined", "promised", "admitted_and_broken"),

@@ -1,4 +1,4 @@
-"""From the trials of the bench of shared devices to its figures and its verdict. Pure."""
+"""Figures and verdict of the bench of shared devices, from its trials. Pure functions."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ def _beside(ours: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]
 def _problems(
     arms: Sequence[TrialArm], trials: Sequence[SharingTrial], told: Mapping[str, Mapping[str, Any]]
 ) -> list[str]:
-    """Why figures would not compare: a replica was placed elsewhere than meant, or devices were larger than one."""
+    """Why figures cannot be compared: a replica on an unintended device, or more computed than one device can."""
     problems = []
     for trial in trials:
         num_devices = len(set(trial.devices.values()))

@@ -104,7 +104,7 @@ class OfferedLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SharingTrial(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one arm once. Moments count from the end of the warm-up.
+    """The result of one trial of an arm. Moments count from the end of the warm-up.
 
     `answers` are those of each service whose request was due after it. `num_steps` is how many steps the job took in
     `duration_s`; `cpu_s` is what each workload computed meanwhile, by name. `devices` says which replica ran where,

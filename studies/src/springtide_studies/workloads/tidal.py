@@ -190,7 +190,7 @@ def _blend(height: Floats, moments: Floats) -> Floats:
 
 
 def _wander(rng: np.random.Generator, count: int, step_days: float) -> Floats:
-    """A standard deviation of 1 that forgets where it was within half an hour."""
+    """Noise with a standard deviation of 1 that is correlated over about half an hour."""
     keep = math.exp(-step_days / _LOAD_MEMORY_DAYS)
     draws = rng.standard_normal(count)
     found = np.empty(count)
@@ -230,7 +230,7 @@ def _timed_events(
             if asked != known:
                 known = asked
                 found.append((step * load_s, _load(service, asked)))
-    # Loads of one moment are told together; a submission comes before whatever else its moment brings.
+    # Loads of one moment are reported together; a submission comes before other events of its moment.
     found.sort(key=lambda entry: entry[0])
     return tuple(found)
 

@@ -1,4 +1,4 @@
-"""The best configuration of a world by looking at all of them, in expectation: what no search can know beforehand."""
+"""The best configuration of a world by trying all of them, in expectation: no search can know it beforehand."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
         return in_time and (goal.budget_usd is None or self.usd + deviations * self.deviation_usd <= goal.budget_usd)
 
     def value(self, goal: Goal) -> float:
-        """What is to be small: time where the goal says so, or money."""
+        """The objective, to be minimised: time or money, as the goal says."""
         return self.took_s if goal.is_fastest else self.usd
 
 

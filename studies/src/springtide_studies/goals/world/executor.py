@@ -24,7 +24,7 @@ from springtide_studies.goals.world.runs import CostMeter, GoalRun
 from springtide_studies.goals.world.streams import Arrivals
 from springtide_studies.goals.world.truth import Truth
 
-# A coordinator is there at once.
+# A coordinator starts at once.
 _COORDINATOR_S = 0.2
 _TURN_S = 0.001
 
@@ -94,7 +94,7 @@ class GoalWorld:
         while not self._inbox and not self.is_over:
             next_s = self._agenda.next_s
             if next_s is None:
-                # Nothing runs and nothing comes: what a policy still looks forward to would change nothing.
+                # Nothing runs and nothing arrives: a policy's later moments would change nothing.
                 self.is_over = True
             elif deadline_s is not None and deadline_s < next_s:
                 self._clock.advance_to(max(deadline_s, self._clock.now_s() + _TURN_S))
@@ -136,7 +136,7 @@ class GoalWorld:
 
     def _end(self, action: EndJob) -> None:
         crew = self.crews[action.job_id]
-        crew.put_down()
+        crew.release()
         crew.run.state, crew.run.reason, crew.run.alternatives = action.state, action.reason, action.alternatives
         crew.run.ended_s = self._clock.now_s()
         self.is_over = not self._num_to_come and all(each.run.ended_s is not None for each in self.crews.values())

@@ -1,4 +1,5 @@
-"""The functions of one job in the world of goals: they begin, step, die, make way, change and rest, in event time."""
+"""The functions of one job in the world of goals: starts, steps, deaths, hand-overs, changes and pauses, in event
+time."""
 
 from __future__ import annotations
 
@@ -72,7 +73,7 @@ class SimulatedFunctionPool:
         if not run.is_up:
             run.plan = plan
             if run.job.stream and self._stream.count(now_s) - run.num_taken < run.course.batch_of(run.step):
-                # Nothing is called before there is anything to do.
+                # No function is called before there is work.
                 self._confirm(0.0, "start")
                 self._wait_for_data()
                 return
@@ -97,11 +98,11 @@ class SimulatedFunctionPool:
     def stop(self) -> None:
         """End at once: what was not saved is lost."""
         run = self.run
-        self.put_down()
+        self.release()
         run.step = run.saved_step
         self._tell_stopped()
 
-    def put_down(self) -> None:
+    def release(self) -> None:
         """No function runs any more."""
         run = self.run
         run.token += 1
@@ -112,7 +113,7 @@ class SimulatedFunctionPool:
         run.note(self._now_s())
 
     def _leave(self) -> None:
-        self.put_down()
+        self.release()
         self._tell_stopped()
 
     def _tell_stopped(self) -> None:
@@ -123,7 +124,7 @@ class SimulatedFunctionPool:
     # --- functions ----------------------------------------------------------------------------------------------------
 
     def _after(self, delay_s: float, happen: Callable[[], None]) -> None:
-        """Let it happen, unless the run has been put down or taken another turn by then."""
+        """Call back later, unless the run has been stopped or changed by then."""
         run = self.run
         token = run.token
 
@@ -245,7 +246,7 @@ class SimulatedFunctionPool:
         self._after(whole_s, ended)
 
     def step_of(self, plan: FunctionPlan, batch: int) -> StepTruth:
-        """The truth of a step; remembered, for it is asked for again and again."""
+        """The true time of a step, kept because it is needed often."""
         run = self.run
         key = (plan, batch)
         if key not in self._steps:
@@ -361,7 +362,7 @@ class SimulatedFunctionPool:
         self._tell_stream()
         run.is_parked = False
         if self._stream.count(self._now_s()) <= run.num_taken:
-            # It was closed, and nothing more came: no function needs to be called.
+            # The stream was closed without further data: no function needs to be called.
             self._tell_finished()
             return
         plan = run.plan

@@ -1,4 +1,4 @@
-"""What an operator may ask for beyond room in the cluster: quotas, prices, and devices kept back for failures.
+"""Rules of an operator beyond room in the cluster: quotas, prices, and devices kept back for failures.
 
 ElasticFlow §4.4: an extra rule before line 9 of Algorithm 1 decides whether a job that fits is admitted.
 """
@@ -23,10 +23,10 @@ Ledger = Mapping[str, Any]
 
 
 class Hook(Protocol):
-    """A rule that is asked about every job that could be promised its deadline, before the promise is given.
+    """A rule that is applied to every job that could be promised its deadline, before the promise is given.
 
-    `ledger` holds plain values that the hook returned last time: it is the hook's only memory and is journaled with
-    the policy's. A hook is pure, as policies are.
+    `ledger` holds the plain values that the hook returned last time: its only memory, journaled with the policy's. A
+    hook is pure, as policies are.
     """
 
     @property
@@ -115,7 +115,7 @@ class UrgencyPricing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PriceGate(msgspec.Struct, frozen=True, kw_only=True):
-    """Turn away a job whose price is above its budget. A job without a budget pays whatever it costs."""
+    """Reject a job whose price is above its budget. A job without a budget pays any price."""
 
     pricing: Pricing
 

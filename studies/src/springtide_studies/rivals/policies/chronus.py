@@ -92,7 +92,7 @@ class Chronus(msgspec.Struct, frozen=True, kw_only=True):
         num_kept = sum(view.job.job_id in accepted for view in candidates)
         candidates = candidates[: max(self.max_candidates, num_kept)]
         if sum(gangs.size(view) for view in gangs.views) <= gangs.shares.left:
-            # All jobs run: each of them that can make its deadline alone does.
+            # All jobs run, so each job that can meet its deadline alone does.
             return [], {view.job.job_id for view in candidates}
         plan = plan_leases([self._on_grid(gangs, view, accepted) for view in candidates], gangs.shares.left)
         makes_it = {view.job.job_id for view, makes in zip(candidates, plan.makes_it, strict=True) if makes}

@@ -27,10 +27,10 @@ from springtide_studies.rivals.solvers.minimum_share import play_in_turn
 
 
 class EdfElastic(msgspec.Struct, frozen=True, kw_only=True):
-    """EDF with elastic scaling: ElasticFlow's shares and spare devices for all jobs, none is turned away.
+    """EDF with elastic scaling: ElasticFlow's shares and spare devices for all jobs, without admission.
 
-    A job that can no longer be in time keeps its turn among the deadlines and takes all it can use, as under EDF.
-    Soft deadlines count like hard ones. The parameters are those of ElasticFlow.
+    A job that can no longer meet its deadline keeps its turn and takes all it can use, as under EDF. Soft deadlines
+    count like hard ones. The parameters are those of ElasticFlow.
     """
 
     levels: Literal["doubling", "all"] = "doubling"
@@ -57,7 +57,7 @@ class EdfElastic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EdfAdmission(msgspec.Struct, frozen=True, kw_only=True):
-    """EDF that plays itself forward before it promises a deadline, and turns the job away if one would be missed.
+    """EDF that simulates itself before it promises a deadline, and rejects the job if any deadline would be missed.
 
     Each arrival on its own; a job that is late already only stands in the way of jobs that would make theirs later.
     Sizes are powers of two. Soft deadlines and best effort come after all promised ones, the former first. `hooks` as

@@ -1,6 +1,6 @@
-"""What an elastic policy decided stands until something material changes or its moment comes, and it is placed here.
+"""Decisions of elastic policies: kept until something material changes or their moment comes, and placed here.
 
-A plan takes several turns to come true and progress is reported all the time; neither is a reason to decide anew.
+A plan takes several turns to be carried out and progress is reported often; neither needs a new decision.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class ElasticVerdict(msgspec.Struct, frozen=True, kw_only=True):
 class DerivedShares:
     """What follows from the snapshots of one policy: rows of jobs, what was decided last, and whether it still stands.
 
-    It only saves time (see springtide.scheduling.decisions.cache): an empty one says the same. `rule` names the policy
-    with its parameters; no policy takes up the memory of another.
+    It only saves time (see springtide.scheduling.decisions.cache): with an empty one the decisions are the same. `rule`
+    names the policy with its parameters; no policy takes up the memory of another.
     """
 
     def __init__(self, rule: str, *, only_doublings: bool = True) -> None:
@@ -123,7 +123,7 @@ class DerivedShares:
     def _allocations(self, snapshot: Snapshot, memory: Mapping[str, Any]) -> Allocations:
         """The devices in a memory, or nothing if the nodes are others now."""
         if memory["cluster"] != self._fingerprints.nodes(snapshot.cluster):
-            # Numbers of devices mean nothing among other nodes.
+            # Numbers of devices are meaningless on other nodes.
             return EMPTY
         if self._placed is None or self._placed[0] is not memory:
             device_ids = snapshot.cluster.device_ids()

@@ -1,4 +1,4 @@
-"""What the elastic planners know of each job: sizes worth having, speeds, work left. Read once for each view of it."""
+"""The elastic planners' rows of jobs: sizes worth having, speeds, work left. Derived once for each view of a job."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from springtide.scheduling.decisions.fingerprint import (
 from springtide.scheduling.placement.allocation_ledger import most_workers
 from springtide_studies.rivals.solvers.minimum_share import Demands, Floats, Ints
 
-# A job of unknown length is weighed against others as if it had an hour on its smallest size to go.
+# A job of unknown length counts as if it had an hour of work left on its smallest size.
 UNKNOWN_RUN_S = 3600.0
-# A job that should have ended by now is about to: this much is still reckoned with.
+# A job that should have ended by now still counts with this much work.
 LEAST_RUN_S = 1.0
 # Measured speeds that differ by less than this are the same: noise is no reason to decide anew.
 SPEED_STEP_FRACTION = 0.1

@@ -1,4 +1,4 @@
-"""ElasticFlow's decision on numbers: whose deadline is promised, and how many devices each job has until the next one.
+"""ElasticFlow's decision on numbers: which deadlines are promised, and each job's devices until the next decision.
 
 Admission (Algorithm 1), then the spare devices (Algorithm 2), as `solvers` computes them, with the rules in which the
 paper, the published artifact and EDF with elastic scaling differ.
@@ -24,7 +24,7 @@ SLOT_S = 60.0
 # So many new ends are tried for broken promises in one decision, three for each; in a landslide the rest has to wait.
 MAX_TRIALS = 12
 
-# Which row asks -> why it is turned away by a rule of the operator, None if it is not.
+# Row of a job -> why a rule of the operator rejects it; None if none does.
 Review = Callable[[int], str | None]
 
 
@@ -204,7 +204,7 @@ class _Planner:
         return counts
 
     def give_to_late(self, counts: list[int], num_devices: int) -> None:
-        """Late jobs without a claim take all they can use of what is left."""
+        """Late jobs without a claim take all devices they can use from what is left."""
         claims = set(self.claims)
         free = num_devices - sum(counts)
         for index in self.late:

@@ -1,4 +1,4 @@
-"""The accounts of the two pools, from the journaled steps alone: labels, devices held, and waits, with durations."""
+"""A journal that keeps figures of the two pools: labels, devices held and waiting times, integrated over time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from springtide.core.ports import Step
 from springtide.core.resources import DeviceId, Node, NodeId, Pool
 from springtide.core.workload import InferenceService, ReplicaId, TrainingJob, WorkloadId, replicas_for
 
-# They change neither nodes nor services; what replicas do is looked at where they are.
+# These events change neither nodes nor services; replicas are accounted for by their own events.
 _OF_JOBS = (JobSubmitted, JobResized, JobFinished, ProgressReported, CheckpointCommitted, ReplicaReady, ReplicaStopped)
 
 
@@ -40,7 +40,7 @@ class _Held:
 
 @dataclass(slots=True)
 class _Job:
-    """How long a job has held nothing since its submission; `idle_s` is since when it does now."""
+    """How long a job has held no device since its submission; `idle_s` is since when it holds none now."""
 
     idle_s: float | None
     queued_s: float = 0.0
@@ -73,7 +73,7 @@ class _Areas:
     missing: float = 0.0
 
 
-class LoanBooks:
+class LoanJournal:
     """A journal that keeps figures instead of steps. Integrals run to `until_s`, all else to the end.
 
     `num_loaned` servers left the inference pool, wholly or in part, and `num_returned` came (back) into it.
@@ -118,7 +118,7 @@ class LoanBooks:
         return iter(())
 
     def close(self) -> None:
-        """The run is over: account for the time up to `until_s`."""
+        """End of the run: account for the time up to `until_s`."""
         self._pass(self.until_s)
 
     def _pass(self, now_s: float) -> None:
