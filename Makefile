@@ -20,7 +20,7 @@ NUM_COMPUTING := 2
 NUM_PROCESSES := 4
 
 .PHONY: setup demo check test slow slow-computing slow-processes slow-alone examples kubernetes gpu broken planted golden \
-	bench ci full lanes clean browser servers compiler
+	bench ci full lanes lanes-that-compute lanes-that-wait clean browser servers compiler
 
 setup: $(STAMP)
 
@@ -114,14 +114,21 @@ full: setup browser servers compiler
 	$(MAKE) --no-print-directory lanes RERUNS="$(RERUNS)"
 	$(MAKE) --no-print-directory broken
 
-# Two lanes beside each other where one of them mostly waits; what a lane says is printed when it ends.
+# Lanes that compute run one after the other, beside lanes that mostly wait for processes; lanes that measure come last and
+# alone. What a lane prints appears when it ends.
+COMPUTE := check test slow-computing
+WAIT := kubernetes slow-processes examples
 lanes:
+	@$(MAKE) --no-print-directory --keep-going --jobs 2 --output-sync=target lanes-that-compute lanes-that-wait; \
+	first=$$?; $(MAKE) --no-print-directory slow-alone && exit $$first
+
+lanes-that-compute lanes-that-wait:
 	@failed=""; \
-	for pair in "check test" "slow-computing slow-processes" "kubernetes examples" "slow-alone"; do \
-	  echo "== $$pair: begun at $$(date -u +%H:%M:%S)"; \
-	  $(MAKE) --no-print-directory --keep-going --jobs 2 --output-sync=target $$pair || failed="$$failed $$pair"; \
+	for lane in $(if $(filter lanes-that-wait,$@),$(WAIT),$(COMPUTE)); do \
+	  begun=$$(date +%s); $(MAKE) --no-print-directory $$lane || failed="$$failed $$lane"; \
+	  echo "== $$lane took $$(( $$(date +%s) - begun )) s"; \
 	done; \
-	echo "== ended at $$(date -u +%H:%M:%S)"; test -z "$$failed" || { echo "failed among:$$failed"; exit 1; }
+	test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

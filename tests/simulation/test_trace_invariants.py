@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kits.cheap_policies import cheap_names
+from kits.simulation.sweeps import part
 from springtide.core.actions import PreemptJob, ResizeJob, StartReplica
 from springtide.core.events import ReplicaStopped
 from springtide.core.ports import Step
@@ -217,7 +218,7 @@ def test_every_policy_holds_what_the_platform_promises(policy: str, case: Case) 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("policy", POLICIES)
 @given(case=cases())
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=part(400), deadline=None, suppress_health_check=list(HealthCheck))
 def test_every_policy_holds_what_the_platform_promises_for_long(policy: str, case: Case) -> None:
     check(policy, case)
 

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from kits.control.quoting import Reserving, pass_time, platform, random_case, training_job, verdict_of
+from kits.simulation.sweeps import part
 from springtide.control.quotes.alternatives import readable_s, typed_duration
 from springtide.control.quotes.inquiry import changed_job, grown
 from springtide.control.quotes.quote import SpeedRange, quote
@@ -263,6 +264,6 @@ def test_a_thousand_counter_offers_of_a_thousand_are_admitted(name):
         return Reserving() if name == "reserving" else make_policy(name)
 
     offers, seed = 0, 0
-    while offers < 1000:
+    while offers < part(1000):
         offers += check_case(make, seed)
         seed += 1

@@ -4,5 +4,10 @@ from __future__ import annotations
 
 import os
 
-# Every how manieth place of a sweep over crash points and steps is tried.
+# Of a sweep over crash points, steps or drawn cases one in this many is played.
 STRIDE = int(os.environ.get("SPRINGTIDE_SWEEP_STRIDE", "1"))
+
+
+def part(count: int) -> int:
+    """How many of `count` drawn cases are played: all, or in CI one in STRIDE, but at least a few."""
+    return max(min(count, 4), count // STRIDE)

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from kits.simulation.sweeps import part
 from springtide.core.decision import Overheads, Plan, Policy, PoolAllocation, Relabel, Snapshot
 from springtide.core.events import Event, ScaleRequested, ServiceDeployed
 from springtide.core.ports import Step
@@ -160,7 +161,7 @@ def test_every_strategy_keeps_every_minimum_and_ends_every_job(policy: str, case
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("policy", POLICIES)
 @given(case=cases())
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=part(60), deadline=None, suppress_health_check=list(HealthCheck))
 def test_every_strategy_keeps_every_minimum_and_ends_every_job_for_long(policy: str, case: Case) -> None:
     check(policy, case)
 
@@ -168,7 +169,7 @@ def test_every_strategy_keeps_every_minimum_and_ends_every_job_for_long(policy: 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["two-way/fifo", "tide/springtide"])
 def test_no_minimum_is_broken_in_two_hundred_seeds(policy: str) -> None:
-    for seed in range(200):
+    for seed in range(part(200)):
         check(policy, replace(BUSY, seed=seed, surges_per_day=3.0 * (seed % 2)))
 
 

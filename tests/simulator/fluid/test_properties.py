@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from kits.cheap_policies import cheap_names
+from kits.simulation.sweeps import part
 from springtide.simulator.simulate import simulate
 from springtide.workloads.profiles import Profiles
 from springtide.workloads.trace import Trace, TraceJob, make_trace
@@ -90,7 +91,7 @@ def test_invariants_hold(policy: str, trace: Trace, tables: Profiles, cluster: t
 @given(seed=st.integers(0, 10_000), overhead=OVERHEADS)
 @example(seed=33, overhead="measured")
 @example(seed=258, overhead="measured")
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=part(20), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_invariants_hold_while_nodes_fail_and_speeds_differ(policy: str, seed: int, overhead: str) -> None:
     answer = simulate(
         *("generated:40", "4x4", [policy]),
@@ -106,11 +107,11 @@ def test_invariants_hold_while_nodes_fail_and_speeds_differ(policy: str, seed: i
 
 @functools.cache
 def many_cases() -> tuple[tuple[Trace, Profiles, tuple[int, int], str], ...]:
-    """Three hundred draws, once for all policies, as drawing takes longer than playing; of equal ones one is kept."""
+    """Drawn cases, once for all policies, as drawing takes longer than playing; of equal ones one is kept."""
     found: dict[bytes, tuple[Trace, Profiles, tuple[int, int], str]] = {}
 
     @given(trace=traces(), tables=profiles(), cluster=CLUSTERS, overhead=OVERHEADS)
-    @settings(max_examples=300, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=part(300), deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
     def keep(trace: Trace, tables: Profiles, cluster: tuple[int, int], overhead: str) -> None:
         case = (trace, tables, cluster, overhead)
         found.setdefault(msgspec.json.encode(case), case)
@@ -124,7 +125,7 @@ def many_cases() -> tuple[tuple[Trace, Profiles, tuple[int, int], str], ...]:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_invariants_hold_for_long(policy: str) -> None:
     drawn = many_cases()
-    assert len(drawn) > 150
+    assert len(drawn) > part(150)
     for case in drawn:
         try:
             check(policy, *case)
