@@ -10,7 +10,7 @@ from springtide.serving.batcher import (
     RequestBatch,
     Waiting,
     WaitUntil,
-    expected_company,
+    expected_requests_after,
     form_batch,
     worthwhile_wait_s,
 )
@@ -97,11 +97,11 @@ def test_a_large_request_is_not_overtaken_and_an_oversize_one_goes_alone():
 
 
 def test_the_expected_company_follows_the_peak_and_fades():
-    assert expected_company(1.0, 1) == 1.0
-    assert expected_company(1.0, 16) == 16.0
+    assert expected_requests_after(1.0, 1) == 1.0
+    assert expected_requests_after(1.0, 16) == 16.0
     value = 16.0
     for _ in range(100):
-        value = expected_company(value, 1)
+        value = expected_requests_after(value, 1)
     assert 1.0 <= value < 1.2
 
 

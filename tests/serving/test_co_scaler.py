@@ -10,7 +10,7 @@ from springtide.core.workload import Entrypoint, InferenceService, WorkloadId
 from springtide.serving.co_scaler import (
     CoScalerRules,
     CoScalerState,
-    ScalerLook,
+    LoadSample,
     co_scale,
     published_rules,
     rules_of,
@@ -24,7 +24,7 @@ def feed(rates, rules=RULES, state=None, queued=0, idle_s=0.0):
     state = state or CoScalerState(wanted=1)
     wanted, reasons = [], []
     for rate in rates:
-        state, advice = co_scale(rules, state, ScalerLook(rate_per_s=rate, num_queued=queued, idle_s=idle_s))
+        state, advice = co_scale(rules, state, LoadSample(rate_per_s=rate, num_queued=queued, idle_s=idle_s))
         wanted.append(advice.wanted)
         if advice.reason:
             reasons.append(advice.reason)

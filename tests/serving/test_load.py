@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from springtide.core.workload import WorkloadId
-from springtide.serving.load import LoadWindow, is_worth_telling
+from springtide.serving.load import LoadWindow, is_worth_reporting
 
 QUIET = {"in_flight": 0, "queued": 0, "loading": False}
 
@@ -45,7 +45,7 @@ def test_percentiles_are_those_of_recent_latencies():
 def told_times(loads, idle_limit_s=30.0):
     previous, previous_at_s, times = None, -1e9, []
     for now_s, load in loads:
-        if is_worth_telling(previous, previous_at_s, load, now_s, idle_limit_s):
+        if is_worth_reporting(previous, previous_at_s, load, now_s, idle_limit_s):
             previous, previous_at_s = load, now_s
             times.append(now_s)
     return times
@@ -75,8 +75,8 @@ def test_a_queue_that_appears_is_told():
     window = make_window()
     quiet = window.observe(101.0, **QUIET)
     busy = window.observe(102.0, in_flight=1, queued=3, loading=False)
-    assert is_worth_telling(quiet, 101.0, busy, 102.0, 30.0)
-    assert not is_worth_telling(busy, 102.0, busy, 103.0, 30.0)
+    assert is_worth_reporting(quiet, 101.0, busy, 102.0, 30.0)
+    assert not is_worth_reporting(busy, 102.0, busy, 103.0, 30.0)
 
 
 def test_a_look_between_two_batches_does_not_find_a_busy_service_idle():

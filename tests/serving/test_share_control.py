@@ -221,7 +221,7 @@ def test_recovery_beside_a_busy_slo_tenant_takes_at_most_seventy_milliseconds() 
 def test_alone_a_tenant_has_its_limit() -> None:
     device = Device(TRAINING)
     assert device.tick(training=device.busy("training"))["training"] == Grant(
-        rate=0.6, state="NONE", reason="nobody else is on this device"
+        rate=0.6, state="NONE", reason="no other tenant is on this device"
     )
 
 

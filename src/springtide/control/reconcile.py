@@ -29,10 +29,7 @@ _NO_DEVICES = PoolAllocation(device_ids=())
 
 
 class Worklist:
-    """The workloads that a call of `reconcile` has to check.
-
-    A workload that holds what the plan gives it is skipped until its record or its allocation changes.
-    """
+    """The workloads to check: all but those that hold what the plan gives them, until record or plan changes."""
 
     def __init__(self) -> None:
         self._wanted: dict[WorkloadId, PoolAllocation] = {}
@@ -86,8 +83,7 @@ def function_plan(allocation: PoolAllocation) -> FunctionPlan | None:
 def reconcile(state: PlatformState, plan: Plan, now_s: float, worklist: Worklist | None = None) -> list[Action]:
     """Return the actions that lead from what is held towards what the plan wants. Does not change `state`.
 
-    `worklist` is kept between calls, and the caller marks in it every record that changes in between; without it all
-    records are checked.
+    The caller marks every record that changes between calls in `worklist`; without it all records are checked.
     """
     if plan.pools or state.drains:
         labels = pool_actions(state, plan)
@@ -445,8 +441,7 @@ def _resize(
     leaves = len(keep) < len(members)
     if leaves and not keep:
         return actions + (_move(record, members, ready, batch, why) if len(ready) == len(wanted) else [])
-    # Growth alone waits until every joiner is warm, so that the group switches once. A shrink does not wait: other
-    # workloads may need the devices.
+    # Growth alone waits until every joiner is warm: one switch for all. A shrink frees devices for others, so at once.
     changes = leaves or (bool(ready) and not is_warming)
     if not changes and (batch == record.batch_size or joiners):
         # A new batch size was chosen for the group with its joiners, so it waits for them.

@@ -1,4 +1,4 @@
-"""Admission to a service's queue: a bounded queue, and an early no to a request that cannot make its deadline."""
+"""Admission to a service's queue: it is bounded, and requests that cannot meet their deadline are refused at once."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _MAX_RETRY_AFTER_S = 60.0
 
 
 class QueueState(msgspec.Struct, frozen=True, kw_only=True):
-    """A service's queue at the moment of an arrival.
+    """A service's queue when a request arrives.
 
-    `num_calls_ahead` counts the calls of replicas (batches, sent or still to form) before the request's own; `call_s`
-    is how long one call lately kept a replica busy (None: not known yet).
+    `num_calls_ahead` counts the calls of replicas (batches, sent or still to be formed) before the request's own;
+    `call_s` is the recent duration of one call (None: not known yet).
     """
 
     num_queued: int
@@ -27,28 +27,28 @@ class QueueState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True):
-    """Not let in. `reason` is a sentence for people, `retry_after_s` when asking again makes sense."""
+    """A refused request. `reason` is a sentence for people, `retry_after_s` says when a retry makes sense."""
 
     reason: str
     retry_after_s: float
 
 
 def calls_ahead(num_queued: int, num_sent: int, max_batch_size: int, *, is_batchable: bool) -> int:
-    """Return how many calls of replicas come before that of a new request: `num_sent` batches and the queue's."""
+    """Return the number of calls before that of a new request: `num_sent` batches and those of the queue."""
     return num_sent + (num_queued // max_batch_size if is_batchable else num_queued)
 
 
 def estimated_answer_s(state: QueueState) -> float | None:
-    """Return how long a request that arrives now has to wait for its answer; None where that is not known."""
+    """Return how long a request that arrives now will wait for its answer; None if that is not known."""
     if state.call_s is None or state.num_ready == 0:
         return None
     return state.num_calls_ahead * state.call_s / state.num_ready + state.call_s
 
 
 def refusal(state: QueueState, timeout_s: float) -> Refused | None:
-    """Return None if the request may join the queue, else why not. `timeout_s` is what it has left.
+    """Return None if the request may join the queue, else why not. `timeout_s` is its remaining time.
 
-    With nothing ahead it is always let in: only trying shows whether an estimate still holds.
+    A request with no call ahead of it is always admitted: only a call shows whether the estimate still holds.
     """
     answer_s = estimated_answer_s(state)
     if state.num_queued >= state.max_queue:

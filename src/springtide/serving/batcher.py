@@ -1,4 +1,4 @@
-"""Which waiting requests go together into one call of a replica. Pure: the present instant is an argument."""
+"""Which queued requests form the next batch for a replica. Pure functions: the present time is an argument."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PEAK_DECAY_FRACTION = 0.95
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     """One request in the queue. Only requests of the same `key` (method and parameters) may share a batch.
 
-    `deadline_s` is an instant on the clock of `arrived_at_s`. An unbatchable request always goes alone.
+    `deadline_s` is on the same clock as `arrived_at_s`. A request that is not batchable is always sent alone.
     """
 
     request_id: int
@@ -26,7 +26,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How large a batch may be and how long its oldest request may wait for company."""
+    """How large a batch may be, and how long its oldest request may wait for others."""
 
     max_batch_size: int
     batch_wait_s: float
@@ -34,7 +34,7 @@ class BatchLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """Send these now. `expired` are the requests that must be refused first. Both may be empty."""
+    """Send these requests now. `expired` are those that must be refused first. Both may be empty."""
 
     request_ids: tuple[int, ...] = ()
     expired: tuple[int, ...] = ()
@@ -56,19 +56,19 @@ def form_batch(
     expected_requests: float | None = None,
     call_s: float = 0.0,
 ) -> RequestBatch | WaitUntil:
-    """Take the oldest live request and, in order, all that may join it; call it when a replica could start at once.
+    """Form a batch of the oldest live request and, in order, all that may join it. Call it when a replica is free.
 
-    A batch is complete when it holds `max_batch_size` items, when the next candidate of its key would not fit, when
-    its oldest request has waited `batch_wait_s`, or when it holds `expected_requests` requests: to wait for more
-    company than there has been lately would only cost time. A single request above the item or byte limit goes
-    alone (the replica cuts it up). An empty queue gives an empty Batch.
+    A batch is complete when it holds `max_batch_size` items, when the next request of its key would not fit, when its
+    oldest request has waited `batch_wait_s`, or when it holds `expected_requests` requests: more than lately arrived
+    together are not worth waiting for. A single request above the item or byte limit is sent alone (the replica splits
+    it). An empty queue gives an empty RequestBatch.
 
-    `call_s` is how long the answer will probably take. Requests that could not be answered in time count as expired
-    too, as long as there are others that could: under overload the replica works for these only.
+    `call_s` is the expected duration of the call. Requests that it would answer too late count as expired, as long as
+    there are others that can be answered in time: under overload the replica works for these only.
     """
     horizon_s = now_s + call_s
     if not any(waiting.deadline_s > horizon_s for waiting in queue):
-        # The estimate may be wrong, and only trying corrects it.
+        # No request can be answered in time by this estimate. Only a call can show whether it is wrong, so try.
         horizon_s = now_s
     expired = tuple(waiting.request_id for waiting in queue if waiting.deadline_s <= horizon_s)
     live = [waiting for waiting in queue if waiting.deadline_s > horizon_s] if expired else queue
@@ -86,7 +86,7 @@ def form_batch(
                 num_items + waiting.num_items > limits.max_batch_size
                 or num_bytes + waiting.num_bytes > limits.max_batch_bytes
             ):
-                # Passing over it would let small requests overtake a large one for ever.
+                # Skipping it could let small requests overtake a large one forever.
                 is_complete = True
                 break
             chosen.append(waiting.request_id)
@@ -95,7 +95,7 @@ def form_batch(
     is_complete = is_complete or num_items >= limits.max_batch_size
     if not is_complete and expected_requests is not None:
         is_complete = len(chosen) >= expected_requests
-    # Half of the time left is the most that waiting for company may take from a request.
+    # Waiting for others may take at most half of the time that a request has.
     wait_until_s = min(
         oldest.arrived_at_s + limits.batch_wait_s, oldest.arrived_at_s + (oldest.deadline_s - oldest.arrived_at_s) / 2
     )
@@ -104,20 +104,20 @@ def form_batch(
     return WaitUntil(at_s=wait_until_s, expired=expired)
 
 
-def expected_company(previous: float, num_in_system: int) -> float:
-    """Return the peak number of requests in the system lately, as seen by an arrival that makes it `num_in_system`.
+def expected_requests_after(previous: float, num_in_system: int) -> float:
+    """Return the recent peak of requests in the system, updated by an arrival that makes it `num_in_system`.
 
-    A lone client sees 1, for which nothing is worth waiting; the peak fades by 5 % with each arrival.
+    With a single client it is 1, so that requests never wait for others; the peak decays by 5 % with each arrival.
     """
     return max(float(num_in_system), 1.0 + (previous - 1.0) * _PEAK_DECAY_FRACTION)
 
 
 def worthwhile_wait_s(batch_wait_s: float, call_s: float | None, slo_s: float | None = None) -> float:
-    """Return how long it can pay to wait for company, when a call of the replica lately took `call_s`.
+    """Return how long a request may usefully wait for others, if a call of the replica lately took `call_s`.
 
-    Sent at once, a request delays those that come after it by at most one call; to wait longer than that costs more
-    than it can save. As long as the duration of a call is unknown, nothing waits. Of the time that an objective leaves
-    beside the call, waiting takes at most half.
+    A request that is sent at once delays later ones by at most one call, so a longer wait costs more than it saves.
+    Without a known duration of a call no request waits. With an objective, waiting takes at most half of the time that
+    the call leaves of it.
     """
     if call_s is None:
         return 0.0

@@ -1,4 +1,4 @@
-"""How many replicas a service wants, lazily: bursts are left to the limits of the shares, starts to lasting load."""
+"""How many replicas a service wants, scaled lazily: bursts use the shares' limits, lasting load starts replicas."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from springtide.core.workload import InferenceService
 
 
 class CoScalerRules(msgspec.Struct, frozen=True, kw_only=True):
-    """What the co-scaler goes by (Dilu, section 3.4.2, its numbers), and what is added to it.
+    """The parameters of the co-scaler: those of Dilu (section 3.4.2) with its values, and our additions.
 
     `capacity_per_s` is how many requests a second one replica answers within the objective at the limit of its share.
-    A replica is planned to carry `planned_fraction` of that for long; what comes above is for vertical scaling.
+    A replica is planned to carry `planned_fraction` of that for long; load above it is left to vertical scaling.
 
-    One load is looked at each second: `num_above` of the last `window` above the plan of all replicas ask for more,
-    more than `num_below` since the last change below the plan of one replica less ask for one less. After `idle_s`
-    without anything to do, the minimum is kept. Ours: `num_surge` seconds in a row above what all replicas can do at
-    their limits ask for more at once (0: a surge waits like any load). And a service that had to start a
-    replica within `regret_s` seconds of having stopped one keeps the next one longer: its one replica less must have
-    been enough for `first_hold_s`, then twice as long, up to `max_hold_s` (`regret_s` 0: never).
+    The load is sampled once a second. If `num_above` of the last `window` samples are above the planned load of all
+    replicas, more replicas are wanted; if more than `num_below` samples since the last change are below the planned
+    load of one replica fewer, one fewer is wanted. After `idle_s` without requests, the minimum is wanted. Our
+    additions: `num_surge` consecutive samples above what all replicas can answer at their limits ask for more at once
+    (0: off). And after a service had to start a replica within `regret_s` seconds of stopping one, it stops the next
+    one later: one replica fewer must have been enough for `first_hold_s`, after each further regret for twice as long,
+    up to `max_hold_s` (`regret_s` 0: off).
 
-    `is_stepwise` is the published prototype: one more at a time, and the window begins anew after each change.
+    `is_stepwise` is the published prototype: one more at a time, and the window starts again after each change.
     """
 
     capacity_per_s: float
@@ -41,16 +42,16 @@ class CoScalerRules(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def planned_per_s(self) -> float:
-        """What a replica is planned to carry for long, requests a second."""
+        """The planned lasting load of a replica, in requests a second."""
         return self.planned_fraction * self.capacity_per_s
 
 
 class CoScalerState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the co-scaler remembers. The state to begin with holds the number of replicas that run, as `wanted`.
+    """The co-scaler's state. In the initial state `wanted` is the number of running replicas.
 
-    `rates_per_s` are the newest requests a second, `loads_per_s` the same with those that waited, oldest first;
-    `num_seen` how many seconds have passed since the last change, `num_spare` for how many in a row one replica less
-    would have been enough, `hold_s` how many it takes; `stopped_s` how long ago replicas were stopped lately.
+    `rates_per_s` are the latest samples of requests a second, `loads_per_s` the same plus queued requests, oldest
+    first; `num_seen` counts samples since the last change, `num_spare` consecutive samples at which one replica fewer
+    would have been enough, `hold_s` how many of these are needed to stop one; `stopped_s` are the ages of recent stops.
     """
 
     wanted: int = 0
@@ -62,8 +63,8 @@ class CoScalerState(msgspec.Struct, frozen=True, kw_only=True):
     stopped_s: tuple[int, ...] = ()
 
 
-class ScalerLook(msgspec.Struct, frozen=True, kw_only=True):
-    """One second of a service: requests that came in, requests that wait now, and for how long there has been none."""
+class LoadSample(msgspec.Struct, frozen=True, kw_only=True):
+    """One sample of a service's load: requests in the last second, queued requests, and seconds without any request."""
 
     rate_per_s: float
     num_queued: int = 0
@@ -71,14 +72,14 @@ class ScalerLook(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScalerAdvice(msgspec.Struct, frozen=True, kw_only=True):
-    """How many replicas are wanted, with the reason as a part of a sentence where that has changed."""
+    """How many replicas are wanted, with the reason as part of a sentence if the number has changed."""
 
     wanted: int
     reason: str = ""
 
 
 def rules_of(service: InferenceService) -> CoScalerRules | None:
-    """Return the rules for a service within its bounds; None where it is not known what a replica can do."""
+    """Return the rules for a service; None if the capacity of its replicas is not known."""
     if service.capacity_per_s is None:
         return None
     return CoScalerRules(
@@ -92,7 +93,7 @@ def rules_of(service: InferenceService) -> CoScalerRules | None:
 def published_rules(throughput_per_s: float, minimum: int, maximum: int) -> CoScalerRules:
     """Return the rules of Dilu's prototype: `throughput_per_s` is what it profiles at a share's request.
 
-    It never leaves its last replica, changes one at a time, knows no surge and regrets nothing.
+    It always keeps a last replica, changes by one at a time, and has neither surges nor regrets.
     """
     return CoScalerRules(
         capacity_per_s=throughput_per_s,
@@ -106,35 +107,35 @@ def published_rules(throughput_per_s: float, minimum: int, maximum: int) -> CoSc
     )
 
 
-def co_scale(rules: CoScalerRules, state: CoScalerState, look: ScalerLook) -> tuple[CoScalerState, ScalerAdvice]:
-    """Take in one more second and say how many replicas are wanted. The same values give the same answer."""
+def co_scale(rules: CoScalerRules, state: CoScalerState, sample: LoadSample) -> tuple[CoScalerState, ScalerAdvice]:
+    """Return the next state and the number of wanted replicas after one more sample. Deterministic."""
     now = _bounded(rules, state.wanted)
     state = msgspec.structs.replace(
         state,
-        rates_per_s=(*state.rates_per_s, look.rate_per_s)[-max(1, rules.num_surge) :],
-        # What waits is load that comes again: a capacity profiled too high shows in the queue only.
-        loads_per_s=(*state.loads_per_s, look.rate_per_s + look.num_queued)[-rules.window :],
+        rates_per_s=(*state.rates_per_s, sample.rate_per_s)[-max(1, rules.num_surge) :],
+        # Queued requests count again in each sample: that is how a capacity that was profiled too high shows.
+        loads_per_s=(*state.loads_per_s, sample.rate_per_s + sample.num_queued)[-rules.window :],
         num_seen=state.num_seen + 1,
         stopped_s=tuple(age_s + 1 for age_s in state.stopped_s if age_s < rules.regret_s),
     )
     since = state.loads_per_s[-state.num_seen :]
     is_spare = now > 1 and _is_enough(rules, since, (now - 1) * rules.planned_per_s)
     state = msgspec.structs.replace(state, num_spare=state.num_spare + 1 if is_spare else 0)
-    wanted, reason = _choose(rules, state, now, look)
+    wanted, reason = _choose(rules, state, now, sample)
     wanted = _bounded(rules, wanted)
-    is_told = wanted != state.wanted
-    return _after(rules, state, now, wanted), ScalerAdvice(wanted=wanted, reason=reason if is_told else "")
+    has_changed = wanted != state.wanted
+    return _after(rules, state, now, wanted), ScalerAdvice(wanted=wanted, reason=reason if has_changed else "")
 
 
-def _choose(rules: CoScalerRules, state: CoScalerState, now: int, look: ScalerLook) -> tuple[int, str]:
-    """How many, before the bounds, and why."""
-    is_quiet = look.rate_per_s == 0 and look.num_queued == 0
+def _choose(rules: CoScalerRules, state: CoScalerState, now: int, sample: LoadSample) -> tuple[int, str]:
+    """The wanted replicas, before bounds, and the reason."""
+    is_quiet = sample.rate_per_s == 0 and sample.num_queued == 0
     if now == 0:
         if is_quiet:
             return 0, ""
-        return max(1, math.ceil(look.rate_per_s / rules.capacity_per_s)), "requests wait and no replica runs"
-    if is_quiet and look.idle_s >= rules.idle_s:
-        return rules.min_replicas, f"nobody has asked for {look.idle_s:.0f} s"
+        return max(1, math.ceil(sample.rate_per_s / rules.capacity_per_s)), "requests wait and no replica runs"
+    if is_quiet and sample.idle_s >= rules.idle_s:
+        return rules.min_replicas, f"nobody has asked for {sample.idle_s:.0f} s"
     surge = state.rates_per_s
     if len(surge) == rules.num_surge and min(surge) > now * rules.capacity_per_s:
         wanted = max(now + 1, math.ceil(math.fsum(surge) / len(surge) / rules.capacity_per_s))
@@ -155,7 +156,7 @@ def _choose(rules: CoScalerRules, state: CoScalerState, now: int, look: ScalerLo
 
 
 def _after(rules: CoScalerRules, state: CoScalerState, now: int, wanted: int) -> CoScalerState:
-    """The state after the choice: a change begins the count anew, a start soon after a stop is regretted."""
+    """The state after the choice: a change restarts the count, and a start soon after a stop lengthens `hold_s`."""
     if wanted == now:
         return msgspec.structs.replace(state, wanted=wanted)
     hold_s, stopped_s = state.hold_s, state.stopped_s
@@ -164,7 +165,7 @@ def _after(rules: CoScalerRules, state: CoScalerState, now: int, wanted: int) ->
     elif 0 < wanted < now:
         stopped_s = (*stopped_s, 0)
     if wanted == 0:
-        # What was measured and learnt before a sleep says nothing about the load after it.
+        # Samples from before a scale to zero say nothing about the load after it.
         return CoScalerState()
     loads = () if rules.is_stepwise else state.loads_per_s
     return msgspec.structs.replace(
@@ -178,7 +179,7 @@ def _num_above(loads: tuple[float, ...], rate_per_s: float) -> int:
 
 def _is_enough(rules: CoScalerRules, loads: tuple[float, ...], rate_per_s: float) -> bool:
     num_below = sum(1 for load in loads if load < rate_per_s)
-    # The paper says "more than 30 values"; its prototype, from 30 on.
+    # The paper says "more than 30 values"; its prototype uses 30 or more.
     return num_below >= rules.num_below if rules.is_stepwise else num_below > rules.num_below
 
 

@@ -1,13 +1,13 @@
 """The messages between the gateway and a serving replica, and their framing: four bytes of length, then msgpack.
 
-One connection carries many batches at a time; `batch_id` pairs an answer with its question. The replica sends first:
-Welcome on a socket of its machine, which only its own user can reach; Challenge where any process could connect, and
-Welcome once the gateway has proved itself. What users send and get travels as JSON inside the frames, so that the
-gateway copies it and never has to understand it.
+One connection carries many batches at a time; `batch_id` pairs an answer with its request. The replica sends the first
+frame. On a socket of its machine, which only its own user can reach, this is Welcome; over a network it is Challenge,
+followed by Welcome once the gateway has proved that it knows the secret. Users' values are JSON inside the frames, so
+that the gateway copies them without decoding.
 
-Over a network both prove that they know one secret, without ever sending it: each draws a nonce and the other mixes it
-with the secret, so that a recorded proof is worth nothing later, and a process that has taken over a replica's old
-address gets neither the secret nor a request. What follows is not encrypted.
+Over a network both sides prove that they know the same secret without sending it: each draws a nonce, and the other
+side computes a digest of nonce and secret. So a recorded proof is useless later, and a process that has taken over a
+replica's old address gets neither the secret nor a request. The frames after that are not encrypted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from springtide.core.workload import ReplicaId
 from springtide.serving.schema import ServiceSchema
 
 MAX_FRAME_BYTES = 16 << 20
-# A side that has not proved anything yet makes the other keep at most this.
+# The frame limit for a peer that has not yet proved that it knows the secret.
 MAX_GREETING_BYTES = 1 << 10
 # Where a replica with an address of its own listens for gateways, and where it reports its health.
 SERVING_PORT = 8789
@@ -48,28 +48,28 @@ class Predict(_Frame, frozen=True, kw_only=True):
 
 
 class Ping(_Frame, frozen=True, kw_only=True):
-    """To the replica: are you there? Answered even while it predicts."""
+    """To the replica: a health check. Answered even while it predicts."""
 
     nonce: int = 0
 
 
 class Greet(_Frame, frozen=True, kw_only=True):
-    """To the replica, in answer to its Challenge: the sender knows the secret of the gateway. `nonce` is its own."""
+    """To the replica, in answer to its Challenge: the gateway's own nonce, and its proof that it knows the secret."""
 
     nonce: bytes
     proof: bytes
 
 
 class Challenge(_Frame, frozen=True, kw_only=True):
-    """From the replica, first on a connection over a network: prove that you know the secret, with this nonce."""
+    """From the replica, first on a connection over a network: the nonce for the gateway's proof."""
 
     nonce: bytes
 
 
 class Welcome(_Frame, frozen=True, kw_only=True):
-    """From the replica, before any answer: its identity and what it can be asked.
+    """From the replica, before any answer: its identity and its schema.
 
-    `proof` says, over a network, that it knows the secret as well: an address may have passed to another process.
+    `proof` shows, over a network, that the replica knows the secret too: another process may have its address by now.
     """
 
     replica_id: ReplicaId
@@ -78,7 +78,7 @@ class Welcome(_Frame, frozen=True, kw_only=True):
 
 
 class BatchOutcome(msgspec.Struct, frozen=True, array_like=True):
-    """What became of one call: `ok` with the JSON of what predict returned, else a sentence in UTF-8.
+    """The outcome of one call: `ok` with the JSON of what predict returned, else with an error message in UTF-8.
 
     `invalid`: the call does not fit the type hints. `error`: the user's code failed.
     """
@@ -88,7 +88,7 @@ class BatchOutcome(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Answered(_Frame, frozen=True, kw_only=True):
-    """From the replica: one Outcome for each call, in order. `predict_s` is the time in the user's code."""
+    """From the replica: one outcome for each call, in order. `predict_s` is the time in the user's code."""
 
     batch_id: int
     outcomes: tuple[BatchOutcome, ...]
@@ -96,13 +96,13 @@ class Answered(_Frame, frozen=True, kw_only=True):
 
 
 class Draining(_Frame, frozen=True, kw_only=True):
-    """From the replica: it ends, and has not touched this batch; send it elsewhere."""
+    """From the replica: it is shutting down and did not start this batch; the gateway sends it elsewhere."""
 
     batch_id: int
 
 
 class Pong(_Frame, frozen=True, kw_only=True):
-    """From the replica: it is there, with this many batches unanswered."""
+    """From the replica, in answer to Ping: it is alive, with this many batches unanswered."""
 
     nonce: int
     num_outstanding: int = 0
@@ -124,7 +124,7 @@ def encode_frame(message: Question | Reply) -> bytes:
 class FrameReader(Generic[M]):
     """Cuts a byte stream into messages of the given type union. Raises BackendError on anything malformed.
 
-    `max_frame_bytes` may be changed between two calls, for what comes afterwards.
+    `max_frame_bytes` may be changed between two calls of `feed`.
     """
 
     def __init__(self, message_type: object, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
@@ -156,27 +156,27 @@ class FrameReader(Generic[M]):
 
 
 def new_nonce() -> bytes:
-    """Draw bytes that were never used before."""
+    """Draw a random nonce."""
     return secrets.token_bytes(NONCE_BYTES)
 
 
 def gateway_proof(token: str, replica_id: ReplicaId, challenge: bytes, nonce: bytes) -> bytes:
-    """What the gateway answers the replica's challenge with; `nonce` is the gateway's own."""
+    """The gateway's answer to the replica's challenge; `nonce` is the gateway's own."""
     return _proof("gateway", token, replica_id, challenge, nonce)
 
 
 def replica_proof(token: str, replica_id: ReplicaId, challenge: bytes, nonce: bytes) -> bytes:
-    """What the replica says in its Welcome, of the same two."""
+    """The replica's proof in its Welcome, for the same challenge and nonce."""
     return _proof("replica", token, replica_id, challenge, nonce)
 
 
-def is_proof(told: bytes, expected: bytes) -> bool:
-    """Whether they are equal, compared in a time that reveals nothing."""
-    return hmac.compare_digest(told, expected)
+def is_proof(given: bytes, expected: bytes) -> bool:
+    """Whether the proofs are equal, compared in constant time."""
+    return hmac.compare_digest(given, expected)
 
 
-def _proof(who: str, token: str, replica_id: ReplicaId, challenge: bytes, nonce: bytes) -> bytes:
-    parts = (who.encode(), replica_id.encode(), challenge, nonce)
-    # Each part with its length, so that no two sets of parts make one text.
+def _proof(role: str, token: str, replica_id: ReplicaId, challenge: bytes, nonce: bytes) -> bytes:
+    parts = (role.encode(), replica_id.encode(), challenge, nonce)
+    # Each part is preceded by its length, so that different parts never give the same text.
     text = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
     return hmac.new(token.encode(), text, hashlib.sha256).digest()

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol v2 as data: tensors in JSON to the parameters of `predict` and back."""
+"""The Open Inference Protocol v2: converts JSON tensors to the parameters of `predict` and results back."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestedOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """An output that the caller wants to see."""
+    """An output that the caller asks for."""
 
     name: str
     parameters: dict[str, Any] = {}
@@ -53,9 +53,9 @@ def parse_infer(body: bytes) -> InferRequest:
 
 
 def arguments_of(request: InferRequest, schema: ServiceSchema) -> dict[str, Any]:
-    """Return the arguments of `predict`: nested lists by shape, and the value itself for a parameter that is no list.
+    """Return the arguments of `predict`: nested lists by shape, or the value itself for a parameter that is not a list.
 
-    Raises InvalidRequest when a tensor does not hold what its shape and datatype say.
+    Raises InvalidRequest if the data of a tensor does not fit its shape and datatype.
     """
     known = {parameter.name: parameter for parameter in schema.parameters}
     arguments: dict[str, Any] = {}
@@ -131,9 +131,9 @@ def _fits_integer(value: int, datatype: str) -> bool:
 def infer_answer(
     request: InferRequest, model: str, version: str, schema: ServiceSchema, outputs: Any
 ) -> dict[str, Any]:
-    """Return the answer for what predict returned: a mapping of lists as one tensor each, else one named `outputs`.
+    """Return the response for the result of predict: a mapping of lists as one tensor each, else one named `outputs`.
 
-    What is no regular tensor of numbers, booleans or texts travels as BYTES, each element JSON.
+    A result that is not a regular array of numbers, booleans or texts is sent as BYTES, with each element as JSON.
     """
     if isinstance(outputs, dict) and outputs and all(isinstance(value, list) for value in outputs.values()):
         tensors = [_tensor(name, value, None) for name, value in outputs.items()]
@@ -164,7 +164,7 @@ def _tensor(name: str, value: Any, declared: Parameter | None) -> dict[str, Any]
 
 
 def _datatype(flat: list[Any], declared: Parameter | None) -> str | None:
-    """Return the tensor datatype of plain values; None where they are not all of one plain kind."""
+    """Return the tensor datatype of plain values; None if they are not all of one kind."""
     kinds = {type(entry) for entry in flat}
     if not kinds:
         return declared.datatype if declared is not None else "FP64"

@@ -1,4 +1,4 @@
-"""Which replica gets the next batch, and the routes that the platform hands to its gateway. Pure values."""
+"""Which replica gets the next batch, and the routes that the platform gives to its gateway."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class ReplicaRoute(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServiceRoute(msgspec.Struct, frozen=True, kw_only=True):
-    """One deployed service with the replicas that the platform knows of.
+    """One deployed service with its replicas.
 
-    `failure` says why the platform has given it up: nothing will serve it until it is deployed again. `waits` says
-    why it has no replica yet, where that is known.
+    `failure` says why the platform no longer starts replicas; the service has to be deployed again. `waits` says why it
+    has no replica yet, if that is known.
     """
 
     service: InferenceService
@@ -35,7 +35,7 @@ class ServiceRoute(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """What one replica has to do: `num_outstanding` batches sent and not answered."""
+    """The load of one replica: `num_outstanding` batches sent and not yet answered."""
 
     replica_id: ReplicaId
     num_outstanding: int = 0
@@ -46,10 +46,10 @@ class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
 def pick_replica(
     replicas: Sequence[ReplicaLoad], *, max_outstanding: int = 1, avoid: frozenset[ReplicaId] = frozenset()
 ) -> ReplicaId | None:
-    """Return the ready, not draining replica with the least outstanding work, or None if every one is full.
+    """Return the ready, not draining replica with the fewest outstanding batches, or None if all are full.
 
-    Ties go to the first in the sequence, so that a service at low load leaves its later replicas idle (and warm
-    caches hot). Replicas in `avoid` are taken only when no other one could ever serve.
+    Ties go to the first in the sequence, so that at low load the later replicas stay idle and the first ones keep their
+    caches warm. Replicas in `avoid` are chosen only if there is no other usable one.
     """
     usable = [replica for replica in replicas if replica.is_ready and not replica.is_draining]
     preferred = [replica for replica in usable if replica.replica_id not in avoid] or usable

@@ -1,4 +1,4 @@
-"""What a served class can be asked: its parameters from the type hints of `predict`, and the check of one call."""
+"""The schema of a served class, from the type hints of `predict`, and the check of a call against it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class MalformedRequest(InvalidRequest):
 
 
 class Parameter(msgspec.Struct, frozen=True, kw_only=True):
-    """One parameter of `predict`. A list parameter is batched over: its first axis counts items.
+    """One parameter of `predict`. List parameters are batched along their first axis, which counts items.
 
-    `json_schema` describes its value; `datatype` and `shape` (-1: any length) say the same as a tensor.
+    `json_schema` describes its value; `datatype` and `shape` (-1: any length) describe it as a tensor.
     """
 
     name: str
@@ -58,7 +58,7 @@ class ServiceSchema(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """One checked call: the JSON object for the replica, how many items it holds, what it may be batched with."""
+    """One checked call: the JSON object for the replica, and its items. Calls with equal `key` may share a batch."""
 
     body: bytes
     num_items: int = 1
@@ -80,8 +80,8 @@ def parse_json(body: bytes) -> Any:
 def check_call(schema: ServiceSchema, body: bytes, value: Any) -> Call:
     """Check `value` (what `body` decodes to) against the names and lists of the schema.
 
-    An object names the parameters; a bare list stands for the only parameter. The types inside are checked by the
-    replica, which has the real hints. Raises InvalidRequest (422) with the mend.
+    An object names the parameters; a bare list stands for the only parameter. The replica checks the types of the
+    values, because it has the type hints. Raises InvalidRequest (422), which says what to send instead.
     """
     if isinstance(value, list):
         if len(schema.parameters) != 1:
@@ -108,13 +108,13 @@ def check_call(schema: ServiceSchema, body: bytes, value: Any) -> Call:
     if not schema.is_batchable:
         return Call(body=body)
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-        raise InvalidRequest(f"the lists of one call must be equally long, but {told}")
+        counts = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        raise InvalidRequest(f"the lists of one call must be equally long, but {counts}")
     return Call(body=body, num_items=max(lengths.values(), default=1), key=_key(value, lengths))
 
 
 def _key(value: dict[str, Any], lengths: dict[str, int]) -> str:
-    """Name what must be equal between two calls of one batch: which lists there are and every other value."""
+    """What must be equal for calls in one batch: which list parameters they have, and all other values."""
     fixed = {name: given for name, given in sorted(value.items()) if name not in lengths}
     if not fixed:
         return ",".join(sorted(lengths))
@@ -148,7 +148,7 @@ def derive_schema(served: type) -> ServiceSchema:
 
 
 def call_decoder(served: type) -> msgspec.json.Decoder[Any]:
-    """Return the decoder of one call's body: a struct with a field for each parameter, UNSET where not sent."""
+    """Return a decoder of calls: a struct with a field for each parameter, UNSET if it was not sent."""
     return msgspec.json.Decoder(_derive(served)[1])
 
 
@@ -206,7 +206,7 @@ def _describe(name: str, hint: Any) -> tuple[Parameter, Any]:
 
 
 def _inline(schema: Any, components: dict[str, Any], depth: int) -> Any:
-    """Write referenced schemas in place, so that the result stands alone; a type inside itself is left open."""
+    """Replace references by the schemas themselves; a recursive type is left unspecified at some depth."""
     if isinstance(schema, list):
         return [_inline(entry, components, depth) for entry in schema]
     if not isinstance(schema, dict):

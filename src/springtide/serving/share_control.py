@@ -1,7 +1,7 @@
-"""How much of a shared device each tenant may use in the next few milliseconds: one pure step of the vertical scaling.
+"""How much of a shared device each tenant may use in the next few milliseconds: one pure step of vertical scaling.
 
-Dilu, section 3.4.1 and Algorithm 2, in units of device time, with its gaps closed; `docs/policies/share-control.md`
-says how it works and where it differs.
+Implements section 3.4.1 and Algorithm 2 of Dilu, in units of device time; `docs/policies/share-control.md` explains it
+and lists the differences.
 """
 
 from __future__ import annotations
@@ -13,37 +13,38 @@ import msgspec
 from springtide.core.shares import Share
 from springtide.core.status.shares import ShareState
 
-# An iteration counts as stretched above this multiple of its reference (the paper's eta_violation, plus one), if that
-# is also by more than a millisecond: what the scheduler of a host adds to an iteration of 2 ms is no contention.
+# An iteration counts as stretched above this multiple of its reference (the paper's eta_violation, plus one), and only
+# if it is also more than a millisecond longer: delays by the host's scheduler are not contention.
 STRETCHED = 1.3
 MIN_STRETCH_S = 0.001
-# How far a reference follows an iteration that was longer: soon when nothing more could have been done for it (the
-# model or its inputs are slower for good), else hardly.
+# How far a reference moves towards a longer iteration: quickly if the tenant had all that it could get (the model or
+# its inputs have become slower), else slowly.
 _FOLLOW_UNHINDERED = 0.2
 _FOLLOW_HINDERED = 0.01
 _MAX_SIZES = 64
-# Requests are kept in every second of the device.
+# The interval over which every tenant with work is granted at least its request.
 WINDOW_S = 1.0
-# A tenant that may wait is held below its request only as long as it has been granted more than that before, in the
-# same second, and by at most this time of its request: what any other second can lack.
+# A training tenant may be held below its request only as far as it was granted more than its request earlier in the
+# same second, and by at most this time at its request. This bounds what any other interval of a second can lack.
 _MAX_CREDIT_S = 0.1
-# The ceiling of tenants that may wait falls by the stretch of the iteration in trouble and rises by this a tick.
+# The ceiling of training tenants is divided by the stretch of the slow iteration, and multiplied by this in other
+# ticks.
 _INCREASE = 1.3
 _MIN_CEILING = 0.05
 _MAX_STRETCH = 10.0
-# Use below this, or below a fifth of the grant, is none; so many ticks without use, with a grant of at least half the
-# request, are a pause (a collective, say).
+# Use below this, or below a fifth of the grant, counts as none. This many ticks without use, at a grant of at least
+# half the request, count as a pause (a collective, for example).
 _NO_USE = 0.02
 _NO_USE_OF_GRANT = 0.2
 _WORTH_USING = 0.5
 _PAUSE_TICKS = 4
-# A tenant that uses nearly all it has may want all it can have; else its claim falls by a tenth a tick down to its
-# request: nothing holds it back, so what it does not use may go to others. Slowly, because one tick says little: an
-# iteration begins on the host, and a kernel accounts for CPU time every 4 to 10 ms.
+# A tenant that uses nearly all of its grant claims its limit. Otherwise its claim falls by a tenth per tick down to its
+# request, so that others get what it does not use. It falls slowly because one tick is a noisy measurement: an
+# iteration starts with work on the host, and a kernel accounts for CPU time only every 4 to 10 ms.
 _USES_ALL = 0.9
 _CLAIM_DECAY = 0.9
 _TINY = 1e-12
-_ALONE = "nobody else is on this device"
+_ALONE = "no other tenant is on this device"
 _IDLE = "it has no work: others may have its part"
 _PAUSED = "it works but does not compute: others may have its part"
 _STRETCHED = "its iteration takes too long: it gets its limit first"
@@ -55,17 +56,17 @@ _RISING = "the trouble is over: it gets more from tick to tick"
 
 
 class ShareIteration(msgspec.Struct, frozen=True, kw_only=True):
-    """One iteration that ended: a batch of so many items, in so many seconds from its start to its end."""
+    """An iteration that has ended: the number of items in its batch, and its duration from start to end."""
 
     batch_size: int
     duration_s: float
 
 
 def reference_s(references: Mapping[int, float], batch_size: int) -> float:
-    """Return how long an iteration of this batch size takes when no other tenant is in its way; 0.0: nothing is known.
+    """Return the duration of an iteration of this batch size without contention; 0.0 if nothing is known.
 
-    A size never seen is bounded by its neighbours: a batch takes at most as long as a larger one, and at most in
-    proportion longer than a smaller one. So a larger batch is not taken for contention.
+    For an unknown size it is bounded by the known ones: a batch takes at most as long as a larger one, and at most
+    proportionally longer than a smaller one. So a larger batch is not mistaken for contention.
     """
     known_s = references.get(batch_size)
     if known_s is not None:
@@ -80,7 +81,7 @@ def reference_s(references: Mapping[int, float], batch_size: int) -> float:
 def stretch(references: Mapping[int, float], batch_size: int, duration_s: float) -> float:
     """Return the duration as a multiple of its reference if that counts as stretched, else 1.0 (Dilu, Algorithm 2).
 
-    `duration_s` may be the age of an iteration that still runs: it will not become shorter.
+    `duration_s` may also be the age of an iteration that still runs, which is a lower bound of its duration.
     """
     expected_s = reference_s(references, batch_size)
     if expected_s <= 0.0 or duration_s <= STRETCHED * expected_s or duration_s <= expected_s + MIN_STRETCH_S:
@@ -91,11 +92,11 @@ def stretch(references: Mapping[int, float], batch_size: int, duration_s: float)
 def learn(
     references: Mapping[int, float], finished: Sequence[ShareIteration], *, is_unhindered: bool
 ) -> dict[int, float]:
-    """Return the references with these iterations taken in.
+    """Return the references updated by these iterations.
 
-    A shorter one is the reference at once. A longer one draws it up: by a fifth of the way if `is_unhindered` (the
-    tenant had its limit and none had more than its due), so that a tenant that became slower for good is no emergency
-    after some iterations, else by a hundredth. At most 64 sizes are kept, those seen last.
+    A shorter iteration replaces the reference. A longer one raises it: by a fifth of the difference if `is_unhindered`
+    (the tenant had its limit, and no training tenant more than its request), so that a tenant whose model became slower
+    is no emergency after some iterations; else by a hundredth. The 64 sizes observed last are kept.
     """
     learnt = dict(references)
     follow = _FOLLOW_UNHINDERED if is_unhindered else _FOLLOW_HINDERED
@@ -115,7 +116,7 @@ def learn(
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):
-    """A workload on a shared device. `is_slo`: its latency matters (inference); others may wait (training)."""
+    """A workload on a shared device. `is_slo`: it has a latency objective (inference); the others are training."""
 
     tenant_id: str
     share: Share
@@ -123,11 +124,11 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
-    """What was seen of a tenant in the last tick.
+    """What was measured of a tenant in the last tick.
 
-    `used_fraction` is the device time it used, as a fraction of the tick. `iteration_s` is the age of the iteration
-    that runs now (0.0: none), `batch_size` its batch; `finished` are those that ended since the last tick, in order.
-    `num_queued` requests wait for a later iteration.
+    `used_fraction` is the device time that it used, as a fraction of the tick. `iteration_s` is the age of the running
+    iteration (0.0: none), `batch_size` its batch; `finished` are the iterations that ended since the last tick, in
+    order. `num_queued` requests wait for a later iteration.
     """
 
     used_fraction: float
@@ -138,7 +139,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tenant may use in the next tick, as a fraction of the device, and why (a sentence)."""
+    """The fraction of the device that a tenant may use in the next tick, and the reason as a sentence."""
 
     rate: float
     state: ShareState
@@ -146,12 +147,12 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TenantControl(msgspec.Struct, frozen=True, kw_only=True):
-    """What the control remembers of one tenant.
+    """The controller's state of one tenant between ticks.
 
-    `credit_s` is the device time that it was granted above its request in this second, `claim` what is kept for it,
-    `stretched` by how much its last iteration took too long (1.0: not). `num_unused_ticks` counts ticks in a row in
-    which it had work and used nothing. `is_wanting`: it had work; `is_hindered`: the iteration that runs was at some
-    time granted less than could be. `references` are the durations of its iterations by batch size, never changed in
+    `credit_s` is the device time that was granted above its request in this second, `claim` the rate that it claims,
+    `stretched` the stretch of its last iteration (1.0: none). `num_unused_ticks` counts consecutive ticks in which it
+    had work and used nothing. `is_wanting`: it had work; `is_hindered`: during the running iteration it was at some
+    time granted less than possible. `references` are the durations of its iterations by batch size, never modified in
     place.
     """
 
@@ -168,10 +169,10 @@ class TenantControl(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceControl(msgspec.Struct, frozen=True, kw_only=True):
-    """What the control remembers of one device. A fresh one knows nothing.
+    """The controller's state of one device between ticks; the default is the initial state.
 
-    `left_s` is what is left of the window, `ceiling` which part of their limits tenants that may wait can have while an
-    SLO tenant has work.
+    `left_s` is the rest of the present second, `ceiling` the fraction of their limits that training tenants may have
+    while an SLO tenant has work.
     """
 
     left_s: float = 0.0
@@ -180,7 +181,7 @@ class DeviceControl(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Row(msgspec.Struct):
-    """One tenant in the making of a tick."""
+    """The working values of one tenant during a tick."""
 
     tenant_id: str
     is_slo: bool
@@ -191,7 +192,7 @@ class _Row(msgspec.Struct):
     is_wanting: bool = False
     is_queued: bool = False
     is_finished: bool = False
-    is_held: bool = False
+    uses_whole_grant: bool = False
     stretched: float = 1.0
     num_unused_ticks: int = 0
     claim: float = 0.0
@@ -204,112 +205,115 @@ class _Row(msgspec.Struct):
 def control_tick(
     device: DeviceControl, tenants: Sequence[Tenant], observations: Mapping[str, Observation], tick_s: float
 ) -> tuple[DeviceControl, dict[str, Grant]]:
-    """Return what every tenant may use in the next tick, and what to remember for the one after it.
+    """Return the controller's next state, and what every tenant may use in the next tick.
 
-    To be called every `tick_s` (5 ms; the time since the last call, where that varies) for each device on its own. A
-    tenant without an observation is idle. Every rate lies in [0, limit]; those of tenants that use what they are
-    granted sum to at most 1 (if their requests do); the rate of an idle tenant, or of an SLO tenant that leaves some
-    of its grant, is what it may have at once. In every second of the device each tenant that always has work is
-    granted at least its request.
+    To be called for each device every `tick_s` (5 ms; if that varies, the time since the last call). A tenant without
+    an observation is idle. Every rate lies in [0, limit]. The rates of tenants that use their whole grant sum to at
+    most 1 (if their requests do); the rate of an idle tenant, or of an SLO tenant that does not use its whole grant, is
+    what it may take at once. In every second each tenant that always has work is granted at least its request.
     """
     left_s = device.left_s - tick_s
     is_new = left_s < 0.5 * tick_s
     left_s = WINDOW_S if is_new else left_s
     known = {control.tenant_id: control for control in device.tenants}
     rows = [
-        _look(tenant, known.get(tenant.tenant_id), observations.get(tenant.tenant_id), tick_s, is_new)
+        _row_of(tenant, known.get(tenant.tenant_id), observations.get(tenant.tenant_id), tick_s, is_new)
         for tenant in tenants
     ]
     ceiling = _ceiling(device.ceiling, rows)
     _divide(rows, tick_s, ceiling)
     grants: dict[str, Grant] = {}
     controls = []
-    is_pressed = any(row.is_slo and row.is_wanting and row.stretched > 1.0 for row in rows)
-    is_full = _is_all_done(rows)
+    is_slo_stretched = any(row.is_slo and row.is_wanting and row.stretched > 1.0 for row in rows)
+    is_training_at_requests = _is_training_at_requests(rows)
     for row in rows:
-        state = _state(row, rows, is_pressed, ceiling)
+        state = _state(row, rows, is_slo_stretched, ceiling)
         grants[row.tenant_id] = Grant(rate=row.rate, state=state, reason=row.reason)
-        controls.append(_remember(row, is_full))
+        controls.append(_next_control(row, is_training_at_requests))
     return DeviceControl(left_s=left_s, ceiling=ceiling, tenants=tuple(controls)), grants
 
 
 def limits_of(tenants: Sequence[Tenant]) -> dict[str, Grant]:
-    """Return what every tenant may use where the control is turned off: its limit, at all times."""
-    reason = "the control is off: everybody has its limit"
+    """Return what every tenant may use if the control is turned off: its limit."""
+    reason = "the control is off: every tenant has its limit"
     return {tenant.tenant_id: Grant(rate=tenant.share.limit, state="NONE", reason=reason) for tenant in tenants}
 
 
-def _look(tenant: Tenant, before: TenantControl | None, seen: Observation | None, tick_s: float, is_new: bool) -> _Row:
-    """Take in what a tenant did in the last tick and what it was granted for it."""
+def _row_of(
+    tenant: Tenant, before: TenantControl | None, observed: Observation | None, tick_s: float, is_new: bool
+) -> _Row:
+    """Derive a tenant's working values from its observation and its previous grant."""
     request, limit = tenant.share.request, tenant.share.limit
     if before is None:
         before = TenantControl(tenant_id=tenant.tenant_id, request=request, rate=request)
     row = _Row(tenant.tenant_id, tenant.is_slo, request, limit, before, before.references)
     is_working = False
-    if seen is not None:
-        row.is_finished = bool(seen.finished)
-        is_used = seen.used_fraction > min(_NO_USE, _NO_USE_OF_GRANT * before.rate)
-        # A tenant that was granted next to nothing cannot show by its use that it still has work.
-        can_show = before.rate >= _WORTH_USING * request
-        is_working = seen.iteration_s > 0.0 or row.is_finished or seen.num_queued > 0 or is_used
-        is_working = is_working or (before.is_wanting and not can_show)
-    if seen is not None and is_working:
-        if can_show and not is_used and not row.is_finished:
+    if observed is not None:
+        row.is_finished = bool(observed.finished)
+        is_used = observed.used_fraction > min(_NO_USE, _NO_USE_OF_GRANT * before.rate)
+        # With almost no grant, a tenant's use does not show whether it still has work.
+        use_is_conclusive = before.rate >= _WORTH_USING * request
+        is_working = observed.iteration_s > 0.0 or row.is_finished or observed.num_queued > 0 or is_used
+        is_working = is_working or (before.is_wanting and not use_is_conclusive)
+    if observed is not None and is_working:
+        if use_is_conclusive and not is_used and not row.is_finished:
             row.num_unused_ticks = before.num_unused_ticks + 1
         if row.is_slo:
-            # More than the next batch can take, as far as its largest one is known.
-            row.is_queued = seen.num_queued > 0 and seen.num_queued >= max((seen.batch_size, *before.references))
-            _judge_iterations(row, seen)
+            # More requests than fit the next batch; the largest batch so far stands for its maximum.
+            row.is_queued = observed.num_queued > 0 and observed.num_queued >= max(
+                (observed.batch_size, *before.references)
+            )
+            _update_stretch(row, observed)
     row.is_wanting = is_working and row.num_unused_ticks < _PAUSE_TICKS
     row.claim = before.claim
-    if seen is not None and row.is_wanting:
-        row.is_held = seen.used_fraction >= _USES_ALL * before.rate
+    if observed is not None and row.is_wanting:
+        row.uses_whole_grant = observed.used_fraction >= _USES_ALL * before.rate
         row.claim = _claim(row)
     if row.is_wanting:
-        # What it was granted counts against the request that was in force then. What a late tick cost it is earned back
-        # first, in the next second too.
+        # The credit is relative to the request that was in force. A debt from a late tick is carried over to the next
+        # second; a credit is not.
         credit_s = before.credit_s + (before.rate - before.request) * tick_s
         row.credit_s = min(0.0 if is_new else _MAX_CREDIT_S * request, credit_s)
     return row
 
 
-def _judge_iterations(row: _Row, seen: Observation) -> None:
-    """Say by how much a tenant's iteration takes too long, running or ended, and learn from the ended."""
+def _update_stretch(row: _Row, observed: Observation) -> None:
+    """Compute the stretch of a tenant's last or running iteration, and update its references."""
     before = row.before
     row.stretched = before.stretched
-    if seen.finished:
-        last = seen.finished[-1]
+    if observed.finished:
+        last = observed.finished[-1]
         row.stretched = stretch(before.references, last.batch_size, last.duration_s)
-        row.references = learn(before.references, seen.finished, is_unhindered=not before.is_hindered)
-    if seen.iteration_s > 0.0:
-        row.stretched = max(row.stretched, stretch(row.references, seen.batch_size, seen.iteration_s))
+        row.references = learn(before.references, observed.finished, is_unhindered=not before.is_hindered)
+    if observed.iteration_s > 0.0:
+        row.stretched = max(row.stretched, stretch(row.references, observed.batch_size, observed.iteration_s))
     row.stretched = min(row.stretched, _MAX_STRETCH)
 
 
 def _claim(row: _Row) -> float:
-    """Return what a tenant with work claims: its limit, or less and less of it while it leaves some of its grant."""
+    """Return the rate that a tenant with work claims: its limit, falling to its request while it leaves some unused."""
     before = row.before
-    if row.is_held or row.is_queued or row.stretched > 1.0:
+    if row.uses_whole_grant or row.is_queued or row.stretched > 1.0:
         return row.limit
     return min(row.limit, max(row.request, _CLAIM_DECAY * before.claim))
 
 
 def _ceiling(before: float, rows: Sequence[_Row]) -> float:
-    """Return which part of their limits tenants that may wait can have while an SLO tenant has work.
+    """Return the fraction of their limits that training tenants may have while an SLO tenant has work.
 
-    It falls only for a tenant that has its limit and is slow all the same, or cannot use it while requests wait:
-    others disturb it beyond their rates. The divisor is how long the iteration takes over how long it should, which is
-    above 1: the paper's relative change can be below 1, and then raises what it should cut.
+    It falls only if an SLO tenant has its limit and is slow nevertheless, or does not use it while requests wait: then
+    the others disturb it by more than their rates. The divisor is the stretch, which is above 1; the paper's relative
+    change can be below 1, and then raises the fraction instead.
     """
     worst = 1.0
     for row in rows:
         if row.is_slo and row.is_wanting and row.before.rate >= row.limit - _TINY:
-            worst = max(worst, row.stretched, _INCREASE if row.is_queued and not row.is_held else 1.0)
+            worst = max(worst, row.stretched, _INCREASE if row.is_queued and not row.uses_whole_grant else 1.0)
     return max(_MIN_CEILING, before / worst) if worst > 1.0 else min(1.0, before * _INCREASE)
 
 
 def _divide(rows: Sequence[_Row], tick_s: float, ceiling: float) -> None:
-    """Give every tenant its rate: requests first, then SLO tenants by need, then tenants that may wait."""
+    """Set every tenant's rate: requests first, then SLO tenants by need, then training tenants."""
     wanting = [row for row in rows if row.is_wanting]
     is_slo_wanting = any(row.is_slo for row in wanting)
     for row in rows:
@@ -319,27 +323,27 @@ def _divide(rows: Sequence[_Row], tick_s: float, ceiling: float) -> None:
         wanting[0].rate = wanting[0].limit
         return
     for row in wanting:
-        lent = 0.0
+        withheld = 0.0
         if is_slo_wanting and not row.is_slo:
-            lent = max(0.0, min(row.request, row.credit_s / tick_s))
-        row.due = row.request - lent
-    spare = _raise([(row, row.due) for row in wanting], 1.0)
-    spare = _raise(
+            withheld = max(0.0, min(row.request, row.credit_s / tick_s))
+        row.due = row.request - withheld
+    spare = _raise_rates([(row, row.due) for row in wanting], 1.0)
+    spare = _raise_rates(
         [(row, row.limit) for row in wanting if row.is_slo and (row.stretched > 1.0 or row.is_queued)], spare
     )
-    spare = _raise([(row, row.claim) for row in wanting if row.is_slo], spare)
+    spare = _raise_rates([(row, row.claim) for row in wanting if row.is_slo], spare)
     part = ceiling if is_slo_wanting else 1.0
-    spare = _raise([(row, min(row.claim, part * row.limit)) for row in wanting if not row.is_slo], spare)
-    # What no tenant claims is there for one that turns out to want it, and an SLO tenant that leaves some of its grant
-    # may have its limit beside the others: when it comes to use it, they are cut in the next tick.
-    _raise([(row, part * row.limit) for row in wanting if not row.is_slo], spare)
+    spare = _raise_rates([(row, min(row.claim, part * row.limit)) for row in wanting if not row.is_slo], spare)
+    # What no tenant claims is granted too, in case it is used. An SLO tenant that does not use its whole grant may have
+    # its limit on top of the others' rates: once it uses it, they are cut in the next tick.
+    _raise_rates([(row, part * row.limit) for row in wanting if not row.is_slo], spare)
     for row in wanting:
         if row.is_slo and row.claim < row.limit:
             row.rate = row.limit
 
 
-def _raise(wanted: Sequence[tuple[_Row, float]], spare: float) -> float:
-    """Raise rates towards what is wanted, in proportion to what each lacks if there is too little for all."""
+def _raise_rates(wanted: Sequence[tuple[_Row, float]], spare: float) -> float:
+    """Raise rates to the wanted ones, each by the same fraction if `spare` is too small. Return what is left of it."""
     lacking = 0.0
     for row, rate in wanted:
         if rate > row.rate:
@@ -353,13 +357,13 @@ def _raise(wanted: Sequence[tuple[_Row, float]], spare: float) -> float:
     return max(0.0, spare - lacking)
 
 
-def _is_all_done(rows: Sequence[_Row]) -> bool:
-    """Whether no tenant that may wait has more than its request: no more can be done for an SLO tenant at its limit."""
+def _is_training_at_requests(rows: Sequence[_Row]) -> bool:
+    """Whether no training tenant has more than its request, so that an SLO tenant at its limit cannot get more."""
     return all(row.is_slo or not row.is_wanting or row.rate <= row.request + _TINY for row in rows)
 
 
-def _state(row: _Row, rows: Sequence[_Row], is_pressed: bool, ceiling: float) -> ShareState:
-    """Name where a tenant's control stands (Dilu, Algorithm 2) and say why in `row.reason`."""
+def _state(row: _Row, rows: Sequence[_Row], is_slo_stretched: bool, ceiling: float) -> ShareState:
+    """Return the state of a tenant's control (Dilu, Algorithm 2) and set `row.reason`."""
     if len(rows) == 1:
         row.reason = _ALONE
         return "NONE"
@@ -369,7 +373,7 @@ def _state(row: _Row, rows: Sequence[_Row], is_pressed: bool, ceiling: float) ->
     if row.is_slo and (row.stretched > 1.0 or row.is_queued):
         row.reason = _STRETCHED if row.stretched > 1.0 else _QUEUED
         return "EMERGENCY"
-    if not row.is_slo and is_pressed:
+    if not row.is_slo and is_slo_stretched:
         row.reason = _WAITS
         return "EMERGENCY"
     if not any(other.is_wanting for other in rows if other is not row):
@@ -382,8 +386,8 @@ def _state(row: _Row, rows: Sequence[_Row], is_pressed: bool, ceiling: float) ->
     return "CONTENTION"
 
 
-def _remember(row: _Row, is_all_done: bool) -> TenantControl:
-    is_hindered = row.is_slo and not (is_all_done and row.rate >= row.limit - _TINY)
+def _next_control(row: _Row, is_training_at_requests: bool) -> TenantControl:
+    is_hindered = row.is_slo and not (is_training_at_requests and row.rate >= row.limit - _TINY)
     return TenantControl(
         tenant_id=row.tenant_id,
         request=row.request,

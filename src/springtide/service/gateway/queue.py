@@ -20,9 +20,16 @@ from springtide.service.gateway.replica_client import ReplicaClient
 from springtide.service.gateway.requests import DisconnectWatch, GatewayReply, Pending, RequestRefused
 from springtide.service.gateway.scaling import ReplicaAdvice
 from springtide.serving.admission import QueueState, calls_ahead, refusal, smooth
-from springtide.serving.batcher import BatchLimits, Waiting, WaitUntil, expected_company, form_batch, worthwhile_wait_s
+from springtide.serving.batcher import (
+    BatchLimits,
+    Waiting,
+    WaitUntil,
+    expected_requests_after,
+    form_batch,
+    worthwhile_wait_s,
+)
 from springtide.serving.frames import Answered, Draining
-from springtide.serving.load import LoadWindow, is_worth_telling
+from springtide.serving.load import LoadWindow, is_worth_reporting
 from springtide.serving.router import ReplicaLoad, ServiceRoute, pick_replica
 from springtide.serving.schema import Call, ServiceSchema
 
@@ -173,7 +180,7 @@ class ServiceQueue:
         )
         if self.schema is not None:
             pending.call = prepare(self.schema)
-        self._expected = expected_company(self._expected, num_queued + self._num_in_flight + 1)
+        self._expected = expected_requests_after(self._expected, num_queued + self._num_in_flight + 1)
         watch = DisconnectWatch(self._loop, pending, self._expire, until_disconnected)
         latency_s: float | None = None
         try:
@@ -204,7 +211,7 @@ class ServiceQueue:
     def report_load(self, now_s: float, *, always: bool = False) -> None:
         """Post the load if it differs enough from the last report, or `always`."""
         load = self.observe(now_s)
-        if always or is_worth_telling(self._reported, self._reported_at_s, load, now_s, self.service.idle_s):
+        if always or is_worth_reporting(self._reported, self._reported_at_s, load, now_s, self.service.idle_s):
             self._reported, self._reported_at_s = load, now_s
             self._post(load)
 

@@ -6,7 +6,7 @@ import math
 from collections import deque
 
 from springtide.core.workload import InferenceService
-from springtide.serving.co_scaler import CoScalerState, ScalerLook, co_scale, rules_of
+from springtide.serving.co_scaler import CoScalerState, LoadSample, co_scale, rules_of
 
 _PERIOD_S = 1.0
 # For this many seconds after its start, a gateway may not know yet all replicas that were running before.
@@ -54,7 +54,7 @@ class ReplicaAdvice:
     def wake(self) -> None:
         """Advise a first replica at once, without waiting for the next second: requests wait and none runs."""
         if self._state.wanted == 0:
-            self._advise(ScalerLook(rate_per_s=float(self._num_arrived), num_queued=1))
+            self._advise(LoadSample(rate_per_s=float(self._num_arrived), num_queued=1))
 
     def tick(self, now_s: float, *, num_queued: int, idle_s: float) -> None:
         """Called once a second. If the event loop was late, the counts are still divided by the real elapsed time."""
@@ -64,7 +64,7 @@ class ReplicaAdvice:
         self._observed_at_s = now_s
         self._counts.append((self._num_arrived, elapsed_s))
         self._num_arrived = 0
-        self._advise(ScalerLook(rate_per_s=self._rate_per_s(), num_queued=num_queued, idle_s=idle_s))
+        self._advise(LoadSample(rate_per_s=self._rate_per_s(), num_queued=num_queued, idle_s=idle_s))
 
     def _rate_per_s(self) -> float:
         """The recent request rate: over the last second if a replica answers five requests in it, else over more."""
@@ -73,7 +73,7 @@ class ReplicaAdvice:
         newest = list(self._counts)[-num_seconds:]
         return sum(count for count, _ in newest) / math.fsum(elapsed_s for _, elapsed_s in newest)
 
-    def _advise(self, look: ScalerLook) -> None:
+    def _advise(self, look: LoadSample) -> None:
         rules = rules_of(self._service)
         if rules is None:
             return

@@ -12,8 +12,15 @@ import numpy as np
 
 from springtide.core.workload import ReplicaId
 from springtide.serving.admission import QueueState, calls_ahead, refusal, smooth
-from springtide.serving.batcher import BatchLimits, Waiting, WaitUntil, expected_company, form_batch, worthwhile_wait_s
-from springtide.serving.co_scaler import ScalerLook
+from springtide.serving.batcher import (
+    BatchLimits,
+    Waiting,
+    WaitUntil,
+    expected_requests_after,
+    form_batch,
+    worthwhile_wait_s,
+)
+from springtide.serving.co_scaler import LoadSample
 from springtide.serving.router import ReplicaLoad, pick_replica
 from springtide_studies.dilu.coscaling_world import Profile, Scaler, ScalingArm, ServedModel
 from springtide_studies.workloads.request_rates import draw_arrivals
@@ -155,7 +162,7 @@ class _Play:
             if refusal(state, TIMEOUT_S) is not None:
                 self.refused += 1
                 return
-        self._expected = expected_company(self._expected, num_queued + self._num_in_flight + 1)
+        self._expected = expected_requests_after(self._expected, num_queued + self._num_in_flight + 1)
         self._queue.append(Waiting(request_id=index, arrived_at_s=now_s, deadline_s=now_s + TIMEOUT_S))
         self._pump(now_s)
 
@@ -246,7 +253,7 @@ class _Play:
         is_busy = self._queue or self._num_in_flight or any(not replica.is_ready for replica in self._live)
         if is_busy:
             self._last_busy_s = now_s
-        look = ScalerLook(
+        look = LoadSample(
             rate_per_s=float(self._num_this_second), num_queued=len(self._queue), idle_s=now_s - self._last_busy_s
         )
         self._num_this_second = 0
@@ -302,7 +309,7 @@ def profile_of(model: ServedModel, *, seed: int = 0, duration_s: int = 240, max_
 class _Fixed:
     """As many replicas as there are."""
 
-    def look(self, look: ScalerLook) -> int:
+    def look(self, look: LoadSample) -> int:
         return 1
 
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from springtide.serving.co_scaler import CoScalerRules, CoScalerState, ScalerLook, co_scale, published_rules
+from springtide.serving.co_scaler import CoScalerRules, CoScalerState, LoadSample, co_scale, published_rules
 from springtide_studies.dilu.eager_scaler import (
     EagerRules,
     EagerState,
@@ -82,7 +82,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 class Scaler(Protocol):
     """Says how many replicas are wanted, once a second."""
 
-    def look(self, look: ScalerLook) -> int:
+    def look(self, look: LoadSample) -> int:
         """Observe one second; returns the number of replicas wanted."""
         ...
 
@@ -104,7 +104,7 @@ class CoScaling:
         self._rules = rules
         self._state = CoScalerState(wanted=rules.min_replicas)
 
-    def look(self, look: ScalerLook) -> int:
+    def look(self, look: LoadSample) -> int:
         """See Scaler."""
         self._state, advice = co_scale(self._rules, self._state, look)
         return advice.wanted
@@ -117,7 +117,7 @@ class Eager:
         self._rules = rules
         self._state = EagerState(wanted=rules.min_replicas)
 
-    def look(self, look: ScalerLook) -> int:
+    def look(self, look: LoadSample) -> int:
         """See Scaler."""
         self._state = scale_eagerly(self._rules, self._state, look.rate_per_s)
         return self._state.wanted
@@ -130,7 +130,7 @@ class KeepAlive:
         self._rules = rules
         self._state = KeepAliveState()
 
-    def look(self, look: ScalerLook) -> int:
+    def look(self, look: LoadSample) -> int:
         """See Scaler."""
         self._state = scale_with_keep_alive(self._rules, self._state, look.rate_per_s)
         return self._state.wanted

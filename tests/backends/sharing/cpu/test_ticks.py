@@ -159,7 +159,7 @@ def test_without_control_each_sharer_has_its_limit(tmp_path: Path, monkeypatch: 
     world.writer.begin(1)
     world.run(0.1, lambda pid: 0.5)
     assert (world.rate("train"), world.rate("serve")) == (0.8, 1.0)
-    assert {told.reason for told in world.ticks.statuses()} == {"the control is off: everybody has its limit"}
+    assert {told.reason for told in world.ticks.statuses()} == {"the control is off: every tenant has its limit"}
     world.close()
 
 
