@@ -297,8 +297,8 @@ def test_a_failed_delete_is_raised_by_the_next_call():
     with pytest.raises(StorageError, match="vanished"):
         ends[0].flush()
     ends[0].flush()
-    for sweeper in ends[1]._sweepers:
-        sweeper.join()
+    for deletion in ends[1]._deletions:
+        deletion.join()
     with pytest.raises(StorageError, match="vanished"):
         ends[1].all_reduce(np.ones(8, np.float32), "b")
 

@@ -13,10 +13,10 @@ from springtide.perf.share_profile import (
     InferenceShareProfile,
     Subject,
     TrainingShareProfile,
+    chosen_trial,
     find_share_profile,
     inference_profile,
     read_share_profiles,
-    settled_trial,
     shares_path,
     training_profile,
     write_share_profile,
@@ -42,7 +42,7 @@ def latency_s(batch_size: int, share: float) -> float:
 
 def service(object_name: str = "Reader", slo_s: float = 0.1) -> InferenceShareProfile:
     optimum = search_efficacy(latency_s, slo_s / 2)
-    settled = settled_trial(optimum)
+    settled = chosen_trial(optimum)
     assert settled is not None
     at_limit_s = latency_s(settled.batch_size, min(1.0, 2 * settled.share))
     return inference_profile(subject(object_name), slo_s, optimum, at_limit_s)
@@ -67,18 +67,18 @@ def test_of_equally_efficient_shares_the_smallest_is_taken() -> None:
     """Work that is divided evenly: every share is as good as any other, but for the noise."""
     noise = {0.3: 1.01, 0.5: 0.99}
     optimum = search_efficacy(lambda size, share: 0.004 * size / share * noise.get(round(share, 1), 1.0), 0.1)
-    settled = settled_trial(optimum)
+    settled = chosen_trial(optimum)
     assert settled is not None
     assert optimum.best is not None
     assert settled.share == min(trial.share for trial in optimum.trials if trial.is_within)
     assert settled.efficacy >= 0.95 * optimum.best.efficacy
     assert inference_profile(subject(), 0.2, optimum, 0.01).share.request == settled.share
-    assert settled_trial(search_efficacy(lambda size, share: 1.0, 0.1)) is None
+    assert chosen_trial(search_efficacy(lambda size, share: 1.0, 0.1)) is None
 
 
 def test_trials_that_contradict_each_other_are_told() -> None:
     optimum = search_efficacy(latency_s, 0.05)
-    settled = settled_trial(optimum)
+    settled = chosen_trial(optimum)
     assert settled is not None
     assert settled.latency_s is not None
     slower = inference_profile(subject(), 0.1, optimum, settled.latency_s * 1.3)

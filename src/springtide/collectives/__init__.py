@@ -1,1 +1,1 @@
-"""All-reduce and its kin over a store: schedules as data, their check, and the communicator that walks them."""
+"""All-reduce and its kin over a store: schedules as data, and the communicator that executes them."""

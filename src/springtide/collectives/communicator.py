@@ -1,4 +1,4 @@
-"""Walks one rank's schedule against a store: an upload lane and a download lane, several requests in flight on each."""
+"""Executes one rank's schedule against a store: an upload and a download lane, with several requests in flight each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from springtide.core.ports import Store
 
 
 class SyncReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What one all-reduce took and moved, as this rank saw it. Reads that found nothing are the store's to count."""
+    """The time and the traffic of one all-reduce on this rank. Reads that found nothing are counted by the store."""
 
     took_s: float
     num_puts: int
@@ -28,16 +28,16 @@ class SyncReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Communicator:
-    """One rank's end of all-reduces among ranks that reach each other through a store only.
+    """One rank's side of all-reduces among ranks that communicate only through a store.
 
-    Ranks call `all_reduce` in the same order, each time with a prefix that was never used before (the generation, the
-    attempt and the step belong into it). Whatever arrives first, addends are added in the order of ranks: the sum is
-    the same bit for bit on every rank, in every run, for every collective and any number of chunks.
+    All ranks call `all_reduce` in the same order, each time with a new prefix (it should contain the generation, the
+    attempt and the step). Addends are added in the order of ranks, not of arrival: the sum is the same bit for bit on
+    every rank, in every run, for every collective and any number of chunks.
 
-    Keys are removed without ever listing: what one rank reads it deletes once it has it; what several read is deleted
-    by its writer when a later all-reduce has brought something from each of them, which they began only after they
-    had read it. What the last all-reduce leaves lies under its prefix, for the process that ends the job to delete.
-    `now_s` is a clock in seconds that never goes back; threads that wait look up every `check_s`.
+    Keys are deleted without list requests. An object with one reader is deleted by this reader; one with several is
+    deleted by its writer after a later all-reduce in which it got an object from each reader, which shows that they
+    have finished the earlier one. Objects of the last all-reduce stay, for the process that ends the job to delete.
+    `now_s` is a monotonic clock in seconds; waiting threads check for an abort every `check_s`.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Communicator:
         num_in_flight: int = 4,
         check_s: float = 1.0,
     ) -> None:
-        """Raises InvalidRequest for a collective or counts that cannot be. `num_shards` is SMLT's m (0: see chunks)."""
+        """Raises InvalidRequest for an unknown collective or impossible counts. `num_shards` is as in `rank_steps`."""
         if num_in_flight < 1:
             raise InvalidRequest(f"{num_in_flight} requests in flight move nothing; allow at least 1")
         rank_steps(collective, rank, num_ranks, 0, num_chunks, num_shards)
@@ -67,11 +67,11 @@ class Communicator:
         self._num_in_flight = num_in_flight
         self._check_s = check_s
         self._steps: dict[int, tuple[Step, ...]] = {}
-        # How many all-reduces were begun here, and the newest from which each other rank has been heard.
+        # The number of all-reduces begun, and the last one in which this rank got an object from each other rank.
         self._turn = 0
-        self._heard = {other: 0 for other in range(num_ranks) if other != rank}
-        self._left: list[tuple[int, list[str]]] = []
-        self._sweepers: list[_Sweeper] = []
+        self._last_heard = {other: 0 for other in range(num_ranks) if other != rank}
+        self._to_delete: list[tuple[int, list[str]]] = []
+        self._deletions: list[_Deletion] = []
 
     def all_reduce(
         self,
@@ -84,27 +84,27 @@ class Communicator:
     ) -> SyncReport:
         """Replace `values` (1-D, contiguous, floats), in place, by the sum over all ranks, or by its mean.
 
-        While it waits, `abandon` is called every `check_s`: where it says True, or raises, nothing more of this
-        all-reduce is waited for. Raises CollectiveError then and at the timeout, StorageError where the store fails;
-        at once, whatever is still under way (deletes that failed raise at a later call). The values are then neither
-        the old nor the new ones, and the prefix must not be used again.
+        While it waits, `abandon` is called every `check_s`; if it returns True or raises, the all-reduce is aborted.
+        Raises CollectiveError then and at the timeout, and StorageError if the store fails, without waiting for
+        requests in flight (failed deletes raise at a later call). After an error the values are undefined, and the
+        prefix must not be used again.
         """
         if values.ndim != 1 or not values.flags.c_contiguous or not values.flags.writeable or values.dtype.kind != "f":
             raise InvalidRequest("an all-reduce takes a one-dimensional, contiguous, writable array of floats")
-        # A delete that hangs delays no rank; the error of one that failed is the store's, and is raised.
-        self._sweepers = [sweeper for sweeper in self._sweepers if not sweeper.is_done()]
+        # Deletes that hang delay nothing. `is_done` raises the error of one that failed.
+        self._deletions = [deletion for deletion in self._deletions if not deletion.is_done()]
         self._turn += 1
         began_s = self._now_s()
         steps = self._steps_of(values.size)
         scale = 1.0 / self._num_ranks if mean else None
-        walk = _Walk(self._store, self._rank, steps, values, prefix, scale, self._check_s)
+        run = _ScheduleRun(self._store, self._rank, steps, values, prefix, scale, self._check_s)
         try:
-            walk.start(self._num_in_flight)
-            self._watch(walk, abandon, None if timeout_s is None else began_s + timeout_s)
+            run.start(self._num_in_flight)
+            self._wait_for(run, abandon, None if timeout_s is None else began_s + timeout_s)
         except BaseException:
-            walk.abandon()
+            run.abandon()
             raise
-        self._tidy(steps, prefix)
+        self._delete_read(steps, prefix)
         size = values.itemsize
         up = [step.stop - step.start for step in steps if isinstance(step, Put)]
         down = [step.stop - step.start for step in steps if isinstance(step, Get)]
@@ -117,18 +117,18 @@ class Communicator:
         )
 
     def take_over(self, prefix: str, num_elements: int) -> None:
-        """Clean up, when the time comes, what the rank's predecessor has left of an all-reduce under that prefix."""
+        """Schedule the deletion of what the rank's predecessor has put in the all-reduce under `prefix`."""
         keys = _shared_keys(self._steps_of(num_elements), prefix)
         if keys:
-            self._left.append((self._turn, keys))
+            self._to_delete.append((self._turn, keys))
 
     def flush(self) -> None:
-        """Wait until what was to be deleted is deleted: at the end of a process's work. Raises StorageError."""
-        sweepers, self._sweepers = self._sweepers, []
-        for sweeper in sweepers:
-            sweeper.join()
-        for sweeper in sweepers:
-            sweeper.is_done()
+        """Wait for all deletes, at the end of a process's work. Raises StorageError."""
+        deletions, self._deletions = self._deletions, []
+        for deletion in deletions:
+            deletion.join()
+        for deletion in deletions:
+            deletion.is_done()
 
     def _steps_of(self, num_elements: int) -> tuple[Step, ...]:
         if num_elements not in self._steps:
@@ -137,43 +137,43 @@ class Communicator:
             )
         return self._steps[num_elements]
 
-    def _watch(self, walk: _Walk, abandon: Callable[[], bool] | None, deadline_s: float | None) -> None:
-        """Wait until the walk is over, asking now and then whether it is still wanted."""
+    def _wait_for(self, run: _ScheduleRun, abandon: Callable[[], bool] | None, deadline_s: float | None) -> None:
+        """Wait for the end of the run; checks the deadline and `abandon` in between."""
         ask_at_s = self._now_s() + self._check_s
         while True:
             now_s = self._now_s()
             until_s = ask_at_s if deadline_s is None else min(ask_at_s, deadline_s)
-            if walk.wait(max(until_s - now_s, 0.0)):
+            if run.wait(max(until_s - now_s, 0.0)):
                 return
             now_s = self._now_s()
             if deadline_s is not None and now_s >= deadline_s:
-                raise CollectiveError(f"the all-reduce was not over at its deadline; {walk.missing()}")
+                raise CollectiveError(f"the all-reduce was not over at its deadline; {run.missing()}")
             if now_s >= ask_at_s:
                 if abandon is not None and abandon():
                     raise CollectiveError("the all-reduce was abandoned")
                 ask_at_s = self._now_s() + self._check_s
 
-    def _tidy(self, steps: Iterable[Step], prefix: str) -> None:
-        """Delete what this rank alone has read, and what all others are known to have read."""
+    def _delete_read(self, steps: Iterable[Step], prefix: str) -> None:
+        """Delete objects with this rank as the only reader, and own objects that all others are known to have read."""
         gets = [step for step in steps if isinstance(step, Get)]
         for step in gets:
             if step.writer != self._rank:
-                self._heard[step.writer] = self._turn
+                self._last_heard[step.writer] = self._turn
         keys = [f"{prefix}/{step.key}" for step in gets if step.is_only_reader]
-        heard = min(self._heard.values(), default=self._turn)
-        for turn, old in self._left:
+        heard = min(self._last_heard.values(), default=self._turn)
+        for turn, old in self._to_delete:
             if turn < heard:
                 keys += old
-        self._left = [(turn, old) for turn, old in self._left if turn >= heard]
-        mine = _shared_keys(steps, prefix)
-        if mine:
-            self._left.append((self._turn, mine))
+        self._to_delete = [(turn, old) for turn, old in self._to_delete if turn >= heard]
+        shared = _shared_keys(steps, prefix)
+        if shared:
+            self._to_delete.append((self._turn, shared))
         if keys:
-            self._sweepers.append(_Sweeper(self._store, keys))
+            self._deletions.append(_Deletion(self._store, keys))
 
 
-class _Sweeper:
-    """Deletes keys while others compute: only `flush` waits for it."""
+class _Deletion:
+    """Deletes keys in a background thread; only `flush` waits for it."""
 
     def __init__(self, store: Store, keys: Sequence[str]) -> None:
         self._store = store
@@ -186,7 +186,7 @@ class _Sweeper:
         self._thread.join()
 
     def is_done(self) -> bool:
-        """Whether it is over. Raises, once, what the store raised."""
+        """Whether it has ended. Raises the store's error, once."""
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -203,8 +203,8 @@ def _shared_keys(steps: Iterable[Step], prefix: str) -> list[str]:
     return [f"{prefix}/{step.key}" for step in steps if isinstance(step, Put) and step.num_readers > 1]
 
 
-class _Walk:
-    """One all-reduce under way: which steps have ended, which may begin, and the first thing that went wrong."""
+class _ScheduleRun:
+    """A running all-reduce: which steps have ended, which may begin, and the first error."""
 
     def __init__(
         self,
@@ -240,14 +240,14 @@ class _Walk:
         self._is_over = False
 
     def start(self, num_in_flight: int) -> None:
-        """Begin: so many threads for each lane, one for sums."""
+        """Start `num_in_flight` threads for each lane, and one for sums."""
         for kind, lane in self._lanes.items():
             for _ in range(min(num_in_flight if kind is not Reduce else 1, len(lane))):
-                # Daemons: a request that hangs must not keep a process alive whose work is abandoned.
+                # Daemon threads, because a request that hangs must not keep the process alive.
                 threading.Thread(target=self._work, args=(kind,), name=f"sync-{kind.__name__}", daemon=True).start()
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether everything has ended, within so long. Raises what went wrong in any thread."""
+        """Wait for all steps; whether they ended within `timeout_s`. Raises the first error of any thread."""
         with self._changed:
             self._changed.wait_for(lambda: self._error is not None or self._num_left == 0, timeout_s)
             if self._error is not None:
@@ -255,7 +255,7 @@ class _Walk:
             return self._num_left == 0
 
     def abandon(self) -> None:
-        """Nothing of it touches the values from now on, whatever is still under way."""
+        """From now on no thread changes the values, even if its request is still in flight."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
@@ -273,9 +273,9 @@ class _Walk:
                 if isinstance(step, Put):
                     self._store.put(f"{self._prefix}/{step.key}", self._bytes(step))
                 elif isinstance(step, Get):
-                    self._take(step)
+                    self._get(step)
                 else:
-                    self._add_up(step)
+                    self._reduce(step)
                 self._ended(index)
         except BaseException as error:
             with self._changed:
@@ -283,13 +283,13 @@ class _Walk:
                 self._changed.notify_all()
 
     def _next(self, kind: type[Step]) -> int | None:
-        """The next step of a lane, once nothing holds it back; None: there is none, or it is over."""
+        """Wait until the next step of a lane may begin and return it; None if there is none or the run has ended."""
         lane = self._lanes[kind]
         with self._changed:
             while True:
                 if self._is_over or self._error is not None or not lane:
                     return None
-                # Sums may be done in any order; requests keep theirs.
+                # Sums may run in any order, requests only in that of the schedule.
                 for place in range(len(lane) - 1, -1, -1) if kind is Reduce else (len(lane) - 1,):
                     if not self._waits[lane[place]]:
                         index = lane.pop(place)
@@ -309,8 +309,8 @@ class _Walk:
         view: memoryview = self._values[step.start : step.stop].data
         return view.cast("B")
 
-    def _take(self, step: Get) -> None:
-        """Wait for an object and put it in its place."""
+    def _get(self, step: Get) -> None:
+        """Wait for an object and store it in the values, or as an addend."""
         key = f"{self._prefix}/{step.key}"
         while True:
             try:
@@ -334,8 +334,8 @@ class _Walk:
             else:
                 self._held[step.writer, step.start, step.stop] = piece
 
-    def _add_up(self, step: Reduce) -> None:
-        """The sum of all addends, in the order that the step says, in place of the rank's own."""
+    def _reduce(self, step: Reduce) -> None:
+        """Replace the rank's own elements by the sum of all addends, in the order that the step says."""
         own = self._values[step.start : step.stop]
         addends = []
         for rank in step.addends:

@@ -1,4 +1,4 @@
-"""The all-reduces by name: each makes, for any number of workers and elements, what every rank does."""
+"""The all-reduces by name: the steps of every rank, for any number of workers and elements."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from springtide.core.errors import InvalidRequest
 from springtide.core.functions import Collective
 
 COLLECTIVES: tuple[Collective, ...] = ("lambdaml", "funcpipe", "smlt", "parameter-server", "duplex", "all-to-all")
-# More ranks or chunks than this is a slip, and a schedule of as many steps would not fit in memory.
+# More ranks or chunks than this are surely a mistake, and the schedule would not fit in memory.
 MAX_RANKS, MAX_CHUNKS, MAX_SHARDS = 4096, 4096, 16_384
 
 
 def rank_steps(
     name: Collective, rank: int, n: int, num_elements: int, chunks: int = 1, shards: int = 0
 ) -> tuple[Step, ...]:
-    """What `rank` of `n` workers does in the all-reduce of that name.
+    """The steps of `rank` of `n` workers in the all-reduce `name`.
 
-    `chunks` is in how many parts each worker's split travels (duplex), or the whole gradient does (parameter-server,
-    all-to-all). `shards` is SMLT's m; where it is 0, each worker merges `chunks` of them (m = chunks x n). The
-    scatter-reduces of LambdaML and FuncPipe send whole splits whatever both say. Raises InvalidRequest.
+    `chunks` is the number of parts in which each worker's split is sent (duplex), or the whole gradient
+    (parameter-server, all-to-all). `shards` is SMLT's m; if it is 0, each worker merges `chunks` shards (m = chunks x
+    n). LambdaML and FuncPipe ignore both: they send whole splits. Raises InvalidRequest.
     """
     if not 1 <= n <= MAX_RANKS or not 0 <= rank < n or num_elements < 0:
         raise InvalidRequest(f"rank {rank} of {n} with {num_elements} elements is no place in an all-reduce")
@@ -50,7 +50,7 @@ def rank_steps(
 
 
 def make_schedule(name: Collective, n: int, num_elements: int, chunks: int = 1, shards: int = 0) -> CollectiveSchedule:
-    """The all-reduce of that name among `n` workers, all ranks together (`rank_steps`). Raises InvalidRequest."""
+    """The steps of all ranks in the all-reduce `name` among `n` workers (see `rank_steps`). Raises InvalidRequest."""
     ranks = tuple(rank_steps(name, rank, n, num_elements, chunks, shards) for rank in range(n))
     return CollectiveSchedule(name=name, num_workers=n, num_elements=num_elements, ranks=ranks)
 
@@ -62,6 +62,6 @@ def make_smlt_schedule(n: int, num_elements: int, num_shards: int) -> Collective
 
 
 def make_served_schedule(n: int, num_elements: int, chunks: int = 1) -> CollectiveSchedule:
-    """A parameter server of its own beside `n` workers (HybridPS): rank `n`, which adds nothing to the sum."""
+    """`n` workers with a separate parameter server (HybridPS): rank `n`, which adds nothing to the sum."""
     ranks = tuple(parameter_server_steps(rank, n, num_elements, chunks, server=n) for rank in range(n + 1))
     return CollectiveSchedule(name="parameter-server", num_workers=n, num_elements=num_elements, ranks=ranks)

@@ -1,4 +1,4 @@
-"""What an all-reduce over a store is made of: puts, gets and sums of one rank, in order, with what each waits for."""
+"""The steps of an all-reduce over a store: puts, gets and sums of one rank, with the steps that each waits for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 class Put(msgspec.Struct, frozen=True, kw_only=True, tag="put"):
     """Write elements `start` to `stop` of this rank's values under a key. `after` are indices of this rank's steps.
 
-    `num_readers` is how many ranks get it: the only reader of a key deletes it, one of several leaves it to the writer.
+    `num_readers` is how many ranks get it: a single reader deletes the key, otherwise its writer does.
     """
 
     key: str
@@ -23,7 +23,7 @@ class Put(msgspec.Struct, frozen=True, kw_only=True, tag="put"):
 class Get(msgspec.Struct, frozen=True, kw_only=True, tag="get"):
     """Read what rank `writer` puts under a key.
 
-    A final one becomes elements `start` to `stop` of the values; else it is held, as the writer's addend, for a sum.
+    A final result replaces elements `start` to `stop` of the values; anything else is kept as the writer's addend.
     """
 
     key: str
@@ -38,7 +38,7 @@ class Get(msgspec.Struct, frozen=True, kw_only=True, tag="get"):
 class Reduce(msgspec.Struct, frozen=True, kw_only=True, tag="reduce"):
     """Add up elements `start` to `stop` of ranks `addends`, in that order, whatever the order in which they arrived.
 
-    The sum replaces these elements of the values. A rank's own addend is its values, unless it has got it as others do.
+    The sum replaces these elements of the values. A rank's own addend is its values, unless it got them from the store.
     """
 
     start: int
@@ -51,11 +51,11 @@ Step = Put | Get | Reduce
 
 
 class CollectiveSchedule(msgspec.Struct, frozen=True, kw_only=True):
-    """An all-reduce of `num_elements` among `num_workers`, by what each rank does: `ranks[rank]` are its steps.
+    """An all-reduce of `num_elements` among `num_workers`: `ranks[rank]` are the steps of each rank.
 
-    Puts are begun in the order of the steps, and so are gets, each as soon as what it is `after` has ended and its
-    lane has room; puts do not wait for gets but through `after`, nor gets for puts. Ranks from `num_workers` on are
-    servers: they add nothing of their own, and end with the sum like every rank.
+    Puts begin in the order of the steps, and so do gets, each as soon as the steps in its `after` have ended and its
+    lane has room; a put waits for a get, or a get for a put, only through `after`. Ranks from `num_workers` on are
+    servers: they have no values of their own, and end with the sum like every rank.
     """
 
     name: str
@@ -65,13 +65,13 @@ class CollectiveSchedule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def bounds(start: int, stop: int, num_parts: int) -> list[tuple[int, int]]:
-    """`start` to `stop` cut into parts whose sizes differ by one at most; some are empty if there are more than fit."""
+    """Cut `start` to `stop` into parts whose sizes differ by at most one; some may be empty."""
     size = stop - start
     return [(start + part * size // num_parts, start + (part + 1) * size // num_parts) for part in range(num_parts)]
 
 
 class StepList:
-    """Collects one rank's steps. Each method returns the new step's index, or None: of nothing, nothing is made."""
+    """Builds one rank's steps. Each method returns the new step's index, or None if the step would be empty."""
 
     def __init__(self) -> None:
         self._steps: list[Step] = []

@@ -1,1 +1,1 @@
-"""How fast, and how dear: models that predict, and functions that fit them. No policy, no I/O."""
+"""Models that predict speed and cost, and functions that fit them. No policy, no I/O."""

@@ -1,4 +1,4 @@
-"""Scaling curves, fitted from measured throughput by workers; speed curves: optimizer steps a second by devices."""
+"""Scaling curves, fitted to measured throughput, and speed curves: optimizer steps a second by number of devices."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy as np
 
 from springtide.core.decision import JobView
 
-# Of the time of a step on one worker, the part that more workers do not shorten, before anything is measured.
+# The assumed fraction of a step's time on one worker that does not scale with workers, before anything is measured.
 PRIOR_SERIAL_FRACTION = 0.1
-# A prior counts like this many measurements, so that one noisy reading never bends the curve out of shape.
+# The prior counts like this many measurements, so that a single noisy one does not distort the curve.
 PRIOR_WEIGHT = 0.25
 
 Source = Literal["profile", "measured", "guess"]
@@ -23,7 +23,7 @@ Source = Literal["profile", "measured", "guess"]
 class ScalingCurve(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds a sample on n workers: `parallel_s / n + serial_s` (Amdahl's law for one global batch).
 
-    `is_measured` False says that only the shape means anything, not the scale.
+    If `is_measured` is False, only the shape is meaningful, not the scale.
     """
 
     parallel_s: float
@@ -72,11 +72,11 @@ def _fit(throughput_samples_per_s: tuple[tuple[int, float], ...]) -> ScalingCurv
 
 
 class SpeedCurve(msgspec.Struct, frozen=True, kw_only=True):
-    """How fast one job is. `steps_per_s[n]` is its speed on n devices (index 0 is 0.0; compact placement).
+    """The speed of one job: `steps_per_s[n]` is its speed on n devices (index 0 is 0.0; compact placement).
 
-    `sizes` are the numbers of devices worth having, ascending: within the job's bounds, and each faster than every
-    smaller one. `doubling_sizes` are those of them that are powers of two. A `source` of "guess" says that only the
-    shape means anything, not the scale.
+    `sizes` are the useful numbers of devices, ascending: within the job's bounds, and each faster than every smaller
+    one. `doubling_sizes` are those that are powers of two. With the `source` "guess" only the shape is meaningful, not
+    the scale.
     """
 
     steps_per_s: tuple[float, ...]
@@ -85,15 +85,15 @@ class SpeedCurve(msgspec.Struct, frozen=True, kw_only=True):
     source: Source
 
     def rate(self, num_devices: int) -> float:
-        """Steps a second on `num_devices`; more than the curve knows of brings nothing."""
+        """Steps a second on `num_devices`. More devices than the curve covers bring no further speed."""
         return self.steps_per_s[min(num_devices, len(self.steps_per_s) - 1)]
 
 
 def interpolate(profile_steps_per_s: Mapping[int, float], most: int) -> tuple[float, ...]:
     """Return steps/s for 0 .. min(most, largest profiled count), linear between the profiled counts.
 
-    Entries that are not finite or not above 0 were not measured and are left out; below the smallest profiled count
-    the job does not run (0.0).
+    Entries that are not finite and positive are ignored. Below the smallest profiled count the rate is 0.0: the job
+    does not run there.
     """
     points = sorted((n, rate) for n, rate in profile_steps_per_s.items() if n >= 1 and rate > 0 and math.isfinite(rate))
     if not points:
@@ -109,13 +109,12 @@ def interpolate(profile_steps_per_s: Mapping[int, float], most: int) -> tuple[fl
 def curve_of(view: JobView) -> SpeedCurve:
     """The speed curve of a job within the bounds in force.
 
-    A profile gives the shape; what was measured meanwhile scales it (geometric mean of measured over profiled).
-    Without a profile a curve is fitted to the measurements; without either it is a guess of one step a second.
-    A job on functions has one place there and the speed of its recommended plan.
+    A profile gives the shape, and measurements scale it (by the geometric mean of measured over profiled speeds).
+    Without a profile a curve is fitted to the measurements; without either it is a guess. A job on functions has one
+    place, with the speed of its recommended plan.
     """
     job = view.job
     if job.menu is not None:
-        # One place: how fast it is there is the menu's to say.
         rate = 1.0 / job.menu.options[job.menu.recommended].step_s
         return SpeedCurve(steps_per_s=(0.0, rate), sizes=(1,), doubling_sizes=(1,), source="profile")
     most = min(view.bounds.max_workers, job.num_virtual_shards) if job.elastic else view.bounds.max_workers

@@ -1,4 +1,4 @@
-"""Goodput: what a larger batch is worth, how it is split over workers and passes, and which batch is best where."""
+"""Goodput: the gain of a larger batch, its split over workers and passes, and the best batch for a placement."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from springtide.core.workload import AdaptiveBatch, LearningRateRule, LengthUnit
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-# So many batch sizes are tried within a job's bounds, equal ratios apart (the published adaptdl does the same).
+# How many batch sizes are tried within a job's bounds, in equal ratios (as in the published adaptdl).
 NUM_BATCH_SIZES = 50
-# Quotients that are whole numbers but for their rounding stay what they are.
+# The tolerance for quotients that are whole numbers except for rounding errors.
 _EPSILON = 1e-8
 
 
 class StepModel(Protocol):
-    """What predicts a step's seconds: the fitted `ThroughputModel`, or a table of measured ones."""
+    """Predicts the seconds of a step: the fitted `ThroughputModel`, or a table of measurements."""
 
     def step_s(
         self, num_nodes: ArrayLike, num_workers: ArrayLike, local_batch_size: ArrayLike
     ) -> tuple[Floats, Floats]:
-        """Return (seconds of a step of one pass, the part of it that a further pass would not take again)."""
+        """Return (seconds of a step of one pass, the part of it that a further pass would not add)."""
         ...
 
 
@@ -37,7 +37,7 @@ class BestBatches(msgspec.Struct, frozen=True, kw_only=True):
 
     `global_batch_size` is `num_workers * local_batch_size * num_passes` for an adaptive job. `progress_per_s` is in
     steps of the initial batch size, in the job's length unit; `goodput_per_s` is the same in scale-invariant progress,
-    which is what the batch was chosen by. Both are 0.0 where the placement cannot run within the bounds.
+    by which the batch was chosen. Both are 0.0 where the placement cannot run within the bounds.
     """
 
     global_batch_size: Ints
@@ -51,8 +51,8 @@ class BestBatches(msgspec.Struct, frozen=True, kw_only=True):
 def gain(noise: GradientNoise | None, scale: ArrayLike) -> Floats:
     """Scale-invariant progress of one step at `scale` times the initial batch size (Pollux, OSDI'21, section 3.1).
 
-    `(var + sqr) / (var / scale + sqr)`: 1 at scale 1, towards `1 + var / sqr` for large batches. While the noise is
-    not known (None, or no finite positive sum) a larger batch is credited with nothing: 1 from scale 1 on.
+    `(var + sqr) / (var / scale + sqr)`: 1 at scale 1, approaching `1 + var / sqr` for large batches. While the noise is
+    not known (None, or without a finite positive sum), a larger batch has no gain: 1 from scale 1 on.
     """
     scales = np.asarray(scale, dtype=np.float64)
     if not _is_known(noise):
@@ -68,7 +68,7 @@ def efficiency(noise: GradientNoise | None, scale: ArrayLike) -> Floats:
 
 
 def noise_scale(noise: GradientNoise | None, initial_batch_size: int) -> float | None:
-    """The batch size in samples at which noise and signal of the gradient are equal; None while not known.
+    """The batch size in samples at which noise and signal of the gradient are equal; None if not known.
 
     McCandlish et al., 2018, section 2.2: tr(Sigma) / |G|^2, here `var / sqr * initial_batch_size`.
     """
@@ -82,9 +82,9 @@ def split_batch(
 ) -> tuple[int, int]:
     """Return (local batch size, passes before the exchange) with which `num_workers` make up a global batch.
 
-    As few passes as `max_local_size` allows, then equal shares, rounded up. One worker takes at least two passes for a
-    batch above the initial one (the smallest within the bounds, if not given): from one pass on one worker the noise
-    of the gradient cannot be estimated (as in the published adaptdl). Without bounds it is one pass.
+    As few passes as `max_local_size` allows, in equal shares, rounded up. A single worker makes at least two passes for
+    a batch above the initial one (by default the smallest within the bounds), because the gradient noise cannot be
+    estimated from one pass on one worker (as in the published adaptdl). Without bounds there is one pass.
     """
     share = -(-global_batch_size // num_workers)
     if bounds is None:
@@ -97,7 +97,7 @@ def split_batch(
 
 
 def step_total_s(step_s: ArrayLike, sync_s: ArrayLike, num_passes: ArrayLike) -> Floats:
-    """Seconds of a step of several passes: all but the last do without the exchange (`sync_s`) at their end."""
+    """Seconds of a step of several passes, of which only the last includes the exchange (`sync_s`)."""
     steps = np.asarray(step_s, dtype=np.float64)
     return np.asarray(steps + (np.asarray(num_passes) - 1) * (steps - np.asarray(sync_s, dtype=np.float64)))
 
@@ -110,10 +110,11 @@ def best_batches(
     initial_batch_size: int,
     length_unit: LengthUnit = "progress",
 ) -> BestBatches:
-    """Choose the batch of highest goodput for each placement, a pair (num_nodes, num_workers), all in one go.
+    """Choose the batch with the highest goodput for each placement, a pair (num_nodes, num_workers).
 
-    `NUM_BATCH_SIZES` sizes equal ratios apart are tried within the bounds (Pollux, section 4.1 and adaptdl). A job
-    without bounds keeps its batch; so does one whose noise is not known, but for what `min_local_size` demands.
+    `NUM_BATCH_SIZES` sizes in equal ratios are tried within the bounds (Pollux, section 4.1, and adaptdl). A job
+    without bounds keeps its batch; so does one whose noise is not known, except where `min_local_size` demands a larger
+    one.
     """
     pairs = np.asarray(placements, dtype=np.int64).reshape(-1, 2)
     num_nodes, num_workers = pairs[:, 0], pairs[:, 1]
@@ -146,7 +147,7 @@ def best_batches(
 def _candidates(
     num_workers: Ints, bounds: AdaptiveBatch, initial_batch_size: int, *, is_fixed: bool
 ) -> tuple[Ints, Ints]:
-    """Local batch sizes and passes to try: arrays [sizes, P]; a fixed batch is tried alone."""
+    """Local batch sizes and passes to try: arrays [sizes, P]; for a fixed batch only one size."""
     workers = np.maximum(num_workers, 1)
     least = np.maximum(bounds.min_size, bounds.min_local_size * workers).astype(np.float64)
     if is_fixed:
@@ -162,7 +163,7 @@ def _candidates(
     needs_two = (num_workers == 1) & (shares > initial_batch_size + _EPSILON)
     passes = np.where(needs_two, np.maximum(passes, 2.0), passes)
     locals_ = np.ceil(shares / passes - _EPSILON)
-    # Rounding up must not lead out of the bounds: the last size is rounded down.
+    # Rounding up must not exceed the bounds.
     locals_ = np.minimum(locals_, np.floor(bounds.max_size / (workers * passes)))
     return locals_.astype(np.int64), passes.astype(np.int64)
 
@@ -172,11 +173,11 @@ def _is_known(noise: GradientNoise | None) -> bool:
 
 
 def learning_rate_factor(rule: LearningRateRule, noise: GradientNoise | None, scale: float) -> float:
-    """Return what the learning rate of the initial batch is multiplied with at `scale` times that batch.
+    """Return the factor of the learning rate at `scale` times the initial batch.
 
-    `linear`: in proportion (Goyal et al., 2017; for SGD). `sqrt`: by the root (for Adam and its kin). `adascale`: by
-    the gain, so that a step moves as far as it brings progress (Johnson et al., 2020, section 3; for SGD); 1 from scale
-    1 on while the noise is not known. `none`: 1.
+    `linear`: `scale` (Goyal et al., 2017; for SGD). `sqrt`: its square root (for Adam and similar optimizers).
+    `adascale`: the gain, so that a step moves as far as it makes progress (Johnson et al., 2020, section 3; for SGD); 1
+    from scale 1 on while the noise is not known. `none`: 1.
     """
     if rule == "linear":
         return scale

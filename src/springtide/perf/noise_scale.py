@@ -1,4 +1,4 @@
-"""The gradient noise scale from numbers a step has anyway: squared norms of its parts' gradients and of their mean."""
+"""Estimates the gradient noise scale from squared norms of the gradients of a step's parts and of their mean."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import msgspec
 
 from springtide.core.job_parts import GradientNoise
 
-# How much of the average a step on the initial batch leaves standing: about the last thousand such steps count, as in
-# AdaScale (Johnson et al., 2020, appendix B) and the published adaptdl. A larger batch counts for as many of them.
+# The decay of the moving average per step on the initial batch: it covers about the last thousand steps, as in AdaScale
+# (Johnson et al., 2020, appendix B) and the published adaptdl. A step on a larger batch counts as several.
 DECAY = 0.999
 
 
 class NoiseSample(msgspec.Struct, frozen=True, kw_only=True):
-    """What one step says: unbiased estimates of the gradient's squared norm and of the trace of its covariance.
+    """Unbiased estimates from one step: the gradient's squared norm and the trace of its covariance.
 
-    `trace` belongs to a single sample. Either may come out negative in a single step; only their averages are used.
+    `trace` is that of a single sample. Either may be negative in a single step; only their averages are used.
     """
 
     grad_sqr: float
@@ -57,9 +57,9 @@ def sample_noise_of_pair(
 
 
 class NoiseMeter(msgspec.Struct, frozen=True, kw_only=True):
-    """Both parts averaged over the steps so far, each by itself: the ratio of averages is what the scale is.
+    """Moving averages of both estimates; the noise scale is the ratio of the averages.
 
-    A value: `update` returns the next one. It can be kept in a checkpoint; an average started anew forgets.
+    Immutable: `update` returns the next value. It is kept in checkpoints.
     """
 
     num_samples: int = 0
@@ -68,9 +68,9 @@ class NoiseMeter(msgspec.Struct, frozen=True, kw_only=True):
     trace_sum: float = 0.0
 
     def update(self, sample: NoiseSample | None, scale: float = 1.0, decay: float = DECAY) -> NoiseMeter:
-        """Return the meter after one more step, at `scale` times the initial batch size; a missing one changes nothing.
+        """Return the meter after one more step, at `scale` times the initial batch size; None changes nothing.
 
-        What came before is weighted with `decay ** scale`, at least a half of it, so that no step decides alone.
+        Earlier steps are weighted by `decay ** scale`, but at least by a half, so that no single step dominates.
         """
         if sample is None:
             return self
@@ -83,9 +83,9 @@ class NoiseMeter(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def noise(self, initial_batch_size: int) -> GradientNoise | None:
-        """The averages, with their beginning at zero taken out; the variance is that at the initial batch size.
+        """The averages, corrected for their start at zero; the variance is that at the initial batch size.
 
-        An average below zero is taken as zero. None before the first sample and while both are zero.
+        Negative averages count as zero. None before the first sample, and while both are zero.
         """
         if self.weight <= 0.0:
             return None

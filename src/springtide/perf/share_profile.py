@@ -1,4 +1,4 @@
-"""Share profiles: what of a device a function needs, as it was measured; their file beside the user's file."""
+"""Share profiles: the measured share of a device that a function needs, and the file beside the user's source."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ from springtide.solvers.search.share_surface import LatencyModel
 
 _MAX_FILE_BYTES = 1 << 20
 _MAX_PROFILES = 64
-# Of an SLO, execution has half: the rest is for waiting, batching and the way there and back (Dilu, footnote 2).
+# The fraction of an SLO for execution; the rest is for waiting, batching and transfers (Dilu, footnote 2).
 EXECUTION_FRACTION = 0.5
-# Efficacies that differ by no more than this are the same to a measurement: the smaller request is the better one then.
+# Efficacies that differ by no more than this count as equal; then the smaller request is better.
 NEAR_FRACTION = 0.05
-# Latencies that contradict each other by no more than this are noise.
+# Contradictions between latencies up to this fraction count as noise.
 _NOISE = 0.1
 
 
 class _Profile(msgspec.Struct, frozen=True, kw_only=True):
-    """What both kinds of profile have in common: their subject, and where and how they were taken.
+    """The common part of both kinds of profile: their subject, and where and how they were measured.
 
-    `mechanism` is what held the function to its shares (core/share_status.py), `device_cpus` how many cores a device
-    had.
+    `mechanism` is what enforced the shares (core/status/shares.py), `device_cpus` the number of cores of a device.
     """
 
     name: str
@@ -40,12 +39,12 @@ class _Profile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InferenceShareProfile(_Profile, frozen=True, kw_only=True, tag_field="kind", tag="inference"):
-    """An inference function: its share is the cheapest that keeps its SLO, at `batch_size`.
+    """The profile of an inference function: its share is the cheapest that meets its SLO, at `batch_size`.
 
-    `latency_s` is a batch's on the request, `limit_latency_s` on the limit; `request_capacity_per_s` and
-    `capacity_per_s` are samples a second on them, of one replica. `trials` were run to find it, that at the limit not
-    among them; `left_fraction` is how much better an untried setting is expected to be at most. `model` predicts.
-    `is_consistent`: no trial on more of a device, or with a smaller batch, was slower beyond noise.
+    `latency_s` and `request_capacity_per_s` are the latency of a batch and the samples a second of one replica at the
+    request, `limit_latency_s` and `capacity_per_s` at the limit. `trials` are the measurements of the search, without
+    the one at the limit; `left_fraction` bounds how much better an untried setting is expected to be. `model` predicts
+    latencies. `is_consistent`: no trial with a larger share or a smaller batch was slower beyond noise.
     """
 
     slo_s: float
@@ -61,7 +60,7 @@ class InferenceShareProfile(_Profile, frozen=True, kw_only=True, tag_field="kind
 
 
 class TrainingShareProfile(_Profile, frozen=True, kw_only=True, tag_field="kind", tag="training"):
-    """A training function: its request keeps 80 % of the throughput on a whole device, its limit all of it, within 2 %.
+    """The profile of a training function: its request gives 80 % of the throughput of a whole device, its limit 98 %.
 
     Throughputs are samples a second of one worker. `is_consistent`: no two trials contradict each other.
     """
@@ -84,7 +83,7 @@ class ShareProfileFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
-    """What a profile is of, and where it was taken; `memory_mb` is the most that it held."""
+    """What was profiled, and where; `memory_mb` is its peak memory."""
 
     name: str
     object_name: str
@@ -94,10 +93,10 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     memory_mb: int = 0
 
 
-def settled_trial(optimum: EfficacyOptimum) -> ShareTrial | None:
-    """The trial that a measured search comes to: on the smallest share, of those within NEAR_FRACTION of the best.
+def chosen_trial(optimum: EfficacyOptimum) -> ShareTrial | None:
+    """The result of a measured search: the trial with the smallest share among those within NEAR_FRACTION of the best.
 
-    Where the work is divided evenly, as on a CPU, many shares are equally efficient, and a small one is packed best.
+    On a CPU, for example, many shares are equally efficient; of these the smallest is easiest to pack.
     """
     if optimum.best is None:
         return None
@@ -109,13 +108,13 @@ def settled_trial(optimum: EfficacyOptimum) -> ShareTrial | None:
 def inference_profile(
     subject: Subject, slo_s: float, optimum: EfficacyOptimum, limit_latency_s: float
 ) -> InferenceShareProfile:
-    """The profile that follows from a measured search and what it comes to (`settled_trial`).
+    """Build the profile from a measured search (see `chosen_trial`).
 
-    `limit_latency_s` is that of the same batch on the limit, twice the request.
+    `limit_latency_s` is the latency of the same batch at the limit, which is twice the request.
 
-    Raises InvalidRequest where no setting keeps the SLO, with one that would do.
+    Raises InvalidRequest if no setting meets the SLO, with an SLO that can be met.
     """
-    best = settled_trial(optimum)
+    best = chosen_trial(optimum)
     if best is None or best.latency_s is None:
         raise InvalidRequest(unreachable(optimum, slo_s))
     limit = limit_of(best.share)
@@ -167,7 +166,7 @@ def training_profile(subject: Subject, pair: SharePair) -> TrainingShareProfile:
 
 
 def unreachable(optimum: EfficacyOptimum, slo_s: float) -> str:
-    """The sentence for an SLO that no setting keeps: which one would do, by the smallest latency of all trials."""
+    """The message for an SLO that no setting meets, with one that the fastest trial would meet."""
     smallest_s = optimum.smallest_latency_s
     if smallest_s is None:
         return "not one batch could be run, on any share; see what the function wrote, then profile again"
@@ -179,12 +178,12 @@ def unreachable(optimum: EfficacyOptimum, slo_s: float) -> str:
 
 
 def shares_path(source: Path) -> Path:
-    """Where the share profiles of a source file are: beside it, digits.py has digits.shares.json."""
+    """The file of share profiles beside a source file: digits.py has digits.shares.json."""
     return source.with_name(f"{source.stem}.shares.json")
 
 
 def read_share_profiles(path: Path) -> tuple[ShareProfile, ...]:
-    """Read a file of profiles. Raises InvalidRequest for one that is missing, too large, or not as it was written."""
+    """Read a file of profiles. Raises InvalidRequest if it is missing, too large or invalid."""
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_FILE_BYTES + 1)
@@ -209,7 +208,7 @@ def read_share_profiles(path: Path) -> tuple[ShareProfile, ...]:
 
 
 def find_share_profile(source: Path, object_name: str) -> ShareProfile | None:
-    """The profile of one function of a source file; None where none was taken. Raises InvalidRequest."""
+    """The profile of one function of a source file, or None. Raises InvalidRequest."""
     path = shares_path(source)
     if not path.exists():
         return None
@@ -217,9 +216,9 @@ def find_share_profile(source: Path, object_name: str) -> ShareProfile | None:
 
 
 def write_share_profile(path: Path, profile: ShareProfile) -> None:
-    """Put a profile into its file, in place of an older one of the same function; the others stay.
+    """Write a profile into its file, in place of an older one of the same function.
 
-    A file that is there and is no share profile is left alone. Raises InvalidRequest, StorageError.
+    Raises InvalidRequest if the existing file is not a file of share profiles, which is then not changed; StorageError.
     """
     others = read_share_profiles(path) if path.exists() else ()
     kept = tuple(other for other in others if other.object_name != profile.object_name)[-(_MAX_PROFILES - 1) :]

@@ -1,4 +1,4 @@
-"""What is expected of a job's steps anywhere: the fitted model, how far off it was, and how sure that is."""
+"""Predicts the time of a job's steps on any placement: a fitted model, with a model of its errors."""
 
 from __future__ import annotations
 
@@ -15,34 +15,35 @@ from springtide.perf.throughput import Steps, ThroughputModel, fit_parameters
 
 Floats = NDArray[np.float64]
 
-# What seven parameters leave of measured steps that they were fitted to is 5 to 20 percent on Pollux's own tables; a
-# job starts with that, as if it had shown it in so many measurements.
+# The residual error of the seven fitted parameters is 5 to 20 percent on Pollux's own tables. This prior error counts
+# like this many measurements.
 USUAL_ERROR = 0.15
 USUAL_WEIGHT = 4.0
-# A link that was never used costs nothing in the model: a step may well take twice as long.
+# The model assumes that exchanges over a link that was never used cost nothing, so a step may well take twice as long.
 UNSEEN_ERROR = math.log(2.0)
-# Half of an error's variance belongs to a shape and those near it. Of the rest, which belongs to the layout, half stays
-# with the same workers packed as closely again, whatever their local batch; the other half is of one measurement only.
+# Half of an error's variance is shared with shapes nearby. A quarter is shared by placements of the same number of
+# workers that are packed equally closely, for any local batch. The rest belongs to a single measurement.
 SHAPE_FRACTION = 0.5
 LAYOUT_FRACTION = 0.25
-# Errors are believed up to so many times their median, about two standard deviations, and that is 3 percent at least.
+# Errors are clipped at this many times their median (about two standard deviations), which is taken as 3 percent at
+# least.
 CREDIBLE_ERRORS = 3.0
 MEASURED_ERROR = 0.03
-# What one shape shows says this much (by a factor e less) of one with four times the workers or the local batch,
+# Correlation falls by a factor e for every this many doublings of the workers or the local batch,
 CORRELATED_DOUBLINGS = 2.0
-# and half as much of one that exchanges over another kind of link.
+# and by this factor between different kinds of links.
 CORRELATED_LINKS = 0.5
-# So many steps of a family are kept: more tell nothing new of seven parameters.
+# How many steps of a family are kept: more would add nothing to a fit of seven parameters.
 MAX_FAMILY_STEPS = 128
 # The model of a family counts as one measurement of the job itself when the two are compared.
 FAMILY_WEIGHT = 1.0
 
 
 class StepEstimate(msgspec.Struct, frozen=True, kw_only=True):
-    """The fitted model and the errors it made where it was measured.
+    """The fitted model and a Gaussian process over its errors at the measured shapes.
 
     `shapes` [N, 4] are the measured (link, log2 workers, log2 local batch, whether on as few nodes as `node_width`
-    workers a node allow), `weights` [N] the errors multiplied with the inverse of their covariance, `root` [N, N] the
+    workers a node allow), `weights` [N] the errors multiplied by the inverse of their covariance, `root` [N, N] the
     inverse of that covariance's Cholesky factor, `amplitudes` [3] the expected size of an error on each kind of link:
     one worker, one node, several nodes.
     """
@@ -57,9 +58,8 @@ class StepEstimate(msgspec.Struct, frozen=True, kw_only=True):
     def error(self, num_nodes: ArrayLike, num_workers: ArrayLike, local_batch_size: ArrayLike) -> tuple[Floats, Floats]:
         """Return (expected, spread) of the logarithm of true over modelled step seconds, arrays of shape [P].
 
-        A Gaussian process over shapes: near what was measured the error is what it was there, far away it is zero on
-        average and as large as errors on such links are. A step takes `model.step_s * exp(expected)` and lies within
-        a factor `exp(spread)` of that two times out of three.
+        Near measured shapes the expected error is the measured one; far away it is zero, with the spread that is usual
+        for the link. A step takes `model.step_s * exp(expected)`, within a factor `exp(spread)` two times out of three.
         """
         nodes, workers, local = np.broadcast_arrays(num_nodes, num_workers, local_batch_size)
         wanted = _shapes(nodes.ravel(), workers.ravel(), local.ravel(), self.node_width)
@@ -72,26 +72,25 @@ class StepEstimate(msgspec.Struct, frozen=True, kw_only=True):
 def fit_throughput(
     step_times: tuple[StepTime, ...], family_step_times: tuple[StepTime, ...] = ()
 ) -> StepEstimate | None:
-    """Fit the model to what a job has shown and, where it has shown nothing yet, to what its family has.
+    """Fit the model to a job's measured steps and, for shapes that it has not run on, to those of its family.
 
-    Steps of the family are scaled by how much slower the job was than the family's model on average (taken as one more
-    measurement that it is not), and where the job was measured itself only that counts. None where nothing was
-    measured. The same input gives the same answer; the last ones are remembered.
+    Steps of the family are scaled by how much slower the job was on average than the family's model (with one further
+    measurement of equal speed as a prior). None if nothing was measured. Deterministic; recent results are cached.
     """
     return _fit(tuple(step_times), tuple(family_step_times))
 
 
 @lru_cache(maxsize=2048)
 def fit_model(step_times: tuple[StepTime, ...]) -> ThroughputModel | None:
-    """The model alone, of one job's own steps, as Pollux has it; None where nothing was measured."""
+    """Fit only the model, to one job's own steps, as Pollux does; None if nothing was measured."""
     steps = _arrays(step_times)
     return None if steps is None else fit_parameters(steps)
 
 
 def merge_step_times(kept: Iterable[StepTime], new: Iterable[StepTime]) -> tuple[StepTime, ...]:
-    """What a family has shown: the newest step of each shape, ordered by shape, `MAX_FAMILY_STEPS` at most.
+    """Merge a family's steps: the newest of each shape, sorted by size, at most `MAX_FAMILY_STEPS`.
 
-    Where there are more, every so many of them are left out, evenly over the order, which is that of their size.
+    If there are more, a subset that is evenly spaced in this order is kept.
     """
     merged = {(step.placement, step.local_batch_size): step for steps in (kept, new) for step in steps}
     keys = sorted(merged, key=lambda key: (sum(key[0]), len(key[0]), key[0], key[1]))
@@ -100,37 +99,37 @@ def merge_step_times(kept: Iterable[StepTime], new: Iterable[StepTime]) -> tuple
     return tuple(merged[key] for key in keys)
 
 
-# An estimate is a matrix of up to MAX_FAMILY_STEPS squared: as many as this are a few dozen megabytes at most.
+# An estimate holds matrices of up to MAX_FAMILY_STEPS squared, so this many take a few dozen megabytes at most.
 @lru_cache(maxsize=256)
 def _fit(own: tuple[StepTime, ...], family: tuple[StepTime, ...]) -> StepEstimate | None:
-    mine = _arrays(own)
-    theirs = _arrays(_others(own, family))
-    if mine is None or theirs is None:
-        known = mine or theirs
-        model = fit_model(family if mine is None else own)
+    own_steps = _arrays(own)
+    family_steps = _arrays(_others(own, family))
+    if own_steps is None or family_steps is None:
+        known = own_steps or family_steps
+        model = fit_model(family if own_steps is None else own)
         return None if known is None or model is None else _estimate(known, model)
     family_model = fit_model(family)
     assert family_model is not None
-    usual, _ = family_model.step_s(mine.num_nodes, mine.num_workers, mine.local)
-    slower = float(np.log(mine.step_s / usual).sum() / (len(usual) + FAMILY_WEIGHT))
+    usual, _ = family_model.step_s(own_steps.num_nodes, own_steps.num_workers, own_steps.local)
+    slower = float(np.log(own_steps.step_s / usual).sum() / (len(usual) + FAMILY_WEIGHT))
     both = Steps(
-        num_nodes=np.concatenate([mine.num_nodes, theirs.num_nodes]),
-        num_workers=np.concatenate([mine.num_workers, theirs.num_workers]),
-        local=np.concatenate([mine.local, theirs.local]),
-        step_s=np.concatenate([mine.step_s, theirs.step_s * math.exp(slower)]),
-        compute_s=np.concatenate([mine.compute_s, theirs.compute_s * math.exp(slower)]),
+        num_nodes=np.concatenate([own_steps.num_nodes, family_steps.num_nodes]),
+        num_workers=np.concatenate([own_steps.num_workers, family_steps.num_workers]),
+        local=np.concatenate([own_steps.local, family_steps.local]),
+        step_s=np.concatenate([own_steps.step_s, family_steps.step_s * math.exp(slower)]),
+        compute_s=np.concatenate([own_steps.compute_s, family_steps.compute_s * math.exp(slower)]),
     )
     return _estimate(both, fit_parameters(both))
 
 
 def _others(own: tuple[StepTime, ...], family: tuple[StepTime, ...]) -> tuple[StepTime, ...]:
-    """The family's steps of shapes that the job has not shown itself."""
-    shown = {(step.placement, step.local_batch_size) for step in own}
-    return tuple(step for step in family if (step.placement, step.local_batch_size) not in shown)
+    """The family's steps of shapes on which the job itself was not measured."""
+    measured = {(step.placement, step.local_batch_size) for step in own}
+    return tuple(step for step in family if (step.placement, step.local_batch_size) not in measured)
 
 
 def _arrays(step_times: tuple[StepTime, ...]) -> Steps | None:
-    """Measured steps as arrays; what cannot be a time is left out, None if nothing is left."""
+    """Measured steps as arrays, without impossible times; None if none is left."""
     steps = [
         (len(step.placement), sum(step.placement), step.local_batch_size, step.step_s, _pass_s(step))
         for step in step_times
@@ -149,7 +148,7 @@ def _arrays(step_times: tuple[StepTime, ...]) -> Steps | None:
 
 
 def _pass_s(step: StepTime) -> float:
-    """Seconds of a pass without the exchange; NaN where they are not known."""
+    """Seconds of a pass without the exchange; NaN if not known."""
     if step.sync_s is None:
         return step.step_s if sum(step.placement) == 1 else math.nan
     pass_s = step.step_s - step.sync_s
@@ -161,17 +160,17 @@ def _estimate(steps: Steps, model: ThroughputModel) -> StepEstimate:
     shapes = _shapes(steps.num_nodes, steps.num_workers, steps.local, node_width)
     modelled, _ = model.step_s(steps.num_nodes, steps.num_workers, steps.local)
     errors = np.log(steps.step_s / modelled)
-    # As many measurements as there are parameters could be met exactly, and would say nothing about errors.
+    # Only measurements beyond the number of parameters say something about errors: the others can be fitted exactly.
     spare = max(0, len(errors) - len(ThroughputModel.__struct_fields__))
     usual = math.sqrt((USUAL_WEIGHT * USUAL_ERROR**2 + float((errors**2).sum())) / (USUAL_WEIGHT + spare))
     links = shapes[:, 0].astype(np.int64)
     amplitudes = np.array([usual if np.any(links == link) else UNSEEN_ERROR for link in range(3)])
-    # One worker exchanges nothing: it is as sure without having been seen.
+    # A single worker does not exchange, so its prediction is as certain without a measurement.
     amplitudes[0] = usual
     covariance = _covariance(shapes, shapes, amplitudes)
     covariance[np.diag_indices(len(shapes))] = amplitudes[links] ** 2
     root = np.linalg.inv(np.linalg.cholesky(covariance))
-    # A layout that is off by far more than the others says nothing of its neighbours.
+    # Clipped, because an outlier says nothing about its neighbours.
     bound = CREDIBLE_ERRORS * max(float(np.median(np.abs(errors))), MEASURED_ERROR)
     weights = root.T @ (root @ np.clip(errors, -bound, bound))
     return StepEstimate(

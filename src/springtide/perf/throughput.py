@@ -1,7 +1,7 @@
-"""Pollux's model of a step's seconds: computation, the exchange of gradients, how far they overlap; and its fit.
+"""Pollux's model of a step's time (computation, exchange of gradients, and their overlap), and its fit.
 
-The fit is a damped Gauss-Newton here and not SciPy's: policies fit while they decide and need no extra, all starts run
-side by side, and the results do not change with a release of SciPy.
+The fit is our own damped Gauss-Newton method instead of SciPy's: policies fit during decisions without an extra
+dependency, all starts run side by side, and results do not change with a release of SciPy.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 
-# No computation and no exchange takes less: it keeps logarithms and ratios finite.
+# The least time of a computation or an exchange, which keeps logarithms and ratios finite.
 LEAST_S = 1e-8
-# The bounds of the published adaptdl; the largest seconds are ours, so that logarithms stay finite.
+# The bounds of the published adaptdl; the upper bound of seconds is ours, so that logarithms stay finite.
 LARGEST_S = 1e4
 LARGEST_GAMMA = 10.0
-# Its weights: a smaller gamma makes the rest easier to tell apart; small terms per worker keep the model optimistic.
+# adaptdl's penalties: a small gamma separates the other parameters better; small terms per worker keep the model
+# optimistic.
 GAMMA_WEIGHT = 1e-3
 BETA_WEIGHT = 1e-2
-# Its prior where no job was seen on several nodes: an exchange between nodes is at least this much dearer.
+# adaptdl's prior without measurements on several nodes: an exchange between nodes takes at least this factor longer.
 BETWEEN_NODES = 1.1
-# A thousandth of error is as good as none: below it the root of the mean square is rounded off to be smooth.
+# Errors below this are negligible; added in the root of the mean square, it makes the root smooth at zero.
 SMALL_ERROR = 1e-3
 NUM_ITERATIONS = 60
 ENOUGH = 1e-6
@@ -69,7 +70,7 @@ class ThroughputModel(msgspec.Struct, frozen=True, kw_only=True):
     ) -> tuple[Floats, Floats]:
         """Return (step_s, sync_s) of steps of one pass; shapes broadcast.
 
-        `sync_s` is the part of the step that a further pass before the exchange would not take again.
+        `sync_s` is the part of the step that a further pass before the exchange would not add.
         """
         compute = self.compute_s(local_batch_size)
         exchange = self.exchange_s(num_nodes, num_workers)
@@ -80,7 +81,7 @@ class ThroughputModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Steps(msgspec.Struct, frozen=True, kw_only=True):
-    """Measured steps, arrays of shape [N]. `compute_s` is NaN where the exchange was not measured apart."""
+    """Measured steps, arrays of shape [N]. `compute_s` is NaN where the exchange was not measured separately."""
 
     num_nodes: NDArray[np.int64]
     num_workers: NDArray[np.int64]
@@ -92,9 +93,8 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True):
 def fit_parameters(steps: Steps) -> ThroughputModel:
     """Return the parameters that minimise the published objective over at least one measured step.
 
-    The root mean square of the logarithmic error of the pass, plus that of the step, plus the two penalties (Pollux,
-    section 4.1; adaptdl). What nothing was measured of is pinned: see `_pinned`. Deterministic: all starts are run
-    side by side, and the first of the best ones is taken.
+    The objective is the root mean square of the logarithmic error of the pass, plus that of the step, plus two
+    penalties (Pollux, section 4.1; adaptdl). Parameters without measurements are pinned, see `_pinned`. Deterministic.
     """
     is_free, fixed = _pinned(steps)
     theta = np.where(is_free, _starts(steps), fixed)
@@ -119,10 +119,10 @@ def _value(theta: Floats, found: _Errors) -> Floats:
 
 
 def _pinned(steps: Steps) -> tuple[NDArray[np.bool_], Floats]:
-    """Which parameters the measurements say anything about, and what the others are (as in adaptdl).
+    """Which parameters can be fitted to the measurements, and the values of the others (as in adaptdl).
 
-    Half of a pass is constant while a single local batch size was seen; exchanges that were never seen cost nothing,
-    so that they are tried; a term per worker needs more than two of them.
+    With a single local batch size, half of a pass is taken as constant. Links without measurements are assumed to cost
+    nothing, so that policies try them. A term per worker needs measurements on more than two workers.
     """
     is_free = np.ones(7, dtype=bool)
     fixed = _LOWEST.copy()
@@ -140,12 +140,12 @@ def _pinned(steps: Steps) -> tuple[NDArray[np.bool_], Floats]:
 
 
 def _pass_s(steps: Steps) -> Floats:
-    """Seconds of a pass; where it was not measured apart, the whole step."""
+    """Seconds of a pass; of the whole step where the pass was not measured separately."""
     return np.where(np.isnan(steps.compute_s), steps.step_s, steps.compute_s)
 
 
 def _starts(steps: Steps) -> Floats:
-    """Where the search starts: adaptdl's point and, for several overlaps, what the measurements suggest. [S, 7]."""
+    """Starting points [S, 7]: that of adaptdl, and guesses from the measurements with several values of gamma."""
     passes = _pass_s(steps)
     slope = float(np.median(passes / steps.local))
     guess = np.full(7, LEAST_S)
@@ -165,7 +165,7 @@ def _starts(steps: Steps) -> Floats:
 
 
 class _Errors(msgspec.Struct, frozen=True):
-    """Logarithmic errors of pass and step [S, N] (0 where not measured), and what the derivatives need of them."""
+    """Logarithmic errors of pass and step [S, N] (0 where not measured), and values for the derivatives."""
 
     pass_errors: Floats
     step_errors: Floats
@@ -212,10 +212,10 @@ def _root(errors: Floats, num_known: int) -> Floats:
 
 
 def _system(theta: Floats, steps: Steps, found: _Errors) -> tuple[Floats, Floats]:
-    """Normal matrix [S, 7, 7] and gradient [S, 7] of the sum of squares that lies on top of the objective at theta.
+    """Normal matrix [S, 7, 7] and gradient [S, 7] of a sum of squares that bounds the objective from above at theta.
 
-    A root of a mean square m is at most `m / (2 root) + root / 2` with today's root, and equal today: each round solves
-    the weighted least squares of that, so that a step that lowers them lowers the objective.
+    With `root` at theta, the root of a mean square m is at most `m / (2 root) + root / 2`, with equality at theta. Each
+    round minimises this bound as weighted least squares, so a step that lowers it also lowers the objective.
     """
     shape = found.step_errors.shape
     share, alpha_share = found.share, found.alpha_share
@@ -253,7 +253,7 @@ def _system(theta: Floats, steps: Steps, found: _Errors) -> tuple[Floats, Floats
 def _minimise(theta: Floats, is_free: NDArray[np.bool_], steps: Steps) -> Floats:
     """Levenberg-Marquardt from all starts side by side, within the bounds; [S, 7] -> [S, 7].
 
-    A start is done when a round brought it next to nothing, or when `NUM_REFUSED` rounds on end made it worse.
+    A start is finished when a round improves it by less than `ENOUGH`, or `NUM_REFUSED` consecutive rounds worsen it.
     """
     damping = np.full(len(theta), 1e-2)
     refused = np.zeros(len(theta), dtype=np.int64)
@@ -262,14 +262,14 @@ def _minimise(theta: Floats, is_free: NDArray[np.bool_], steps: Steps) -> Floats
     value = _value(theta, found)
     matrix, gradient = _system(theta, steps, found)
     for _ in range(NUM_ITERATIONS):
-        # A parameter at its bound that is pushed outwards, and one that is pinned, stays.
-        moves = is_free & ~((theta <= _LOWEST) & (gradient > 0)) & ~((theta >= _HIGHEST) & (gradient < 0))
-        active = matrix * (moves[:, :, None] & moves[:, None, :])
+        # Pinned parameters, and those at a bound that the gradient pushes outwards, stay.
+        is_movable = is_free & ~((theta <= _LOWEST) & (gradient > 0)) & ~((theta >= _HIGHEST) & (gradient < 0))
+        active = matrix * (is_movable[:, :, None] & is_movable[:, None, :])
         diagonal = damping[:, None] * np.maximum(active[:, range(7), range(7)], 1e-6)
         active[:, range(7), range(7)] += diagonal
-        step = np.linalg.solve(active, np.where(moves, -gradient, 0.0)[..., None])[..., 0]
+        step = np.linalg.solve(active, np.where(is_movable, -gradient, 0.0)[..., None])[..., 0]
         # No parameter changes by more than a factor of about fifty in one round.
-        tried = np.clip(theta + np.where(moves, np.clip(step, -4.0, 4.0), 0.0), _LOWEST, _HIGHEST)
+        tried = np.clip(theta + np.where(is_movable, np.clip(step, -4.0, 4.0), 0.0), _LOWEST, _HIGHEST)
         found = _errors(tried, steps)
         new_value = _value(tried, found)
         is_better = new_value < value

@@ -1,4 +1,4 @@
-"""How long a training step takes on a set of devices: its profiled computation with the exchanges laid into it."""
+"""The time of a training step on a set of devices, from its profiled computation and the times of its exchanges."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def computation_scale(
 ) -> Array:
     """Forward and backward time at `local_batch_size` samples a worker, over that of the profile (FaPES, section 4.1).
 
-    FaPES takes it in proportion to the batch. `fixed_fraction` (0 .. 1) of it does not depend on the batch: see
-    `fixed_fraction_of`. Any shape.
+    FaPES assumes that it is proportional to the batch. Here `fixed_fraction` (0 .. 1) of it does not depend on the
+    batch: see `fixed_fraction_of`. Any shape.
     """
     ratio = np.asarray(local_batch_size, dtype=np.float64) / profile.local_batch_size
     fixed = np.asarray(fixed_fraction, dtype=np.float64)
@@ -45,9 +45,9 @@ def iteration_s(
     against it. Buckets are exchanged one after another, each no earlier than it is ready and the one before is done;
     the update follows the last exchange and does not depend on the batch.
 
-    The two are those of core.decision.StepTime: `step_s` is one pass with the exchange and the update, `sync_s` the
-    part of it that a further pass would not take again. Only the last of several passes exchanges, so neither depends
-    on `num_passes`; `total_s` puts them together. Raises InvalidRequest where the shapes do not fit.
+    Both are as in core.job_parts.StepTime: `step_s` is one pass with the exchange and the update, `sync_s` the part of
+    it that a further pass would not add. Only the last of several passes exchanges, so neither depends on `num_passes`;
+    `total_s` combines them. Raises InvalidRequest if the shapes do not fit.
     """
     exchange_s = np.asarray(bucket_s, dtype=np.float64)
     num_buckets = len(profile.buckets)
@@ -64,8 +64,8 @@ def iteration_s(
     exchanged_s = pass_s
     if num_buckets:
         ready_s = np.array([bucket.ready_s for bucket in profile.buckets])
-        # The last exchange ends when a chain without gaps ends that began when some bucket became ready: the latest of
-        # these chains. It is the recursion end[i] = max(ready[i], end[i - 1]) + exchange[i], unrolled.
+        # The recursion end[i] = max(ready[i], end[i - 1]) + exchange[i], unrolled: the last exchange ends at the
+        # maximum over all buckets of the time when the bucket is ready plus all exchanges from it on.
         left_s = np.cumsum(exchange_s[..., ::-1], axis=-1)[..., ::-1]
         exchanged_s = np.maximum(pass_s, (scale[..., None] * ready_s + left_s).max(axis=-1))
     step_s = exchanged_s + profile.update_s
@@ -81,7 +81,7 @@ def total_s(step_s: npt.ArrayLike, sync_s: npt.ArrayLike, num_passes: npt.ArrayL
 def exchange_intervals(
     profile: StepProfile, bucket_s: Sequence[float], local_batch_size: int | None = None
 ) -> list[tuple[float, float]]:
-    """When the exchange of each bucket begins and ends, in seconds from the step's begin, for one candidate."""
+    """Start and end of the exchange of each bucket, in seconds from the step's start, for one candidate."""
     scale = float(computation_scale(profile, local_batch_size or profile.local_batch_size))
     intervals: list[tuple[float, float]] = []
     end_s = 0.0
@@ -93,9 +93,9 @@ def exchange_intervals(
 
 
 def fixed_fraction_of(profile: StepProfile, other: StepProfile) -> float:
-    """The part of the computation of `profile`, 0 .. 1, that stays when the local batch shrinks, from two profiles.
+    """The fraction (0 .. 1) of the computation of `profile` that does not depend on the local batch, from two profiles.
 
-    A line through both (launching operators costs the same for every batch). Raises InvalidRequest where both have
+    From a line through both (launching operators costs the same for every batch). Raises InvalidRequest if both have
     the same local batch.
     """
     if profile.local_batch_size == other.local_batch_size:

@@ -1,6 +1,6 @@
-"""Bundles: a user's source file, and its neighbours if asked, as one zip that is the same bytes for the same files.
+"""Bundles: a user's source file, optionally with its neighbours, as a zip with the same bytes for the same files.
 
-What is unpacked came through a store and is not believed: everything is checked before anything is written.
+Bundles come from a store and are not trusted: everything is checked before anything is written.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 
 from springtide.core.errors import InvalidRequest, StorageError
 
-# Files of these kinds are neighbours; data belongs into the store that the task reads.
+# Files of these kinds are shipped as neighbours; data belongs in the store that the task reads.
 NEIGHBOUR_SUFFIXES = (".py", ".pyi", ".json", ".toml", ".yaml", ".yml", ".txt", ".cfg", ".ini")
 SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages", "build", "dist"})
 # What marks a folder as a virtual environment.
@@ -30,7 +30,7 @@ _SPARE_BYTES_PER_FILE = 4096
 
 
 class BundleLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a bundle may hold: files, and bytes of all of them before compression."""
+    """The limits of a bundle: its number of files, and their total size before compression."""
 
     max_files: int = 2_000
     max_bytes: int = 32 << 20
@@ -40,33 +40,33 @@ DEFAULT_LIMITS = BundleLimits()
 
 
 def pack(filename: str, text: str, import_root: Path | None = None, limits: BundleLimits = DEFAULT_LIMITS) -> bytes:
-    """A bundle of a file's text under that name, with the neighbours under `import_root` if one is given.
+    """Build a bundle of `text` as the file `filename`, with the neighbours under `import_root` if it is given.
 
-    The text stands for the file of that name, whatever has become of it meanwhile. Hidden folders, `__pycache__`,
-    virtual environments and links that lead out of the root are left out. Raises InvalidRequest over the limits.
+    `text` is used even if the file has changed meanwhile. Hidden folders, `__pycache__`, virtual environments and links
+    that lead out of the root are left out. Raises InvalidRequest above the limits.
     """
-    trouble = _trouble_with(filename)
-    if trouble:
-        raise InvalidRequest(f"{filename!r} cannot be shipped: {trouble}")
+    problem = _problem_with(filename)
+    if problem:
+        raise InvalidRequest(f"{filename!r} cannot be shipped: {problem}")
     files = {filename: text.encode()}
     total_bytes = len(files[filename])
-    mend = f"move {filename} into a folder that holds only what it imports"
+    advice = f"move {filename} into a folder that holds only what it imports"
     for path in _neighbours(import_root) if import_root is not None else ():
         name = path.relative_to(import_root).as_posix() if import_root is not None else ""
-        if name == filename or _trouble_with(name):
+        if name == filename or _problem_with(name):
             continue
-        # Asked before it is read: a file may be larger than the memory.
+        # The size is checked before the file is read, because it may not fit in memory.
         total_bytes += path.stat().st_size
         if len(files) >= limits.max_files:
-            raise InvalidRequest(f"{import_root} holds over {limits.max_files:,} files to ship; {mend}")
+            raise InvalidRequest(f"{import_root} holds over {limits.max_files:,} files to ship; {advice}")
         if total_bytes > limits.max_bytes:
             break
         try:
             files[name] = path.read_bytes()
         except OSError as error:
-            raise InvalidRequest(f"cannot read {path} to ship it: {error.strerror or error}; {mend}") from None
+            raise InvalidRequest(f"cannot read {path} to ship it: {error.strerror or error}; {advice}") from None
     if total_bytes > limits.max_bytes:
-        raise InvalidRequest(f"{filename} and its neighbours are over {limits.max_bytes:,} bytes to ship; {mend}")
+        raise InvalidRequest(f"{filename} and its neighbours are over {limits.max_bytes:,} bytes to ship; {advice}")
     return _zip_of(files)
 
 
@@ -83,7 +83,7 @@ def _zip_of(files: dict[str, bytes]) -> bytes:
 
 
 def _neighbours(root: Path) -> Iterator[Path]:
-    """Files of the known kinds under the root, in the order of their names."""
+    """Yield the files to ship under the root, sorted by folder and name."""
     if not root.is_dir():
         raise InvalidRequest(f"{root} is no directory to ship neighbours from")
     inside = os.path.realpath(root)
@@ -107,10 +107,10 @@ def _is_inside(path: Path, root: str) -> bool:
 
 
 def unpack(data: bytes | memoryview, into: Path, limits: BundleLimits = DEFAULT_LIMITS) -> list[Path]:
-    """Write a bundle's files under `into`, which must not exist or be empty; the paths written, in order.
+    """Write a bundle's files into `into`, which must not exist or be empty. Returns the paths written, in order.
 
-    Raises StorageError for a bundle that is broken, over the limits, or names a path outside its root; nothing is
-    written then.
+    Raises StorageError for a bundle that is broken, over the limits, or names a path outside its root; then nothing is
+    written.
     """
     if memoryview(data).nbytes > limits.max_bytes + limits.max_files * _SPARE_BYTES_PER_FILE:
         raise StorageError(f"a bundle of {memoryview(data).nbytes:,} bytes is over the limit; nothing was written")
@@ -150,7 +150,7 @@ def _files_of(data: bytes, limits: BundleLimits) -> dict[str, bytes]:
         left_bytes = limits.max_bytes
         for name, entry in sorted(zip(names, entries, strict=True), key=lambda pair: pair[0]):
             with archive.open(entry) as file:
-                # An entry may declare a wrong size: never more is unpacked than the limit leaves.
+                # An entry may declare a wrong size, so the read is limited to what the limit leaves.
                 content = file.read(left_bytes + 1)
             left_bytes -= len(content)
             if left_bytes < 0:
@@ -161,17 +161,17 @@ def _files_of(data: bytes, limits: BundleLimits) -> dict[str, bytes]:
 
 def _checked_name(entry: zipfile.ZipInfo) -> str:
     name = entry.orig_filename
-    trouble = _trouble_with(name)
+    problem = _problem_with(name)
     kind = stat.S_IFMT(entry.external_attr >> 16)
     if kind not in {0, stat.S_IFREG}:
-        trouble = trouble or "it is a link or a device, not a file"
-    if trouble:
-        raise StorageError(f"the bundle holds {name[:120]!r}: {trouble}; nothing was written")
+        problem = problem or "it is a link or a device, not a file"
+    if problem:
+        raise StorageError(f"the bundle holds {name[:120]!r}: {problem}; nothing was written")
     return name
 
 
-def _trouble_with(name: str) -> str:
-    """Why a file in a bundle cannot be called so; "" if it can."""
+def _problem_with(name: str) -> str:
+    """Why a file in a bundle cannot have this name; "" if it can."""
     parts = name.split("/")
     if not name or len(name) > _MAX_NAME_CHARS or any(not each.isprintable() for each in name):
         return "its name is empty, too long or cannot be printed"

@@ -1,7 +1,7 @@
 """The fence of one job's directory: a writer of a lower generation than the highest seen is refused.
 
-The compare-and-swap is an exclusive file lock around "read the fence, act, write the fence", so it holds between
-processes, and a writer that was stopped for an hour and wakes up is refused like any other.
+Comparing and writing happen under an exclusive file lock, so they are atomic between processes, and a writer that was
+suspended and resumes an hour later is refused like any other.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Fence:
         self._lock_path = directory / "fence.lock"
 
     def generation(self) -> int:
-        """The lowest generation that may still write; 0 where none has written yet."""
+        """The lowest generation that may still write; 0 if none has written yet."""
         try:
             return int(self._path.read_text())
         except FileNotFoundError:
@@ -40,7 +40,7 @@ class Fence:
 
     @contextmanager
     def writing(self, generation: int) -> Iterator[None]:
-        """Hold the fence while the body publishes. Raises Fenced if a newer generation has been here."""
+        """Hold the lock while the body publishes. Raises Fenced if a newer generation has written."""
         with self._locked():
             current = self.generation()
             if generation < current:

@@ -1,4 +1,4 @@
-"""Durable files: a reader sees the whole old content or the whole new one, whatever crashes in between."""
+"""Durable files: a reader sees the complete old or the complete new content, even after a crash."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def fsync_file(path: Path) -> None:
 
 
 def write_durable(path: Path, data: bytes, *, mode: int = 0o600) -> None:
-    """Write tmp, fsync, rename, fsync the directory. Raises StorageError; the old content then stands."""
+    """Write a temporary file, fsync, rename, fsync the directory. Raises StorageError; then the old content stays."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)

@@ -1,7 +1,7 @@
-"""Frames: named tensors as bytes in the safetensors format, without torch and without copies of what is read.
+"""Frames: named tensors as bytes in the safetensors format, without torch and without copies on reading.
 
-Eight bytes of header length, a JSON header (dtype, shape and offsets by name), then the tensors without gaps.
-https://huggingface.co/docs/safetensors. A frame comes from a store that others write: nothing in it is believed.
+Eight bytes of header length, a JSON header (dtype, shape and offsets by name), then the tensors without gaps; see
+https://huggingface.co/docs/safetensors. Frames come from a store that others write, so everything in them is checked.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from springtide.core.errors import StorageError
 
-# Bytes of one element by the format's names, in the order in which its own library sorts types: the widest come last.
-# What has no byte of its own (4 and 6 bit) is refused.
+# Bytes of one element by the format's type names, in the order in which its library sorts types: the widest come last.
+# Types of less than a byte (4 and 6 bit) are refused.
 ELEMENT_BYTES: Mapping[str, int] = MappingProxyType(
     {
         "BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1,
@@ -27,7 +27,7 @@ ELEMENT_BYTES: Mapping[str, int] = MappingProxyType(
         "C64": 8, "F64": 8, "I64": 8, "U64": 8,
     }
 )  # fmt: skip
-# The same by the names of numpy and torch.
+# The format's type names by those of numpy and torch.
 _CODES: Mapping[str, str] = MappingProxyType(
     {
         "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32", "int32": "I32",
@@ -41,7 +41,7 @@ _METADATA = "__metadata__"
 
 
 class FrameLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a reader takes, checked before anything is parsed or reserved."""
+    """The limits of a reader, checked before anything is parsed or allocated."""
 
     max_bytes: int = 8 << 30
     max_header_bytes: int = 4 << 20
@@ -52,8 +52,8 @@ class FrameLimits(msgspec.Struct, frozen=True, kw_only=True):
 class FrameTensor(msgspec.Struct, frozen=True):
     """A tensor's type, shape and bytes (little-endian, row-major).
 
-    `dtype` is one of `ELEMENT_BYTES` or of numpy's or torch's names ("float32", "torch.bfloat16"); `data` is any
-    contiguous buffer. What was decoded has the format's names and read-only views of the frame.
+    `dtype` is a name of `ELEMENT_BYTES`, numpy or torch ("float32", "torch.bfloat16"); `data` is any contiguous buffer.
+    Decoded tensors have the format's names, and read-only views of the frame as data.
     """
 
     dtype: str
@@ -61,7 +61,7 @@ class FrameTensor(msgspec.Struct, frozen=True):
     data: Any
 
     def array(self) -> npt.NDArray[Any]:
-        """As a numpy array over the same bytes; types unknown to numpy (bfloat16, 8-bit floats) as uint16 and uint8."""
+        """A numpy array over the same bytes; types that numpy lacks (bfloat16, 8-bit floats) as uint16 and uint8."""
         code = dtype_code(self.dtype)
         names = {code: name for name, code in _CODES.items()}
         is_known = code in {"BOOL", "C64"} or code[0] in "UI" or code in {"F16", "F32", "F64"}
@@ -70,7 +70,7 @@ class FrameTensor(msgspec.Struct, frozen=True):
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """What a frame holds: tensors by name, in the frame's order, and metadata about them."""
+    """The content of a frame: tensors by name, in the frame's order, and metadata."""
 
     tensors: dict[str, FrameTensor]
     metadata: dict[str, str]
@@ -83,7 +83,7 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def dtype_code(name: str) -> str:
-    """The format's name of a type given by any of its names. Raises StorageError for one that no frame can hold."""
+    """The format's name of a type given by any of its names. Raises StorageError for types that a frame cannot hold."""
     code = name if name in ELEMENT_BYTES else _CODES.get(name.removeprefix("torch."))
     if code is None:
         raise StorageError(f"no frame can hold the type {name!r}; it can hold {', '.join(_CODES)}")
@@ -91,19 +91,19 @@ def dtype_code(name: str) -> str:
 
 
 def tensor_of(array: npt.NDArray[Any]) -> FrameTensor:
-    """A numpy array as a frame's tensor; copied only if it is not contiguous. Raises StorageError for other types."""
+    """A numpy array as a frame's tensor; copied only if it is not contiguous. Raises StorageError for unknown types."""
     if array.dtype.byteorder == ">":
         array = array.astype(array.dtype.newbyteorder("<"))
     return FrameTensor(dtype_code(array.dtype.name), array.shape, np.ascontiguousarray(array).reshape(-1))
 
 
 def encode(tensors: Mapping[str, FrameTensor], metadata: Mapping[str, str] | None = None) -> bytes:
-    """A frame of these tensors; the same tensors and metadata make the same bytes, and each tensor is copied once.
+    """Encode a frame. The same tensors and metadata give the same bytes; each tensor is copied once.
 
-    Raises StorageError for what does not fit together.
+    Raises StorageError if the bytes of a tensor do not fit its type and shape.
     """
     named = [(name, dtype_code(tensor.dtype), tensor) for name, tensor in tensors.items()]
-    # Wide types first, then by name: every tensor begins at a multiple of its element.
+    # Wide types first, then by name, so that every tensor starts at a multiple of its element size.
     order = list(ELEMENT_BYTES)
     named.sort(key=lambda each: (-order.index(each[1]), each[0]))
     header: dict[str, Any] = {_METADATA: dict(sorted(metadata.items()))} if metadata else {}
@@ -126,7 +126,7 @@ def _bytes_of(name: str, tensor: FrameTensor, code: str) -> memoryview:
     view = memoryview(tensor.data)
     if not view.c_contiguous:
         raise StorageError(f"the bytes of tensor {name} are not contiguous; make a contiguous copy first")
-    # A view of nothing cannot be cast where its shape holds a zero.
+    # An empty view whose shape contains a zero cannot be cast.
     view = view.cast("B") if view.nbytes else memoryview(b"")
     wanted = math.prod(tensor.shape) * ELEMENT_BYTES[code]
     if any(size < 0 for size in tensor.shape) or view.nbytes != wanted:
@@ -140,7 +140,7 @@ DEFAULT_LIMITS = FrameLimits()
 
 
 def decode(data: bytes | bytearray | memoryview, limits: FrameLimits = DEFAULT_LIMITS) -> Frame:
-    """Read a frame; its tensors are views of `data`. Raises StorageError for anything that is not wholly a frame."""
+    """Decode a frame; its tensors are views of `data`. Raises StorageError for anything that is not a valid frame."""
     view = memoryview(data).toreadonly()
     view = view.cast("B") if view.nbytes else view
     if view.nbytes > limits.max_bytes:

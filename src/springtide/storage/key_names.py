@@ -1,4 +1,4 @@
-"""What may be a key: one check for all stores, so that what one of them takes, every other takes, too."""
+"""The check of keys, the same for all stores, so that a key that one store accepts is valid in every other."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from springtide.core.errors import StorageError
 
 MAX_KEY_CHARS = 512
-# A part becomes a file's name where the store is a directory, with a little room for what the store appends.
+# A part becomes a file name if the store is a directory, with room for a suffix that the store appends.
 MAX_PART_CHARS = 240
 _KEY = re.compile(r"[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*", re.ASCII)
 _PREFIX = re.compile(r"[A-Za-z0-9._/-]*", re.ASCII)
 
 
 def checked_key(key: str) -> str:
-    """The key as it is. Raises StorageError unless it is parts of letters, digits, `.`, `_`, `-`, joined by `/`."""
+    """Return the key. Raises StorageError unless it is parts of letters, digits, `.`, `_`, `-`, joined by `/`."""
     if len(key) > MAX_KEY_CHARS:
         raise StorageError(f"a key has at most {MAX_KEY_CHARS} characters, this one {len(key)}: {key[:60]}...")
     if _KEY.fullmatch(key) is None:
@@ -30,12 +30,12 @@ def checked_key(key: str) -> str:
 
 
 def checked_keys(keys: Iterable[str]) -> list[str]:
-    """All of them, each once, in the order given. Raises StorageError as `checked_key` does."""
+    """Return the keys without duplicates, in the order given. Raises like `checked_key`."""
     return [checked_key(key) for key in dict.fromkeys(keys)]
 
 
 def checked_prefix(prefix: str) -> str:
-    """The beginning of keys, which may be empty or end within a part. Raises StorageError if no key begins so."""
+    """Return the prefix, which may be empty or end within a part. Raises StorageError if no key can begin with it."""
     if (
         len(prefix) > MAX_KEY_CHARS
         or _PREFIX.fullmatch(prefix) is None

@@ -1,6 +1,6 @@
-"""When to ask again: growing, jittered intervals for stores that cannot wake waiters, and for servers in trouble.
+"""Polling and retrying at growing, jittered intervals: for stores that cannot wake waiters, and for busy servers.
 
-Clock, sleep and chance come from outside; `real_pace` is the machine's.
+Clock, sleep and random draws are arguments; `real_pace` returns those of the machine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Answer = TypeVar("Answer")
 
 
 class PollInterval(msgspec.Struct, frozen=True, kw_only=True):
-    """A clock that never goes back (seconds), a way to sleep (seconds), and draws from [0, 1)."""
+    """A monotonic clock (seconds), a function that sleeps (seconds), and random draws from [0, 1)."""
 
     now_s: Callable[[], float]
     sleep: Callable[[float], None]
@@ -24,8 +24,8 @@ class PollInterval(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def real_pace() -> PollInterval:
-    """The machine's clock and sleep. The draws decide only when to ask again, never what comes out."""
-    # Waiting is a store's job, so this is where the clock of the machine comes in.
+    """The machine's clock and sleep. The draws affect only the times of requests, never results."""
+    # Stores wait, so here the machine's clock is allowed.
     return PollInterval(now_s=time.monotonic, sleep=time.sleep, draw=_draw)  # noqa: TID251
 
 
@@ -34,11 +34,12 @@ def _draw() -> float:
 
 
 class Intervals(msgspec.Struct, frozen=True, kw_only=True):
-    """The lengths of the pauses between two requests: from `first_s`, times `growth` each, up to `cap_s`.
+    """Lengths of the pauses between requests: `first_s` at first, each `growth` times the previous one, up to `cap_s`.
 
-    With growth g the newest pause is (g-1)/g of the time waited so far: what is waited for is seen late by half of
-    that on average, one part in twenty. Slower growth costs requests, faster growth the time of all functions that
-    wait for this one. Each pause is drawn between 1 - `jitter_fraction` and 1 of its length, so that many waiters part.
+    With growth g the newest pause is (g-1)/g of the time waited so far, and an object is found half a pause late on
+    average: by one part in twenty of the wait for g = 1.1. Slower growth costs requests, faster growth delays all
+    functions that wait for this one. Each pause is drawn between 1 - `jitter_fraction` and 1 of its length, so that
+    many waiters do not poll at the same time.
     """
 
     first_s: float
@@ -47,7 +48,7 @@ class Intervals(msgspec.Struct, frozen=True, kw_only=True):
     jitter_fraction: float = 0.25
 
     def lengths(self, draw: Callable[[], float], begin_s: float = 0.0) -> Iterator[float]:
-        """Seconds to pause before the second request, the third, and so on, without end; from `begin_s` if given."""
+        """Yield the pauses before the second and all later requests; a larger `begin_s` replaces `first_s`."""
         length_s = max(self.first_s, min(begin_s, self.cap_s))
         while True:
             yield length_s * (1.0 - self.jitter_fraction * draw())
@@ -55,7 +56,7 @@ class Intervals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PollState(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a waiter has come that gave up for now: when it asked last, and how long its last pause was."""
+    """The state of a wait that timed out: when it asked last, and its last pause."""
 
     at_s: float
     pause_s: float
@@ -68,9 +69,9 @@ def ask_until(
     pace: PollInterval,
     before: PollState | None = None,
 ) -> tuple[Answer | None, PollState]:
-    """Ask at growing intervals until there is an answer, and a last time at the timeout. None: there was none.
+    """Ask at growing intervals until there is an answer, and a last time at the timeout. None: no answer.
 
-    A caller that waits in slices passes the state of the slice `before`: the pauses go on growing where they were.
+    A caller that waits in slices passes the state of the previous slice as `before`, so that the pauses go on growing.
     """
     deadline_s = pace.now_s() + timeout_s
     lengths = intervals.lengths(pace.draw, before.pause_s if before else 0.0)

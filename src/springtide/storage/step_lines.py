@@ -1,4 +1,4 @@
-"""Lines of a step log on their way: what may be added, what says that some are lacking, how a container says them."""
+"""Lines of a step log in transit: lines that the log lacks, lines that mark gaps, and lines in a container's output."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from typing import Any
 # A step and its line.
 Line = tuple[int, str]
 _NUM_LOST = "num_lost"
-# Prefix of the lines that a container prints at its end because the store lacks them; readers of its output strip them.
+# A container prints the lines that the store lacks at its end with this prefix; readers of its output strip them.
 WORD = "springtide-steps: "
-# So many lines are said in one: a container's log cuts what is longer than 16 KiB.
-_LINES_SAID_AT_ONCE = 64
-_MAX_SAID_BYTES = 1 << 20
+# How many lines are packed into one line of output: logs of containers cut lines at 16 KiB.
+_LINES_PER_OUTPUT = 64
+_MAX_UNPACKED_BYTES = 1 << 20
 
 
 def gap_line(generation: int, first_step: int, last_step: int) -> Line:
-    """The line that stands for steps whose lines are lost."""
-    told = {"generation": generation, "step": last_step, _NUM_LOST: last_step - first_step + 1}
-    return last_step, json.dumps(told)
+    """The line that marks steps whose lines are lost."""
+    record = {"generation": generation, "step": last_step, _NUM_LOST: last_step - first_step + 1}
+    return last_step, json.dumps(record)
 
 
 def is_gap(record: Mapping[str, Any]) -> bool:
-    """Whether a record of the log is of no step, but says that some are lacking."""
+    """Whether a record of the log marks a gap instead of a step."""
     return _NUM_LOST in record
 
 
 def lost_steps(record: Mapping[str, Any]) -> tuple[int, int]:
-    """The first and the last step that a gap stands for."""
+    """The first and the last step of a gap."""
     return record["step"] - record[_NUM_LOST] + 1, record["step"]
 
 
 def lines_above(lines: Iterable[Line], step: int) -> list[Line]:
-    """The ascending lines above `step`, the last one in the log, after a line for the gap in between, if any.
+    """The lines (ascending) above `step`, which is the last in the log, after a gap line for steps in between, if any.
 
-    A line that already says that steps were lost stays one, as far as the log lacks them.
+    If the first of them is a gap line itself, it is cut to the steps that the log lacks.
     """
     lacking = [line for line in lines if line[0] > step]
     if not lacking:
@@ -50,15 +50,15 @@ def lines_above(lines: Iterable[Line], step: int) -> list[Line]:
     return [*gap, *lacking]
 
 
-def say_lines(lines: Sequence[Line]) -> list[str]:
-    """The lines as a container says them, many in one."""
-    return [_pack(lines[first : first + _LINES_SAID_AT_ONCE]) for first in range(0, len(lines), _LINES_SAID_AT_ONCE)]
+def pack_lines(lines: Sequence[Line]) -> list[str]:
+    """Pack lines for a container's output, many into one."""
+    return [_pack(lines[first : first + _LINES_PER_OUTPUT]) for first in range(0, len(lines), _LINES_PER_OUTPUT)]
 
 
-def hear_lines(said: Iterable[str]) -> list[Line]:
-    """The lines that were said, ascending; what is none, or of a step that came before, is left out."""
+def unpack_lines(output: Iterable[str]) -> list[Line]:
+    """Unpack lines from a container's output, ascending; anything else, and repeated steps, are left out."""
     lines: list[Line] = []
-    for text in said:
+    for text in output:
         for line in _unpack(text):
             if not lines or line[0] > lines[-1][0]:
                 lines.append(line)
@@ -66,7 +66,7 @@ def hear_lines(said: Iterable[str]) -> list[Line]:
 
 
 def whole_lines(data: bytes) -> Iterator[Line]:
-    """The lines in a file of them that are whole; the last one may have been cut by a death."""
+    """The complete lines of a file; the last one may be cut off if its writer was killed."""
     for raw in data.split(b"\n")[:-1]:
         try:
             record = json.loads(raw)
@@ -82,10 +82,10 @@ def _pack(lines: Sequence[Line]) -> str:
 
 
 def _unpack(text: str) -> Iterator[Line]:
-    # It comes out of a container in which anything may be printed.
+    # User code may print anything to the container's output, so the text is checked.
     try:
         packed = base64.b64decode(text.removeprefix(WORD).strip(), validate=True)
-        data = zlib.decompressobj().decompress(packed, _MAX_SAID_BYTES)
+        data = zlib.decompressobj().decompress(packed, _MAX_UNPACKED_BYTES)
     except (binascii.Error, ValueError, zlib.error):
         return
     yield from whole_lines(data)

@@ -18,7 +18,7 @@ from springtide.core.wire.workers import CheckpointWritten, Failed, Finished, Le
 from springtide.core.workload import ReplicaId
 from springtide.runtime.process.exits import EXIT_GRACE
 from springtide.storage.datasets.store import put_dataset
-from springtide.storage.step_lines import WORD, hear_lines, lines_above
+from springtide.storage.step_lines import WORD, lines_above, unpack_lines
 
 pytestmark = pytest.mark.slow
 NUM_STEPS = 39
@@ -277,7 +277,7 @@ def test_a_worker_that_dies_while_the_store_is_away_leaves_its_steps_on_its_outp
     assert logged == list(range(1, len(logged) + 1))
     assert len(logged) < last
     said = [line for line in (plane.directory / "job.0.out").read_text().splitlines() if line.startswith(WORD)]
-    lines = hear_lines(said)
+    lines = unpack_lines(said)
     assert lines[0][0] == len(logged) + 1
     assert lines[-1][0] >= last
     plane.store.log_steps(plane.generation, lambda step: lines_above(lines, step))

@@ -18,7 +18,7 @@ from springtide.runtime.elastic import remote_steps
 from springtide.runtime.elastic.remote_steps import RemoteStepLog
 from springtide.runtime.elastic.step_log import StepRecord
 from springtide.runtime.elastic.step_spool import SPOOL_NAME, StepSpool, said_of
-from springtide.storage.step_lines import gap_line, hear_lines, is_gap, lines_above, say_lines
+from springtide.storage.step_lines import gap_line, is_gap, lines_above, pack_lines, unpack_lines
 from springtide.storage.stores.open import open_store
 from springtide.storage.workloads.store import WorkloadStore
 
@@ -267,7 +267,7 @@ def test_a_disk_without_room_costs_no_step(open_log, url, tmp_path):
 
 
 def heard(log):
-    return hear_lines(said_of(log._spool._directory))
+    return unpack_lines(said_of(log._spool._directory))
 
 
 def test_the_keeper_says_what_the_store_lacks_of_a_leader_however_that_ended(open_log, url, monkeypatch):
@@ -293,7 +293,7 @@ def test_a_line_that_a_death_has_cut_is_none(tmp_path):
     spool.note(leads=True, written_step=0)
     (path,) = (tmp_path / SPOOL_NAME).glob("*.jsonl")
     path.write_bytes(path.read_bytes()[:-5])
-    assert [step for step, _ in hear_lines(said_of(tmp_path / SPOOL_NAME))] == [1]
+    assert [step for step, _ in unpack_lines(said_of(tmp_path / SPOOL_NAME))] == [1]
 
 
 def test_of_too_many_the_newest_are_said_and_how_many_are_not(tmp_path):
@@ -302,19 +302,19 @@ def test_of_too_many_the_newest_are_said_and_how_many_are_not(tmp_path):
     spool.note(leads=True, written_step=20)
     said = said_of(tmp_path / SPOOL_NAME, max_lines=200)
     assert max(map(len, said)) < 16_000
-    lines = hear_lines(said)
+    lines = unpack_lines(said)
     assert lines[0] == gap_line(3, 21, 100)
     assert [step for step, _ in lines[1:]] == list(range(101, 301))
 
 
 def test_anything_may_be_printed_and_only_lines_are_heard():
     lines = [(4, '{"generation": 1, "step": 4}'), (5, '{"generation": 1, "step": 5}')]
-    (good,) = say_lines(lines)
+    (good,) = pack_lines(lines)
     bomb = base64.b64encode(zlib.compress(b"x" * (64 << 20))).decode()
     strange = [good[:40], "springtide-steps: ???", "springtide-steps: AAAA", "", f"springtide-steps: {bomb}"]
-    assert hear_lines(strange) == []
-    (other,) = say_lines([(3, "[]"), (4, '{"step": 4}'), (5, '{"generation": 1, "step": 5}')])
-    assert hear_lines([good, good, *strange, other]) == lines
+    assert unpack_lines(strange) == []
+    (other,) = pack_lines([(3, "[]"), (4, '{"step": 4}'), (5, '{"generation": 1, "step": 5}')])
+    assert unpack_lines([good, good, *strange, other]) == lines
 
 
 def test_a_gap_in_what_is_handed_in_is_as_long_as_what_the_log_lacks():

@@ -15,7 +15,7 @@ from springtide.service.logs.upload import MAX_WAIT_S, LogUploader
 from springtide.service.reconciler.admission import ResourceAdmission
 from springtide.service.submission.source_stores import ObjectSources
 from springtide.service.submission.submission import SubmissionService
-from springtide.storage.step_lines import gap_line, say_lines
+from springtide.storage.step_lines import gap_line, pack_lines
 from springtide.storage.stores.checked import CheckedStore
 from springtide.storage.stores.files import FileStore
 from springtide.storage.workloads.store import WorkloadStore
@@ -49,7 +49,7 @@ class House:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         if lines:
-            path.with_suffix(".steps").write_text("".join(f"{line}\n" for line in say_lines(lines)))
+            path.with_suffix(".steps").write_text("".join(f"{line}\n" for line in pack_lines(lines)))
         if has_ended:
             path.with_suffix(".ended").touch()
         self.uploader.add(self.job_id, ReplicaId(replica))

@@ -56,17 +56,17 @@ def test_waiting_costs_nothing_of_the_link_until_something_is_there():
 
 def test_requests_in_flight_share_the_rate_and_overlap_their_latencies():
     lanes = Lanes(DuplexLink(up_bytes_per_s=MB, down_bytes_per_s=MB, latency_s=0.5), VirtualTime().pace())
-    ends = [lanes.up.carry(0.0, MB) + lanes.link.latency_s for _ in range(4)]
+    ends = [lanes.up.reserve(0.0, MB) + lanes.link.latency_s for _ in range(4)]
     assert ends == pytest.approx([1.5, 2.5, 3.5, 4.5])
-    assert lanes.down.carry(0.0, MB) == pytest.approx(1.0)
-    assert lanes.up.carry(10.0, MB) == pytest.approx(11.0)
+    assert lanes.down.reserve(0.0, MB) == pytest.approx(1.0)
+    assert lanes.up.reserve(10.0, MB) == pytest.approx(11.0)
 
 
 def test_a_record_does_not_queue_behind_a_large_object_but_its_bytes_count():
     lane = Lane(MB)
-    lane.carry(0.0, 50 * MB)
-    assert lane.carry(1.0, SMALL_BYTES) == pytest.approx(1.0 + SMALL_BYTES / MB)
-    assert lane.carry(1.0, 20_000) == pytest.approx(50.0 + (SMALL_BYTES + 20_000) / MB)
+    lane.reserve(0.0, 50 * MB)
+    assert lane.reserve(1.0, SMALL_BYTES) == pytest.approx(1.0 + SMALL_BYTES / MB)
+    assert lane.reserve(1.0, 20_000) == pytest.approx(50.0 + (SMALL_BYTES + 20_000) / MB)
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 0.5), st.integers(0, 3 * SMALL_BYTES)), min_size=1, max_size=40))
@@ -83,7 +83,7 @@ def test_neither_kind_of_object_is_carried_faster_than_the_rate(requests):
             if (num_bytes <= SMALL_BYTES) == is_small:
                 first_s = now_s if first_s is None else first_s
                 total_bytes += num_bytes
-                end_s = max(end_s, lane.carry(now_s, num_bytes))
+                end_s = max(end_s, lane.reserve(now_s, num_bytes))
         if first_s is not None:
             assert end_s - first_s >= total_bytes / MB - 1e-9
 
@@ -92,7 +92,7 @@ def test_two_stores_of_one_machine_share_its_lanes():
     time = VirtualTime()
     lanes = Lanes(DuplexLink(up_bytes_per_s=MB), time.pace())
     objects, parameters = LinkedStore(memory_store(), lanes), LinkedStore(memory_store(), lanes)
-    lanes.up.carry(0.0, MB)
+    lanes.up.reserve(0.0, MB)
     parameters.put("a", bytes(MB))
     assert time.now_s == pytest.approx(2.0)
     objects.put("b", bytes(MB))

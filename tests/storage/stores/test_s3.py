@@ -227,8 +227,8 @@ def test_an_endpoint_in_the_open_must_be_asked_for():
     with pytest.raises(InvalidRequest, match="allow_http=true"):
         S3Place(bucket="tests", endpoint="http://storage.example.com")
     assert S3Place(bucket="tests", endpoint="http://storage.example.com", is_plain_http_allowed=True).host
-    assert S3Place(bucket="tests", endpoint="http://storage.example.com", is_plain_http_allowed=True).is_in_the_open
-    assert not S3Place(bucket="tests").is_in_the_open
+    assert S3Place(bucket="tests", endpoint="http://storage.example.com", is_plain_http_allowed=True).is_unencrypted
+    assert not S3Place(bucket="tests").is_unencrypted
     assert S3Place(bucket="tests", endpoint="https://storage.example.com").host == "https://storage.example.com"
     assert S3Place(bucket="tests", region="eu-west-1").host == "AWS (eu-west-1)"
 

@@ -112,7 +112,7 @@ def _profile_service(
     options: Mapping[str, Any],
 ) -> None:
     from springtide.core.options.kinds import check_params, objective_s
-    from springtide.perf.share_profile import EXECUTION_FRACTION, inference_profile, settled_trial
+    from springtide.perf.share_profile import EXECUTION_FRACTION, chosen_trial, inference_profile
     from springtide.runtime.profiling.share_profiler import ShareSpec
     from springtide.solvers.search.share_search import BATCH_SIZES, limit_of, search_efficacy
 
@@ -140,7 +140,7 @@ def _profile_service(
     with _trials(session, spec, limit_s, options) as trials:
         batch_sizes = BATCH_SIZES if trials.is_batchable else BATCH_SIZES[:1]
         optimum = search_efficacy(lambda size, share: trials.latency_s(size, share, bound_s), bound_s, batch_sizes)
-        best = settled_trial(optimum)
+        best = chosen_trial(optimum)
         at_limit_s = trials.latency_s(best.batch_size, limit_of(best.share), bound_s) if best else 0.0
         subject = _subject(path, found.name, source.object_name, trials, options)
         profile = inference_profile(subject, slo_s, optimum, at_limit_s)

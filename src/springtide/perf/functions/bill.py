@@ -1,7 +1,7 @@
-"""What runs on function services cost: usage times prices, and what a step of a plan is expected to use.
+"""The cost of runs on function services: usage times prices, and the expected usage of a step of a plan.
 
-Functions are the smaller half of it where steps are short: each object on its way is a request, each look for one that
-is not there yet is one, too, and both are priced here (FuncPipe's cost, equation 6, knows function time alone).
+With short steps, requests cost more than function time: each transferred object is a request, and so is each poll for
+one that does not exist yet. Both are priced here, while FuncPipe's cost (equation 6) has function time only.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ BYTES_PER_GB = 1 << 30
 # What providers call a month of storage: 730 hours.
 SECONDS_PER_MONTH = 730 * 3600.0
 SECONDS_PER_HOUR = 3600.0
-# Counts of a step may be fractions (a state saved every tenth step), those of this many steps hardly are.
+# Counts per step may be fractional (a state saved every tenth step), so costs are computed over this many steps.
 _MANY_STEPS = 1000
 
 
 class PollPacing(msgspec.Struct, frozen=True, kw_only=True):
-    """How a store is asked for a key that is not there yet: at once, then at intervals that grow up to the longest.
+    """How a store is polled for a key: at once, then at growing intervals up to the longest.
 
-    The intervals are those of the store for an S3 API on average, which draws each between 0.75 of it and all of it.
+    These are the mean intervals of the S3 store, which draws each between 0.75 and 1 of its length.
     """
 
     first_s: float = 0.022
@@ -34,13 +34,13 @@ class PollPacing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepHabits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step asks of the stores beside its activations and gradients, and what a lifetime costs each function.
+    """How often functions make requests besides those for activations and gradients, and how long they live.
 
-    Functions report at every step but not more often than `report_interval_s`, read the control record at every step
-    and every `control_interval_s`; the coordinator reads every function's report every `read_interval_s`. A state is
-    saved after every `save_every` steps; `num_states_kept` of them lie in the store. In a lifetime of `lifetime_s` a
-    function works all but the `start_s` in which its successor warms up beside it. With a parameter store everything
-    that travels goes through it, and waiting there is free.
+    Functions report at every step, but at most every `report_interval_s`, and read the control record at every step and
+    every `control_interval_s`; the coordinator reads every function's report every `read_interval_s`. A state is saved
+    after every `save_every` steps; `num_states_kept` of them are stored. Of its `lifetime_s` a function works all but
+    the `start_s` in which its successor warms up. With a parameter store all transfers go through it, and waiting there
+    costs no requests.
     """
 
     save_every: int = 1
@@ -55,9 +55,9 @@ class StepHabits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepSizes(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of a step: what crosses each boundary between stages per micro-batch, and each stage's parameters.
+    """Bytes of a step: transfers across each boundary between stages per micro-batch, and each stage's parameters.
 
-    `state_factor` is a saved state over its parameters: with Adam two moments come on top.
+    `state_factor` is the size of a saved state over that of its parameters: Adam adds two moments.
     """
 
     activation_bytes: tuple[int, ...] = ()
@@ -71,7 +71,7 @@ USUAL_HABITS = StepHabits()
 
 
 def bill_of(usage: Usage, prices: FunctionPrices, profiling_usage: Usage | None = None) -> Bill:
-    """Price what was used. What profiling used, where it is given apart, becomes one item of its own."""
+    """Price usage. The usage of profiling, if given, becomes a separate item."""
     profiling_usd = 0.0 if profiling_usage is None else bill_of(profiling_usage, prices).total_usd
     return Bill(
         function_usd=usage.function_gb_s * prices.usd_per_gb_s,
@@ -84,12 +84,12 @@ def bill_of(usage: Usage, prices: FunctionPrices, profiling_usage: Usage | None 
 
 
 def gb_s_of(memory_mb: float, duration_s: float) -> float:
-    """Function time as it is charged: memory in units of 1,024 MB, times seconds."""
+    """Charged function time: memory in units of 1,024 MB, times seconds."""
     return memory_mb / MB_PER_GB * duration_s
 
 
 def sizes_of(plan: FunctionPlan, profile: ModelProfile) -> StepSizes:
-    """What the layers of a profile make of a plan's boundaries and stages. Micro-batches are scaled to the plan's."""
+    """The sizes of a plan's boundaries and stages from a profile, scaled to the plan's micro-batches."""
     scale = plan.micro_batch_size / profile.micro_batch_size
     layers = profile.layers
     inner = plan.stages[:-1]
@@ -105,9 +105,9 @@ def sizes_of(plan: FunctionPlan, profile: ModelProfile) -> StepSizes:
 def collective_requests(
     collective: Collective, num_ranks: int, num_chunks: int = 1, num_shards: int = 0
 ) -> tuple[float, float]:
-    """Puts and gets of one rank in one all-reduce through a store, waiting left out: a rank's part of all ranks'.
+    """Puts and gets of one rank in one all-reduce through a store, without polls.
 
-    They are those of `sync_requests`; where ranks ask differently often (a server, fewer shards than ranks), the mean.
+    The mean over all ranks, which differ with a server or with fewer shards than ranks.
     """
     if num_ranks <= 1:
         return 0, 0
@@ -116,7 +116,7 @@ def collective_requests(
 
 
 def expected_polls(wait_s: float, pacing: PollPacing) -> float:
-    """How many times a store is asked in vain during a wait of `wait_s`, at the growing intervals of `pacing`."""
+    """The number of unsuccessful polls during a wait of `wait_s`."""
     polls, asked_at_s, interval_s = 0.0, 0.0, pacing.first_s
     while asked_at_s < wait_s:
         if interval_s >= pacing.longest_s:
@@ -135,16 +135,16 @@ def usage_of_steps(
     *,
     num_steps: int = 1,
 ) -> Usage:
-    """What `num_steps` steps of `step_s` seconds use, in expectation: counts are rounded up once, at the end.
+    """The expected usage of `num_steps` steps of `step_s` seconds; counts are rounded up once, at the end.
 
-    A function's receiving lane waits all through the step, so its waits share the step among its objects: the polls
-    are those of a step that is bound by others, the most there can be without a fault.
+    The download lane of a function is assumed to wait during the whole step, divided among its objects. This is an
+    upper bound of the polls of a step without faults.
     """
     num_stages, num_replicas, num_micro = len(plan.stages), plan.num_replicas, plan.num_micro_batches
-    moved = 2 * (num_stages - 1) * num_micro * num_replicas
+    transfers = 2 * (num_stages - 1) * num_micro * num_replicas
     puts, gets = collective_requests(plan.collective, num_replicas, plan.num_chunks, plan.num_shards)
-    wire_puts = moved + puts * plan.num_functions
-    wire_gets = moved + gets * plan.num_functions
+    wire_puts = transfers + puts * plan.num_functions
+    wire_gets = transfers + gets * plan.num_functions
     polls = 0.0
     if not habits.has_parameter_store:
         for stage in range(num_stages):
@@ -158,16 +158,16 @@ def usage_of_steps(
     controls = functions * max(1.0, step_s / habits.control_interval_s)
     read = functions * step_s / habits.read_interval_s
     saves = 2 * num_stages / habits.save_every
-    lives = step_s / max(habits.lifetime_s - habits.start_s, 1e-9)
-    warming_gb_s = lives * gb_s_of(plan.memory_mb, habits.start_s)
-    # A hand-over: the successor's first look at control and job, the state there and back, a look at which functions
-    # have left.
-    handed = functions * lives
+    lifetimes = step_s / max(habits.lifetime_s - habits.start_s, 1e-9)
+    warming_gb_s = lifetimes * gb_s_of(plan.memory_mb, habits.start_s)
+    # A handover: the successor reads control record and job, the state is saved and loaded, and functions check which
+    # ones have left.
+    handovers = functions * lifetimes
     return Usage(
         function_gb_s=num_steps * (gb_s_of(plan.memory_mb, step_s) + warming_gb_s),
-        num_invocations=math.ceil(num_steps * handed),
-        num_puts=math.ceil(num_steps * (wire_puts + reports + saves + 4 * handed)),
-        num_gets=math.ceil(num_steps * (wire_gets + polls + controls + read + 6 * handed)),
+        num_invocations=math.ceil(num_steps * handovers),
+        num_puts=math.ceil(num_steps * (wire_puts + reports + saves + 4 * handovers)),
+        num_gets=math.ceil(num_steps * (wire_gets + polls + controls + read + 6 * handovers)),
         num_deletes=math.ceil(num_steps * (wire_puts + saves)),
         stored_gb_s=num_steps * _stored_gb(plan, sizes, habits) * step_s,
         parameter_store_s=num_steps * step_s if habits.has_parameter_store else 0.0,
@@ -181,13 +181,13 @@ def step_usd(
     sizes: StepSizes = NO_SIZES,
     habits: StepHabits = USUAL_HABITS,
 ) -> float:
-    """What one step of `step_s` seconds costs in US dollars, functions, requests and storage together."""
+    """The cost of one step of `step_s` seconds in US dollars: functions, requests and storage."""
     usage = usage_of_steps(plan, step_s, sizes, habits, num_steps=_MANY_STEPS)
     return bill_of(usage, prices).total_usd / _MANY_STEPS
 
 
 def usage_of_start(plan: FunctionPlan, start_s: float) -> Usage:
-    """What it takes until the first step begins: every function's invocation, warm-up and first look around."""
+    """The usage until the first step begins: invocations, warm-up and first reads of every function."""
     functions = plan.num_functions
     return Usage(
         function_gb_s=gb_s_of(plan.memory_mb, start_s),
@@ -198,12 +198,12 @@ def usage_of_start(plan: FunctionPlan, start_s: float) -> Usage:
 
 
 def _stored_gb(plan: FunctionPlan, sizes: StepSizes, habits: StepHabits) -> float:
-    """What lies in the object store at a time: the states that are kept, and a step's objects until they are gone."""
+    """The mean size of stored objects: the states that are kept, and the objects of a step until they are deleted."""
     states = habits.num_states_kept * sizes.state_factor * sum(sizes.parameter_bytes)
-    moving = 0.0
+    in_transit = 0.0
     if not habits.has_parameter_store:
         crossing = sum(sizes.activation_bytes) + sum(sizes.gradient_bytes)
-        moving = plan.num_replicas * plan.num_micro_batches * crossing
+        in_transit = plan.num_replicas * plan.num_micro_batches * crossing
         if plan.num_replicas > 1:
-            moving += plan.num_replicas * sum(sizes.parameter_bytes)
-    return (states + moving) / BYTES_PER_GB
+            in_transit += plan.num_replicas * sum(sizes.parameter_bytes)
+    return (states + in_transit) / BYTES_PER_GB

@@ -1,4 +1,4 @@
-"""The ways to run a job on a function service that are worth considering, planned and priced at submission."""
+"""The Pareto-optimal ways to run a job on a function service, planned and priced at submission."""
 
 from __future__ import annotations
 
@@ -36,12 +36,13 @@ from springtide.perf.functions.pipeline.plan import (
 )
 from springtide.perf.functions.pipeline.step_time import estimate_step
 
-# Beyond so many layers neighbours are merged, so that a submission waits for its menu a second or two at most.
+# Models with more layers are planned with merged layers, so that a menu takes a second or two at most.
 MOST_LAYERS = 40
-# Weights of time against memory, in memories of the cheapest plan: from "cost is what counts" to "time is".
+# Weights of time against memory, in units of the cheapest plan's memory: from cost only to time only.
 _TIME_WEIGHTS = (0.5, 1.0, 2.0, 4.0, 8.0, 32.0, 256.0)
 _MAX_LABELS = 100
-# When a function leaves for its successor: what is left must cover so many steps, the saving, and this much more.
+# A function hands over to its successor while its remaining lifetime covers this many steps, saving the state, and a
+# spare time.
 _STEPS_LEFT = 1.5
 _SPARE_S = 2.0
 
@@ -59,30 +60,31 @@ def menu_of(
     error_fraction: float = 0.12,
     source: str = "profile",
 ) -> FunctionMenu:
-    """Plans for a spread of weights, priced with functions and requests, none slower and dearer than another.
+    """Plan for a range of weights of time and cost, and return the Pareto-optimal plans with prices.
 
-    The profile is for sizes of the service. Micro-batches are of the profile's size, ceil(batch / (d x size)) for each
-    of d replicas; no plan has more functions than may run at a time, and every step fits a function's lifetime. A plan
-    may be slightly off its weights' best, because the search is kept narrow. With `total_steps` options are compared
-    over the whole run, their beginning included. Raises InvalidRequest where nothing is possible, with the reason.
+    The profile must be for sizes of the service. Micro-batches have the profile's size, ceil(batch / (d x size)) for
+    each of d replicas; no plan has more functions than may run at a time, and all_options step fits a function's
+    lifetime. The search is narrow, so a plan may be slightly worse than the optimum for its weights. With `total_steps`
+    options are compared over the whole run, including their start. Raises InvalidRequest with the reason if no plan is
+    possible.
     """
     if global_batch_size < 1:
         raise InvalidRequest(f"a global batch of {global_batch_size} samples: a step has at least 1")
     check_profile(profile)
     known = {size.memory_mb for size in service.sizes}
     if not known.issuperset(profile.memory_mb):
-        strange = next(memory_mb for memory_mb in profile.memory_mb if memory_mb not in known)
+        unknown_mb = next(memory_mb for memory_mb in profile.memory_mb if memory_mb not in known)
         raise InvalidRequest(
-            f"the profile is for functions of {strange} MB, which {service.name} does not have; scale it to "
+            f"the profile is for functions of {unknown_mb} MB, which {service.name} does not have; scale it to "
             f"{', '.join(str(size.memory_mb) for size in service.sizes)} MB first"
         )
     habits = habits or StepHabits(lifetime_s=service.lifetime_s, start_s=service.cold_start_s)
-    priced = _Pricing(profile, service, habits, state_factor)
+    priced = _PlanPricing(profile, service, habits, state_factor)
     planned = _plans(profile, service, global_batch_size, degrees, collective)
-    every = [priced.option(one) for one in planned]
-    options = [option for option in every if priced.needed_s(option) <= service.lifetime_s]
+    all_options = [priced.option(one) for one in planned]
+    options = [option for option in all_options if priced.needed_s(option) <= service.lifetime_s]
     if not options:
-        least = min(every, key=priced.needed_s)
+        least = min(all_options, key=priced.needed_s)
         raise InvalidRequest(
             f"a function of {service.name} lives {service.lifetime_s:.0f} s; {profile.model} needs at least "
             f"{priced.needed_s(least):.0f} s of that: its start, {_STEPS_LEFT:g} steps of {least.step_s:.1f} s, saving "
@@ -106,7 +108,7 @@ def _plans(
     degrees: Sequence[int],
     collective: Collective,
 ) -> list[PlannedPipeline]:
-    """The plans of all weights, each once, in the profile's own layers."""
+    """The distinct plans for all weights, in the profile's own layers."""
     num_micro_batches = -(-global_batch_size // profile.micro_batch_size)
     short, ends = merged(profile, MOST_LAYERS)
     possible = [degree for degree in degrees if degree <= service.concurrency]
@@ -130,8 +132,8 @@ def _plans(
     return list(found.values())
 
 
-class _Pricing:
-    """What a plan takes and costs on this service."""
+class _PlanPricing:
+    """Computes time and cost of plans on one service."""
 
     def __init__(
         self, profile: ModelProfile, service: FunctionService, habits: StepHabits, state_factor: float
@@ -142,7 +144,7 @@ class _Pricing:
         self.state_factor = state_factor
 
     def option(self, planned: PlannedPipeline) -> FunctionOption:
-        """The plan with its chunks by cost, its step by the model, and prices."""
+        """The plan with its cheapest number of chunks, its modelled step time, and prices."""
         plan = self._chunked(planned.plan)
         slowed = msgspec.structs.replace(self.profile, slowdown=self.profile.slowdown * self._contention(plan))
         step_s = estimate_step(slowed, plan).step_s
@@ -156,18 +158,18 @@ class _Pricing:
         )
 
     def needed_s(self, option: FunctionOption) -> float:
-        """The lifetime in which a function gets through a step, and out of it in time for its successor."""
+        """The lifetime that a function needs for its steps and a handover to its successor."""
         return option.start_s + _STEPS_LEFT * option.step_s + self.state_s(option.plan) + _SPARE_S
 
     def state_s(self, plan: FunctionPlan) -> float:
-        """Seconds in which the slowest stage saves its state, or reads it."""
+        """Seconds that the slowest stage needs to save or load its state."""
         return max(
             self.state_factor * num_bytes / self.service.size(stage.memory_mb).bytes_per_s + self.service.latency_s
             for stage, num_bytes in zip(plan.stages, self._sizes(plan).parameter_bytes, strict=True)
         )
 
     def _contention(self, plan: FunctionPlan) -> float:
-        """How much longer functions compute because they share one machine: as if all of them computed all the time."""
+        """The slowdown of functions that share one machine, assuming that all of them compute all the time."""
         if self.service.total_vcpus is None:
             return 1.0
         promised = plan.num_replicas * sum(self.service.size(stage.memory_mb).vcpus for stage in plan.stages)
@@ -177,7 +179,7 @@ class _Pricing:
         return msgspec.structs.replace(sizes_of(plan, self.profile), state_factor=self.state_factor)
 
     def _chunked(self, plan: FunctionPlan) -> FunctionPlan:
-        """As many chunks as are cheapest for the stage with the most to exchange, whose time holds all others up."""
+        """The plan with the cheapest number of chunks for the stage with most to exchange, which delays the others."""
         if plan.num_replicas == 1:
             return msgspec.structs.replace(plan, num_chunks=1)
         held = self._sizes(plan).parameter_bytes
@@ -196,7 +198,7 @@ class _Pricing:
 
 
 def _front(options: list[FunctionOption], total_steps: int | None) -> list[FunctionOption]:
-    """Those that none is as fast and as cheap as, cheapest first; over the whole run, if its length is known."""
+    """The Pareto-optimal options, cheapest first; compared over the whole run if its length is known."""
 
     def run(option: FunctionOption) -> tuple[float, float]:
         if total_steps is None:

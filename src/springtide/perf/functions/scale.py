@@ -1,5 +1,6 @@
-"""A profile that was measured in one place, as it would be on a service's memory sizes (instead of T_fc, T_bc by
-profiling each of them: FuncPipe, section 3.4.2).
+"""Scales a profile that was measured on one core to the memory sizes of a service.
+
+FuncPipe (section 3.4.2) profiles T_fc and T_bc on each size instead.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ import msgspec
 from springtide.core.errors import InvalidRequest
 from springtide.core.functions import MIB, FunctionService, LayerProfile, ModelProfile
 
-# What of a layer's computation does not run in parallel: by it 4.7 vCPUs compute 4 times as fast as one.
+# The serial fraction of a layer's computation; with it 4.7 vCPUs compute 4 times as fast as one.
 SERIAL_FRACTION = 0.05
 
 
 def compute_speed(vcpus: float, serial_fraction: float = SERIAL_FRACTION) -> float:
-    """How many times as fast as one core, by Amdahl's law; a part of a core computes in proportion."""
+    """The speed relative to one core, by Amdahl's law; proportional below one core."""
     if vcpus <= 1.0:
         return vcpus
     return 1.0 / (serial_fraction + (1.0 - serial_fraction) / vcpus)
@@ -29,12 +30,11 @@ def scaled_profile(
     serial_fraction: float = SERIAL_FRACTION,
     core_speed: float = 1.0,
 ) -> ModelProfile:
-    """The profile of one core, on every memory size of the service.
+    """The profile scaled to every memory size of the service.
 
-    `profile` has one size, whose times are those of one thread on one core; a vCPU of the service computes
-    `core_speed` times as fast as that core. A layer has no time (None) on a size whose memory cannot hold it alone
-    with one micro-batch: a + 2 s + s_0 (constraint 3b with one layer, no replicas). Raises InvalidRequest that names
-    a layer which fits no size, or was not measured.
+    `profile` has one size, with times of one thread on one core; a vCPU of the service computes `core_speed` times as
+    fast as that core. A layer has no time (None) on a size that cannot hold it with one micro-batch: a + 2 s + s_0
+    (constraint 3b with one layer, no replicas). Raises InvalidRequest if a layer fits no size or was not measured.
     """
     if len(profile.memory_mb) != 1:
         raise InvalidRequest(

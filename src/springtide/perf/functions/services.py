@@ -1,6 +1,6 @@
-"""The function services that plans are made for: sizes, CPU and bandwidth by memory, limits and prices, by provider.
+"""The function services for which plans are made: sizes, CPU and bandwidth by memory, limits and prices, by provider.
 
-Prices are list prices of one region, before free tiers and discounts; bring your own with `msgspec.structs.replace`.
+Prices are list prices of one region without free tiers and discounts; replace them with `msgspec.structs.replace`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from springtide.core.functions import MIB, FunctionPrices, FunctionService, Memo
 
 MB_PER_S = 1e6
 
-# What a function of so much memory computes, in vCPUs, as measured on AWS Lambda by users (elva-group, tip 17). It is
-# not proportional to memory above 1,769 MB: threads there share cores.
+# vCPUs of a function by its memory in MB, as measured on AWS Lambda by users (elva-group, tip 17). Above 1,769 MB they
+# are not proportional to memory, because threads share cores.
 LAMBDA_VCPUS = (
     (832, 0.50),
     (1769, 1.00),
@@ -29,8 +29,8 @@ LAMBDA_VCPUS = (
 )
 # FuncPipe's choices (section 5.1).
 LAMBDA_MEMORY_MB = (512, 1024, 2048, 3072, 4096, 6144, 8192, 10240)
-# About 70 MB/s to S3 for every size (FuncPipe, section 3.3; iperf finds no difference between sizes). Below 640 MB
-# reading S3 is bound by the CPU that encrypts and copies: measured throughput grows up to there and no further.
+# About 70 MB/s to S3 for every size (FuncPipe, section 3.3; iperf finds no difference between sizes). Below 640 MB the
+# throughput is limited by the CPU, which encrypts and copies, and grows with memory.
 LAMBDA_BYTES_PER_S = 70 * MB_PER_S
 LAMBDA_FULL_LINK_MB = 640
 # Functions outside a virtual network may get more since August 2026: 625 Mbit/s at 2 GB up to 3,000 Mbit/s at 10 GB.
@@ -46,16 +46,16 @@ LAMBDA_PRICES = FunctionPrices(
     usd_per_parameter_store_hour=0.206,
 )
 
-# Yuan for a dollar: the providers' price pages are not in one currency.
+# Yuan per dollar, because the providers' price lists are in different currencies.
 _CNY_PER_USD = 7.1
 ALIBABA_MEMORY_MB = (512, 1024, 2048, 3072, 4096, 8192, 16384, 32768)
 # Performance instances come with half a vCPU for each GB (2 vCPUs with 4 GB up to 16 with 32 GB).
 _ALIBABA_VCPUS_PER_GB = 0.5
 ALIBABA_BYTES_PER_S = 50 * MB_PER_S
-# What the object store grants all functions of a normal customer together (FuncPipe, section 5.7): 10 Gbit/s.
+# The object store's limit for all functions of a normal customer together (FuncPipe, section 5.7): 10 Gbit/s.
 ALIBABA_TOTAL_BYTES_PER_S = 10e9 / 8
 ALIBABA_PRICES = FunctionPrices(
-    # 0.000110592 yuan, as FuncPipe's published baselines have it.
+    # 0.000110592 yuan, as in FuncPipe's published baselines.
     usd_per_gb_s=0.000110592 / _CNY_PER_USD,
     usd_per_invocation=0.0000002,
     usd_per_put=0.01 / 10_000 / _CNY_PER_USD,
@@ -65,29 +65,29 @@ ALIBABA_PRICES = FunctionPrices(
 )
 
 EMULATOR_MEMORY_MB = (512, 1024, 2048, 3072, 4096)
-# An emulated function is forked from a process that has the frameworks loaded, and is charged for its pages.
+# An emulated function is forked from a process with the frameworks loaded; their pages count as its memory.
 EMULATOR_BASE_BYTES = 256 * MIB
 
 
 def lambda_vcpus(memory_mb: int) -> float:
-    """The vCPUs of a Lambda function of that much memory: LAMBDA_VCPUS, straight lines between, the end beyond."""
+    """The vCPUs of a Lambda function with this much memory, interpolated from LAMBDA_VCPUS."""
     return interpolated(((0, 0.0), *LAMBDA_VCPUS), memory_mb)
 
 
 def lambda_bytes_per_s(memory_mb: int) -> float:
-    """What each direction of such a function's link carries to S3, in bytes per second."""
+    """The rate of a Lambda function's link to S3 in each direction, in bytes per second."""
     return LAMBDA_BYTES_PER_S * min(1.0, memory_mb / LAMBDA_FULL_LINK_MB)
 
 
 def lambda_enhanced_bytes_per_s(memory_mb: int) -> float:
-    """The same with the larger links that functions outside a virtual network can have."""
+    """The same with the faster links of functions outside a virtual network."""
     if memory_mb < LAMBDA_ENHANCED_MBIT_PER_S[0][0]:
         return lambda_bytes_per_s(memory_mb)
     return interpolated(LAMBDA_ENHANCED_MBIT_PER_S, memory_mb) * 1e6 / 8
 
 
 def interpolated(points: Sequence[tuple[int, float]], place: float) -> float:
-    """The value at `place` of the line through ascending points; beyond an end it is that end's value."""
+    """Linear interpolation between ascending points; constant beyond the ends."""
     if place <= points[0][0]:
         return points[0][1]
     for (left, low), (right, high) in pairwise(points):
@@ -118,8 +118,8 @@ def alibaba_function_compute(
 ) -> FunctionService:
     """Alibaba Function Compute with OSS: up to 32 GB, a day an invocation. Raises InvalidRequest.
 
-    50 MB/s each way and 50 ms a request, as FuncPipe's published baselines have them; OSS grants all functions together
-    ALIBABA_TOTAL_BYTES_PER_S, which `shared_link` brings in.
+    50 MB/s each way and 50 ms a request, as in FuncPipe's published baselines. All functions together get
+    ALIBABA_TOTAL_BYTES_PER_S from OSS, which `shared_link` takes into account.
     """
     _check_sizes("Alibaba Function Compute", memory_mb, 128, 32768)
     return FunctionService(
@@ -147,8 +147,8 @@ def emulator(
 ) -> FunctionService:
     """Functions as processes of this machine: Lambda's CPU by memory, and the rest as given.
 
-    `max_vcpus` is what the machine can give one function at most, `total_vcpus` all of them together. Raises
-    InvalidRequest for sizes that cannot be.
+    `max_vcpus` is the machine's limit for one function, `total_vcpus` for all of them together. Raises InvalidRequest
+    for impossible sizes.
     """
     _check_sizes("the emulator", memory_mb, 128, 1 << 20)
     if min(lifetime_s, bytes_per_s) <= 0 or min(latency_s, cold_start_s) < 0 or concurrency < 1:
@@ -170,7 +170,7 @@ _SERVICES = MappingProxyType({"aws": aws_lambda, "alibaba": alibaba_function_com
 
 
 def function_service(name: str) -> FunctionService:
-    """The service of that name as it is by default. Raises InvalidRequest."""
+    """The service of that name with its default settings. Raises InvalidRequest."""
     if name not in _SERVICES:
         raise InvalidRequest(f"there is no function service {name!r}; there are {', '.join(sorted(_SERVICES))}")
     return _SERVICES[name]()

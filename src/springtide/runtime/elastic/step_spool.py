@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from springtide.storage.step_lines import Line, gap_line, say_lines, whole_lines
+from springtide.storage.step_lines import Line, gap_line, pack_lines, whole_lines
 
 # A line has some 170 bytes: two hundred thousand of them. Beyond that the oldest are dropped.
 MAX_BYTES = 32 << 20
@@ -118,7 +118,7 @@ def said_of(directory: Path, max_lines: int = MAX_LINES_SAID) -> list[str]:
     if dropped:
         generation = json.loads(dropped[0][1])["generation"]
         lines = [gap_line(generation, dropped[0][0], dropped[-1][0]), *lines[len(dropped) :]]
-    return say_lines(lines)
+    return pack_lines(lines)
 
 
 def _read(path: Path) -> list[Line]:

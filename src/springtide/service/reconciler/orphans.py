@@ -14,7 +14,7 @@ from springtide.core.errors import SpringtideError
 from springtide.core.workload import WorkloadId
 from springtide.service.ports import PlatformLike
 from springtide.service.submission.source_stores import ObjectSources
-from springtide.storage.workloads.head import NOBODYS_GENERATION, Departure, WorkloadHead
+from springtide.storage.workloads.head import RETIRED_GENERATION, Departure, WorkloadHead
 
 LOG = logging.getLogger("springtide.objects")
 KIND = TRAINING_FUNCTION.name
@@ -98,7 +98,7 @@ class OrphanCollector:
         if not isinstance(source_store, ObjectSources):
             return NEVER
         head = source_store.head(record.workload_id)
-        is_retired = head.generation == NOBODYS_GENERATION
+        is_retired = head.generation == RETIRED_GENERATION
         is_empty = head == WorkloadHead() and not source_store.has(record.workload_id)
         if (is_retired and head.departure is None) or is_empty:
             return NEVER

@@ -21,7 +21,7 @@ from springtide.core.workload import ReplicaId, WorkloadId
 from springtide.service.ports import Source
 from springtide.service.submission import sources
 from springtide.storage.files import fsync_directory, write_durable
-from springtide.storage.step_lines import hear_lines, lines_above
+from springtide.storage.step_lines import lines_above, unpack_lines
 from springtide.storage.stores.checked import CheckedStore
 from springtide.storage.workloads.head import Departure, WorkloadHead
 from springtide.storage.workloads.store import WorkloadStore
@@ -167,7 +167,7 @@ class ObjectSources:
 
         Lines of a worker of an older generation are left out: its successor has made those steps, or made them again.
         """
-        lines = hear_lines(said)
+        lines = unpack_lines(said)
         generation = json.loads(lines[-1][1])["generation"] if lines else 0
         if lines and generation <= newest_generation:
             with contextlib.suppress(Fenced):

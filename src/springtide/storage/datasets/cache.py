@@ -1,4 +1,4 @@
-"""Shards that were read, near at hand: the newest in memory, those before them on the local disk, both bounded."""
+"""A cache of shards: the most recently used in memory, others on the local disk, both bounded."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from pathlib import Path
 
 from springtide.storage.datasets.cut import Arrays
 
-# What a function has on its disk unless it is paid for (AWS: 512 MB), less what else lies there.
+# Below the free disk space of a function (AWS: 512 MB), with room for other files.
 DEFAULT_DISK_BYTES = 400 << 20
 DEFAULT_MEMORY_BYTES = 32 << 20
 Reading = Callable[[bytes | memoryview], Arrays]
 
 
 class ShardCache:
-    """Keeps shards by digest, the most recently used ones. Not for several threads at once; `close` when done.
+    """An LRU cache of shards by digest. Not thread-safe; call `close` when done.
 
-    A shard begins in memory; what has to leave it goes to a file of a folder of the cache's own under `folder` (the
-    system's for temporary files), from where it is mapped; what has to leave that is forgotten. The newest shard is
-    always kept, however large. A disk that is full or cannot be written to is done without.
+    A new shard is kept in memory. A shard that is evicted from memory moves to a memory-mapped file in a private folder
+    under `folder` (by default the system's folder for temporary files); one that is evicted from disk is dropped. The
+    newest shard is always kept, however large. If the disk is full or read-only, only memory is used.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ShardCache:
         return None
 
     def add(self, sha256: str, data: bytes, read: Reading) -> Arrays:
-        """Keep a shard; `read` makes arrays of its bytes, or of the file that they move to. Raises what it raises."""
+        """Add a shard and return its arrays, which `read` builds from its bytes or its file. Raises like `read`."""
         arrays = read(data)
         self._memory[sha256] = (data, arrays, read)
         while len(self._memory) > 1 and self.memory_used_bytes > self._memory_bytes:
@@ -70,7 +70,7 @@ class ShardCache:
         return arrays
 
     def close(self) -> None:
-        """Forget everything and remove the folder; arrays that were handed out stay valid."""
+        """Drop all shards and remove the folder; arrays that were returned stay valid."""
         self._memory.clear()
         self._disk.clear()
         if self._remove_folder is not None:
@@ -78,7 +78,7 @@ class ShardCache:
         self._folder = self._remove_folder = None
 
     def _spill(self, sha256: str, data: bytes, read: Reading) -> bool:
-        """Move a shard to the disk, if it fits; whether it is there now."""
+        """Move a shard to the disk, if it fits. Returns whether it is there."""
         if len(data) > self._disk_bytes or not data:
             return False
         while self._disk and self.disk_used_bytes + len(data) > self._disk_bytes:
@@ -87,12 +87,12 @@ class ShardCache:
         try:
             if self._folder is None:
                 self._folder = Path(tempfile.mkdtemp(prefix="springtide-data-", dir=self._parent))
-                # A cache that is never closed leaves nothing behind, either.
+                # Also removes the folder of a cache that is never closed.
                 self._remove_folder = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
             path = self._path(sha256)
             path.write_bytes(data)
             with path.open("rb") as file:
-                # The mapping outlives the file's name: what is forgotten while arrays of it are in use stays readable.
+                # The mapping outlives the file's name, so arrays in use stay valid when the shard is evicted.
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError:
             self._disk_bytes = self.disk_used_bytes

@@ -1,4 +1,4 @@
-"""Named arrays cut into shards: frames of some samples each, and what of an array a dataset cannot hold."""
+"""Cuts named arrays into shards, which are frames of some samples each, and checks which arrays a dataset can hold."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from springtide.storage.datasets.manifest import (
 )
 from springtide.storage.frames import ELEMENT_BYTES, FrameLimits, FrameTensor, decode, dtype_code, encode, tensor_of
 
-# Smaller shards than the paper's reach the first step sooner, and fit small functions.
+# Smaller than the paper's, so that the first step starts sooner and small functions can hold a shard.
 DEFAULT_SHARD_BYTES = 32 << 20
 FRAME_LIMITS = FrameLimits(max_bytes=MAX_FRAME_BYTES, max_tensors=MAX_ARRAYS, max_header_bytes=1 << 16)
 _ARRAY_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}", re.ASCII)
@@ -27,9 +27,9 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 def checked_arrays(given: Mapping[str, Any]) -> Arrays:
-    """The arrays in a dataset's order: x and y first, the others as given. Raises InvalidRequest.
+    """Return the arrays in a dataset's order: x and y first, the others as given. Raises InvalidRequest.
 
-    They are numbers or truth values, at least one array, and equally long: the first dimension counts the samples.
+    There must be at least one; they hold numbers or booleans and are equally long, with samples along the first axis.
     """
     if not given or len(given) > MAX_ARRAYS:
         raise InvalidRequest(f"a dataset has 1 to {MAX_ARRAYS} named arrays, like x=..., y=...; got {len(given)}")
@@ -61,20 +61,20 @@ def checked_arrays(given: Mapping[str, Any]) -> Arrays:
 
 
 def described(arrays: Arrays) -> tuple[DatasetArray, ...]:
-    """What the arrays are but for their length."""
+    """Name, type and sample shape of each array."""
     return tuple(DatasetArray(name, dtype_code(array.dtype.name), array.shape[1:]) for name, array in arrays.items())
 
 
 def sample_bytes(arrays: tuple[DatasetArray, ...]) -> int:
-    """How many bytes one sample has."""
+    """Bytes of one sample."""
     return sum(ELEMENT_BYTES[array.dtype] * int(np.prod(array.shape, dtype=np.int64)) for array in arrays)
 
 
 def cut(arrays: Arrays, shard_bytes: int = DEFAULT_SHARD_BYTES) -> Iterator[tuple[bytes, int]]:
-    """The arrays as frames of about `shard_bytes` each, and how many samples each of them has.
+    """Yield frames of about `shard_bytes` each, with their number of samples.
 
-    Shards have as many samples as fit, at least one; the same arrays and size make the same frames. Raises
-    InvalidRequest for a size that cannot be.
+    A shard has as many samples as fit, at least one; the same arrays and size give the same frames. Raises
+    InvalidRequest for an impossible size.
     """
     if not 1 <= shard_bytes <= MAX_SHARD_BYTES:
         raise InvalidRequest(f"a shard has 1 to {MAX_SHARD_BYTES:,} bytes, not {shard_bytes:,}")
@@ -90,7 +90,7 @@ def cut(arrays: Arrays, shard_bytes: int = DEFAULT_SHARD_BYTES) -> Iterator[tupl
 
 
 def read_shard(data: bytes | memoryview, arrays: tuple[DatasetArray, ...], num_samples: int) -> Arrays:
-    """The arrays of one shard, as read-only views of its frame. Raises StorageError unless it holds just these."""
+    """The arrays of one shard, as read-only views of its frame. Raises StorageError if one is missing or differs."""
     frame = decode(data, FRAME_LIMITS)
     found = {}
     for array in arrays:
@@ -102,7 +102,7 @@ def read_shard(data: bytes | memoryview, arrays: tuple[DatasetArray, ...], num_s
 
 
 def shard_contents(data: bytes | memoryview) -> tuple[tuple[DatasetArray, ...], int]:
-    """What a frame that is to be a shard holds: its arrays, by name, and its samples. Raises StorageError."""
+    """The arrays (sorted by name) and the number of samples in a frame. Raises StorageError if it cannot be a shard."""
     tensors: dict[str, FrameTensor] = decode(data, FRAME_LIMITS).tensors
     lengths = {tensor.shape[0] if tensor.shape else 0 for tensor in tensors.values()}
     if len(lengths) != 1 or 0 in lengths:

@@ -1,4 +1,4 @@
-"""A dataset's records in its store: read, followed as it grows, changed by one of many writers at a time."""
+"""A dataset's records in its store: reading, following a growing dataset, committing changes of concurrent writers."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from springtide.storage.datasets.manifest import (
 from springtide.storage.key_names import checked_key
 from springtide.storage.workloads.artifacts import Artifacts
 
-# Each lost race means that another writer won one: so many in a row mean a defect.
+# A writer that loses this many races in a row has met a defect, since each lost race is a commit of another writer.
 MAX_RACES = 1000
-# Every so many looks it is asked whether the stream is still there at all.
+# After this many looks a watch checks that the stream still exists.
 LOOKS_PER_CHECK = 16
 
 
 class DatasetLog:
-    """The records of one dataset, by its name. Holds no state; any number of readers and writers may be at work.
+    """The records of one dataset. Stateless; any number of readers and writers may run concurrently.
 
-    Raises InvalidRequest for what cannot be a name, StorageError.
+    Raises InvalidRequest for an invalid name, StorageError.
     """
 
     def __init__(self, store: Store, name: str) -> None:
@@ -51,7 +51,7 @@ class DatasetLog:
         self.shards = Artifacts(store, shards_prefix(name), MAX_FRAME_BYTES)
 
     def read(self) -> DatasetManifest:
-        """The dataset as it is now: two small reads unless a writer died midway. Raises ObjectMissing, StorageError."""
+        """The present dataset: two small reads, more if a writer was killed. Raises ObjectMissing, StorageError."""
         found = self.find()
         if found is None:
             raise ObjectMissing(
@@ -60,7 +60,7 @@ class DatasetLog:
         return found
 
     def find(self) -> DatasetManifest | None:
-        """The dataset as it is now, None if there is none. Raises StorageError."""
+        """The present dataset, or None if it does not exist. Raises StorageError."""
         try:
             manifest = decode_manifest(self.name, self._store.get(manifest_key(self.name)))
         except ObjectMissing:
@@ -71,7 +71,7 @@ class DatasetLog:
         return self.advanced(manifest)
 
     def is_still(self, manifest: DatasetManifest) -> bool:
-        """Whether this dataset is still there, not removed and not put anew: one small read. Raises StorageError."""
+        """Whether this dataset was neither removed nor replaced: one small read. Raises StorageError."""
         try:
             standing = decode_manifest(self.name, self._store.get(manifest_key(self.name)))
         except ObjectMissing:
@@ -79,7 +79,7 @@ class DatasetLog:
         return standing.born == manifest.born
 
     def advanced(self, manifest: DatasetManifest) -> DatasetManifest:
-        """What `manifest` has become since: one small read where nothing is new, one more for each change."""
+        """The manifest after all later changes: one small read, and one more for each change."""
         while not (manifest.is_closed and manifest.version > 0):
             part = self._part(manifest.version + 1)
             if part is None:
@@ -88,7 +88,7 @@ class DatasetLog:
         return manifest
 
     def shards_of(self, manifest: DatasetManifest) -> tuple[ShardEntry, ...]:
-        """All shards in order; a read for each page of the list. Raises StorageError."""
+        """All shards in order; one read per page. Raises StorageError."""
         listed = [entry for index in range(len(manifest.pages)) for entry in self.page(manifest, index)]
         return (*listed, *manifest.tail)
 
@@ -106,10 +106,10 @@ class DatasetLog:
         make: Callable[[DatasetManifest | None], DatasetPart | None],
         standing: DatasetManifest | None = None,
     ) -> DatasetManifest:
-        """Add the part that `make` gives for the dataset as it is, and say what it is then.
+        """Add the part that `make` returns for the present dataset. Returns the dataset with it.
 
-        `standing` is what it was a moment ago, if that is known: one read less. `make` is asked again where another
-        writer was first; it may give None (nothing is to be changed), and raise. Raises StorageError.
+        `standing`, a recent state of the dataset, saves a read. `make` is called again if another writer was first; it
+        may return None (nothing to change) or raise. Raises StorageError.
         """
         manifest = self.find() if standing is None else standing
         for _ in range(MAX_RACES):
@@ -124,8 +124,8 @@ class DatasetLog:
         raise StorageError(f"the dataset {self.name!r} has too many writers at once; append less often, more at a time")
 
     def remove(self) -> int:
-        """Take all objects of the dataset away; how many there were. Raises StorageError."""
-        # The manifest goes first, the bytes last: what is cut off in between is found by the next removal.
+        """Delete all objects of the dataset. Returns how many there were. Raises StorageError."""
+        # The manifest first and the shards last, so that after an interruption the next removal finds the rest.
         manifest = [key for key in self._store.keys(manifest_key(self.name)) if key == manifest_key(self.name)]
         parts = self._store.keys(parts_prefix(self.name))
         shards = self._store.keys(f"{shards_prefix(self.name)}/")
@@ -140,23 +140,23 @@ class DatasetLog:
             return None
 
     def _claim(self, version: int, part: DatasetPart) -> bool:
-        """Whether this part became that version."""
+        """Try to store the part as this version. Returns whether it won."""
         data = msgspec.json.encode(part)
         if len(data) > MAX_RECORD_BYTES:
             raise StorageError(f"one change of {len(part.shards):,} shards is too large: use larger shards")
         try:
             return self._store.put_if_absent(part_key(self.name, version), data)
         except StorageError:
-            # The answer may have been lost on its way: the stored part shows which writer won.
+            # The answer may have been lost: the stored part shows which writer won.
             standing = self._part(version)
             if standing is None:
                 raise
             return standing.part_id == part.part_id
 
     def _publish(self, manifest: DatasetManifest) -> DatasetManifest:
-        """Write the manifest, again if others have changed the dataset meanwhile: the last writer saw nothing new.
+        """Write the manifest, repeatedly until no other writer has changed the dataset meanwhile.
 
-        A long list of shards is cut into pages on the way.
+        Moves the start of a long list of shards into pages.
         """
         published = manifest
         while True:
@@ -171,7 +171,7 @@ class DatasetLog:
 
 
 def vanished(name: str, what: str) -> DatasetLost:
-    """What is said of a dataset whose records name what is not there."""
+    """The error for a dataset whose records name an object that does not exist."""
     return DatasetLost(
         f"the dataset {name!r} has vanished ({what} is gone from the store); put it again with "
         f"`springtide data put {name} FILE` and run the job again"
@@ -179,9 +179,9 @@ def vanished(name: str, what: str) -> DatasetLost:
 
 
 def read_stream_view(store: Store, name: str, now_unix_s: float | None = None) -> StreamView:
-    """The stream as it is now: two small reads. With `now_unix_s` its rate falls while nothing arrives.
+    """The present state of a stream: two small reads. With `now_unix_s` the rate falls while no samples arrive.
 
-    Raises ObjectMissing where there is none, StorageError.
+    Raises ObjectMissing if there is no such stream, StorageError.
     """
     return view_of(DatasetLog(store, name).read(), now_unix_s)
 
@@ -196,7 +196,7 @@ def view_of(manifest: DatasetManifest, now_unix_s: float | None = None) -> Strea
 
 
 class StreamWatch:
-    """Follows one stream: a look costs one small read where nothing is new. Not for several threads at once."""
+    """Follows one stream: a look costs one small read if nothing is new. Not thread-safe."""
 
     def __init__(self, store: Store, name: str) -> None:
         self._log = DatasetLog(store, name)
@@ -204,7 +204,7 @@ class StreamWatch:
         self._num_looks = 0
 
     def look(self, now_unix_s: float | None = None) -> StreamView:
-        """The stream as it is now. Raises ObjectMissing if there never was one, DatasetLost if it has vanished."""
+        """The present state of the stream. Raises ObjectMissing if it never existed, DatasetLost if it has vanished."""
         if self._manifest is None:
             self._manifest = self._log.read()
             return view_of(self._manifest, now_unix_s)

@@ -1,11 +1,11 @@
-"""What a dataset is made of, as records in a store, and how a change becomes one: numbered parts, never replaced.
+"""The records of a dataset in a store. Every change is a numbered part, which is never replaced.
 
-    datasets/NAME/manifest           DatasetManifest: all parts up to its version; written anew after each of them
-    dataset-parts/NAME/000000001     DatasetPart: what that version brought; put if absent, so that one writer wins
+    datasets/NAME/manifest           DatasetManifest: the sum of all parts up to its version; rewritten after each part
+    dataset-parts/NAME/000000001     DatasetPart: the change of that version; put if absent, so that one writer wins
     dataset-shards/NAME/sha256/D     shards (frames) and full pages of the list of shards, by content (artifacts.py)
 
-The parts are the truth. The manifest is where a reader begins; it then asks for the next part until there is none, so
-a writer that died before it wrote the manifest, or wrote an old one over a newer one, is never noticed.
+The parts are authoritative. A reader starts from the manifest and then reads the following parts until there is none.
+So it does no harm if a writer dies before it writes the manifest, or replaces a newer manifest by an older one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_ARRAYS = 64
 MAX_DIMENSIONS = 16
 MAX_SHARDS_PER_PART = 16_384
 MAX_RECORD_BYTES = 4 << 20
-# From so many appends the rate of arrivals is told.
+# The rate of arrivals is computed from this many appends.
 MAX_ARRIVALS = 32
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 Text = Annotated[str, msgspec.Meta(max_length=128)]
@@ -36,9 +36,9 @@ RecordT = TypeVar("RecordT")
 
 
 class DatasetLost(StorageError):
-    """A dataset, or a record or shard of it, is not there (any more), is damaged, or not the one that was read before.
+    """A dataset, or a record or shard of it, is missing or damaged, or the dataset was replaced since it was read.
 
-    Trying again does not help; putting it again does.
+    A retry does not help; the dataset has to be put again.
     """
 
 
@@ -51,7 +51,7 @@ class DatasetArray(msgspec.Struct, frozen=True):
 
 
 class ShardEntry(msgspec.Struct, frozen=True, array_like=True):
-    """One shard: the digest of its frame, how many samples it has, and how many bytes."""
+    """One shard: the digest of its frame, its samples and its bytes."""
 
     sha256: Digest
     num_samples: Count
@@ -59,7 +59,7 @@ class ShardEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PageEntry(msgspec.Struct, frozen=True, array_like=True):
-    """`PAGE_SHARDS` shards listed in an object of their own: its digest, its bytes, and their samples together."""
+    """An object that lists `PAGE_SHARDS` shards: its digest, its bytes, and the total samples of the shards."""
 
     sha256: Digest
     num_bytes: Count
@@ -67,7 +67,7 @@ class PageEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AppendedPart(msgspec.Struct, frozen=True, array_like=True):
-    """When a part came (Unix time, by its writer's clock), how many samples there were then, and which part it was."""
+    """An append: its Unix time by its writer's clock, the samples of the dataset after it, and its part's id."""
 
     at_unix_s: Moment
     num_samples: Count
@@ -75,9 +75,9 @@ class AppendedPart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DatasetPart(msgspec.Struct, frozen=True, kw_only=True):
-    """What one version brings. `part_id` is its writer's own: a writer whose put had no answer looks for it.
+    """The change of one version. `part_id` is unique: a writer that got no answer to its put finds its part by it.
 
-    `born` is the part_id of the first one: a dataset that was removed and put anew has another.
+    `born` is the part_id of the first part: a dataset that was removed and put again has another one.
     """
 
     part_id: Text
@@ -90,10 +90,11 @@ class DatasetPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DatasetManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """All of a dataset but its bytes, after `version` parts. Samples are numbered from 0, shard after shard.
+    """A dataset without its bytes, after `version` parts. Samples are numbered from 0, shard after shard.
 
-    `pages` list the first shards, `tail` those after them. A growing dataset takes more until it is closed. `digest`
-    chains the arrays and the shards, so that equal ones hold the same. `arrivals` are the newest, oldest first.
+    `pages` list the first shards, `tail` the others. A growing dataset gets more until it is closed. `digest` chains
+    the arrays and the shards, so that datasets with equal digests have equal content. `arrivals` are the latest
+    appends, oldest first.
     """
 
     name: Text
@@ -111,7 +112,7 @@ class DatasetManifest(msgspec.Struct, frozen=True, kw_only=True):
     arrivals: Annotated[tuple[AppendedPart, ...], msgspec.Meta(max_length=MAX_ARRIVALS)]
 
     def arrivals_per_s(self, now_unix_s: float | None = None) -> float:
-        """Samples a second over the newest appends; up to now, where that is given: the rate falls while none come."""
+        """Samples a second over the latest appends; up to `now_unix_s`, if given, so that the rate falls over time."""
         if len(self.arrivals) < 2:
             return 0.0
         first, last = self.arrivals[0], self.arrivals[-1]
@@ -119,16 +120,16 @@ class DatasetManifest(msgspec.Struct, frozen=True, kw_only=True):
         return (last.num_samples - first.num_samples) / elapsed_s if elapsed_s > 0.0 else 0.0
 
 
-def array_words(arrays: tuple[DatasetArray, ...]) -> str:
-    """The arrays as sentences name them: x (F32 [8, 8]), y (I64 [])."""
+def arrays_text(arrays: tuple[DatasetArray, ...]) -> str:
+    """The arrays for messages: x (F32 [8, 8]), y (I64 [])."""
     return ", ".join(f"{array.name} ({array.dtype} {list(array.shape)})" for array in arrays)
 
 
 def check_alike(name: str, held: tuple[DatasetArray, ...], arrays: tuple[DatasetArray, ...]) -> None:
-    """Raise InvalidRequest unless what is appended is like what the dataset holds."""
+    """Raise InvalidRequest unless the appended arrays have the names, types and shapes of the dataset's."""
     if arrays != held:
         raise InvalidRequest(
-            f"what is appended to {name!r} must be like what it holds: {array_words(held)}, not {array_words(arrays)}"
+            f"what is appended to {name!r} must be like what it holds: {arrays_text(held)}, not {arrays_text(arrays)}"
         )
 
 
@@ -141,17 +142,17 @@ def part_key(name: str, version: int) -> str:
 
 
 def parts_prefix(name: str) -> str:
-    """With what the keys of all its parts begin."""
+    """The prefix of the keys of all parts."""
     return f"dataset-parts/{name}/"
 
 
 def shards_prefix(name: str) -> str:
-    """Under what a dataset's shards and pages lie."""
+    """The prefix of a dataset's shards and pages."""
     return f"dataset-shards/{name}"
 
 
 def first_manifest(name: str, part: DatasetPart) -> DatasetManifest:
-    """What a dataset is after its first part."""
+    """The manifest of a dataset after its first part."""
     empty = DatasetManifest(
         name=name,
         born=part.born,
@@ -171,7 +172,7 @@ def first_manifest(name: str, part: DatasetPart) -> DatasetManifest:
 
 
 def after(manifest: DatasetManifest, part: DatasetPart) -> DatasetManifest:
-    """What the dataset is after one more part. Raises DatasetLost for a part of another dataset of the name."""
+    """The manifest after one more part. Raises DatasetLost if the part belongs to a later dataset of the same name."""
     if part.born != manifest.born:
         raise DatasetLost(
             f"the dataset {manifest.name!r} was removed and put anew while it was read; submit the job again"
@@ -185,7 +186,7 @@ def after(manifest: DatasetManifest, part: DatasetPart) -> DatasetManifest:
         num_bytes=manifest.num_bytes + sum(shard.num_bytes for shard in part.shards),
         num_shards=manifest.num_shards + len(part.shards),
         tail=(*manifest.tail, *part.shards),
-        # A whole dataset is all there is of it: it is closed from the beginning.
+        # A whole dataset gets no more parts: it is closed from the beginning.
         is_closed=manifest.is_closed or part.closes or not manifest.is_growing,
         digest=_chained(manifest.digest, part.shards),
         arrivals=(*manifest.arrivals, arrival)[-MAX_ARRIVALS:],
@@ -200,7 +201,7 @@ def _chained(digest: str, shards: tuple[ShardEntry, ...]) -> str:
 
 
 def sealed(manifest: DatasetManifest) -> tuple[DatasetManifest, list[bytes]]:
-    """The manifest with a short tail, and the pages that it names anew; every writer makes the same pages.
+    """Move the start of a long tail into pages. Returns the manifest and the new pages, the same for every writer.
 
     Raises StorageError for more shards than a dataset may have.
     """
@@ -220,7 +221,7 @@ def sealed(manifest: DatasetManifest) -> tuple[DatasetManifest, list[bytes]]:
 
 
 def decode_manifest(name: str, data: bytes) -> DatasetManifest:
-    """Read a manifest that came from a store. Raises StorageError for anything that is not wholly one."""
+    """Decode a manifest from a store. Raises StorageError for anything that is not a valid one."""
     manifest = _decoded(f"the manifest of the dataset {name!r}", data, DatasetManifest)
     listed = sum(page.num_samples for page in manifest.pages) + sum(shard.num_samples for shard in manifest.tail)
     num_shards = len(manifest.pages) * PAGE_SHARDS + len(manifest.tail)
@@ -230,12 +231,12 @@ def decode_manifest(name: str, data: bytes) -> DatasetManifest:
 
 
 def decode_part(name: str, version: int, data: bytes) -> DatasetPart:
-    """Read a part that came from a store. Raises StorageError for anything that is not wholly one."""
+    """Decode a part from a store. Raises StorageError for anything that is not a valid one."""
     return _decoded(f"version {version} of the dataset {name!r}", data, DatasetPart)
 
 
 def decode_page(name: str, entry: PageEntry, data: bytes) -> tuple[ShardEntry, ...]:
-    """Read a page's shards. Raises StorageError for anything that is not wholly one."""
+    """Decode the shards of a page. Raises StorageError for anything that is not a valid page."""
     what = f"a list of shards of the dataset {name!r}"
     shards = _decoded(what, data, tuple[ShardEntry, ...])
     if len(shards) != PAGE_SHARDS or sum(shard.num_samples for shard in shards) != entry.num_samples:
@@ -257,7 +258,7 @@ def _broken(what: str, why: str) -> DatasetLost:
 
 
 class DatasetStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What users are told of a dataset. `arrivals_per_s` are samples a second over the newest appends."""
+    """A dataset as users see it. `arrivals_per_s` is in samples a second, over the latest appends."""
 
     name: str
     kind: Literal["whole", "growing", "closed", "unreadable"]
@@ -288,7 +289,7 @@ def status_of(manifest: DatasetManifest, now_unix_s: float | None = None) -> Dat
 
 
 class DatasetChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a client asks for once the shards are there: put them whole, append them, or close. `part_id` is its own."""
+    """A client's request after it has uploaded the shards: put them whole, append them, or close the dataset."""
 
     verb: Literal["put", "append", "close"]
     part_id: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9._-]{1,64}$")]

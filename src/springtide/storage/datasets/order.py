@@ -12,11 +12,11 @@ Ids = npt.NDArray[np.int64]
 
 
 def shard_order(seed: int, epoch: int, shard_sizes: Sequence[int], num_mixed: int = 1) -> Ids:
-    """Every sample id (int64, from 0, shard after shard) once: shards shuffled, then samples of `num_mixed` at a time.
+    """Every sample id (from 0, by shard) once: shards shuffled, then the samples of `num_mixed` shards at a time.
 
-    With `num_mixed` of at least the number of shards it is a permutation of all samples, that of an unsharded dataset;
-    with 1 a shard is finished before the next one begins (the paper's data iterator, SMLT section 4.2, fetches a
-    subset at a time). What is open at a time is what workers have to hold between them. Same arguments, same order.
+    If `num_mixed` is at least the number of shards, it is the permutation of an unsharded dataset; with 1 a shard is
+    finished before the next one begins (like the data iterator of SMLT, section 4.2, which fetches a subset at a time).
+    Workers together have to hold `num_mixed` shards at a time. Deterministic.
     """
     assert num_mixed >= 1
     sizes = np.asarray(shard_sizes, dtype=np.int64)
@@ -33,10 +33,10 @@ def shard_order(seed: int, epoch: int, shard_sizes: Sequence[int], num_mixed: in
 
 
 def by_shard(ids: npt.NDArray[Any] | Sequence[int], shard_sizes: Sequence[int]) -> Ids:
-    """The ids of one batch with those of a shard next to each other, otherwise in the order given.
+    """The ids of one batch, grouped by shard and otherwise in the order given.
 
-    The batch stays the same set of samples. Replicas take contiguous parts of it, so that replica r of n comes back to
-    about the same n-th part of the open shards in every batch, instead of reading all of them.
+    Replicas take contiguous parts of a batch. With grouped ids, replica r of n reads about the same n-th part of the
+    open shards in every batch, instead of all of them.
     """
     given = np.asarray(ids, dtype=np.int64)
     ends = np.cumsum(np.asarray(shard_sizes, dtype=np.int64))

@@ -1,4 +1,4 @@
-"""Where a platform keeps its datasets: in its functions' object store, else in a store of its state directory."""
+"""Where a platform keeps its datasets: in the object store of its functions, or else in its state directory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 from springtide.core.errors import InvalidRequest
 
-# As service/function_settings.py writes them; of these one field is needed here.
+# Written by service/function_settings.py; only one of its fields is needed here.
 _SETTINGS_FILE = "functions.json"
 
 
@@ -19,7 +19,7 @@ class _Settings(msgspec.Struct):
 def data_store_url(state_dir: Path) -> str:
     """The URL of the store for datasets of the platform with this state directory. Raises InvalidRequest.
 
-    A platform without functions uses the store that its emulator would have, so that datasets are there for it.
+    A platform without functions uses the store that its emulator would use, so that the emulator finds the datasets.
     """
     path = state_dir / _SETTINGS_FILE
     try:

@@ -1,4 +1,4 @@
-"""Reading a dataset's samples by their numbers: only the shards that hold them are fetched, checked and kept near."""
+"""Reads a dataset's samples by number: only the shards that hold them are fetched, checked and cached."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from springtide.storage.datasets.manifest import PAGE_SHARDS, DatasetArray, Data
 from springtide.storage.frames import FrameTensor
 from springtide.storage.workloads.artifacts import Artifact, ArtifactDamaged
 
-# How many shards of one read are fetched at a time, and about how many bytes.
+# How many shards of one read are fetched concurrently, and about how many bytes.
 NUM_AT_ONCE = 8
 BYTES_AT_ONCE = 32 << 20
 Ids = npt.NDArray[np.int64]
 
 
 class ServedSamples:
-    """Which samples have been handed out: one bit for each. The order and the number of times are not kept."""
+    """Which samples were returned: one bit per sample, without order and number of times."""
 
     def __init__(self) -> None:
         self._bits = np.zeros(64, dtype=np.uint8)
@@ -43,18 +43,18 @@ class ServedSamples:
         self.num_reads += len(ids)
 
     def ids(self) -> Ids:
-        """The numbers of all samples handed out, ascending."""
+        """The numbers of all samples returned, ascending."""
         return np.flatnonzero(np.unpackbits(self._bits, bitorder="little")).astype(np.int64)
 
     def forget(self) -> None:
-        """Begin anew, as with an epoch."""
+        """Start again, for example with a new epoch."""
         self._bits[:] = 0
         self.num_reads = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Need:
-    """A shard that a read needs: where its samples begin, and at which places of the answer they go."""
+    """A shard that a read needs: the id of its first sample, and where its samples go in the result."""
 
     number: int
     entry: ShardEntry
@@ -62,16 +62,16 @@ class _Need:
     places: Ids
 
     def fill(self, found: Arrays, arrays: Arrays, wanted: Ids) -> None:
-        """Copy what is needed of the shard's arrays into the answer."""
+        """Copy the wanted samples of the shard into the result."""
         for name, array in arrays.items():
             found[name][self.places] = array[wanted[self.places] - self.first_id]
 
 
 class DatasetReader:
-    """Samples of one dataset, by number from 0. Not for several threads at once; `close` when done.
+    """Samples of one dataset, by number from 0. Not thread-safe; call `close` when done.
 
-    A whole dataset never changes; of a growing one `refresh` sees what was appended. `served` knows what was read.
-    Raises ObjectMissing where there is no such dataset, StorageError.
+    A whole dataset never changes; `refresh` finds the samples appended to a growing one. `served` records what was
+    read. Raises ObjectMissing if there is no such dataset, StorageError.
     """
 
     def __init__(self, store: Store, name: str, cache: ShardCache | None = None) -> None:
@@ -89,19 +89,19 @@ class DatasetReader:
         return self.manifest.num_samples
 
     def refresh(self) -> int:
-        """See what was appended since: one small read where nothing was. How many samples there are. StorageError."""
+        """Find appended samples; one small read if there are none. Returns the new `num_samples`. Raises StorageError."""
         changed = self._log.advanced(self.manifest)
         if changed.version != self.manifest.version:
             self.manifest = changed
-            # The tail has grown; pages that were read never change.
+            # The tail has grown. Pages never change, so those that were read stay.
             self._lists.pop(len(changed.pages), None)
             self._list_ends = self._ends_of_lists()
         return self.num_samples
 
     def read(self, ids: Sequence[int] | npt.NDArray[Any]) -> Arrays:
-        """The samples of these numbers, in this order, as arrays of their own. Raises StorageError.
+        """Return copies of the samples with these numbers, in this order. Raises StorageError.
 
-        A shard that is not at hand is fetched whole; a call with many of its samples costs no more than with one.
+        A shard that is not cached is fetched whole, so reading many of its samples costs no more than reading one.
         """
         wanted = np.asarray(ids, dtype=np.int64).reshape(-1)
         if len(wanted) and (int(wanted.min()) < 0 or int(wanted.max()) >= self.num_samples):
@@ -109,7 +109,7 @@ class DatasetReader:
                 f"the dataset {self.manifest.name!r} has {self.num_samples:,} samples; sample {int(wanted.max()):,} "
                 "was asked for"
             )
-        found = {array.name: _room(array, len(wanted)) for array in self.manifest.arrays}
+        found = {array.name: _empty_array(array, len(wanted)) for array in self.manifest.arrays}
         missing: list[_Need] = []
         for need in self._needs(wanted):
             arrays = self._cache.get(need.entry.sha256)
@@ -117,7 +117,7 @@ class DatasetReader:
                 need.fill(found, arrays, wanted)
                 continue
             missing.append(need)
-            # Small shards come several at a time; large ones would not fit in memory together.
+            # Several small shards are fetched together; several large ones would not fit in memory.
             if len(missing) == NUM_AT_ONCE or sum(each.entry.num_bytes for each in missing) > BYTES_AT_ONCE:
                 self._fetch(missing, found, wanted)
                 missing = []
@@ -126,24 +126,24 @@ class DatasetReader:
         return found
 
     def shard_sizes(self) -> tuple[int, ...]:
-        """How many samples each shard has, in order. Reads the whole list of shards. Raises StorageError."""
+        """Number of samples of each shard, in order. Reads the whole list of shards. Raises StorageError."""
         return tuple(entry.num_samples for entry in self._log.shards_of(self.manifest))
 
     def close(self) -> None:
-        """Let go of what is kept in memory and on the disk."""
+        """Release memory, disk space and threads."""
         if self._threads is not None:
             self._threads.shutdown()
             self._threads = None
         self._cache.close()
 
     def _ends_of_lists(self) -> Ids:
-        """Where the samples of each page end, and those of the tail."""
+        """The end of the samples of each page and of the tail (exclusive, as sample numbers)."""
         manifest: DatasetManifest = self.manifest
         tail = sum(shard.num_samples for shard in manifest.tail)
         return _ends([*(page.num_samples for page in manifest.pages), tail])
 
     def _list(self, index: int) -> tuple[tuple[ShardEntry, ...], Ids]:
-        """The shards of a page, or of the tail after the last page, and where the samples of each end."""
+        """The shards of a page, or of the tail after the last page, and the end of the samples of each within it."""
         if index not in self._lists:
             is_tail = index == len(self.manifest.pages)
             entries = self.manifest.tail if is_tail else self._log.page(self.manifest, index)
@@ -151,7 +151,7 @@ class DatasetReader:
         return self._lists[index]
 
     def _needs(self, wanted: Ids) -> Iterator[_Need]:
-        """The shards that hold these samples, in order, and which of them each holds."""
+        """Yield the shards that hold these samples, in order, with the samples that each holds."""
         lists = np.searchsorted(self._list_ends, wanted, side="right")
         for index in np.unique(lists).tolist():
             entries, ends = self._list(index)
@@ -167,7 +167,7 @@ class DatasetReader:
                 )
 
     def _fetch(self, needs: Sequence[_Need], found: Arrays, wanted: Ids) -> None:
-        """Read these shards from the store and take from each what is needed of it."""
+        """Read shards from the store, and copy the wanted samples of each into the result."""
         if len(needs) > 1 and self._threads is None:
             self._threads = ThreadPoolExecutor(NUM_AT_ONCE, thread_name_prefix="springtide-data")
         read = map if len(needs) <= 1 or self._threads is None else self._threads.map
@@ -193,7 +193,7 @@ def _ends(counts: Iterable[int]) -> Ids:
     return np.cumsum(np.fromiter(counts, dtype=np.int64))
 
 
-def _room(array: DatasetArray, count: int) -> npt.NDArray[Any]:
-    # An empty tensor knows which type of numpy its own is read as.
+def _empty_array(array: DatasetArray, count: int) -> npt.NDArray[Any]:
+    # An empty tensor yields the numpy type as which `FrameTensor.array` reads the array.
     dtype = FrameTensor(array.dtype, (0,), b"").array().dtype
     return np.empty((count, *array.shape), dtype=dtype)

@@ -1,4 +1,4 @@
-"""A dataset by its name, as a task holds it: what it is called, and how it is read. Needs no library."""
+"""A reference to a dataset: its name, and how it is read. Needs no other library."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import msgspec
 
 
 class DatasetReference(msgspec.Struct, frozen=True, kw_only=True):
-    """Names a dataset of the platform's store. A stream grows; its samples come once each, in order of arrival.
+    """Names a dataset of the platform's store. A stream grows; each of its samples is used once, in order of arrival.
 
-    The order of an epoch shuffles shards, and samples within `num_mixed` of them at a time (0: as many as the disk of
-    one function holds).
+    An epoch visits shards in random order and shuffles the samples of `num_mixed` shards at a time (0: as many as fit
+    on the disk of one function).
     """
 
     name: str

@@ -1,6 +1,6 @@
-"""Datasets in a store: put whole, or growing by appends until closed. Shards first, then the record that counts them.
+"""Datasets in a store: put whole, or growing by appends until closed. Shards are written before the record of them.
 
-The object store's part of SMLT's data iterator (section 4.2): named arrays, cut into shards, for workers to read.
+This is the storage of SMLT's data iterator (section 4.2): named arrays, cut into shards, that workers read.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def put_dataset(
 ) -> DatasetManifest:
     """Store named arrays (equal first dimension) as a whole dataset. The same content again changes nothing.
 
-    Raises InvalidRequest for arrays or a name that cannot be, Conflict where the name holds something else,
+    Raises InvalidRequest for invalid arrays or an invalid name, Conflict if a different dataset has the name,
     StorageError.
     """
     log, checked = DatasetLog(store, name), checked_arrays(arrays)
-    # Where the name is taken nothing is uploaded: the digests alone say whether it is the same.
+    # If the name is taken, nothing is uploaded: the digests show whether the content is the same.
     writes = log.find() is None
     shards = [_stored(log, frame, count, writes=writes, looks=True) for frame, count in cut(checked, shard_bytes)]
     spec = described(checked)
@@ -58,33 +58,33 @@ def append_dataset(
     part_id: str,
     shard_bytes: int = DEFAULT_SHARD_BYTES,
 ) -> DatasetManifest:
-    """Add samples to a growing dataset, which the first append makes. All of them come into view at once, or none.
+    """Add samples to a growing dataset, which the first append creates. They become visible atomically.
 
-    `part_id` names this append: with the same one again nothing is added twice. Raises as `put_dataset` does.
+    `part_id` identifies this append: repeating it with the same id adds nothing. Raises like `put_dataset`.
     """
     log, checked = DatasetLog(store, name), checked_arrays(arrays)
     spec = described(checked)
     standing = log.find()
     if standing is not None:
-        # Asked before anything is uploaded; asked again when it counts.
+        # Raises early, before anything is uploaded. The commit checks again.
         appended_part(standing.name, standing, spec, (), at_unix_s, part_id)
     shards = [_stored(log, frame, count, writes=True, looks=False) for frame, count in cut(checked, shard_bytes)]
     return log.commit(lambda manifest: appended_part(name, manifest, spec, shards, at_unix_s, part_id))
 
 
 def close_dataset(store: Store, name: str, *, at_unix_s: float, part_id: str) -> DatasetManifest:
-    """Say that a growing dataset has all its samples. Raises NotFound, Conflict, StorageError."""
+    """Close a growing dataset: it gets no more samples. Raises NotFound, Conflict, StorageError."""
     return DatasetLog(store, name).commit(lambda manifest: closing_part(name, manifest, at_unix_s, part_id))
 
 
 def list_datasets(store: Store, now_unix_s: float | None = None) -> list[DatasetStatus]:
-    """All datasets, by name: a listing and two small reads for each. Raises StorageError."""
+    """All datasets, sorted by name: a listing and two small reads for each. Raises StorageError."""
     found = []
     for name in (key.removeprefix(_LISTED).partition("/")[0] for key in store.keys(_LISTED)):
         try:
             manifest = DatasetLog(store, name).find()
         except (DatasetLost, InvalidRequest):
-            # One of them must not hide the others; asked for by its name it says what is wrong.
+            # An unreadable dataset must not hide the others. Reading it by its name raises the error.
             found.append(DatasetStatus(name=name, kind="unreadable"))
             continue
         if manifest is not None:
@@ -93,7 +93,7 @@ def list_datasets(store: Store, now_unix_s: float | None = None) -> list[Dataset
 
 
 def remove_dataset(store: Store, name: str) -> None:
-    """Take a dataset and its shards away; jobs that read it fail with one sentence. Raises NotFound, StorageError."""
+    """Delete a dataset and its shards; jobs that read it fail with a clear error. Raises NotFound, StorageError."""
     if DatasetLog(store, name).remove() == 0:
         raise _unknown(name)
 
@@ -106,7 +106,7 @@ def whole_part(
     at_unix_s: float,
     part_id: str,
 ) -> DatasetPart | None:
-    """What makes a whole dataset; None where it stands already with this content. Raises Conflict."""
+    """The part that makes a whole dataset; None if it exists already with this content. Raises Conflict."""
     part = DatasetPart(part_id=part_id, born=part_id, at_unix_s=at_unix_s, arrays=arrays, shards=tuple(shards))
     if manifest is None:
         return part
@@ -127,7 +127,7 @@ def appended_part(
     at_unix_s: float,
     part_id: str,
 ) -> DatasetPart | None:
-    """What adds samples; None where this very append was made before. Raises Conflict, InvalidRequest."""
+    """The part that adds samples; None if this append was committed before. Raises Conflict, InvalidRequest."""
     born = part_id if manifest is None else manifest.born
     part = DatasetPart(
         part_id=part_id, born=born, at_unix_s=at_unix_s, arrays=arrays, shards=tuple(shards), is_growing=True
@@ -151,7 +151,7 @@ def appended_part(
 
 
 def closing_part(name: str, manifest: DatasetManifest | None, at_unix_s: float, part_id: str) -> DatasetPart | None:
-    """What closes a growing dataset; None where it is closed. Raises NotFound, Conflict."""
+    """The part that closes a growing dataset; None if it is closed already. Raises NotFound, Conflict."""
     if manifest is None:
         raise _unknown(name)
     if not manifest.is_growing:

@@ -13,30 +13,30 @@ from springtide.storage.key_names import checked_key, checked_keys, checked_pref
 from springtide.storage.pacing import PollState, ask_until
 from springtide.storage.stores.raw import BlockingStore, RawStore, StreamingStore, VersionedStore
 
-# Object stores list and delete by pages of so many keys, one request each; all stores count as if they did.
+# Object stores list and delete in pages of this many keys, one request each; all stores are counted like this.
 KEYS_PER_REQUEST = 1000
 MAX_WAITS_KNOWN = 1000
 
 
 class CheckedStore:
-    """A `Store` (core/ports.py) that also replaces objects by version and transfers files, as far as `raw` can."""
+    """A `Store` (core/ports.py) that also replaces objects by version and transfers files, if `raw` supports it."""
 
     def __init__(self, raw: RawStore) -> None:
         self.raw = raw
         self._lock = threading.Lock()
-        self._given_up: dict[str, PollState] = {}
+        self._timed_out: dict[str, PollState] = {}
 
     def put(self, key: str, data: bytes | bytearray | memoryview) -> None:
-        """Write an object; one of that key is replaced. Raises StorageError."""
+        """Write an object; an object with that key is replaced. Raises StorageError."""
         self._counted_write(checked_key(key), data, only_if_absent=False)
 
     def put_if_absent(self, key: str, data: bytes | bytearray | memoryview) -> bool:
-        """Write an object unless there is one of that key; whether it was written. Raises StorageError."""
+        """Write an object unless one with that key exists. Returns whether it was written. Raises StorageError."""
         return self._counted_write(checked_key(key), data, only_if_absent=True)
 
     def _counted_write(self, key: str, data: bytes | bytearray | memoryview, only_if_absent: bool) -> bool:
         view = memoryview(data)
-        # A view of nothing cannot be cast.
+        # An empty view cannot be cast.
         view = view.cast("B") if view.nbytes else memoryview(b"")
         if view.nbytes > self.raw.max_object_bytes:
             raise StorageError(
@@ -65,9 +65,9 @@ class CheckedStore:
         return data
 
     def get_version(self, key: str) -> tuple[bytes, str] | None:
-        """Read an object and what names its version, which `replace` asks for; None where there is none.
+        """Read an object and the name of its version, for `replace`; None if there is no object.
 
-        Raises StorageError, also where the store knows no versions.
+        Raises StorageError, also if the store has no versions.
         """
         self.raw.counts.add(gets=1)
         found = self._versions().read_version(checked_key(key))
@@ -78,10 +78,10 @@ class CheckedStore:
         return found
 
     def replace(self, key: str, data: bytes, version: str) -> str | None:
-        """Write an object if it still has this version (empty: if there is none); its new version.
+        """Write an object if it still has this version (empty: if there is none). Returns its new version.
 
-        None where another writer was faster: nothing was written then. Of all writers that replace the same version
-        exactly one succeeds. Raises StorageError; whether the object was written is not known then.
+        Returns None if another writer was faster; then nothing was written. Of all writers that replace the same
+        version exactly one succeeds. Raises StorageError; then it is not known whether the object was written.
         """
         self.raw.counts.add(puts=1)
         replaced = self._versions().replace(checked_key(key), memoryview(data), version)
@@ -113,7 +113,7 @@ class CheckedStore:
             raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
 
     def get_file(self, key: str, path: Path) -> None:
-        """Read an object into a file. Raises ObjectMissing, StorageError; the file's content is undefined then."""
+        """Read an object into a file. Raises ObjectMissing, StorageError; then the file's content is undefined."""
         if isinstance(self.raw, StreamingStore):
             self.raw.counts.add(gets=1)
             num_bytes = self.raw.download(checked_key(key), path)
@@ -138,21 +138,21 @@ class CheckedStore:
         return data
 
     def _poll(self, key: str, timeout_s: float) -> bytes | None:
-        before = self._taken_up(key)
-        data, asked = ask_until(lambda: self._counted_read(key), timeout_s, self.raw.intervals, self.raw.pace, before)
+        before = self._recent_poll(key)
+        data, poll = ask_until(lambda: self._counted_read(key), timeout_s, self.raw.intervals, self.raw.pace, before)
         if data is None:
             with self._lock:
-                self._given_up[key] = asked
-                while len(self._given_up) > MAX_WAITS_KNOWN:
-                    del self._given_up[next(iter(self._given_up))]
+                self._timed_out[key] = poll
+                while len(self._timed_out) > MAX_WAITS_KNOWN:
+                    del self._timed_out[next(iter(self._timed_out))]
         return data
 
-    def _taken_up(self, key: str) -> PollState | None:
-        """The state of an earlier wait for the key that ended just now: waiting in slices costs no more."""
+    def _recent_poll(self, key: str) -> PollState | None:
+        """The state of a recent wait for the key, so that waiting in slices costs no more than one long wait."""
         with self._lock:
-            asked = self._given_up.pop(key, None)
-        is_recent = asked is not None and self.raw.pace.now_s() - asked.at_s <= asked.pause_s
-        return asked if is_recent else None
+            poll = self._timed_out.pop(key, None)
+        is_recent = poll is not None and self.raw.pace.now_s() - poll.at_s <= poll.pause_s
+        return poll if is_recent else None
 
     def delete(self, keys: Sequence[str]) -> None:
         """Remove objects; keys without an object are ignored. Raises StorageError."""
@@ -162,7 +162,7 @@ class CheckedStore:
             self.raw.remove(names[first : first + KEYS_PER_REQUEST])
 
     def keys(self, prefix: str) -> list[str]:
-        """The keys with this prefix, in order. Costs a list request for every 1000 of them. Raises StorageError."""
+        """The keys with this prefix, sorted. Costs a list request per 1000 keys. Raises StorageError."""
         listed = self.raw.names(checked_prefix(prefix))
         self.raw.counts.add(lists=1 + max(0, len(listed) - 1) // KEYS_PER_REQUEST)
         return sorted(name for name in listed if name.startswith(prefix))

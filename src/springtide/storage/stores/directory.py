@@ -1,4 +1,4 @@
-"""Objects as files of one directory: whole or not there, never half, and no litter when a writer is killed."""
+"""Objects as files in one directory: complete or absent, and no temporary files left by killed writers."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from pathlib import Path
 
 from springtide.core.errors import StorageError
 
-# A folder carries a mark that no key has, so that `a` and `a/b` can both be objects, as in any object store.
+# Folder names end with a character that no key contains, so that `a` and `a/b` can both be objects.
 FOLDER_MARK = "+"
-# What is not an object begins with a sign that no key has.
+# Names of files that are not objects begin with a character that no key contains.
 PRIVATE_MARK = "~"
 _MAX_RACES = 100
 
 
 class ObjectDirectory:
-    """The files under `root`, made if need be. Keys must be valid (key_names.py). Safe between threads and processes.
+    """The files under `root`, which is created if missing. Keys must be valid (key_names.py). Thread- and process-safe.
 
-    With `is_durable` what was written survives a power cut, too; otherwise it survives every process. With `is_remade`
-    a root that was taken away is an empty store; otherwise it is trouble.
+    With `is_durable` objects also survive a power failure; otherwise they only outlive processes. With `is_remade` a
+    root that was removed counts as an empty store; otherwise as an error.
     """
 
     def __init__(self, root: Path, *, is_durable: bool = False, is_remade: bool = False) -> None:
@@ -40,7 +40,7 @@ class ObjectDirectory:
         return os.path.join(self.root, *(folder + FOLDER_MARK for folder in folders), name)
 
     def write(self, key: str, data: memoryview, *, only_if_absent: bool) -> bool:
-        """Make an object; whether it was written. Raises StorageError; then what was there still is."""
+        """Write an object. Returns whether it was written. Raises StorageError; then the previous object stays."""
         path = self.path_of(key)
         if only_if_absent and os.path.exists(path):
             return False
@@ -49,14 +49,14 @@ class ObjectDirectory:
                 try:
                     return self._write_once(path, data, only_if_absent=only_if_absent)
                 except FileNotFoundError:
-                    # The folder is not there yet, or a delete has just taken it away for being empty.
-                    self._need_root()
+                    # The folder does not exist yet, or a concurrent delete removed it because it was empty.
+                    self._check_root()
                     self._make_folder(os.path.dirname(path))
         except OSError as error:
-            raise self._trouble("write", key, error) from error
+            raise self._storage_error("write", key, error) from error
         raise StorageError(f"cannot write {key} in {self.root}: its folder is taken away again and again")
 
-    def _need_root(self) -> None:
+    def _check_root(self) -> None:
         if not self._is_remade and not self.root.is_dir():
             raise StorageError(f"the store's directory {self.root} is gone; make it again or name another")
 
@@ -77,7 +77,7 @@ class ObjectDirectory:
         return is_written
 
     def _make_folder(self, folder: str) -> None:
-        """Make it as far as deletes let us: each of them takes away what it finds empty, also halfway up."""
+        """Create the folder and its parents. Concurrent deletes may remove empty ones meanwhile; the caller retries."""
         with contextlib.suppress(FileNotFoundError, FileExistsError):
             os.makedirs(folder, mode=0o700, exist_ok=True)
         while self._is_durable and folder != str(self.root):
@@ -85,36 +85,36 @@ class ObjectDirectory:
             _make_durable(folder)
 
     def _new_file(self, folder: str) -> tuple[int, str]:
-        """A file to write into, and its name; a file without a name, where there can be one, dies with its writer."""
+        """Open a file to write into; its descriptor and name. A file without a name disappears with its writer."""
         flags = os.O_WRONLY | os.O_CLOEXEC
         if hasattr(os, "O_TMPFILE"):
             try:
                 return os.open(folder, flags | os.O_TMPFILE, 0o600), ""
             except OSError as error:
-                # Some file systems say EPERM of a folder that is just being taken away: the name will tell.
+                # Some file systems return EPERM for a folder that is being removed; opening by name will tell.
                 if error.errno not in {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.EPERM}:
                     raise
         name = _private_name(folder)
         return os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o600), name
 
     def read(self, key: str) -> bytes | None:
-        """An object's bytes, or None where there is none. Raises StorageError."""
+        """An object's bytes, or None if there is no object. Raises StorageError."""
         try:
             with open(self.path_of(key), "rb", buffering=0) as file:
                 return file.read()
         except FileNotFoundError:
-            self._need_root()
+            self._check_root()
             return None
         except OSError as error:
-            raise self._trouble("read", key, error) from error
+            raise self._storage_error("read", key, error) from error
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the store's one lock, which goes with its holder however that ends. Raises StorageError."""
+        """Hold the store's lock, which is released even if its holder is killed. Raises StorageError."""
         try:
             descriptor = os.open(self.root / f"{PRIVATE_MARK}lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise self._trouble("lock", "what is to be replaced", error) from error
+            raise self._storage_error("lock", "what is to be replaced", error) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
@@ -122,11 +122,11 @@ class ObjectDirectory:
             os.close(descriptor)
 
     def holds(self, key: str) -> bool:
-        """Whether the object is there; much cheaper than reading it."""
+        """Whether the object exists; much cheaper than reading it."""
         return os.path.exists(self.path_of(key))
 
     def remove(self, keys: Sequence[str]) -> None:
-        """Remove objects that are there, and folders that are empty then. Raises StorageError."""
+        """Remove objects if they exist, and folders that become empty. Raises StorageError."""
         folders: set[str] = set()
         for key in keys:
             path = self.path_of(key)
@@ -135,7 +135,7 @@ class ObjectDirectory:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                raise self._trouble("remove", key, error) from error
+                raise self._storage_error("remove", key, error) from error
             folders.add(os.path.dirname(path))
         for folder in sorted(folders, key=len, reverse=True):
             self._prune(folder)
@@ -149,8 +149,8 @@ class ObjectDirectory:
             folder = os.path.dirname(folder)
 
     def keys(self, prefix: str) -> list[str]:
-        """The keys that begin so. Looks only into folders that can hold some. Raises StorageError."""
-        self._need_root()
+        """The keys with this prefix. Scans only folders that can contain any. Raises StorageError."""
+        self._check_root()
         *folders, _ = prefix.split("/")
         start = os.path.join(self.root, *(folder + FOLDER_MARK for folder in folders))
         parts = [folder + "/" for folder in folders]
@@ -162,7 +162,7 @@ class ObjectDirectory:
         except (FileNotFoundError, NotADirectoryError):
             return
         except OSError as error:
-            raise self._trouble("list", before, error) from error
+            raise self._storage_error("list", before, error) from error
         for entry in entries:
             if entry.name.startswith(PRIVATE_MARK):
                 continue
@@ -171,14 +171,14 @@ class ObjectDirectory:
             else:
                 yield before + entry.name
 
-    def _trouble(self, verb: str, key: str, error: OSError) -> StorageError:
-        mend = {
+    def _storage_error(self, verb: str, key: str, error: OSError) -> StorageError:
+        advice = {
             errno.ENOSPC: "free some space or name another directory",
             errno.EDQUOT: "free some space or name another directory",
             errno.EACCES: "its owner must let this user in",
             errno.EROFS: "name a directory that can be written",
         }.get(error.errno or 0, "look at that directory")
-        return StorageError(f"cannot {verb} {key} in {self.root}: {error.strerror or error}; {mend}")
+        return StorageError(f"cannot {verb} {key} in {self.root}: {error.strerror or error}; {advice}")
 
 
 def _make_durable(folder: str) -> None:
@@ -201,7 +201,7 @@ def _write_all(descriptor: int, data: memoryview) -> None:
 
 
 def _publish(descriptor: int, temporary: str, path: str, *, only_if_absent: bool) -> bool:
-    """Give the written file its name, at once; whether it has got it."""
+    """Give the written file its name atomically. Returns whether it got it."""
     try:
         _link(descriptor, temporary, path)
         return True
@@ -230,5 +230,5 @@ def _link(descriptor: int, temporary: str, path: str) -> None:
     if temporary:
         os.link(temporary, path)
     else:
-        # Only with a directory's descriptor does Python ask the system to follow the link; the path needs none.
+        # Python follows the link only if `src_dir_fd` is given; the absolute path does not use it.
         os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=descriptor, follow_symlinks=True)

@@ -1,4 +1,4 @@
-"""An object store in a directory: what the laptop has instead of a bucket. Waits by asking for the file."""
+"""An object store in a directory, for machines without a bucket. Waits by polling the file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from springtide.storage.stores.directory import ObjectDirectory
 from springtide.storage.stores.raw import MAX_OBJECT_BYTES, content_version
 from springtide.storage.stores.request_count import RequestCount
 
-# A file that is not there costs a few microseconds to ask for: the pauses are chosen for the waiter.
+# Polling a missing file costs a few microseconds, so the pauses can be short.
 FILE_INTERVALS = Intervals(first_s=0.005, cap_s=0.25)
 
 

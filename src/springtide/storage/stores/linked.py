@@ -1,4 +1,4 @@
-"""A store behind a virtual full-duplex link: what a function's network lets through, on a machine that has more."""
+"""A store behind a virtual full-duplex link, which emulates a function's network on a machine with a faster one."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from springtide.storage.pacing import PollInterval, real_pace
 UP_VARIABLE = "SPRINGTIDE_LINK_UP_BYTES_PER_S"
 DOWN_VARIABLE = "SPRINGTIDE_LINK_DOWN_BYTES_PER_S"
 LATENCY_VARIABLE = "SPRINGTIDE_LINK_LATENCY_S"
-# Records of a few kilobytes pass between the packets of large objects instead of behind them.
+# Objects up to this size do not queue behind large ones, as their packets would not in a network.
 SMALL_BYTES = 16 * 1024
 
 
 class DuplexLink(msgspec.Struct, frozen=True, kw_only=True):
-    """What a link carries each way, and how long any request takes beyond that. Infinite rates mean no cap."""
+    """The rates of a link in each direction, and the latency of a request. Infinite rates mean no limit."""
 
     up_bytes_per_s: float = math.inf
     down_bytes_per_s: float = math.inf
     latency_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raises InvalidRequest for what no link can be."""
+        """Raises InvalidRequest for impossible rates or latency."""
         if not (self.up_bytes_per_s > 0.0 and self.down_bytes_per_s > 0.0):
             raise InvalidRequest(
                 f"a link's rates must be over 0 bytes/s, not {self.up_bytes_per_s:g} up and "
@@ -37,7 +37,7 @@ class DuplexLink(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequest(f"a link's latency must be 0 s or more, not {self.latency_s:g}")
 
     def to_environment(self) -> dict[str, str]:
-        """As variables for a function's process; what is not capped is left out."""
+        """As environment variables for a function's process, without those that are not limited."""
         values = {
             UP_VARIABLE: self.up_bytes_per_s,
             DOWN_VARIABLE: self.down_bytes_per_s,
@@ -47,7 +47,7 @@ class DuplexLink(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def from_environment(environment: Mapping[str, str]) -> DuplexLink | None:
-        """The link that the variables describe; None where they describe none. Raises InvalidRequest."""
+        """The link that environment variables describe, or None. Raises InvalidRequest."""
         given = {
             name: environment[name] for name in (UP_VARIABLE, DOWN_VARIABLE, LATENCY_VARIABLE) if environment.get(name)
         }
@@ -65,9 +65,9 @@ class DuplexLink(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lane:
-    """One direction of a link: transfers go in order of arrival, at the link's rate. Thread-safe.
+    """One direction of a link: transfers proceed in order of arrival, at the link's rate. Thread-safe.
 
-    Small requests do not queue behind large ones; what they take of the rate is taken from those that come later.
+    Small transfers do not queue behind large ones; the time that they take delays later transfers instead.
     """
 
     def __init__(self, bytes_per_s: float) -> None:
@@ -76,8 +76,8 @@ class Lane:
         self._free_at_s = -math.inf
         self._small_free_at_s = -math.inf
 
-    def carry(self, arrival_s: float, num_bytes: int) -> float:
-        """Reserve the lane for so many bytes from `arrival_s` on; the instant at which the last of them is through."""
+    def reserve(self, arrival_s: float, num_bytes: int) -> float:
+        """Reserve the lane for `num_bytes` from `arrival_s` on. Returns when the last byte is through."""
         took_s = num_bytes / self._bytes_per_s
         with self._lock:
             self._free_at_s = max(self._free_at_s, arrival_s) + took_s
@@ -88,7 +88,7 @@ class Lane:
 
 
 class Lanes:
-    """Both directions of one machine's link, shared by all stores it talks to."""
+    """Both directions of one machine's link, shared by all stores that the machine uses."""
 
     def __init__(self, link: DuplexLink, pace: PollInterval | None = None) -> None:
         self.link = link
@@ -98,10 +98,10 @@ class Lanes:
 
 
 class LinkedStore:
-    """A `Store` whose puts and gets take the time that a link would need. Several stores may share one `Lanes`.
+    """A `Store` whose puts and gets take as long as over a link. Several stores may share one `Lanes`.
 
-    Requests in flight share the rate of their direction, and their latencies overlap. An object is visible to others
-    once its last byte is up. Waiting for what is not there carries nothing; what it brings is carried like a get.
+    Requests in flight share the rate of their direction, and their latencies overlap. An object becomes visible once
+    its last byte is sent. Waiting for an object uses no bandwidth; its transfer does, as for a get.
     """
 
     def __init__(self, store: Store, link: DuplexLink | Lanes, pace: PollInterval | None = None) -> None:
@@ -121,24 +121,24 @@ class LinkedStore:
             self._lanes.pace.sleep(left_s)
 
     def _send(self, num_bytes: int) -> None:
-        through_s = self._lanes.up.carry(self._now_s(), num_bytes)
+        through_s = self._lanes.up.reserve(self._now_s(), num_bytes)
         self._sleep_until(through_s + self._lanes.link.latency_s)
 
     def _receive(self, asked_at_s: float, num_bytes: int) -> None:
-        self._sleep_until(self._lanes.down.carry(asked_at_s + self._lanes.link.latency_s, num_bytes))
+        self._sleep_until(self._lanes.down.reserve(asked_at_s + self._lanes.link.latency_s, num_bytes))
 
     def put(self, key: str, data: bytes | bytearray | memoryview) -> None:
-        """Carry the bytes up, then write the object. Raises StorageError."""
+        """Send the bytes over the link, then write the object. Raises StorageError."""
         self._send(memoryview(data).nbytes)
         self.store.put(key, data)
 
     def put_if_absent(self, key: str, data: bytes | bytearray | memoryview) -> bool:
-        """Carry the bytes up, then write the object unless there is one; whether it was written."""
+        """Send the bytes over the link, then write the object unless it exists. Returns whether it was written."""
         self._send(memoryview(data).nbytes)
         return self.store.put_if_absent(key, data)
 
     def get(self, key: str) -> bytes:
-        """Read an object and carry it down. Raises ObjectMissing after the latency, or StorageError."""
+        """Read an object and receive it over the link. Raises ObjectMissing after the latency, or StorageError."""
         asked_at_s = self._now_s()
         num_bytes = 0
         try:
@@ -149,7 +149,7 @@ class LinkedStore:
             self._receive(asked_at_s, num_bytes)
 
     def wait(self, key: str, timeout_s: float) -> bytes:
-        """Wait for an object, then carry it down: only that takes of the link. Raises ObjectMissing at the timeout."""
+        """Wait for an object, then receive it over the link. Raises ObjectMissing at the timeout."""
         data = self.store.wait(key, timeout_s)
         self._receive(self._now_s(), len(data))
         return data
@@ -160,12 +160,12 @@ class LinkedStore:
         self.store.delete(keys)
 
     def keys(self, prefix: str) -> list[str]:
-        """The keys that begin so, after the latency."""
+        """The keys with this prefix, after the latency."""
         self._sleep_until(self._now_s() + self._lanes.link.latency_s)
         return self.store.keys(prefix)
 
     def requests(self) -> StoreRequests:
-        """What the store behind the link has been asked."""
+        """The requests to the store behind the link."""
         return self.store.requests()
 
     def close(self) -> None:

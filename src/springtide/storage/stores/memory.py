@@ -1,4 +1,4 @@
-"""An object store in the memory of one process: threads see each other's objects and are woken by a put."""
+"""An object store in the memory of one process, shared by its threads. A put wakes waiting threads."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ class _Objects:
 
 @cache
 def _objects_of(name: str) -> _Objects:
-    # A name means the same objects everywhere in this process, and they outlive every handle, as in other stores.
+    # Cached, so that a name means the same objects in the whole process and they outlive every handle, as in other
+    # stores.
     return _Objects()
 
 
 class MemoryStore:
-    """The raw store of that name in this process; without a name, one of its own."""
+    """The raw store of that name in this process; without a name, a private one."""
 
     def __init__(self, name: str = "", pace: PollInterval | None = None) -> None:
         self.title = f"the memory store {name or '(unnamed)'}"
@@ -80,7 +81,7 @@ class MemoryStore:
             if not is_in_time:
                 self._forget(key, woken)
             data = read(key)
-            # An object that was deleted between the waking and the reading is waited for again.
+            # If the object was deleted before the woken thread read it, wait again.
             if data is not None or not is_in_time:
                 return data
 

@@ -1,4 +1,4 @@
-"""From a URL to a store. The only place that knows all of them; each is imported when it is asked for."""
+"""Opens the store that a URL names. Each kind of store is imported only when it is used."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 
 
 def open_store(url: str, environment: Mapping[str, str] | None = None) -> CheckedStore:
-    """Open the store that a URL names. Raises InvalidRequest for a URL that names none, StorageError if it is shut.
+    """Open the store that a URL names. Raises InvalidRequest for an invalid URL, StorageError if it cannot be opened.
 
     `environment` holds the credentials of an object store (None: this process's own). Schemes: memory (one process),
-    file (a directory), s3 (any S3 API), shm (shared memory of one machine), redis and rediss. docs/storage.md says what
-    each takes after the `?`.
+    file (a directory), s3 (any S3 API), shm (shared memory of one machine), redis and rediss. docs/storage.md lists
+    their options.
     """
     try:
         parts = urlsplit(url)
@@ -30,17 +30,17 @@ def open_store(url: str, environment: Mapping[str, str] | None = None) -> Checke
     except ValueError:
         raise InvalidRequest(f"a store's URL must look like one of: {STORE_FORMS}") from None
     if parts.scheme == "memory":
-        _take(options, parts)
+        _options_of(options, parts)
         return memory_store(_name(parts))
     if parts.scheme == "file":
         from springtide.storage.stores.files import FileStore
 
-        (durable,) = _take(options, parts, "durable")
+        (durable,) = _options_of(options, parts, "durable")
         return CheckedStore(FileStore(_path(parts), is_durable=_flag(durable)))
     if parts.scheme == "shm":
         from springtide.storage.stores.shared_memory import SharedMemoryStore
 
-        _take(options, parts)
+        _options_of(options, parts)
         return CheckedStore(SharedMemoryStore(_name(parts)))
     if parts.scheme == "s3":
         return _open_s3(parts, options, environment)
@@ -50,7 +50,7 @@ def open_store(url: str, environment: Mapping[str, str] | None = None) -> Checke
 
 
 def memory_store(name: str = "") -> CheckedStore:
-    """The store of that name in this process; without a name, one that nothing else can open."""
+    """The store of that name in this process; without a name, a new private one."""
     from springtide.storage.stores.memory import MemoryStore
 
     return CheckedStore(MemoryStore(name))
@@ -59,7 +59,7 @@ def memory_store(name: str = "") -> CheckedStore:
 def _open_s3(parts: SplitResult, options: dict[str, str], environment: Mapping[str, str] | None) -> CheckedStore:
     from springtide.storage.stores.s3 import S3Place, S3Store
 
-    endpoint, region, style, allow_http = _take(options, parts, "endpoint", "region", "style", "allow_http")
+    endpoint, region, style, allow_http = _options_of(options, parts, "endpoint", "region", "style", "allow_http")
     prefix = parts.path.strip("/")
     if prefix:
         checked_key(prefix)
@@ -77,7 +77,7 @@ def _open_s3(parts: SplitResult, options: dict[str, str], environment: Mapping[s
 def _open_redis(parts: SplitResult, options: dict[str, str]) -> CheckedStore:
     from springtide.storage.stores.redis import RedisStore
 
-    (name,) = _take(options, parts, "name")
+    (name,) = _options_of(options, parts, "name")
     if re.fullmatch(r"/?\d{0,5}", parts.path) is None:
         raise InvalidRequest(f"{parts.scheme}:// ends with the number of a database, as in redis://host:6379/0")
     url = urlunsplit((parts.scheme, parts.netloc, parts.path, "", ""))
@@ -90,8 +90,8 @@ def _flag(text: str) -> bool:
     return text.lower() in {"1", "true", "yes"}
 
 
-def _take(options: dict[str, str], parts: SplitResult, *names: str) -> list[str]:
-    """The options of these names, "" where one is not given. Raises InvalidRequest for others."""
+def _options_of(options: dict[str, str], parts: SplitResult, *names: str) -> list[str]:
+    """The values of these options, "" for missing ones. Raises InvalidRequest for any other option."""
     unknown = sorted(set(options) - set(names))
     if unknown:
         known = f"it takes {', '.join(names)}" if names else "it takes none"

@@ -15,7 +15,7 @@ PROBE_PREFIX = "springtide-probe"
 
 
 class ProbedStore(msgspec.Struct, frozen=True, kw_only=True):
-    """What was seen: seconds of a put of a small object and of getting it back."""
+    """The result of a probe: the seconds of a put and of a get of a small object."""
 
     put_s: float
     get_s: float
@@ -24,10 +24,10 @@ class ProbedStore(msgspec.Struct, frozen=True, kw_only=True):
 def probe_store(
     url: str, pace: PollInterval | None = None, *, environment: Mapping[str, str] | None = None
 ) -> ProbedStore:
-    """Put, get and delete a small object of a name of its own; `environment` is as in `open_store`.
+    """Put, get and delete a small object under a random name; `environment` is as in `open_store`.
 
-    Raises InvalidRequest for a URL that names no store, StorageError with what to mend where the store is not there,
-    does not let us in, or tells two writers that each was the first.
+    Raises InvalidRequest for an invalid URL, and StorageError with advice if the store is unreachable, refuses access,
+    or accepts two conditional writes of the same object.
     """
     pace = pace or real_pace()
     store = open_store(url, environment)

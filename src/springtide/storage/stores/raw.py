@@ -1,6 +1,6 @@
-"""What one kind of store has to do; `CheckedStore` makes a whole store of it.
+"""The protocols of raw stores, one implementation per kind of store; `CheckedStore` turns them into a `Store`.
 
-Keys arrive here checked, and each request except retries and waits is counted by the caller.
+Keys are already checked, and the caller counts every request except retries and waits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class RawStore(Protocol):
     counts: RequestCount
 
     def write(self, key: str, data: memoryview, *, only_if_absent: bool) -> bool:
-        """Make the object visible atomically and complete; whether it was written."""
+        """Make the object visible atomically. Returns whether it was written."""
 
     def read(self, key: str) -> bytes | None:
         """The object, or None where there is none."""
@@ -39,7 +39,7 @@ class RawStore(Protocol):
         """Remove those that exist."""
 
     def names(self, prefix: str) -> list[str]:
-        """At least all keys with this prefix, in any order; as many as had to be listed for them."""
+        """All keys with this prefix, in any order; may include others that had to be listed for them."""
 
     def close(self) -> None:
         """Release connections and handles; objects stay."""
@@ -50,15 +50,15 @@ class VersionedStore(Protocol):
     """A raw store that replaces an object only if nothing else has replaced it."""
 
     def read_version(self, key: str) -> tuple[bytes, str] | None:
-        """The object with the name of its version, or None where there is none."""
+        """The object with the name of its version, or None if there is none."""
 
     def replace(self, key: str, data: memoryview, version: str) -> str | None:
-        """Write the object if it still has that version (empty: there is none); its new version, or None."""
+        """Write the object if it still has this version (empty: if there is none). Returns the new version, or None."""
 
 
 @runtime_checkable
 class BlockingStore(Protocol):
-    """A raw store that is woken by a put; all others are polled."""
+    """A raw store whose waiters are woken by a put; all others are polled."""
 
     def wait(self, key: str, timeout_s: float, read: Callable[[str], bytes | None]) -> bytes | None:
         """The object once it exists, or None at the timeout. `read` reads the object and counts the request."""
@@ -74,9 +74,9 @@ class StreamingStore(Protocol):
         """Write an object from a file. Counts its requests by itself."""
 
     def download(self, key: str, path: Path) -> int | None:
-        """Read an object into a file; its bytes, or None where there is no object."""
+        """Read an object into a file. Returns its number of bytes, or None if there is no object."""
 
 
 def content_version(data: bytes | memoryview) -> str:
-    """Names a version where the store names none: the same bytes are the same version."""
+    """A version name for stores without versions: equal bytes have equal versions."""
     return hashlib.sha256(data).hexdigest()

@@ -14,9 +14,9 @@ from springtide.storage.stores.request_count import RequestCount
 
 Answer = TypeVar("Answer")
 
-# What a Redis takes in one value, unless it is told otherwise (proto-max-bulk-len).
+# Redis's default limit of one value (proto-max-bulk-len).
 MAX_VALUE_BYTES = 512 << 20
-# A blocking request is repeated after this long: a server that hangs is noticed.
+# A blocking request is repeated after this long, so that a server that hangs is detected.
 BLOCK_S = 5.0
 ANSWER_S = 15.0
 RETRY_INTERVALS = Intervals(first_s=0.05, cap_s=1.0, growth=2.0, jitter_fraction=0.5)
@@ -25,11 +25,11 @@ MAX_CONNECTIONS = 10_000
 
 
 class RedisStore:
-    """The raw store of the objects of one name in one database of a Redis (6.2 or newer).
+    """The raw store of the objects under one name in one database of a Redis (6.2 or newer).
 
-    Beside each object stands a list of one element. A reader that waits moves that element from the list onto
-    the list itself, which blocks in the server until there is one and leaves it there for other readers: a put wakes
-    all readers, and none that comes later can have missed it.
+    Each object has a companion list with one element. A waiting reader moves this element from the list to the same
+    list, which blocks in the server until the element exists and leaves it there for other readers. So a put wakes all
+    readers, and later readers do not miss it.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class RedisStore:
             raise InvalidRequest(f"name={name!r} must be at most 64 letters, digits, '.', '_' or '-'")
         try:
             parts = urlsplit(url)
-            # The URL may hold a password: sentences show the rest.
+            # The URL may contain a password, so messages show only host and port.
             where = f"{parts.hostname or 'localhost'}:{parts.port or 6379}"
         except ValueError as error:
             raise InvalidRequest(f"a Redis's URL must look like redis://:PASSWORD@HOST:PORT/0: {error}") from None
@@ -66,27 +66,27 @@ class RedisStore:
             url,
             socket_connect_timeout=5.0,
             socket_timeout=ANSWER_S,
-            # Every wait in flight holds one; the client's own limit is a hundred.
+            # Every wait in flight occupies a connection; the client's default limit is a hundred.
             max_connections=MAX_CONNECTIONS,
-            # Retries are this module's: they are counted, and their pauses are bounded.
+            # This module retries by itself, so that retries are counted and their pauses bounded.
             retry=Retry(NoBackoff(), 0),
-            # The client's own packing copies large values, with hiredis several times.
+            # The client's packer copies large values, with hiredis several times.
             command_packer=_Packer(),
         )
 
     def _object(self, key: str) -> str:
-        # The braces keep an object and its list on one shard where there are several.
+        # The braces keep an object and its list on the same shard of a cluster.
         return f"{self._name}:{{{key}}}"
 
-    def _bell(self, key: str) -> str:
+    def _wake_list(self, key: str) -> str:
         return f"{self._object(key)}:bell"
 
     def write(self, key: str, data: memoryview, *, only_if_absent: bool) -> bool:
         def write() -> bool:
             with self._client.pipeline(transaction=True) as pipeline:
                 pipeline.set(self._object(key), data, nx=only_if_absent)
-                pipeline.delete(self._bell(key))
-                pipeline.rpush(self._bell(key), b"!")
+                pipeline.delete(self._wake_list(key))
+                pipeline.rpush(self._wake_list(key), b"!")
                 return bool(pipeline.execute()[0])
 
         return self._retried(write, f"write {key}", is_repeatable=not only_if_absent)
@@ -102,17 +102,17 @@ class RedisStore:
             left_s = deadline_s - self.pace.now_s()
             if data is not None or left_s <= 0.0:
                 return data
-            # Zero would mean for ever.
+            # Zero would block forever.
             block_s = max(0.001, min(left_s, BLOCK_S))
             self.counts.add(gets=1)
             self._retried(partial(self._listen, key, block_s), f"wait for {key}")
 
     def _listen(self, key: str, block_s: float) -> None:
-        bell = self._bell(key)
+        bell = self._wake_list(key)
         self._client.blmove(bell, bell, block_s, "LEFT", "LEFT")
 
     def remove(self, keys: Sequence[str]) -> None:
-        names = [name for key in keys for name in (self._object(key), self._bell(key))]
+        names = [name for key in keys for name in (self._object(key), self._wake_list(key))]
         if names:
             self._retried(lambda: self._client.unlink(*names), f"remove {len(keys)} objects")
 
@@ -127,9 +127,9 @@ class RedisStore:
         return [each.removeprefix(start).removesuffix(end) for each in found if each.endswith(end)]
 
     def _retried(self, ask: Callable[[], Answer], what: str, *, is_repeatable: bool = True) -> Answer:
-        """Ask, and ask again for a few seconds where the connection breaks. Raises StorageError with what mends it.
+        """Send a request, and retry for a few seconds if the connection breaks. Raises StorageError with advice.
 
-        A request that is not repeatable may have been done when the connection broke: that is unknown, so an error.
+        A request that is not repeatable is not retried once it may have been sent: the server may have executed it.
         """
         import redis
 
@@ -170,7 +170,7 @@ class RedisStore:
 
 
 class _Packer:
-    """Commands in Redis's protocol: buffers are sent as they lie, everything else is joined."""
+    """Packs commands in Redis's protocol: buffers are sent without a copy, everything else is joined."""
 
     def pack(self, *arguments: Any) -> list[bytes | memoryview]:
         """The parts to send, in order."""

@@ -1,4 +1,4 @@
-"""Counts what a store is asked for, from all threads: requests are money, and a store's price list is by request."""
+"""Counts the requests to a store, from all threads: object stores charge per request."""
 
 from __future__ import annotations
 

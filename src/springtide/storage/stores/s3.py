@@ -1,4 +1,4 @@
-"""An object store behind any S3 API. Every request is counted and every pause between two of them is our own."""
+"""An object store behind any S3 API. Retries are made here, so that every request is counted."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from springtide.storage.stores.request_count import RequestCount
 
 Answer = TypeVar("Answer")
 
-# A missed GET costs as much as one that hits, and 12 ms of a function of 2 GB: shorter first pauses are expensive.
+# A missed GET costs as much as a hit, which is the price of 12 ms of a function of 2 GB: so no shorter first pause.
 S3_INTERVALS = Intervals(first_s=0.025, cap_s=1.0)
-# Between attempts at a server that asks for less, or does not answer.
+# Between attempts at a server that is busy or does not answer.
 RETRY_INTERVALS = Intervals(first_s=0.1, cap_s=5.0, growth=2.0, jitter_fraction=1.0)
 MAX_ATTEMPTS = 8
-# One PUT carries so much; a stage's state and an activation are far below.
+# S3's limit of one PUT; states and activations are far smaller.
 MAX_PUT_BYTES = 5 << 30
-# A file above this goes up in parts of that size, a few at a time.
+# Files above this size are uploaded in parts of it, a few at a time.
 PART_BYTES = 64 << 20
 _PARTS_AT_ONCE = 4
 _READ_BYTES = 4 << 20
-# How a server says that an object is not the one that was to be replaced, or that two replace it at this moment.
+# Error codes of a conditional write that failed because another writer was faster.
 _CHANGED_CODES = frozenset({"PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey"})
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", re.ASCII)
 _CODE = re.compile(r"<Code>([A-Za-z]+)</Code>")
 _STATUS = re.compile(r"status code: (\d{3})")
 _BUSY_STATUS = frozenset({"408", "429", "500", "502", "503", "504"})
-# With one of these the client finds credentials by itself: those of a container or of a service account.
+# With one of these variables the client finds the credentials of a container or a service account by itself.
 _CREDENTIAL_VARIABLES = (
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
     "AWS_WEB_IDENTITY_TOKEN_FILE",
 )
-# What a server means by its code, and what mends it; `bucket` and `endpoint` are filled in.
-_MENDS: Mapping[str, str] = MappingProxyType(
+# For each error code of a server, what it means and what the user can do.
+_ADVICE: Mapping[str, str] = MappingProxyType(
     {
         "NoSuchBucket": "the bucket {bucket} does not exist at {endpoint}: make it, or name another in the store's URL",
         "InvalidBucketName": "{bucket} is no name of a bucket: name another in the store's URL",
@@ -60,7 +60,7 @@ _MENDS: Mapping[str, str] = MappingProxyType(
 
 
 class S3Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a bucket is: `endpoint` is empty for AWS itself; `style` says where an endpoint wants the bucket's name."""
+    """The location of a bucket. `endpoint` is empty for AWS; `style` is where URLs name it: path or virtual."""
 
     bucket: str
     prefix: str = ""
@@ -70,7 +70,7 @@ class S3Place(msgspec.Struct, frozen=True, kw_only=True):
     is_plain_http_allowed: bool = False
 
     def __post_init__(self) -> None:
-        """Raises InvalidRequest for what cannot be a place."""
+        """Raises InvalidRequest for impossible values."""
         if _BUCKET.fullmatch(self.bucket) is None:
             raise InvalidRequest(f"{self.bucket!r} is no name of a bucket; the URL is s3://BUCKET/PREFIX?region=...")
         if self.style not in {"path", "virtual"}:
@@ -80,21 +80,21 @@ class S3Place(msgspec.Struct, frozen=True, kw_only=True):
         parts = urlsplit(self.endpoint)
         if parts.scheme not in {"http", "https"} or not parts.hostname or parts.path not in {"", "/"}:
             raise InvalidRequest(f"endpoint={self.endpoint} must look like https://host:port")
-        if self.is_in_the_open and not self.is_plain_http_allowed:
+        if self.is_unencrypted and not self.is_plain_http_allowed:
             raise InvalidRequest(
                 f"endpoint={self.endpoint} is not encrypted; use https://, or add allow_http=true where the network "
                 f"is trusted"
             )
 
     @property
-    def is_in_the_open(self) -> bool:
-        """Whether bytes travel unencrypted beyond this machine."""
+    def is_unencrypted(self) -> bool:
+        """Whether bytes leave this machine unencrypted."""
         parts = urlsplit(self.endpoint)
         return parts.scheme == "http" and parts.hostname not in LOOPBACK
 
     @property
     def host(self) -> str:
-        """The endpoint as people know it."""
+        """The endpoint for messages."""
         return self.endpoint or f"AWS{f' ({self.region})' if self.region else ''}"
 
 
@@ -106,9 +106,9 @@ def _client_of(place: S3Place, environment: Mapping[str, str]) -> Any:
     options: dict[str, Any] = {
         "prefix": place.prefix.strip("/") or None,
         "region": place.region or environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or "us-east-1",
-        # TLS (and loopback) guard the bytes on their way: digesting them again would be four fifths of a put's CPU.
-        "unsigned_payload": not place.is_in_the_open,
-        # Retries are this module's, so that each of them is counted.
+        # TLS (or loopback) protects the bytes already, and a digest would take four fifths of the CPU time of a put.
+        "unsigned_payload": not place.is_unencrypted,
+        # This module retries by itself, so that every retry is counted.
         "retry_config": {"max_retries": 0},
         "client_options": {
             "allow_http": place.endpoint.startswith("http://"),
@@ -135,15 +135,15 @@ def _client_of(place: S3Place, environment: Mapping[str, str]) -> Any:
 
 
 def _profile_credentials() -> Any:
-    mend = "there are no credentials for s3://: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+    advice = "there are no credentials for s3://: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
     try:
         from obstore.auth.boto3 import Boto3CredentialProvider
     except ModuleNotFoundError:
-        raise InvalidRequest(mend) from None
+        raise InvalidRequest(advice) from None
     try:
         return Boto3CredentialProvider()
     except Exception as error:
-        raise InvalidRequest(f"{mend} ({error})") from None
+        raise InvalidRequest(f"{advice} ({error})") from None
 
 
 class S3Store:
@@ -238,7 +238,7 @@ class S3Store:
         """Write an object from a file in parts, a few at a time."""
         import obstore
 
-        # Besides its parts, an upload is begun and ended.
+        # One request per part, one to begin the upload and one to complete it.
         num_requests = -(-num_bytes // self.part_bytes) + 2
         self.counts.add(puts=num_requests)
         self._retried(
@@ -250,7 +250,7 @@ class S3Store:
         )
 
     def download(self, key: str, path: Path) -> int | None:
-        """Read an object into a file, part by part; its bytes."""
+        """Read an object into a file, part by part. Returns its number of bytes, or None if there is no object."""
         import obstore
 
         def read() -> int | None:
@@ -280,7 +280,7 @@ class S3Store:
     def names(self, prefix: str) -> list[str]:
         import obstore
 
-        # The client lists whole folders.
+        # The client can only list whole folders.
         folder = prefix.rpartition("/")[0]
 
         def names() -> list[str]:
@@ -295,9 +295,9 @@ class S3Store:
     def _retried(
         self, ask: Callable[[], Answer], count_again: Callable[[], None], what: str, *, is_repeatable: bool = True
     ) -> Answer:
-        """Ask, and ask again where the server is busy or away. Raises StorageError with what mends it.
+        """Send a request, and retry if the server is busy or unreachable. Raises StorageError with advice.
 
-        What is not repeatable is asked again only where the server has said that it did not do it.
+        A request that is not repeatable is retried only if the server answered that it was not executed.
         """
         from obstore.exceptions import AlreadyExistsError, BaseError
 
@@ -319,8 +319,8 @@ class S3Store:
     def _reason(self, error: Exception, attempts: int) -> str:
         place = self._place
         code = _code_in(error)
-        if code in _MENDS:
-            return _MENDS[code].format(bucket=place.bucket, endpoint=place.host)
+        if code in _ADVICE:
+            return _ADVICE[code].format(bucket=place.bucket, endpoint=place.host)
         if _is_busy(error):
             return (
                 f"{place.host} was too busy {attempts} times in a row ({code or _status_in(error)}): use fewer "
@@ -332,11 +332,11 @@ class S3Store:
                 f"({_short(error)})"
             )
         if _status_in(error) in {"401", "403"}:
-            return _MENDS["AccessDenied"].format(bucket=place.bucket, endpoint=place.host)
+            return _ADVICE["AccessDenied"].format(bucket=place.bucket, endpoint=place.host)
         if _status_in(error) == "404":
-            return _MENDS["NoSuchBucket"].format(bucket=place.bucket, endpoint=place.host)
+            return _ADVICE["NoSuchBucket"].format(bucket=place.bucket, endpoint=place.host)
         if "configured region" in str(error):
-            return _MENDS["PermanentRedirect"].format(bucket=place.bucket)
+            return _ADVICE["PermanentRedirect"].format(bucket=place.bucket)
         if "credential" in str(error).lower():
             return f"there are no credentials for {place.host} that work: set AWS_ACCESS_KEY_ID and its secret"
         return f"{place.host} answered: {code or _short(error)}"
@@ -361,6 +361,6 @@ def _is_unreachable(error: Exception) -> bool:
 
 
 def _short(error: Exception) -> str:
-    """The last part of the first line: what happened, without the addresses of the request."""
+    """The last part of the message's first line: the error without the URLs of the request."""
     text = str(error).partition("\n")[0].rpartition(" - ")[2]
     return re.sub(r"<[^>]*>", " ", text)[:200].strip()

@@ -15,14 +15,14 @@ from springtide.storage.stores.request_count import RequestCount
 from springtide.storage.stores.wake_sockets import WakeSockets
 
 SHARED_MEMORY = Path("/dev/shm")
-# A writer that is killed between its object and its wake-up is noticed after this long.
+# Waiters also poll at this interval, in case a writer is killed after its put and before it wakes them.
 LOOK_AGAIN_S = 0.5
 
 
 class SharedMemoryStore:
     """The raw store of that name, shared by the processes of one user on this machine.
 
-    What was put stays until it is deleted or the machine restarts; closing an empty store removes its folder.
+    Objects stay until they are deleted or the machine restarts; closing an empty store removes its folder.
     """
 
     def __init__(self, name: str, *, pace: PollInterval | None = None, parent: Path = SHARED_MEMORY) -> None:
@@ -53,7 +53,7 @@ class SharedMemoryStore:
         if data is not None or timeout_s <= 0.0:
             return data
         with self._sockets.listening(key) as listener:
-            # Asked again after the socket is there: a put in between would have found no socket to wake.
+            # Read again once the socket exists: a put before that had no socket to wake.
             while (data := read(key)) is None:
                 left_s = deadline_s - self.pace.now_s()
                 if left_s <= 0.0:
@@ -70,7 +70,7 @@ class SharedMemoryStore:
         return self._directory.keys(prefix)
 
     def close(self) -> None:
-        """Remove the folder if nothing is in it and no process waits in it; what was put stays."""
+        """Remove the folder if it is empty and no process waits in it. Objects stay."""
         with contextlib.suppress(OSError):
             os.rmdir(self._root / f"{PRIVATE_MARK}wake")
         with contextlib.suppress(OSError):

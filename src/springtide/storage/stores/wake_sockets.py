@@ -1,6 +1,6 @@
-"""Waking other processes of one machine: each waiter has a datagram socket named after the key it waits for.
+"""Wakes waiting processes of one machine: each waiter has a datagram socket that is named after its key.
 
-A killed process leaves a socket that refuses connections; the next sender removes it. No other waiter is delayed.
+A killed process leaves a socket that refuses datagrams; the next sender removes it. Other waiters are not delayed.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from springtide.core.errors import StorageError
 
 
 class WakeSockets:
-    """The sockets in one folder, made when the first waiter comes. Safe between threads and processes."""
+    """The sockets in one folder, which the first waiter creates. Safe between threads and processes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     @contextlib.contextmanager
     def listening(self, key: str) -> Iterator[socket.socket]:
-        """A socket that becomes readable when `key` is woken from now on. Raises StorageError if there can be none."""
-        name = f"{_mark(key)}.{secrets.token_hex(8)}"
+        """Yield a socket that becomes readable when `key` is woken. Raises StorageError if it cannot be created."""
+        name = f"{_key_digest(key)}.{secrets.token_hex(8)}"
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
             self._bind(listener, name)
             try:
@@ -41,7 +41,7 @@ class WakeSockets:
                     listener.bind(f"{folder}/{name}")
                     return
             except FileNotFoundError:
-                # Not there yet, or taken away because it was empty.
+                # The folder does not exist yet, or was removed because it was empty.
                 with contextlib.suppress(FileNotFoundError, FileExistsError):
                     os.makedirs(self._folder, mode=0o700, exist_ok=True)
             except OSError as error:
@@ -50,7 +50,7 @@ class WakeSockets:
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[str]:
-        """A short name of the folder: a socket's has at most 107 characters."""
+        """Yield a short path of the folder: a socket's path has at most 107 characters."""
         descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             yield f"/proc/self/fd/{descriptor}"
@@ -58,14 +58,14 @@ class WakeSockets:
             os.close(descriptor)
 
     def wake(self, key: str) -> None:
-        """Wake the waiters for `key`; never blocks and never fails: waiters look again by themselves now and then."""
-        self._poke(_mark(key) + ".")
+        """Wake the waiters for `key`. Never blocks and never raises: waiters that miss it also poll now and then."""
+        self._send_to(_key_digest(key) + ".")
 
     def sweep(self) -> None:
-        """Remove the sockets of the dead; the living wake up for nothing."""
-        self._poke("")
+        """Remove the sockets of processes that have died. Living waiters wake up once and wait again."""
+        self._send_to("")
 
-    def _poke(self, beginning: str) -> None:
+    def _send_to(self, beginning: str) -> None:
         try:
             names = [name for name in os.listdir(self._folder) if name.startswith(beginning)]
         except OSError:
@@ -85,9 +85,9 @@ class WakeSockets:
                     with contextlib.suppress(OSError):
                         os.unlink(self._folder / name)
                 except OSError:
-                    # Gone meanwhile, or it already has as many wake-ups as it can hold.
+                    # The socket is gone, or its queue of wake-ups is full.
                     continue
 
 
-def _mark(key: str) -> str:
+def _key_digest(key: str) -> str:
     return hashlib.blake2b(key.encode(), digest_size=8).hexdigest()

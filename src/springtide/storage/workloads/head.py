@@ -1,4 +1,4 @@
-"""What counts of a workload's objects in a store: one small object, replaced as a whole or not at all."""
+"""The head of a workload in a store: one small object, replaced atomically, that names the objects that count."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import msgspec
 from msgspec.structs import replace
 
 NUM_CHECKPOINTS_KEPT = 2
-# No workload is ever formed anew so often: the fence of one that was retired.
-NOBODYS_GENERATION = 1 << 53
+# The fence of a retired workload: higher than any generation that a worker can have.
+RETIRED_GENERATION = 1 << 53
 
 
 class KeptCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint that is whole: all of its objects were there before it was named."""
+    """A complete checkpoint: all of its objects existed before the head named it."""
 
     generation: int
     step: int
@@ -19,12 +19,12 @@ class KeptCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The last part of its prefix, as a directory of checkpoints would have it."""
+        """The last part of its objects' prefix, which is also its name in a directory of checkpoints."""
         return version_name(self.generation, self.step)
 
 
 class KeptArtifact(msgspec.Struct, frozen=True, kw_only=True):
-    """Which version of an artifact is the one that counts, and how long it is."""
+    """The version of an artifact that counts, and its size."""
 
     generation: int
     step: int
@@ -32,25 +32,25 @@ class KeptArtifact(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoggedSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the step log goes that was written as `generation`: what is above `step` there does not count."""
+    """The last step that counts in the part of the step log that was written as `generation`."""
 
     generation: int
     step: int
 
 
 class Departure(msgspec.Struct, frozen=True, kw_only=True):
-    """When a workload is to be retired, in seconds of Unix time, and whether what it made stays."""
+    """When a workload is to be retired (Unix time), and whether its artifacts stay."""
 
     at_unix_s: float
     keeps_artifacts: bool = True
 
 
 class WorkloadHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The present state of a workload's objects. `generation` is the lowest that may still change anything.
+    """The present state of a workload's objects. `generation` is the lowest that may still write.
 
-    Whatever is in the store and not named here does not exist: it was written by a worker of an older generation, or is
-    about to be named. `checkpoints` are newest first, `logged` in the order of writing. `departure` is when all of it
-    goes, where that has been decided, until it has gone.
+    Objects that are not named here do not count: they were written by a worker of an older generation, or will be named
+    next. `checkpoints` are newest first, `logged` in the order of writing. `departure` says when the workload is to be
+    retired, if that has been decided and has not happened yet.
     """
 
     generation: int = 0
@@ -60,11 +60,11 @@ class WorkloadHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     departure: Departure | None = None
 
     def holds_checkpoint(self, generation: int, step: int) -> KeptCheckpoint | None:
-        """The checkpoint of that generation and step, if it is one of those kept."""
+        """The checkpoint of this generation and step, or None if it is not kept."""
         return next((kept for kept in self.checkpoints if (kept.generation, kept.step) == (generation, step)), None)
 
     def with_checkpoint(self, kept: KeptCheckpoint) -> WorkloadHead:
-        """With one more checkpoint; only the newest ones stay."""
+        """The head with one more checkpoint; only the newest ones are kept."""
         others = [other for other in self.checkpoints if other.name != kept.name]
         newest = sorted([kept, *others], key=lambda other: (other.generation, other.step), reverse=True)
         return replace(self, checkpoints=tuple(newest[:NUM_CHECKPOINTS_KEPT]))
@@ -72,7 +72,7 @@ class WorkloadHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     def last_logged(self, generation: int, after: int | None) -> int:
         """The last step that the log holds, for a writer of `generation`.
 
-        `after` is where a job that goes on from a checkpoint begins to log again, until it has logged something.
+        `after` is the step of the checkpoint that the job was restored from; it counts until the writer has logged.
         """
         last = self.logged[-1] if self.logged else None
         if last is not None and (after is None or last.generation >= generation):
@@ -80,21 +80,21 @@ class WorkloadHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return after or 0
 
     def with_logged(self, generation: int, step: int) -> WorkloadHead:
-        """With the log as far as this."""
+        """The head with a log up to `step`."""
         others = [entry for entry in self.logged if entry.generation != generation]
         return replace(self, logged=(*others, LoggedSteps(generation=generation, step=step)))
 
     def with_artifact(self, name: str, kept: KeptArtifact) -> WorkloadHead:
-        """With this version of an artifact."""
+        """The head with this version of an artifact."""
         return replace(self, artifacts={**self.artifacts, name: kept})
 
 
 def version_name(generation: int, step: int) -> str:
-    """What is published as `generation` after `step` steps is called so: names sort as the versions do."""
+    """The name of what is published as `generation` after `step` steps; names sort in the order of versions."""
     return f"{generation:08d}-{step:010d}"
 
 
 def parse_version(name: str) -> tuple[int, int] | None:
-    """Generation and step in such a name; None where it is none."""
+    """Generation and step of a version name; None for any other text."""
     generation, _, step = name.partition("-")
     return (int(generation), int(step)) if generation.isdigit() and step.isdigit() else None

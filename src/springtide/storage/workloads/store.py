@@ -1,14 +1,14 @@
 """A workload's source, checkpoints, step log, artifacts and logs in an object store, guarded by compare-and-swap.
 
     workloads/<id>/source/...
-    workloads/<id>/head                                       what counts (workload_head.py)
+    workloads/<id>/head                                       names what counts (head.py)
     workloads/<id>/checkpoints/<generation>-<step>/...
     workloads/<id>/steps/<generation>-<first step>.jsonl      never written twice
     workloads/<id>/artifacts/<generation>-<step>/<name>
     workloads/<id>/logs/<replica>.log
 
-Everything but the head is written under a name that nothing refers to yet; one swap of the head makes it count. A
-writer whose generation is over fails to swap, however long it slept in between, so that nothing it does is ever seen.
+All other objects are written under new names; a compare-and-swap of the head makes them count. The swap of a writer
+with an outdated generation fails, even if the writer was suspended in between, so that its objects are never read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from springtide.storage.step_lines import Line, is_gap
 from springtide.storage.stores.checked import CheckedStore
 from springtide.storage.stores.open import open_store
 from springtide.storage.workloads.head import (
-    NOBODYS_GENERATION,
+    RETIRED_GENERATION,
     Departure,
     KeptArtifact,
     KeptCheckpoint,
@@ -36,7 +36,7 @@ from springtide.storage.workloads.head import (
     version_name,
 )
 
-# Swaps of one head are a few a second at most: a writer loses so often in a row only if the store breaks its promise.
+# Heads are swapped a few times a second at most, so a writer that loses this often in a row has a faulty store.
 _MAX_RACES = 100
 
 
@@ -46,16 +46,16 @@ def open_workload_store(url: str, workload_id: WorkloadId) -> WorkloadStore:
 
 
 class WorkloadStore:
-    """One workload's objects. Thread-safe. All methods raise StorageError where the store does not do as it should.
+    """One workload's objects. Thread-safe. All methods raise StorageError if the store fails.
 
-    Methods that publish take the generation as which they do, and raise Fenced where a newer one owns the workload.
+    Methods that publish take the caller's generation and raise Fenced if a newer one owns the workload.
     """
 
     def __init__(self, store: CheckedStore, workload_id: WorkloadId) -> None:
         self.store = store
         self.prefix = f"workloads/{workload_id}/"
         self._lock = threading.Lock()
-        # The head as it was last seen; a swap finds out whether it still is.
+        # The head as last read, with its version. A swap fails if it has changed since.
         self._known: tuple[WorkloadHead, str] | None = None
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ class WorkloadStore:
     def _change(
         self, change: Callable[[WorkloadHead], WorkloadHead], generation: int | None = None
     ) -> tuple[WorkloadHead, WorkloadHead]:
-        """Replace the head by what `change` makes of it, as `generation`; the head before and after.
+        """Replace the head by `change(head)`, as `generation`. Returns the head before and after.
 
         `change` is called again with the newer head whenever another writer was faster.
         """
@@ -113,7 +113,7 @@ class WorkloadStore:
         try:
             replaced = self.store.replace(self.key("head"), data, version)
         except StorageError:
-            # The answer may be lost, not the write: what is there says so.
+            # The write may have succeeded although its answer was lost: compare with what is stored.
             found = self.store.get_version(self.key("head"))
             if found is None or found[0] != data:
                 raise
@@ -126,17 +126,17 @@ class WorkloadStore:
     # --- source ------------------------------------------------------------------------------------------------------
 
     def put_source(self, name: str, data: bytes) -> str:
-        """Write a file of the source, which may have folders in its name; returns its key."""
+        """Write a source file, whose name may contain folders. Returns its key."""
         key = self.key("source", name)
         self.store.put(key, data)
         return key
 
     def fetch_source(self, main_file: str, into: Path) -> Path | None:
-        """Write a source's files below `into`, under their keys without the workload's prefix.
+        """Download source files into `into`, under their keys without the workload's prefix.
 
-        `main_file` is the key of the file to run; those beside and below it come along. Of a path that is no key of
-        this workload the name counts, and the file lies in `source/`. Returns where the main file is then; None where
-        the store has no such file.
+        `main_file` is the key of the file to run; all files in its folder and below are downloaded. For a path that is
+        not a key of this workload, the file of that name in `source/` is used. Returns the path of the main file; None
+        if the store has no such file.
         """
         key = main_file if main_file.startswith(self.key("source/")) else self.key("source", Path(main_file).name)
         keys = self.store.keys(key.rpartition("/")[0] + "/")
@@ -149,11 +149,11 @@ class WorkloadStore:
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
     def checkpoints(self) -> tuple[Checkpoint, ...]:
-        """All whole checkpoints, newest first; the path of each is the prefix of its objects."""
+        """All complete checkpoints, newest first; the path of each is the prefix of its objects."""
         return tuple(self._described(kept) for kept in self.head().checkpoints)
 
     def publish_checkpoint(self, generation: int, step: int, files: Mapping[str, Path]) -> Checkpoint:
-        """Upload the files, then make them the newest checkpoint, and take away what is too old by then."""
+        """Upload the files, make them the newest checkpoint, and delete old checkpoints."""
         head = self.head()
         kept = head.holds_checkpoint(generation, step)
         if kept is not None:
@@ -168,7 +168,7 @@ class WorkloadStore:
         return self._described(kept)
 
     def fetch_checkpoint(self, checkpoint: Checkpoint, names: Sequence[str], into: Path) -> Path:
-        """Download these files of a checkpoint into a directory of its name; returns that. Raises ObjectMissing."""
+        """Download files of a checkpoint into a directory of its name, and return it. Raises ObjectMissing."""
         directory = into / version_name(checkpoint.generation, checkpoint.step)
         directory.mkdir(parents=True, exist_ok=True)
         for name in names:
@@ -180,26 +180,26 @@ class WorkloadStore:
         return Checkpoint(generation=kept.generation, step=kept.step, path=path, num_bytes=kept.num_bytes)
 
     def _remove_old_checkpoints(self, head: WorkloadHead) -> None:
-        """Whatever is not kept and can never be: of an older generation, or older than all that are kept."""
+        """Delete checkpoints that can no longer be named: of an older generation, or older than all that are kept."""
         oldest = min(((kept.generation, kept.step) for kept in head.checkpoints), default=(0, 0))
         names = {kept.name for kept in head.checkpoints}
         prefix = self.key("checkpoints/")
-        doomed = []
+        to_delete = []
         for key in self.store.keys(prefix):
             name = key.removeprefix(prefix).partition("/")[0]
             version = parse_version(name)
             if name not in names and version is not None and (version < oldest or version[0] < head.generation):
-                doomed.append(key)
-        if doomed:
-            self.store.delete(doomed)
+                to_delete.append(key)
+        if to_delete:
+            self.store.delete(to_delete)
 
     # --- the step log ------------------------------------------------------------------------------------------------
 
     def log_steps(self, generation: int, lines_after: Callable[[int], Sequence[Line]], after: int | None = None) -> int:
-        """Add to the step log what it lacks; returns the last step that it holds then.
+        """Add the lines that the step log lacks. Returns the last step that it then holds.
 
-        `lines_after(step)` are the lines (with their steps, ascending) for steps above that one. `after` is where a
-        job that goes on from a checkpoint logs again.
+        `lines_after(step)` returns the lines of later steps (ascending). `after` is the step of the checkpoint that the
+        job was restored from, if any.
         """
         for _ in range(_MAX_RACES):
             with self._lock:
@@ -218,22 +218,23 @@ class WorkloadStore:
             before, _ = self._change(log_more, generation)
             if before.last_logged(generation, after) == last and upto >= lines[-1][0]:
                 return upto
-            # Another writer has logged meanwhile, or had written a part of it: what is left has to be looked at again.
+            # Another writer has logged in between, or had written part of this segment: check again what is lacking.
         raise StorageError(f"the step log of {self.prefix} was changed by others {_MAX_RACES} times in a row")
 
     def _write_segment(self, generation: int, lines: Sequence[Line]) -> int:
-        """Write lines under a name of their own; the last step that is under that name then."""
+        """Write lines as a new segment. Returns the last step in the segment of that name."""
         key = self.key("steps", f"{version_name(generation, lines[0][0])}.jsonl")
         text = "".join(line + "\n" for _, line in lines).encode()
         if self.store.put_if_absent(key, text):
             return lines[-1][0]
-        # Another writer of the same steps died before it recorded them, or this member's own put was answered too late.
+        # The segment exists: another writer of these steps died before it swapped the head, or this worker's own
+        # earlier put succeeded although its answer was lost.
         return int(json.loads(self.store.get(key).splitlines()[-1])["step"])
 
     def steps(self) -> list[dict[str, Any]]:
-        """The step log, each step once and in order: where a step was done again, as it was done last.
+        """The step log, in order. A step that was repeated after a restart appears once, as it was done last.
 
-        A step that is not in it, and is below the last one, had already been lost when the log was written.
+        Steps below the last one can be missing if their lines were lost before they were logged.
         """
         head = self.head()
         upto = {entry.generation: entry.step for entry in head.logged}
@@ -255,7 +256,7 @@ class WorkloadStore:
         return self.key("artifacts", version_name(generation, step), name)
 
     def publish_artifact(self, name: str, data: bytes, generation: int, step: int) -> str:
-        """Upload an artifact and make it the version that counts; returns its key."""
+        """Upload an artifact and make it the version that counts. Returns its key."""
         key = self.artifact_key(name, generation, step)
         _check_fence(self.head(), generation)
         self.store.put(key, data)
@@ -282,49 +283,49 @@ class WorkloadStore:
         self.store.put(self.log_key(replica_id), data)
 
     def put_log_if_absent(self, replica_id: ReplicaId, data: bytes) -> bool:
-        """Keep a replica's output unless it is there; whether it was not. One of a retired workload is not kept."""
-        if self.head().generation == NOBODYS_GENERATION:
+        """Store a replica's output unless it exists. Returns whether it was stored; a retired workload stores none."""
+        if self.head().generation == RETIRED_GENERATION:
             return False
         return self.store.put_if_absent(self.log_key(replica_id), data)
 
     def read_log(self, replica_id: ReplicaId) -> bytes:
-        """A replica's output. Raises ObjectMissing where it has not ended yet."""
+        """A replica's output. Raises ObjectMissing if the replica has not ended yet."""
         return self.store.get(self.log_key(replica_id))
 
     def log_key(self, replica_id: ReplicaId) -> str:
         return self.key("logs", f"{replica_id}.log")
 
     def set_departure(self, departure: Departure) -> None:
-        """Record when the workload is to be retired. A retired one stays as it is."""
+        """Record when the workload is to be retired. Does nothing for a retired one."""
         self._change(
             lambda head: (
-                head if head.generation == NOBODYS_GENERATION else msgspec.structs.replace(head, departure=departure)
+                head if head.generation == RETIRED_GENERATION else msgspec.structs.replace(head, departure=departure)
             )
         )
 
     def retire(self, *, keeps_artifacts: bool) -> int:
-        """Take away what an ended workload has no use for any more; returns how many objects that were.
+        """Delete the objects of an ended workload. Returns how many there were. Idempotent.
 
-        The head stays, with a fence above every generation: a writer that sleeps now and wakes up later is refused,
-        too. Of its artifacts those that count stay where `keeps_artifacts` says so. Idempotent.
+        The head stays, with a fence above every generation, so that writers that are still suspended are refused when
+        they resume. With `keeps_artifacts` the artifacts that count stay, too.
         """
         if not self.store.keys(self.prefix):
             return 0
 
         def ended(head: WorkloadHead) -> WorkloadHead:
             kept = head.artifacts if keeps_artifacts else {}
-            return WorkloadHead(generation=NOBODYS_GENERATION, artifacts=kept, departure=head.departure)
+            return WorkloadHead(generation=RETIRED_GENERATION, artifacts=kept, departure=head.departure)
 
         _, head = self._change(ended)
         kept = {
             self.artifact_key(name, artifact.generation, artifact.step) for name, artifact in head.artifacts.items()
         }
-        doomed = [key for key in self.store.keys(self.prefix) if key not in kept and key != self.key("head")]
-        if doomed:
-            self.store.delete(doomed)
-        # As long as it is there, not all may be gone.
+        to_delete = [key for key in self.store.keys(self.prefix) if key not in kept and key != self.key("head")]
+        if to_delete:
+            self.store.delete(to_delete)
+        # Cleared last: as long as the head has a departure, objects may be left.
         self._change(lambda head: msgspec.structs.replace(head, departure=None))
-        return len(doomed)
+        return len(to_delete)
 
     def remove(self) -> None:
         with self._lock:
@@ -333,6 +334,6 @@ class WorkloadStore:
 
 
 def _check_fence(head: WorkloadHead, generation: int) -> None:
-    # What is remembered of a head can only show too low a fence: a writer that it refuses is refused for good.
+    # A cached head can only have a fence that is too low, so a refusal based on it is final.
     if generation < head.generation:
         raise Fenced(f"generation {generation} may not write: generation {head.generation} owns the workload")

@@ -14,7 +14,7 @@ from springtide.backends.kubernetes.client.kinds import Key
 from springtide.backends.kubernetes.pods import logs as pod_logs
 from springtide.backends.kubernetes.pods.logs import PodLogs
 from springtide.backends.kubernetes.pods.state import Acknowledgement, PodLifecycle, PodState
-from springtide.storage.step_lines import hear_lines, say_lines
+from springtide.storage.step_lines import pack_lines, unpack_lines
 
 
 class Kubelet:
@@ -119,10 +119,10 @@ def test_output_without_end_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_what_a_pod_says_of_the_step_log_is_kept_apart(tmp_path: Path) -> None:
     path = tmp_path / "logs" / "job.0.log"
     lines = [(step, f'{{"generation": 1, "step": {step}}}') for step in range(1, 101)]
-    said = [line(3, text, part) for part, text in enumerate(say_lines(lines))]
+    said = [line(3, text, part) for part, text in enumerate(pack_lines(lines))]
     follow(path, [line(1, "a"), *said, line(4, "b")], [])
     assert path.read_text() == "a\nb\n"
-    assert hear_lines((tmp_path / "logs" / "job.0.steps").read_text().splitlines()) == lines
+    assert unpack_lines((tmp_path / "logs" / "job.0.steps").read_text().splitlines()) == lines
     assert (tmp_path / "logs" / "job.0.ended").exists()
     # Followed anew, from its beginning.
     follow(path, [line(1, "a")], [])

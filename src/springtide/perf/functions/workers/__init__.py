@@ -1,1 +1,1 @@
-"""A function with the whole model at every memory size, and what measurements teach about it."""
+"""Models of functions that hold the whole model, at every memory size, and their correction by measurements."""

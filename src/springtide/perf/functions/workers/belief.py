@@ -1,7 +1,7 @@
-"""The model of a worker's step corrected by what was measured: a Gaussian process over the logarithm of the ratio.
+"""Corrects the model of a worker's step by measurements: a Gaussian process over the log ratio of measured to modelled.
 
-Computation and synchronisation are corrected apart: one measured configuration says how fast this code computes on this
-service and how fast gradients travel, and both hold for all other configurations to the degree that they are alike.
+Computation and synchronisation are corrected separately: a measured configuration shows how fast this code computes on
+this service and how fast gradients are exchanged, and both apply to other configurations the more similar they are.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ from springtide.perf.functions.workers.surface import (
 )
 from springtide.solvers.search.gaussian_process import Fit, Floats, Trend
 
-# Steps differ by more than their mean's statistical error: other load, other samples.
+# Steps vary by more than the statistical error of their mean, because load and samples differ.
 NOISE_FLOOR = 0.02
-# How different the same function is from run to run, as a standard deviation of the logarithm.
+# The variation of the same function from run to run, as a standard deviation of the logarithm.
 RUN_SHIFT = 0.08
-# The coordinates are log2 of workers, memory, batch and gradient; lengths in doublings. Computation hardly depends on
-# the number of workers beyond their shares; an exchange hardly on the batch.
+# Length scales in doublings, for the coordinates log2 of workers, memory, batch and gradient. Computation depends
+# little on the number of workers beyond their shares, an exchange little on the batch.
 _COMPUTE_LENGTHS = (4.0, 1.5, 4.0, 3.0)
 _SYNC_LENGTHS = (1.5, 1.5, 8.0, 3.0)
 _PRICE_LENGTHS = (3.0, 3.0, 6.0, 6.0)
-# Of the deviation that predictions of the model alone have, this part is common to all configurations.
+# The parts of the model's error that are common to all configurations, and local to similar ones.
 _BIAS_PART, _LOCAL_PART = 0.8, 0.6
-# Times as large as expected: what the marginal likelihood chooses among, with a preference for what was expected.
+# Factors of these parts from which the marginal likelihood chooses, with a prior that prefers 1.
 _BIAS_FACTORS = (1.0, 2.0, 4.0)
 _LOCAL_FACTORS = (0.5, 1.0, 2.0)
 _FACTOR_SPREAD = 0.7
 _PRICE_DEVIATION, _PRICE_NOISE = 0.15, 0.03
-# Observations that are used: those of this run, and the newest of earlier ones.
+# How many observations are used: those of this run, and the newest of earlier ones.
 _MAX_OBSERVED = 64
 _LEAST_RATIO = 0.02
-# Single steps deviate by this part of a step at least, and by that at most where saves hide what they do.
+# The assumed deviation of single steps, relative to the step: the least, and the most if saves obscure it.
 _LEAST_DEVIATION, _MOST_DEVIATION = 0.03, 0.12
 
 
 class NetStep(msgspec.Struct, frozen=True, kw_only=True):
-    """A measured step without what is lost beside it, in its two parts, and by how much single ones deviate."""
+    """A measured step without overheads: its two parts, and the deviation of single steps."""
 
     compute_s: float
     sync_s: float
@@ -63,11 +63,11 @@ class NetStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def net_step(measured: FunctionMeasurement, save_s: float) -> NetStep:
-    """What a measured step is made of; a state is saved in `save_s`, in some of the steps.
+    """Split a measured step into its parts; some of the steps include saving a state, which takes `save_s`.
 
-    What is neither computing nor exchanging is saving, which `worker_overheads` knows, up to half of the steps with a
-    save and one save more by chance; what is left beyond that (updates, reading samples) counts as computing. Where
-    the parts were not reported, all of it counts as computing.
+    Time that is neither computation nor exchange counts as saving (see `overheads.py`), at most as much as if half of
+    the steps, and one more by chance, had a save; the rest (updates, reading samples) counts as computation. If the
+    parts were not reported, everything counts as computation.
     """
     step_s, parts_s = measured.step_s, measured.compute_s + measured.sync_s
     if measured.compute_s <= 0 or parts_s <= 0:
@@ -78,7 +78,7 @@ def net_step(measured: FunctionMeasurement, save_s: float) -> NetStep:
         compute_s, sync_s = compute_s + sync_s, 0.0
     rest_s = max(0.0, step_s - compute_s - sync_s)
     saved_s = min(rest_s, save_s * (0.5 + 1.0 / max(1, measured.num_steps)))
-    # Steps with a save and steps without differ by it: that is no noise of the step itself.
+    # Part of the deviation comes from the difference between steps with and without a save.
     lumps = saved_s * max(0.0, save_s - saved_s)
     deviation_s = math.sqrt(max(measured.deviation_s**2 - lumps, 0.0))
     deviation_s = max(deviation_s, min(measured.deviation_s, _LEAST_DEVIATION * step_s))
@@ -88,7 +88,7 @@ def net_step(measured: FunctionMeasurement, save_s: float) -> NetStep:
 
 
 class PlanModel(msgspec.Struct, frozen=True, kw_only=True):
-    """What the model alone says of a step of one plan: its two parts."""
+    """The uncorrected prediction of a step of one plan, in its two parts."""
 
     compute_s: float
     sync_s: float
@@ -101,7 +101,7 @@ class PlanModel(msgspec.Struct, frozen=True, kw_only=True):
 def plan_model(
     service: FunctionService, search: FunctionSearch, plan: FunctionPlan, global_batch_size: int, gradient_bytes: int
 ) -> PlanModel | None:
-    """The prediction for one plan as it is, whatever its collective; None for a size that is not known."""
+    """The uncorrected prediction for one plan with any collective; None if its memory size is not known."""
     size = size_of(service, search, plan.stages[0].memory_mb)
     if size is None or len(plan.stages) != 1:
         return None
@@ -132,7 +132,7 @@ def plan_model(
 def plan_usd(
     service: FunctionService, search: FunctionSearch, plan: FunctionPlan, step_s: float, gradient_bytes: int
 ) -> float:
-    """What a step of the plan costs by the prices alone if it takes `step_s`."""
+    """The cost of a step of the plan, by prices, if it takes `step_s`."""
     habits = StepHabits(
         lifetime_s=service.lifetime_s, start_s=service.cold_start_s, has_parameter_store=search.has_parameter_store
     )
@@ -142,19 +142,19 @@ def plan_usd(
 
 
 def size_of(service: FunctionService, search: FunctionSearch, memory_mb: int) -> MemorySize | None:
-    """The size of that much memory, of the search's space or of the service."""
+    """The size with this much memory, of the search space or of the service; None if there is none."""
     return next((size for size in (*search.space.sizes, *service.sizes) if size.memory_mb == memory_mb), None)
 
 
 def size_factor(search: FunctionSearch, gradient_bytes: int) -> float:
-    """How large the model is now over how large it was profiled; 1 where nothing is exchanged."""
+    """The present size of the model over its profiled size; 1 if nothing is exchanged."""
     if gradient_bytes <= 0 or search.model.parameter_bytes <= 0:
         return 1.0
     return gradient_bytes / search.model.parameter_bytes
 
 
 class _PartsSeen(msgspec.Struct, frozen=True):
-    """Seconds of the two parts, and the deviations of their logarithms."""
+    """Predicted seconds of the two parts, and the deviations of their logarithms."""
 
     compute_s: Floats
     sync_s: Floats
@@ -169,10 +169,10 @@ class _PartsSeen(msgspec.Struct, frozen=True):
 
 
 class Prediction:
-    """A surface after correction: `step_s` (the median), `spread` (the deviation of its logarithm), `step_usd`.
+    """A corrected surface: `step_s` (the median), `spread` (the deviation of its logarithm), `step_usd`.
 
-    A step of t seconds costs `base_usd` + t x `usd_per_s`. `surface` is the model before correction; `num_steps` says
-    how many steps were measured there in this very situation.
+    A step of t seconds costs `base_usd` + t x `usd_per_s`. `surface` is the uncorrected model; `num_steps` counts the
+    steps measured at each configuration with the present batch and model size.
     """
 
     def __init__(
@@ -192,10 +192,10 @@ class Prediction:
         return np.asarray(self.base_usd + self.step_s * self.usd_per_s)
 
     def beside(self, row: int, column: int) -> Floats:
-        """The deviation of the logarithm of each step over that of the step at this place.
+        """The deviation of the log ratio of each step to the step at this place.
 
-        What is unknown of both alike is not in it: a configuration just beside one that was measured may be as far off
-        as that, but hardly differs from it.
+        Errors that both have in common cancel: a configuration next to a measured one may have the same error, but its
+        ratio to the measured one is well known.
         """
         coordinates = _grid_coordinates(self.surface)
         point = [float(np.broadcast_to(one, self.surface.shape)[row, column]) for one in coordinates]
@@ -209,7 +209,7 @@ class Prediction:
 
 
 class _Observed:
-    """Log ratios of one part, with their noise, and where they were seen."""
+    """Observed log ratios of one part, with their coordinates and noise."""
 
     def __init__(self, lengths: tuple[float, ...]) -> None:
         self.lengths = lengths
@@ -226,7 +226,7 @@ class _Observed:
 
 
 class _Part:
-    """What is believed of one part's log ratio: its trend as the likelihood would have it, and the fit."""
+    """The posterior of one part's log ratio: the most likely trend, and the fit."""
 
     def __init__(self, observed: _Observed, deviation: float, *, is_chosen: bool = True) -> None:
         self._observed = observed
@@ -255,7 +255,7 @@ class _Part:
 
     def at(self, coordinates: Sequence[Floats]) -> tuple[Floats, Floats]:
         """Mean and deviation at points given coordinate by coordinate, broadcast together."""
-        # In a run of its own each prediction is off by that run's shift, too.
+        # Predictions also contain the random shift of this run.
         variance = self.trend.variance + (RUN_SHIFT**2 if self._fit is not None else 0.0)
         if self._fit is None:
             shape = np.broadcast_shapes(*(one.shape for one in coordinates))
@@ -278,7 +278,7 @@ class _Part:
 
 
 class Belief:
-    """What is believed of a job's steps after `measurements` of this run, and what `search` brings of earlier ones."""
+    """The corrected model of a job's steps, after `measurements` of this run and those of earlier runs in `search`."""
 
     def __init__(
         self, service: FunctionService, search: FunctionSearch, measurements: Sequence[FunctionMeasurement] = ()
@@ -293,13 +293,13 @@ class Belief:
             *((each, False) for each in search.earlier[-room:] if room),
             *((each, True) for each in own),
         ):
-            self._take(measured, is_own, compute, sync, price)
+            self._add_measurement(measured, is_own, compute, sync, price)
         self.compute = _Part(compute, search.error_fraction)
         self.sync = _Part(sync, search.error_fraction)
         self._price = _Part(price, _PRICE_DEVIATION, is_chosen=False)
         self.has_observed = bool(compute.values)
 
-    def _take(
+    def _add_measurement(
         self, measured: FunctionMeasurement, is_own: bool, compute: _Observed, sync: _Observed, price: _Observed
     ) -> None:
         plan, batch = measured.plan, measured.global_batch_size
@@ -318,13 +318,13 @@ class Belief:
             if plan.num_replicas > 1 and known.sync_s > 0:
                 sync.add(point, parts.sync_s / known.sync_s, noise, is_own)
         else:
-            # Which part is off cannot be determined: both are taken to be.
+            # Without separate times, the same error is assumed for both parts.
             ratio = parts.step_s / known.step_s
             compute.add(point, ratio, math.hypot(noise, 0.1), is_own)
             if plan.num_replicas > 1:
                 sync.add(point, ratio, math.hypot(noise, 0.1), is_own)
         if measured.usd > 0 and is_own:
-            # At the measured time: what is left over is the price's own error.
+            # At the measured time, so that the ratio is the error of the price alone.
             expected_usd = plan_usd(self.service, self.search, plan, measured.step_s, measured.gradient_bytes)
             price.add(point, measured.usd / max(expected_usd, 1e-12), _PRICE_NOISE, is_own)
 
@@ -336,7 +336,7 @@ class Belief:
         compute_s = surface.compute_s * np.exp(compute_log)
         sync_s = surface.sync_s * np.exp(sync_log)
         step_s = np.maximum(compute_s + sync_s, 1e-9)
-        # As if both parts were off in the same direction, which is how machines are slow.
+        # Assumes that the errors of both parts have the same sign, as on a slow machine.
         spread = (compute_s * compute_deviation + sync_s * sync_deviation) / step_s
         price_log, _ = self._price.at(coordinates)
         parts = _PartsSeen(compute_s, sync_s, compute_deviation, sync_deviation)
@@ -349,14 +349,14 @@ class Belief:
 
 
 def is_here(measured: FunctionMeasurement, settings: WorkSettings, search: FunctionSearch) -> bool:
-    """Whether it was measured in the situation of `settings`: the same batch, a model of about the same size."""
+    """Whether the measurement has the batch of `settings` and about its model size."""
     factor = size_factor(search, measured.gradient_bytes)
     is_same_size = math.isclose(factor, settings.size_factor, rel_tol=0.02)
     return measured.global_batch_size == settings.global_batch_size and is_same_size
 
 
 def coordinates_of(num_workers: int, memory_mb: int, global_batch_size: int, factor: float) -> tuple[float, ...]:
-    """Where a configuration in a situation lies: logarithms, so that lengths are in doublings."""
+    """The coordinates of a configuration: logarithms, so that length scales are in doublings."""
     return math.log2(num_workers), math.log2(memory_mb), math.log2(global_batch_size), math.log2(factor)
 
 

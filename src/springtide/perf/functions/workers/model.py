@@ -1,4 +1,4 @@
-"""What is known of a worker that holds a whole model before it runs, and the sizes that it could have at a service."""
+"""The model of a worker that holds a whole model, before it runs, and the sizes that it can have at a service."""
 
 from __future__ import annotations
 
@@ -15,20 +15,18 @@ from springtide.perf.functions.services import (
     lambda_vcpus,
 )
 
-# SMLT's granularity of memory (section 3.2), which is also the smallest function that providers have.
+# SMLT's granularity of memory (section 3.2), which is also the smallest function of the providers.
 STEP_MB = 128
-# More workers than this are not looked for unless the caller asks: shares of a batch get too small to be worth a
-# request.
+# The default limit of workers: with more, shares of a batch get too small to be worth a request.
 MOST_WORKERS = 200
 _TOLERANCE = 1e-6
 
 
 def worker_model_of(profile: ModelProfile, service: FunctionService | None = None) -> WorkerModel:
-    """The layers of a profile as one worker: sums over the layers, per sample, on one vCPU.
+    """The worker model of a profile: sums over its layers, per sample, on one vCPU.
 
-    A profile of one size was taken on one core and is used as it is. One of several sizes belongs to `service`, whose
-    CPU at the largest of them says what one vCPU would take. Raises InvalidRequest where that is not known, or where a
-    layer has no time.
+    A profile with one size was measured on one core. One with several sizes belongs to `service`, and its times on the
+    largest size are converted to one vCPU. Raises InvalidRequest if that size is not known or a layer has no time.
     """
     column, speed = len(profile.memory_mb) - 1, 1.0
     if column > 0:
@@ -68,11 +66,11 @@ def worker_bytes(model: WorkerModel, size_factor: float = 1.0) -> float:
 def space_of(
     service: FunctionService, model: WorkerModel, max_workers: int | None = None, step_mb: int = STEP_MB
 ) -> SearchSpace:
-    """Every number of workers up to the maximum, with every memory that holds the model, up to the service's largest.
+    """All numbers of workers up to the maximum, with all memory sizes that hold the model, up to the service's largest.
 
-    Sizes are the multiples of `step_mb`, with the CPU and link that the provider gives them (where it publishes a
-    curve; straight lines between the sizes that it names otherwise). Without `max_workers` as many as may run at a
-    time, MOST_WORKERS at most. Raises InvalidRequest where no size holds the model, with what would do.
+    Sizes are the multiples of `step_mb`, with the CPU and link that the provider gives them (from its published curve
+    if there is one, else interpolated between its named sizes). The default of `max_workers` is the service's
+    concurrency, at most MOST_WORKERS. Raises InvalidRequest if no size holds the model, with advice.
     """
     if step_mb < 1 or (max_workers is not None and max_workers < 1):
         raise InvalidRequest("a search needs at least one worker, and a step of memory of at least 1 MB")
@@ -93,7 +91,7 @@ def space_of(
 
 
 class _Curve:
-    """What comes with any memory at a service, from the sizes that it names."""
+    """CPU and link for any memory size of a service, derived from its named sizes."""
 
     def __init__(self, service: FunctionService) -> None:
         named = service.sizes
@@ -112,7 +110,7 @@ class _Curve:
             ),
             None,
         )
-        # Below the smallest size that is named nothing is known, unless the provider's own curve goes on.
+        # Sizes below the smallest named one are known only from a provider's published curve.
         self.least_mb = STEP_MB if self._is_lambda_cpu else named[0].memory_mb
 
     def size(self, memory_mb: int) -> MemorySize:
