@@ -1,4 +1,4 @@
-"""Plain predictors of communication time: bytes over bandwidth, latency and bandwidth fitted, Pollux's form."""
+"""Simple predictors of communication time: bytes over bandwidth, fitted latency and bandwidth, and Pollux's form."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from springtide.perf.communication.query import Query
 
 
 class BytesOverBandwidth:
-    """2 (n - 1) / n times the bytes, over the narrowest link that the group must cross: nothing is fitted."""
+    """2 (n - 1) / n times the bytes, over the narrowest link that the group must cross. Without fitted parameters."""
 
     name = "bytes/bandwidth"
 
@@ -23,9 +23,9 @@ class BytesOverBandwidth:
 
 
 class AlphaBeta:
-    """Latency for each step of a ring and time for each byte, fitted for each kind of server and number of servers.
+    """Latency per step of a ring and time per byte, fitted for each kind and number of servers (Hockney's model).
 
-    Between numbers of servers that were seen it interpolates, beyond them it takes the nearest (Hockney's model).
+    Interpolates between fitted numbers of servers, and uses the nearest one beyond them.
     """
 
     name = "alpha-beta"
@@ -56,7 +56,7 @@ class AlphaBeta:
 
 
 class PolluxForm:
-    """Pollux's sync time, alpha + beta (n - 2), apart for one server and for several (OSDI'21, equation 10).
+    """Pollux's sync time, alpha + beta (n - 2), separately for one server and for several (OSDI'21, equation 10).
 
     Pollux fits it for one model, whose gradient has one size; here both parameters grow linearly with the bytes.
     """
@@ -89,7 +89,7 @@ def kind_of(subgraph: Subgraph) -> str:
 
 
 def _ring_bytes(query: Query) -> float:
-    """What each member of a ring sends: 2 (n - 1) / n of the tensor."""
+    """The bytes that each member of a ring sends: 2 (n - 1) / n of the tensor."""
     num = query.subgraph.num_devices
     return 2.0 * (num - 1) / num * query.num_bytes
 
@@ -108,7 +108,7 @@ def _fit_groups(
     measured_s: NDArray[np.float64],
     row: Callable[[Query], tuple[float, ...]],
 ) -> dict[tuple[str, int], NDArray[np.float64]]:
-    """The parameters of each group, fitted to what was measured of its members."""
+    """The parameters of each group, fitted to the measurements of its members."""
     return {
         key: _fit_relative(np.array([row(queries[index]) for index in members]), measured_s[members])
         for key, members in groups.items()
@@ -116,14 +116,15 @@ def _fit_groups(
 
 
 def _nearest_fit(fits: Mapping[tuple[str, int], NDArray[np.float64]], row: NDArray[np.float64]) -> float:
-    """For a kind of server or a regime without samples: the median of all that was fitted; 0 if nothing was."""
+    """For a kind of server or a regime without samples: the median of all fits; 0 if there are none."""
     return float(np.median([row @ fit for fit in fits.values()])) if fits else 0.0
 
 
 def _fit_relative(rows: NDArray[np.float64], measured_s: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Coefficients >= 0 with the least squared relative error, then reweighted towards the least absolute one.
+    """Coefficients >= 0 with the least squared relative error, iteratively reweighted towards the least absolute error.
 
-    Few columns: every set of columns that may differ from 0 is tried, and the best without a negative one wins.
+    There are few columns, so all subsets of nonzero columns are tried, and the best one without a negative coefficient
+    wins.
     """
     weights = 1.0 / np.maximum(measured_s, 1e-12)
     best = np.zeros(rows.shape[1])

@@ -1,4 +1,4 @@
-"""The cluster as a graph: devices, the CPUs that they hang on, switches, links; and what of it joins an allocation.
+"""The cluster as a graph of devices, CPUs, switches and links, and the subgraph that joins an allocation.
 
 Source: FaPES, section 4.1 and figure 7.
 """
@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from springtide.core.errors import InvalidRequest
 from springtide.core.resources import DeviceId, NodeId, Topology
 
-# What stands at the ends of an edge, and what an edge is made of.
+# Kinds of nodes and of edges.
 GPU, CPU, SWITCH = 0, 1, 2
 NVLINK, PCIE, HOST, NETWORK = 0, 1, 2, 3
 EDGE_KINDS = ("nvlink", "pcie", "host", "network")
 
-# How many NVLinks join two GPUs of the hybrid cube mesh of a server with eight V100 (each GPU has six).
+# The number of NVLinks between two GPUs in the hybrid cube mesh of a server with eight V100 (six per GPU).
 _CUBE_MESH = (
     (0, 1, 1, 2, 2, 0, 0, 0),
     (1, 0, 2, 1, 0, 2, 0, 0),
@@ -35,11 +35,11 @@ _CUBE_MESH = (
 
 
 class Links(msgspec.Struct, frozen=True, kw_only=True):
-    """What joins the devices of one kind of server, and the server to the cluster. Bandwidths count one direction.
+    """The links between devices of one kind of server, and from the server to the cluster. Bandwidths are one-way.
 
-    Devices hang on CPU nodes (a PCIe switch or a socket) in groups of `num_devices_per_cpu`, in index order. Network
-    cards are spread evenly over the CPU nodes, the first on the first. `nvlinks[i][j]` links of `nvlink_bytes_per_s`
-    join devices i and j; () = none.
+    Devices are connected to CPU nodes (a PCIe switch or a socket) in groups of `num_devices_per_cpu`, in index order.
+    Network cards are spread evenly over the CPU nodes, starting with the first. Devices i and j are connected by
+    `nvlinks[i][j]` links of `nvlink_bytes_per_s`; () = none.
     """
 
     name: str
@@ -56,13 +56,13 @@ class Links(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes_per_s: float = 1e10
 
     def nvlink_degrees(self, slots: Sequence[int]) -> tuple[int, ...]:
-        """How many NVLinks each of these devices has to the others of them."""
+        """For each of these devices, its number of NVLinks to the others."""
         if not self.nvlinks:
             return (0,) * len(slots)
         return tuple(sum(self.nvlinks[slot][other] for other in slots) for slot in slots)
 
     def is_nvlink_joined(self, slots: Sequence[int]) -> bool:
-        """Whether every one of these devices is reached from every other over NVLinks among them alone."""
+        """Whether NVLinks among these devices connect all of them."""
         if not self.nvlinks:
             return len(slots) == 1
         reached, waiting = {slots[0]}, [slots[0]]
@@ -74,12 +74,12 @@ class Links(msgspec.Struct, frozen=True, kw_only=True):
         return len(reached) == len(slots)
 
     def has_device_at_card(self, part: ServerPart) -> bool:
-        """Whether a device held hangs on a CPU node with a network card."""
+        """Whether any device of the part is connected to a CPU node with a network card."""
         cards = self.nic_cpus(part.num_devices)
         return any(slot // self.num_devices_per_cpu in cards for slot in part.slots)
 
     def nic_cpus(self, num_devices: int) -> tuple[int, ...]:
-        """The CPU nodes of a server of so many devices that have a network card."""
+        """The CPU nodes with a network card, in a server with `num_devices`."""
         num_cpus = -(-num_devices // self.num_devices_per_cpu)
         num_nics = min(self.num_nics, num_cpus)
         return tuple(index * num_cpus // num_nics for index in range(num_nics))
@@ -128,8 +128,8 @@ SERVERS: Mapping[str, Links] = MappingProxyType({links.name: links for links in 
 
 
 class ServerPart(msgspec.Struct, frozen=True, order=True):
-    """What an allocation holds of one server: which of its devices, and the switches above it (numbers within the
-    subgraph, nearest first, up to the lowest one that joins all servers; () = it is alone).
+    """The part of one server in an allocation: its devices, and the switches above it (numbers within the subgraph,
+    nearest first, up to the lowest one that joins all servers; () for a single server).
     """
 
     links_name: str
@@ -139,8 +139,8 @@ class ServerPart(msgspec.Struct, frozen=True, order=True):
 
 
 class Edges(msgspec.Struct, frozen=True, kw_only=True):
-    """The graph of an allocation as arrays: nodes are numbered devices first, then CPUs, then switches. An edge stands
-    once, with the bandwidth of one direction.
+    """The graph of an allocation as arrays: nodes are numbered devices first, then CPUs, then switches. Each edge
+    occurs once, with its one-way bandwidth.
     """
 
     num_gpus: int
@@ -156,8 +156,8 @@ class Edges(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Subgraph(msgspec.Struct, frozen=True, dict=True):
-    """The part of the cluster that joins the devices of an allocation, up to renaming: allocations that look alike have
-    equal subgraphs. Servers are in a canonical order, those under one switch next to each other.
+    """The part of the cluster that joins the devices of an allocation, up to isomorphism: allocations with the same
+    structure have equal subgraphs. Servers are in a canonical order, those under one switch next to each other.
     """
 
     servers: tuple[ServerPart, ...]
@@ -173,19 +173,19 @@ class Subgraph(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def num_leaf_switches(self) -> int:
-        """Under how many nearest switches those servers are; 1 for a single server."""
+        """The number of different nearest switches of the servers; 1 for a single server."""
         return len({part.switches[:1] for part in self.servers})
 
     def links_of(self, part: ServerPart) -> Links:
-        """The kind of one of its servers."""
+        """The links of one of its servers."""
         return next(links for links in self.links if links.name == part.links_name)
 
     @cached_property
     def narrowest_bytes_per_s(self) -> float:
-        """The narrowest place that a ring through all devices has to pass (bytes/s, one way); infinite for one device.
+        """The bottleneck of a ring through all devices (bytes/s, one-way); infinite for a single device.
 
-        Within a server the NVLinks of the device that has the fewest, where NVLinks join them, else PCIe; between
-        servers the cards and the PCIe links to them; between switches the uplinks.
+        Within a server: the NVLinks of the device with the fewest, if NVLinks connect all devices, else PCIe. Between
+        servers: the network cards and their PCIe links. Between switches: the uplinks.
         """
         found = [float("inf")]
         for part in self.servers:
@@ -223,7 +223,7 @@ class Fabric:
         self._known: dict[object, Subgraph] = {}
 
     def subgraph(self, device_ids: Sequence[DeviceId]) -> Subgraph:
-        """The subgraph that joins these devices; the same object for allocations that look alike.
+        """The subgraph that joins these devices; the same object for allocations with the same structure.
 
         Raises InvalidRequest for a device that the cluster does not have, or for none at all.
         """
@@ -249,7 +249,7 @@ class Fabric:
         return known
 
     def _shape(self, held: Mapping[int, list[int]]) -> object:
-        """What two allocations that look alike have in common: the tree of switches with slots at its leaves."""
+        """The key of allocations with the same structure: the tree of switches with slots at its leaves."""
         if len(held) == 1:
             ((position, slots),) = held.items()
             return (self._links[position].name, len(self._nodes[position].devices), tuple(sorted(slots)))
@@ -268,7 +268,7 @@ class Fabric:
 
 
 def _canonical(leaves: Mapping[tuple[str, ...], list[object]]) -> object:
-    """Nest servers by their switches, drop what stands above the lowest switch that joins them all, and sort."""
+    """Nest servers by their switches, drop everything above the lowest common switch, and sort."""
     if len(leaves) == 1:
         (servers,) = leaves.values()
         return ("switch", *sorted(servers))  # type: ignore[type-var]
@@ -276,7 +276,7 @@ def _canonical(leaves: Mapping[tuple[str, ...], list[object]]) -> object:
     level: dict[tuple[str, ...], list[tuple[object, ...]]] = {}
     for path, servers in leaves.items():
         node: tuple[object, ...] = ("switch", *sorted(servers))  # type: ignore[type-var]
-        # A switch whose path is shorter hangs on the shared root by links of its own.
+        # A switch with a shorter path is connected to the common root by links of its own.
         level.setdefault(path[1:] if path else (), []).append(node)
     for _ in range(depth):
         if len(level) == 1:

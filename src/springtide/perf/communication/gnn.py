@@ -1,4 +1,4 @@
-"""The trained graph network: how long collectives take, for batches of queries, with its uncertainty.
+"""The trained graph network: predicts the time of collectives for batches of queries, with its uncertainty.
 
 Source: FaPES, section 4.1. docs/communication.md lists the differences from the paper.
 """
@@ -20,12 +20,12 @@ from springtide.perf.communication.gnn_layers import Embedding, Parameters, Size
 from springtide.perf.communication.query import DTYPES, Query
 
 _FORMAT = 1
-_MOST_REMEMBERED = 20000
+_MAX_CACHED = 20000
 
 
 class PredictionSpread(msgspec.Struct, frozen=True, kw_only=True):
-    """How far off the network was on placements it had not been fitted to, as a standard deviation of the logarithm:
-    for one server, for several under one switch, and for several switches.
+    """The network's error on placements outside its training set, as a standard deviation of the logarithm: for one
+    server, for several under one switch, and for several switches.
     """
 
     one_server: float
@@ -42,11 +42,11 @@ def region_of(subgraph: Subgraph) -> int:
     return 0 if subgraph.num_servers == 1 else 1 if subgraph.num_leaf_switches == 1 else 2
 
 
-class _Remembered:
+class _EmbeddingCache:
     """Embeddings by subgraph, in arrays of one row each, for every member."""
 
     def __init__(self) -> None:
-        # The subgraph is kept, so that its identity is not given to another one.
+        # Holds a reference to the subgraph, so that its id() is not reused.
         self.row_of: dict[int, tuple[int, Subgraph]] = {}
         self.tables: list[Embedding] = []
         self.regions = np.zeros(0, np.int64)
@@ -55,8 +55,8 @@ class _Remembered:
 class GraphModel:
     """An ensemble of graph networks. `gnn_training.refit` makes a new one from further samples.
 
-    What depends on the placement alone is computed once for a subgraph and remembered; a query of another size costs
-    the head only.
+    Embeddings, which depend only on the placement, are computed once per subgraph and cached; a query of another size
+    only evaluates the head.
     """
 
     name = "graph network"
@@ -66,7 +66,7 @@ class GraphModel:
     ) -> None:
         self.members: tuple[Parameters, ...] = tuple(dict(member) for member in members)
         self.vocabulary, self.sizes, self.spread = vocabulary, sizes, spread
-        self._remembered = _Remembered()
+        self._cache = _EmbeddingCache()
 
     def predict_s(self, queries: Sequence[Query]) -> NDArray[np.float64]:
         """Seconds for each query; 0 for a single device."""
@@ -74,12 +74,12 @@ class GraphModel:
         return predicted
 
     def predict_with_error(self, queries: Sequence[Query]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Seconds for each query, and the standard deviation of their logarithm: how far the members disagree, and how
-        far off they are used to be on such placements.
+        """Seconds of each query, and the standard deviation of their logarithm: from the disagreement of the members
+        and the usual error on such placements.
         """
         log_s = self._log_s(queries)
         rows = self._rows(queries)
-        usual = self.spread.of_regions(self._remembered.regions[rows]) if len(rows) else np.zeros(0)
+        usual = self.spread.of_regions(self._cache.regions[rows]) if len(rows) else np.zeros(0)
         return np.exp(log_s.mean(axis=0)) * _takes_time(queries), np.hypot(log_s.std(axis=0), usual)
 
     def _log_s(self, queries: Sequence[Query]) -> NDArray[np.float64]:
@@ -95,33 +95,33 @@ class GraphModel:
         return np.stack(
             [
                 answer(member, table, rows, log_bytes, features)[0]
-                for member, table in zip(self.members, self._remembered.tables, strict=True)
+                for member, table in zip(self.members, self._cache.tables, strict=True)
             ]
         ).astype(np.float64)
 
     def _rows(self, queries: Sequence[Query]) -> Ints:
-        """Where the embeddings of the queries' subgraphs are; computes those that are not known."""
-        known = self._remembered.row_of
+        """The rows of the queries' embeddings; computes missing ones."""
+        known = self._cache.row_of
         fresh = {id(query.subgraph): query.subgraph for query in queries if id(query.subgraph) not in known}
         if fresh:
-            if len(known) + len(fresh) > _MOST_REMEMBERED:
-                self._remembered = _Remembered()
-                known = self._remembered.row_of
+            if len(known) + len(fresh) > _MAX_CACHED:
+                self._cache = _EmbeddingCache()
+                known = self._cache.row_of
                 fresh = {id(query.subgraph): query.subgraph for query in queries}
-            self._learn(list(fresh.values()))
+            self._add_embeddings(list(fresh.values()))
         return np.array([known[id(query.subgraph)][0] for query in queries], np.int64)
 
-    def _learn(self, subgraphs: list[Subgraph]) -> None:
-        """Compute the embeddings of subgraphs not seen before."""
+    def _add_embeddings(self, subgraphs: list[Subgraph]) -> None:
+        """Compute and cache the embeddings of new subgraphs."""
         batch = batch_of([compile_subgraph(subgraph, self.vocabulary, self.sizes.num_layers) for subgraph in subgraphs])
         found = [embed(member, batch, self.sizes)[0] for member in self.members]
-        remembered = self._remembered
-        if remembered.tables:
-            found = [_appended(*pair) for pair in zip(remembered.tables, found, strict=True)]
-        start = len(remembered.row_of)
-        remembered.tables = found
-        remembered.regions = np.concatenate([remembered.regions, [region_of(subgraph) for subgraph in subgraphs]])
-        remembered.row_of.update({id(subgraph): (start + index, subgraph) for index, subgraph in enumerate(subgraphs)})
+        cache = self._cache
+        if cache.tables:
+            found = [_appended(*pair) for pair in zip(cache.tables, found, strict=True)]
+        start = len(cache.row_of)
+        cache.tables = found
+        cache.regions = np.concatenate([cache.regions, [region_of(subgraph) for subgraph in subgraphs]])
+        cache.row_of.update({id(subgraph): (start + index, subgraph) for index, subgraph in enumerate(subgraphs)})
 
 
 def _appended(before: Embedding, further: Embedding) -> Embedding:
@@ -148,7 +148,7 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def save_model(model: GraphModel) -> bytes:
-    """The model as the bytes of an npz archive: plain arrays and a JSON header, nothing that could be run."""
+    """The model as an npz archive of plain arrays and a JSON header, without any code."""
     header = _Header(
         format=_FORMAT,
         vocabulary=model.vocabulary,
@@ -163,7 +163,7 @@ def save_model(model: GraphModel) -> bytes:
 
 
 def load_model(stored: bytes) -> GraphModel:
-    """What `save_model` stored. Raises InvalidRequest if these are other bytes or of another format."""
+    """Load a model stored by `save_model`. Raises InvalidRequest for any other bytes or format."""
     try:
         with np.load(BytesIO(stored), allow_pickle=False) as archive:
             header = msgspec.json.decode(archive["header"].tobytes(), type=_Header)

@@ -1,4 +1,4 @@
-"""Subgraphs as arrays for the graph network: nodes that look alike merged, many subgraphs in one batch."""
+"""Subgraphs as arrays for the graph network: equivalent nodes are merged, and many subgraphs form a batch."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from springtide.perf.communication.fabric import EDGE_KINDS, Links, Subgraph
 Floats = NDArray[np.floating]
 Ints = NDArray[np.int64]
 NUM_GLOBALS = 10
-# What the latency of a collective counts: the call, steps of a ring, its steps between servers, levels of a tree, and
-# steps of a chain within the fullest server.
+# The counts that make up the latency of a collective: the call, steps of a ring, its steps between servers, levels of a
+# tree, and steps of a chain within the server with most devices.
 NUM_STEPS = 5
-# A node's features: the type of a device one-hot with one place for types never seen, the affinity CPU's cores and
-# memory bandwidth (FaPES, section 4.1), then which of the three kinds of node it is.
+# A node's features: the device type (one-hot, with one place for unknown types), cores and memory bandwidth of the
+# affinity CPU (FaPES, section 4.1), and which of the three kinds of node it is.
 NUM_PLAIN_FEATURES = 6
 
 
 class Vocabulary(msgspec.Struct, frozen=True, kw_only=True):
-    """What features are relative to: the device types known, and the fastest link of each kind (bytes/s)."""
+    """The reference of features: the known device types, and the fastest link of each kind (bytes/s)."""
 
     device_types: tuple[str, ...]
     fastest_bytes_per_s: tuple[float, ...]
@@ -51,7 +51,7 @@ class Sparse(msgspec.Struct, frozen=True, kw_only=True):
     num_rows: int
 
     def starts(self) -> tuple[Ints, Ints]:
-        """Where the entries of each row that has any begin, and which rows these are."""
+        """The start of the entries of each nonempty row, and these rows."""
         if not len(self.row):
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
         begin = np.flatnonzero(np.r_[True, self.row[1:] != self.row[:-1]])
@@ -59,8 +59,8 @@ class Sparse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Compiled(msgspec.Struct, frozen=True, kw_only=True):
-    """One subgraph with equivalent nodes merged. Rows of `messages` are target * number of edge kinds + kind; the
-    pooling matrices hold shares, so that a row sums to 1 and merged nodes weigh as many as they stand for.
+    """One subgraph with equivalent nodes merged. Rows of `messages` are target * number of edge kinds + kind. Rows of
+    the pooling matrices sum to 1, and merged nodes are weighted by their number.
     """
 
     features: Floats
@@ -70,7 +70,7 @@ class Compiled(msgspec.Struct, frozen=True, kw_only=True):
     messages: Sparse
     to_cpu: Sparse
     to_switch: Sparse
-    # The graph's own node of each pooling switch; -1 where a single server hangs on none.
+    # The graph's node of each pooling switch; -1 for a single server without a switch.
     switch_node: Ints
     switch_share: Floats
     globals: Floats
@@ -78,7 +78,7 @@ class Compiled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compile_subgraph(subgraph: Subgraph, vocabulary: Vocabulary, num_layers: int) -> Compiled:
-    """Arrays of a subgraph. Nodes whose neighbourhoods agree as far as the layers and the pooling look are merged."""
+    """Arrays of a subgraph. Nodes that the layers and the pooling cannot distinguish are merged."""
     edges = subgraph.edges
     num_gpus, num_cpus = edges.num_gpus, edges.num_cpus
     num_nodes = num_gpus + num_cpus + edges.num_switches
@@ -90,7 +90,7 @@ def compile_subgraph(subgraph: Subgraph, vocabulary: Vocabulary, num_layers: int
     speed = np.concatenate([edges.bytes_per_s, edges.bytes_per_s]) / np.array(vocabulary.fastest_bytes_per_s)[kind]
     weight = speed / np.sqrt(degree[source] * degree[target])
     classes, chosen = _merge(features, source, target, kind, weight, num_layers + 4)
-    # Only what arrives at the representative of a class is kept; it comes from classes.
+    # Only edges to the representative of each class are kept, with the class as source.
     kept = np.flatnonzero(chosen[classes[target]] == target)
     messages = _sparse(
         classes[target[kept]] * len(EDGE_KINDS) + kind[kept],
@@ -119,7 +119,7 @@ def compile_subgraph(subgraph: Subgraph, vocabulary: Vocabulary, num_layers: int
 def _pooling(
     subgraph: Subgraph, classes: Ints, chosen: Ints, class_gpus: int, class_cpus: int
 ) -> tuple[Sparse, Sparse, Ints, Floats]:
-    """Which node is pooled into which: GPUs into their CPU, CPUs into their switch, switches into the cluster."""
+    """The pooling matrices: GPUs into their CPU, CPUs into their switch, switches into the cluster."""
     edges = subgraph.edges
     num_gpus, num_cpus = edges.num_gpus, edges.num_cpus
     cpu_class = classes[num_gpus : num_gpus + num_cpus] - class_gpus
@@ -167,10 +167,10 @@ def _type_column(links: Links, vocabulary: Vocabulary) -> int:
 
 
 def _globals(subgraph: Subgraph) -> Floats:
-    """Features of the whole besides the graph: counts on a logarithmic scale, the narrowest place, and
-    how many of the servers NVLink joins within and reach their network card from a device next to it.
+    """Features of the whole subgraph: the bottleneck, counts on a logarithmic scale, and the fractions of servers whose
+    devices NVLink connects, and of those with a device next to a network card.
 
-    The narrowest place in nanoseconds a byte, as a logarithm, comes first: the model's answer starts from it.
+    The bottleneck comes first, as the logarithm of nanoseconds per byte: predictions start from it.
     """
     sizes = [len(part.slots) for part in subgraph.servers]
     num, servers = subgraph.num_devices, subgraph.num_servers
@@ -193,7 +193,7 @@ def _globals(subgraph: Subgraph) -> Floats:
 
 
 def _steps(subgraph: Subgraph) -> Floats:
-    """The logarithms of the counts that a latency is made of; what does not occur counts next to nothing."""
+    """The logarithms of the counts that make up a latency; a count of 0 is taken as 0.001."""
     servers, most = subgraph.num_servers, max(len(part.slots) for part in subgraph.servers)
     counts = np.array([1.0, subgraph.num_devices - 1.0, servers - 1.0, log2(servers), most - 1.0])
     logs: NDArray[np.float64] = np.log(np.maximum(counts, 1e-3))
@@ -203,16 +203,16 @@ def _steps(subgraph: Subgraph) -> Floats:
 def _merge(
     features: Floats, source: Ints, target: Ints, kind: Ints, weight: Floats, num_rounds: int
 ) -> tuple[Ints, Ints]:
-    """Classes of nodes that no such number of rounds of message passing distinguishes, and a representative of each.
+    """Classes of nodes that `num_rounds` rounds of message passing cannot distinguish, and a representative of each.
 
     Colour refinement (Weisfeiler and Leman) with 64-bit hashes. Classes are numbered in the order of representatives.
     """
-    # Equal rows have equal sums, bit for bit: each is added up in the same order. The factors only keep columns apart.
-    told = (features * np.sqrt(np.arange(2.0, 2.0 + features.shape[1]))).sum(axis=1)
-    colour = _scatter(told.view(np.uint64))
+    # Equal rows have bitwise equal sums, because each is added in the same order. The factors distinguish columns.
+    row_hash = (features * np.sqrt(np.arange(2.0, 2.0 + features.shape[1]))).sum(axis=1)
+    colour = _scatter(row_hash.view(np.uint64))
     edge_colour = _scatter(weight.view(np.uint64) + kind.astype(np.uint64))
     for _ in range(num_rounds):
-        # The sum wraps around, so it does not depend on the order of neighbours.
+        # Integer sums wrap around, so they do not depend on the order of neighbours.
         mixed = _scatter(colour)
         np.add.at(mixed, target, _scatter(colour[source] ^ edge_colour))
         colour = mixed
@@ -232,7 +232,7 @@ def _scatter(number: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _sparse(row: Ints, column: Ints, weight: Floats, num_rows: int) -> Sparse:
-    """Sort entries by row and column and add up those of one place."""
+    """Sort entries by row and column, and add up duplicates."""
     order = np.lexsort((column, row))
     row, column, weight = row[order], column[order], weight[order]
     if len(row):
@@ -242,7 +242,7 @@ def _sparse(row: Ints, column: Ints, weight: Floats, num_rows: int) -> Sparse:
 
 
 def _shares(row: Ints, column: Ints, num_rows: int) -> Sparse:
-    """As `_sparse`, each entry the share of its row."""
+    """Like `_sparse`, with each entry weighted by 1 / the number of entries in its row."""
     counts = np.maximum(np.bincount(row, minlength=num_rows), 1) if len(row) else np.ones(max(num_rows, 1))
     return _sparse(row, column, 1.0 / counts[row] if len(row) else np.zeros(0), num_rows)
 
@@ -277,7 +277,7 @@ def batch_of(compiled: Sequence[Compiled], dtype: type[np.floating] = np.float32
     features = np.zeros((total_gpus + total_cpus + int(nodes[-1]), compiled[0].features.shape[1]), dtype)
     rows, columns, weights, switch_nodes = [], [], [], []
     for index, item in enumerate(compiled):
-        # Where each node of this subgraph goes.
+        # The position of each node of this subgraph in the batch.
         place = np.concatenate(
             [
                 np.arange(gpus[index], gpus[index + 1]),

@@ -1,4 +1,4 @@
-"""The graph network's arithmetic: from a batch of subgraphs and sizes to logarithms of seconds, and back to gradients.
+"""The graph network's arithmetic: the forward pass to logarithms of seconds, and the backward pass to gradients.
 
 Source: FaPES, section 4.1 (graph convolution weighted by bandwidth, pooling in three levels). Backpropagation is
 written out by hand; tests compare it with finite differences.
@@ -17,20 +17,20 @@ from springtide.perf.communication.gnn_graph import NUM_GLOBALS, NUM_STEPS, Floa
 from springtide.perf.communication.query import DTYPES
 
 Parameters = dict[str, Floats]
-# From predictions to the loss and its slope at each.
+# Maps predictions to the loss and its derivative at each.
 Slope = Callable[[Floats], tuple[float, Floats]]
-# Between 1 KB and 1 GB a bump every factor of four lets the answer bend where the library changes its protocol.
+# Radial basis functions, one per factor of four between 1 KB and 1 GB: they model changes of the library's protocol.
 _BUMP_CENTRES = tuple(range(10, 31, 2))
 _BUMP_WIDTH = 1.4
-# The same for the part of a ring's member: protocols and channels are chosen by it.
+# The same for the bytes per member of a ring, by which the library chooses protocols and channels.
 _PART_CENTRES = tuple(range(4, 29, 2))
 NUM_SIZE_FEATURES = 1 + len(_BUMP_CENTRES) + len(_PART_CENTRES) + 2 * len(DTYPES)
-# How sharply the fastest of the regimes wins.
+# The sharpness of the soft minimum over the regimes.
 _SHARPNESS = 6.0
 
 
 class Sizes(msgspec.Struct, frozen=True, kw_only=True):
-    """The widths of a network. Without layers nodes exchange nothing: pooling and the other inputs are left."""
+    """The widths of a network. Without layers there is no message passing, only pooling and the other inputs."""
 
     num_layers: int = 3
     width: int = 32
@@ -40,7 +40,7 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueryBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked of the subgraphs of a batch, sorted by subgraph: rows of queries."""
+    """Queries on the subgraphs of a batch, sorted by subgraph."""
 
     graph: Ints
     log_bytes: Floats
@@ -50,7 +50,7 @@ class QueryBatch(msgspec.Struct, frozen=True, kw_only=True):
 def size_features(
     num_bytes: NDArray[np.float64], num_devices: Ints, dtypes: Ints, dtype: type[np.floating] = np.float32
 ) -> Floats:
-    """Features of size and element type, [query, NUM_SIZE_FEATURES]; a type never heard of is -1."""
+    """Features of size and element type, [query, NUM_SIZE_FEATURES]; an unknown type is -1."""
     place = np.log2(np.maximum(num_bytes, 1.0))
     part = place - np.log2(num_devices)
     bumps = np.concatenate(
@@ -71,16 +71,16 @@ def fresh_parameters(
     """Random weights, scaled by the number of inputs (He)."""
     inputs, width = vocabulary.num_features, sizes.width
     last = width if sizes.num_layers else inputs
-    told = 2 * width + NUM_GLOBALS
+    graph_features = 2 * width + NUM_GLOBALS
     shapes: dict[str, tuple[int, ...]] = {}
     for layer in range(sizes.num_layers):
         shapes[f"layer{layer}"] = ((1 + len(EDGE_KINDS)) * (inputs if layer == 0 else width), width)
     shapes |= {
         "cpu": (3 * last, width),
         "switch": (last + 2 * width, width),
-        "regime_in": (told, sizes.regime_width),
+        "regime_in": (graph_features, sizes.regime_width),
         "regime_out": (sizes.regime_width, (1 + NUM_STEPS) * sizes.num_regimes),
-        "head_graph": (told, sizes.head_width),
+        "head_graph": (graph_features, sizes.head_width),
         "head_size": (NUM_SIZE_FEATURES, sizes.head_width),
         "head_middle": (sizes.head_width, sizes.head_width),
         "head_out": (sizes.head_width, 1),
@@ -91,14 +91,14 @@ def fresh_parameters(
         parameters[name] = (gain * np.sqrt(2.0 / shape[0]) * rng.standard_normal(shape)).astype(dtype)
         if name != "head_graph":
             parameters[f"{name}_bias"] = np.zeros(shape[1], dtype)
-    # Regimes start apart, from low latency with little bandwidth to the reverse.
+    # Regimes start spread out, from low latency and low bandwidth to the opposite.
     spread = np.linspace(0.0, 1.5, sizes.num_regimes)
     parameters["regime_out_bias"][:] = np.concatenate([np.tile(spread, NUM_STEPS), 1.5 - spread])
     return parameters
 
 
 class Embedding(msgspec.Struct, frozen=True, kw_only=True):
-    """What the head needs to know of a subgraph: the offset of its logarithm of time, regimes, its part of the head."""
+    """A subgraph as the head uses it: log latency and log time per byte of each regime, and inputs of the head."""
 
     latency: Floats
     per_byte: Floats
@@ -106,7 +106,7 @@ class Embedding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Trace(msgspec.Struct, kw_only=True):
-    """What the backward pass needs of the forward pass."""
+    """Intermediate values of the forward pass for the backward pass."""
 
     nodes: list[Floats]
     gathered: list[Floats]
@@ -114,7 +114,7 @@ class _Trace(msgspec.Struct, kw_only=True):
     cpu: Floats
     switch_in: Floats
     switch: Floats
-    told: Floats
+    graph_features: Floats
     regime: Floats
     # The share of each kind of step in the latency of each regime, [subgraph, step, regime].
     step_share: Floats
@@ -135,20 +135,22 @@ def embed(parameters: Mapping[str, Floats], batch: GraphBatch, sizes: Sizes) -> 
     own = np.where((batch.switch_node >= 0)[:, None], last[batch.switch_node], 0.0).astype(last.dtype)
     switch_in = np.concatenate([own, _times(batch.to_switch, cpu), _largest(batch.to_switch, cpu)], axis=1)
     switch = _relu(switch_in @ parameters["switch"] + parameters["switch_bias"])
-    told = np.concatenate([_times(batch.to_cluster, switch), _largest(batch.to_cluster, switch), batch.globals], axis=1)
-    regime = _relu(told @ parameters["regime_in"] + parameters["regime_in_bias"])
-    said = regime @ parameters["regime_out"] + parameters["regime_out_bias"]
+    graph_features = np.concatenate(
+        [_times(batch.to_cluster, switch), _largest(batch.to_cluster, switch), batch.globals], axis=1
+    )
+    regime = _relu(graph_features @ parameters["regime_in"] + parameters["regime_in_bias"])
+    predicted = regime @ parameters["regime_out"] + parameters["regime_out_bias"]
     num_latencies = NUM_STEPS * sizes.num_regimes
-    steps = said[:, :num_latencies].reshape(-1, NUM_STEPS, sizes.num_regimes) + batch.steps[:, :, None]
+    steps = predicted[:, :num_latencies].reshape(-1, NUM_STEPS, sizes.num_regimes) + batch.steps[:, :, None]
     longest = steps.max(axis=1, keepdims=True)
     step_share = np.exp(steps - longest)
     total = step_share.sum(axis=1, keepdims=True)
     step_share /= total
     embedding = Embedding(
-        # Microseconds, and the narrowest place's time for a byte.
+        # Relative to microseconds, and to the time per byte of the bottleneck.
         latency=(longest + np.log(total))[:, 0] + np.float32(np.log(1e-6)),
-        per_byte=said[:, num_latencies:] + batch.globals[:, :1] + np.float32(np.log(1e-9)),
-        head=told @ parameters["head_graph"],
+        per_byte=predicted[:, num_latencies:] + batch.globals[:, :1] + np.float32(np.log(1e-9)),
+        head=graph_features @ parameters["head_graph"],
     )
     trace = _Trace(
         nodes=nodes,
@@ -157,7 +159,7 @@ def embed(parameters: Mapping[str, Floats], batch: GraphBatch, sizes: Sizes) -> 
         cpu=cpu,
         switch_in=switch_in,
         switch=switch,
-        told=told,
+        graph_features=graph_features,
         regime=regime,
         step_share=step_share,
     )
@@ -165,7 +167,7 @@ def embed(parameters: Mapping[str, Floats], batch: GraphBatch, sizes: Sizes) -> 
 
 
 class _Answer(msgspec.Struct, kw_only=True):
-    """What the backward pass needs of the head."""
+    """Intermediate values of the head for the backward pass."""
 
     wait: Floats
     flow: Floats
@@ -177,7 +179,7 @@ class _Answer(msgspec.Struct, kw_only=True):
 def answer(
     parameters: Mapping[str, Floats], embedding: Embedding, graph: Ints, log_bytes: Floats, features: Floats
 ) -> tuple[Floats, _Answer]:
-    """Logarithms of seconds: the fastest regime (latency and a rate by bytes), corrected by a small network."""
+    """Logarithms of seconds: the fastest regime (latency plus time per byte), corrected by a small network."""
     wait = embedding.latency[graph]
     flow = embedding.per_byte[graph] + log_bytes[:, None]
     times = np.logaddexp(wait, flow)
@@ -188,17 +190,17 @@ def answer(
     share /= total
     hidden = _relu(embedding.head[graph] + features @ parameters["head_size"] + parameters["head_size_bias"])
     middle = _relu(hidden @ parameters["head_middle"] + parameters["head_middle_bias"])
-    said = middle @ parameters["head_out"] + parameters["head_out_bias"]
-    return (fastest + said)[:, 0], _Answer(wait=wait, flow=flow, share=share, hidden=hidden, middle=middle)
+    predicted = middle @ parameters["head_out"] + parameters["head_out_bias"]
+    return (fastest + predicted)[:, 0], _Answer(wait=wait, flow=flow, share=share, hidden=hidden, middle=middle)
 
 
 def gradients(
-    parameters: Mapping[str, Floats], batch: GraphBatch, asked: QueryBatch, sizes: Sizes, slope_of: Slope
+    parameters: Mapping[str, Floats], batch: GraphBatch, queries: QueryBatch, sizes: Sizes, slope_of: Slope
 ) -> tuple[float, Parameters]:
     """The loss over the queries of a batch and its gradient for every parameter."""
     embedding, trace = embed(parameters, batch, sizes)
-    said, head = answer(parameters, embedding, asked.graph, asked.log_bytes, asked.size_features)
-    loss, slope = slope_of(said)
+    predicted, head = answer(parameters, embedding, queries.graph, queries.log_bytes, queries.size_features)
+    loss, slope = slope_of(predicted)
     found: Parameters = {}
     slope = slope[:, None]
     # The correcting network.
@@ -208,13 +210,13 @@ def gradients(
     found["head_middle"] = head.hidden.T @ middle
     found["head_middle_bias"] = middle.sum(axis=0)
     hidden = (middle @ parameters["head_middle"].T) * (head.hidden > 0)
-    found["head_size"] = asked.size_features.T @ hidden
+    found["head_size"] = queries.size_features.T @ hidden
     found["head_size_bias"] = hidden.sum(axis=0)
     # The regimes.
     times = slope * head.share
     of_wait = 1.0 / (1.0 + np.exp(np.clip(head.flow - head.wait, -60.0, 60.0)))
-    starts = np.flatnonzero(np.r_[True, asked.graph[1:] != asked.graph[:-1]])
-    rows = asked.graph[starts]
+    starts = np.flatnonzero(np.r_[True, queries.graph[1:] != queries.graph[:-1]])
+    rows = queries.graph[starts]
     num_graphs = len(batch.globals)
     per_graph = np.concatenate([times * of_wait, times * (1.0 - of_wait), hidden], axis=1).astype(slope.dtype)
     summed = np.zeros((num_graphs, per_graph.shape[1]), slope.dtype)
@@ -225,18 +227,18 @@ def gradients(
     found["regime_out"] = trace.regime.T @ regime_slope
     found["regime_out_bias"] = regime_slope.sum(axis=0)
     regime = (regime_slope @ parameters["regime_out"].T) * (trace.regime > 0)
-    found["regime_in"] = trace.told.T @ regime
+    found["regime_in"] = trace.graph_features.T @ regime
     found["regime_in_bias"] = regime.sum(axis=0)
-    found["head_graph"] = trace.told.T @ head_slope
-    told = regime @ parameters["regime_in"].T + head_slope @ parameters["head_graph"].T
-    _pooling_gradients(parameters, batch, sizes, trace, told[:, : 2 * sizes.width], found)
+    found["head_graph"] = trace.graph_features.T @ head_slope
+    graph_features = regime @ parameters["regime_in"].T + head_slope @ parameters["head_graph"].T
+    _pooling_gradients(parameters, batch, sizes, trace, graph_features[:, : 2 * sizes.width], found)
     return loss, found
 
 
 def _pooling_gradients(
     parameters: Mapping[str, Floats], batch: GraphBatch, sizes: Sizes, trace: _Trace, pooled: Floats, found: Parameters
 ) -> None:
-    """Backwards through the three levels of pooling and the convolutions."""
+    """The backward pass through the three levels of pooling and the convolutions."""
     width = sizes.width
     switch = _times(batch.to_cluster_back, pooled[:, :width])
     switch += _largest_back(batch.to_cluster, trace.switch, pooled[:, width:])
@@ -285,7 +287,7 @@ def _times(matrix: Sparse, values: Floats) -> Floats:
 
 
 def _largest(matrix: Sparse, values: Floats) -> Floats:
-    """The largest value among the entries of each row; 0 for a row without any (values are >= 0)."""
+    """The largest value among the entries of each row; 0 for an empty row (values are >= 0)."""
     found = np.zeros((matrix.num_rows, values.shape[1]), values.dtype)
     starts, rows = matrix.starts()
     if len(starts):
@@ -294,7 +296,7 @@ def _largest(matrix: Sparse, values: Floats) -> Floats:
 
 
 def _largest_back(matrix: Sparse, values: Floats, slope: Floats) -> Floats:
-    """The gradient of `_largest`: the largest gets it; equals share it."""
+    """The gradient of `_largest`: it goes to the largest value, and equal ones share it."""
     back = np.zeros_like(values)
     starts, _ = matrix.starts()
     if not len(starts):

@@ -1,4 +1,4 @@
-"""How long a collective takes: the form of a measured sample, the protocol of every predictor, and the plain ones."""
+"""Predicting the time of collectives: measured samples and their files, queries, and the protocol of predictors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DTYPES = ("float32", "float16", "bfloat16", "int8")
 
 
 class CommunicationSample(msgspec.Struct, frozen=True, kw_only=True):
-    """One measured collective: the devices, how much each contributed, and how long it took (median of some)."""
+    """One measured collective: the devices, the bytes that each contributed, and its duration (a median)."""
 
     device_ids: tuple[DeviceId, ...]
     num_bytes: int
@@ -27,9 +27,9 @@ class CommunicationSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SampleFile(msgspec.Struct, frozen=True, kw_only=True):
-    """Samples with the cluster that they were measured on; `source` says by what, in words. Stored as JSON.
+    """Samples with the cluster on which they were measured; `source` says how, in words. Stored as JSON.
 
-    Each node has the links of `links[0]`, or with more than one entry those of the same position.
+    With one entry in `links` it is that of all nodes; otherwise each node has the entry of its position.
     """
 
     source: str
@@ -50,14 +50,14 @@ class SampleFile(msgspec.Struct, frozen=True, kw_only=True):
         return Fabric(topology, {node.node_id: links for node, links in zip(self.nodes, self.links, strict=True)})
 
     def queries(self) -> tuple[list[Query], NDArray[np.float64]]:
-        """What was asked of the cluster, and the durations (s), in the order of the samples."""
+        """The samples as queries, and their durations (s)."""
         fabric = self.fabric()
         queries = [Query(fabric.subgraph(sample.device_ids), sample.num_bytes, sample.dtype) for sample in self.samples]
         return queries, np.array([sample.duration_s for sample in self.samples])
 
 
 class Query(msgspec.Struct, frozen=True):
-    """A collective whose time is asked for. `num_bytes` is the size of the tensor that every member holds."""
+    """A collective whose time is to be predicted. `num_bytes` is the size of the tensor of every member."""
 
     subgraph: Subgraph
     num_bytes: int
@@ -70,12 +70,12 @@ class CommunicationModel(Protocol):
     name: str
 
     def predict_s(self, queries: Sequence[Query]) -> NDArray[np.float64]:
-        """Seconds for each query, in their order. A group of one device needs none: 0."""
+        """Seconds of each query; 0 for a single device."""
         ...
 
 
 def read_samples(path: Path) -> SampleFile:
-    """Read a file of samples. Raises InvalidRequest if it cannot be read or is no such file."""
+    """Read a file of samples. Raises InvalidRequest if it cannot be read or is invalid."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=SampleFile)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Which collective, in how many chunks or shards, is worth its price: for one place, or for a whole grid of them."""
+"""Chooses the cheapest collective, with its chunks or shards, for one configuration or a whole grid of them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from springtide.core.errors import InvalidRequest
 from springtide.core.functions import Collective, FunctionPrices, FunctionService
 from springtide.perf.functions.collective_time import CHUNK_CHOICES, CHUNKED, held_of, requests_of, seconds_of
 
-# A request to a Redis in the functions' own network: a round trip and its turn in the server.
+# A request to a Redis in the functions' own network: a round trip and the time in the server.
 PARAMETER_STORE_LATENCY_S = 0.001
-# What one machine that holds a Redis carries each way: a network of 5 Gbit/s.
+# The network of the machine with the Redis, in each direction: 5 Gbit/s.
 PARAMETER_STORE_BYTES_PER_S = 5e9 / 8
-# Of those that are the same in all respects (one chunk of ours is FuncPipe's) the first is named.
+# In order of preference: of equivalent ones (duplex with one chunk is FuncPipe's) the first is chosen.
 CHOICES: tuple[Collective, ...] = ("duplex", "all-to-all", "smlt", "parameter-server", "funcpipe", "lambdaml")
-# A choice that saves less than a thousandth is not worth its overhead, which the model does not know.
+# Choices that save less than a thousandth are not worth their overhead, which the model does not include.
 _WORTH = 1.001
 
 
 class SyncStore(msgspec.Struct, frozen=True, kw_only=True):
-    """What gradients go through: what a request takes and costs, and what its machine carries each way for all."""
+    """A store for exchanges: latency and prices of requests, and the total rate in each direction."""
 
     latency_s: float = 0.0
     prices: FunctionPrices = FunctionPrices(usd_per_gb_s=0.0)
@@ -34,7 +34,7 @@ class SyncStore(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SyncChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """A collective, its chunks and shards, and what an all-reduce with it takes and costs (time and requests)."""
+    """A collective with its chunks and shards, and the time and cost (of time and requests) of an all-reduce."""
 
     collective: Collective
     num_chunks: int
@@ -44,7 +44,7 @@ class SyncChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SyncTable(msgspec.Struct, frozen=True, kw_only=True):
-    """The choice for every place of a grid, as arrays of its shape; infinite seconds where nothing fits the memory."""
+    """The choices for a grid, as arrays of its shape; seconds are infinite where nothing fits the memory."""
 
     collectives: NDArray[np.str_]
     num_chunks: NDArray[np.int64]
@@ -66,7 +66,7 @@ class SyncTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def object_store_of(service: FunctionService) -> SyncStore:
-    """The service's object store: its latency and its requests' prices; as many bytes as all workers' links bring."""
+    """The service's object store: its latency and prices, without a limit of the total rate."""
     return SyncStore(latency_s=service.latency_s, prices=service.prices)
 
 
@@ -76,10 +76,9 @@ def parameter_store_of(
     latency_s: float = PARAMETER_STORE_LATENCY_S,
     total_bytes_per_s: float = PARAMETER_STORE_BYTES_PER_S,
 ) -> SyncStore:
-    """A Redis on one machine beside the service's functions: free requests, its hours are billed apart.
+    """A Redis on one machine near the service's functions. Requests are free; its hours are billed separately.
 
-    An emulated service's is on this machine: what it carries is not a network's, and a request takes no time to
-    speak of.
+    For an emulated service the Redis is on the same machine, without network limits and latency.
     """
     free = msgspec.structs.replace(service.prices, usd_per_put=0.0, usd_per_get=0.0)
     if service.total_vcpus is not None:
@@ -88,12 +87,12 @@ def parameter_store_of(
 
 
 def sync_store_of(service: FunctionService, has_parameter_store: bool) -> SyncStore:
-    """What gradients of functions of that service go through."""
+    """The store for exchanges between functions of this service."""
     return parameter_store_of(service) if has_parameter_store else object_store_of(service)
 
 
 def shard_choices(n: Any) -> tuple[Any, ...]:
-    """SMLT's m worth trying for n workers (a number or an array): one, a half and two thirds of them, all, twice."""
+    """The values of SMLT's m to try for n workers (a number or an array): 1, n/2, 2n/3, n and 2n."""
     return (n // n, -(-n // 2), -(-2 * n // 3), n, 2 * n)
 
 
@@ -108,12 +107,12 @@ def choose_collectives(
     spare_bytes: Any = math.inf,
     among: Sequence[Collective] = CHOICES,
 ) -> SyncTable:
-    """The collective, its chunks and shards, whose all-reduce costs least in time and requests, for a grid of places.
+    """For a grid of configurations, choose the collective with the lowest cost of an all-reduce (time and requests).
 
     `n` workers, gradients of `num_bytes`, links of `bytes_per_s` each way, `usd_per_s` for a second of all workers
-    together (what they cost, or more where time matters more than money) and `spare_bytes` of memory beside the
-    gradient are numbers or arrays that broadcast. Of those that cost the same within a thousandth the one with the
-    fewest requests wins. One worker exchanges nothing. Raises InvalidRequest.
+    together (their cost, or more if time matters more than money) and `spare_bytes` of memory besides the gradient are
+    numbers or arrays that broadcast. Of choices with the same cost within a thousandth, the one with the fewest
+    requests wins. A single worker exchanges nothing. Raises InvalidRequest.
     """
     unknown = [name for name in among if name not in COLLECTIVES]
     if unknown or not among:
@@ -124,7 +123,7 @@ def choose_collectives(
     )  # fmt: skip
     if workers.size and (workers.min() < 1 or rate.min() <= 0.0 or size.min() < 0.0 or in_flight < 1):
         raise InvalidRequest("a grid to choose collectives for needs workers, links that carry, and bytes of 0 or more")
-    # Alone, a worker counts as two here, so that no formula divides by nothing; its cost is taken away at the end.
+    # A single worker is computed as two, to avoid a division by zero; its cost is set to 0 at the end.
     many = np.maximum(workers, 2)
     rows = [
         _row(name, many, size, rate, worth, spare, store, (chunks, shards, in_flight))
@@ -165,7 +164,7 @@ def choose_collective(
     spare_bytes: float = math.inf,
     among: Sequence[Collective] = CHOICES,
 ) -> SyncChoice:
-    """`choose_collectives` for one place."""
+    """`choose_collectives` for one configuration."""
     return choose_collectives(
         n, num_bytes, bytes_per_s, usd_per_s, store, in_flight=in_flight, spare_bytes=spare_bytes, among=among
     ).at()
@@ -187,12 +186,12 @@ def _row(
     store: SyncStore,
     counts: tuple[int, Any, int],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
-    """Seconds, dollars, puts and gets of one way to exchange, for every place; infinite where it cannot be."""
+    """Seconds, dollars, puts and gets of one candidate for every configuration; infinite where it is impossible."""
     chunks, shards, _ = counts
     puts, gets = requests_of(name, n, chunks, shards)
     sizes = (size, rate, store.latency_s)
     seconds = seconds_of(name, n, sizes, counts, store.total_bytes_per_s, np.maximum, np.minimum)
-    # Pieces below an element of four bytes are not there: such counts are those of another choice.
+    # Pieces smaller than an element of four bytes are impossible.
     is_possible = ((chunks == 1) | (chunks * n <= size / 4)) & (held_of(name, n, size, counts, np.minimum) <= spare)
     seconds = np.where(is_possible, seconds, math.inf)
     usd = np.where(is_possible, np.where(is_possible, seconds, 0.0) * usd_per_s, math.inf)
@@ -203,7 +202,7 @@ def _row(
 def _named(
     among: Sequence[Collective], n: NDArray[np.int64]
 ) -> tuple[NDArray[np.str_], NDArray[np.int64], NDArray[np.int64]]:
-    """Names, chunks, and shards (for every place) of all candidates, in the order of their rows."""
+    """Names, chunks, and shards (for every configuration) of all candidates, in the order of their rows."""
     found = [(name, chunks, shards) for name in among for chunks, shards in _candidates(name, n)]
     names = np.array([name for name, _, _ in found])
     chunk_counts = np.array([chunks for _, chunks, _ in found], dtype=np.int64)

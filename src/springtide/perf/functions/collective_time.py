@@ -1,4 +1,4 @@
-"""How long an all-reduce over a store takes: closed forms, papers' formulas, the lower bound; and what requests cost.
+"""The time of an all-reduce over a store (closed forms, papers' formulas, a lower bound) and the cost of its requests.
 
 S is the gradient in bytes, w the bytes per second of each of a worker's two links, n the number of workers.
 """
@@ -15,28 +15,28 @@ from springtide.collectives.schedule import COLLECTIVES
 from springtide.core.errors import InvalidRequest
 from springtide.core.functions import Collective, FunctionPrices
 
-# Chunk counts worth trying: finer steps change the time by less than measurements do.
+# The chunk counts to try: between these the time changes by less than the noise of measurements.
 CHUNK_CHOICES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-# What travels in as many chunks as asked for; the others' pieces are given by the number of workers, or of shards.
+# Collectives with a free number of chunks; in the others it follows from the number of workers or shards.
 CHUNKED: tuple[Collective, ...] = ("duplex", "parameter-server", "all-to-all")
 
 
 class SyncRequests(msgspec.Struct, frozen=True, kw_only=True):
-    """What all workers together ask of the store in one all-reduce; reads that find nothing are not counted."""
+    """The requests of all workers in one all-reduce, without reads that find nothing."""
 
     num_puts: int
     num_gets: int
 
     def usd(self, prices: FunctionPrices) -> float:
-        """What these requests cost. Deletes are free, as on all object stores that we know."""
+        """The cost of these requests. Deletes are free on all object stores that we know."""
         return self.num_puts * prices.usd_per_put + self.num_gets * prices.usd_per_get
 
 
 def lower_bound_s(n: int, num_bytes: float, bytes_per_s: float) -> float:
-    """2 (n - 1) / n x S / w: no all-reduce over a store that cannot add is faster with a link each way.
+    """2 (n - 1) / n x S / w: the lower bound of any all-reduce over a store that cannot add, with a link each way.
 
-    Before the first worker has an element's sum, each other worker's part of it has been read at least once; each of
-    the others then reads at least once more: 2 (n - 1) reads of S over n links. One worker has nothing to do.
+    Before the first worker has an element's sum, the part of each other worker has been read at least once; then each
+    other worker reads at least once more. So there are 2 (n - 1) reads of S over n links. The bound is 0 for n = 1.
     """
     return 2.0 * (n - 1) / n * num_bytes / bytes_per_s
 
@@ -68,12 +68,12 @@ def sync_time_s(
     shards: int = 0,
     total_bytes_per_s: float = math.inf,
 ) -> float:
-    """Seconds of an all-reduce of `num_bytes` as the communicator walks it, among n workers with equal links.
+    """Seconds of an all-reduce of `num_bytes` as the communicator executes it, among n workers with equal links.
 
-    Objects of one lane follow each other as fast as they are transferred, or, where too few requests are in flight to
-    hide the latency, so many in the time of a request. `shards` is SMLT's m (0: chunks x n). `total_bytes_per_s` is
-    what the store's machine carries each way for all workers together: it has one network card. Agrees with `walk_s`;
-    convex, piecewise linear and nondecreasing in `num_bytes`. Raises InvalidRequest.
+    Objects of one lane follow each other without a pause or, if too few requests are in flight to hide the latency,
+    `in_flight` of them per request time. `shards` is SMLT's m (0: chunks x n). `total_bytes_per_s` is the rate of the
+    store's machine in each direction for all workers together. Convex, piecewise linear and nondecreasing in
+    `num_bytes`. Raises InvalidRequest.
     """
     if min(n, chunks, in_flight) < 1 or shards < 0 or not total_bytes_per_s > 0.0:
         raise InvalidRequest(
@@ -98,14 +98,14 @@ def seconds_of(
     most: Callable[[Any, Any], Any],
     least: Callable[[Any, Any], Any],
 ) -> Any:
-    """`sync_time_s` for numbers, or for arrays of them with NumPy's maximum and minimum; n is 2 or more, unchecked.
+    """`sync_time_s` for numbers, or for arrays with NumPy's maximum and minimum. Unchecked; n must be 2 or more.
 
-    `sizes` are the gradient's bytes, a link's bytes per second and the latency; `counts` are chunks, shards (0: as the
-    chunks say) and requests in flight.
+    `sizes` are the gradient's bytes, a link's bytes per second and the latency; `counts` are chunks, shards (0: chunks
+    x n) and requests in flight.
     """
     num_bytes, bytes_per_s, latency_s = sizes
     chunks, shards, in_flight = counts
-    # All workers transfer at a time, and share what the store's machine carries.
+    # All workers transfer at the same time and share the link of the store's machine.
     shared = least(bytes_per_s, total_bytes_per_s / n)
     piece_bytes = num_bytes / num_pieces(name, n, chunks, shards)
 
@@ -122,14 +122,14 @@ def seconds_of(
     if name == "smlt":
         m = num_pieces(name, n, chunks, shards)
         per_worker = -(-m // n)
-        # Workers that merge one shard more than others, or one where others have none, are alone on the store at last.
+        # In the last round only workers with one shard more than others are left, and they share the store's link.
         alone = least(bytes_per_s, total_bytes_per_s / (m - (per_worker - 1) * n))
         left_s = n * piece_bytes * (1.0 / shared - 1.0 / alone)
         merge_s = phase_s(per_worker * n, shared) - left_s
         return 2.0 * phase_s(m, shared) + merge_s + phase_s(per_worker, alone)
     if name == "parameter-server":
-        # The server's download link is what all wait for; before and after it a chunk goes up, and comes down. While
-        # workers take a sum, the server has its share of the store's link only.
+        # All wait for the server's download link, plus the upload of a chunk before and its download afterwards. While
+        # workers download a sum, the server has only its share of the store's link.
         many = least(bytes_per_s, total_bytes_per_s / most(n - 1, 1))
         one = least(bytes_per_s, total_bytes_per_s)
         beside_s = (chunks - 1) * piece_bytes * (1.0 / shared - 1.0 / one)
@@ -138,7 +138,7 @@ def seconds_of(
     if name == "all-to-all":
         return 2.0 * request_s + more_s((n - 1) * chunks - 1, shared)
     parts = chunks if name == "duplex" else 1
-    # Either the download link never pauses after its first piece, or the last sum is what all workers wait for.
+    # Either the download link never pauses after its first piece, or all workers wait for the last sum.
     return most(
         2.0 * request_s + more_s(2 * (n - 1) * parts - 1, shared),
         4.0 * request_s + more_s((n - 1) * parts - 1, shared) + more_s(n - 2, shared),
@@ -146,7 +146,7 @@ def seconds_of(
 
 
 def num_pieces(name: Collective, n: Any, chunks: int = 1, shards: Any = 0) -> Any:
-    """In how many objects a gradient travels, for a number of workers or an array of them."""
+    """The number of objects in which a gradient is sent, for a number of workers or an array of them."""
     if name == "smlt":
         return shards + (shards == 0) * (n * chunks)
     if name == "duplex":
@@ -180,14 +180,14 @@ def sync_requests(name: Collective, n: int, chunks: int = 1, shards: int = 0) ->
 def held_bytes(
     name: Collective, n: int, num_bytes: float, chunks: int = 1, in_flight: int = 4, *, shards: int = 0
 ) -> float:
-    """The most memory that the busiest worker needs beside the gradient itself: addends that wait, and one sum."""
+    """The most memory that a worker needs besides the gradient: waiting addends and one sum."""
     return 0.0 if n == 1 else float(held_of(name, n, num_bytes, (chunks, shards, in_flight), min))
 
 
 def held_of(
     name: Collective, n: Any, num_bytes: Any, counts: tuple[int, Any, int], least: Callable[[Any, Any], Any]
 ) -> Any:
-    """`held_bytes` for numbers, or for arrays of them with NumPy's minimum; n is 2 or more, `counts` as elsewhere."""
+    """`held_bytes` for numbers, or for arrays with NumPy's minimum; n is 2 or more, `counts` as in `seconds_of`."""
     chunks, shards, in_flight = counts
     pieces = num_pieces(name, n, chunks, shards)
     if name == "smlt":
@@ -224,9 +224,9 @@ def best_chunks(
     usd_per_s: float,
     prices: FunctionPrices,
 ) -> int:
-    """The number of chunks for which an all-reduce is cheapest, time and requests together; the fewest of equals.
+    """The number of chunks with the lowest cost of an all-reduce (time and requests); the fewest of nearly equal ones.
 
-    `usd_per_s` is what a second of all workers is worth: what they cost, or more if time matters more than money.
+    `usd_per_s` is the value of a second of all workers: their cost, or more if time matters more than money.
     """
     if n == 1 or num_bytes <= 0:
         return 1
@@ -236,7 +236,7 @@ def best_chunks(
         for chunks in choices
         if chunks == 1 or chunks * n <= num_bytes / 4
     }
-    # A chunk more that saves less than a thousandth is not worth its overhead, which the model does not know.
+    # More chunks that save less than a thousandth are not worth their overhead, which the model does not include.
     least = min(costs.values())
     return next(chunks for chunks, usd in costs.items() if usd <= least * 1.001)
 
@@ -250,9 +250,9 @@ def enough_chunks(
     in_flight: int,
     tolerance_fraction: float,
 ) -> int:
-    """The fewest chunks with which an all-reduce takes at most that much longer than with the best number of them.
+    """The fewest chunks with which an all-reduce takes at most `tolerance_fraction` longer than with the best number.
 
-    For stores that charge nothing for requests but whose machine has to carry them.
+    For stores with free requests, whose machine still has to process them.
     """
     choices = CHUNK_CHOICES if name in CHUNKED else (1,)
     times_s = [sync_time_s(name, n, num_bytes, bytes_per_s, latency_s, chunks, in_flight) for chunks in choices]

@@ -89,7 +89,7 @@ class DatasetReader:
         return self.manifest.num_samples
 
     def refresh(self) -> int:
-        """Find appended samples; one small read if there are none. Returns the new `num_samples`. Raises StorageError."""
+        """Find appended samples; one small read if there are none. Returns `num_samples`. Raises StorageError."""
         changed = self._log.advanced(self.manifest)
         if changed.version != self.manifest.version:
             self.manifest = changed

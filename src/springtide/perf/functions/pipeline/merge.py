@@ -1,4 +1,4 @@
-"""Fewer layers to plan with: neighbours merged so that each group computes about as long (FuncPipe, section 4)."""
+"""Merges neighbouring layers into groups with about equal computation, for planning (FuncPipe, section 4)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from springtide.core.functions import FunctionPlan, LayerProfile, ModelProfile
 def merged(profile: ModelProfile, num_layers: int) -> tuple[ModelProfile, tuple[int, ...]]:
     """The profile in at most `num_layers` layers, and where each ends in the original. Raises InvalidRequest.
 
-    The longest computation of a group is as short as it can be. Plans of the merged profile are plans of the original
-    (`unmerged`), but the best of them need not be the best there is.
+    Minimises the longest computation of a group. Plans of the merged profile are also plans of the original (see
+    `unmerged`), but the best of them may be worse than the best plan of the original.
     """
     if num_layers < 1:
         raise InvalidRequest(f"merging to {num_layers} layers leaves none; give at least 1")
@@ -26,7 +26,7 @@ def merged(profile: ModelProfile, num_layers: int) -> tuple[ModelProfile, tuple[
 
 
 def unmerged(plan: FunctionPlan, ends: tuple[int, ...]) -> FunctionPlan:
-    """A plan of a merged profile in the original's layers."""
+    """A plan for a merged profile, converted to the original's layers."""
     begins = (0, *ends)
     stages = tuple(
         msgspec.structs.replace(stage, first_layer=begins[stage.first_layer], end_layer=begins[stage.end_layer])
@@ -36,20 +36,20 @@ def unmerged(plan: FunctionPlan, ends: tuple[int, ...]) -> FunctionPlan:
 
 
 def _computation_s(layer: LayerProfile) -> float:
-    """Forward and backward on the largest size that the layer was measured on."""
+    """Forward and backward time on the largest size on which the layer was measured."""
     both = [f + b for f, b in zip(layer.forward_s, layer.backward_s, strict=True) if f is not None and b is not None]
     return both[-1] if both else 0.0
 
 
 def _ends(times: np.ndarray[tuple[int], np.dtype[np.float64]], num_groups: int) -> tuple[int, ...]:
-    """Where the groups end: the longest group is as short as possible, by halving what it may be."""
+    """The ends of the groups that minimise the longest group, by bisection of its length."""
     low, high = float(times.max()), float(times.sum())
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (low, middle) if len(_filled(times, middle)) <= num_groups else (middle, high)
     ends = _filled(times, high)
     while len(ends) < num_groups:
-        # Groups to spare: halve the longest that has more than one layer.
+        # There are groups to spare: split the longest one with more than one layer in half.
         begins = [0, *ends[:-1]]
         longest = max(
             (n for n in range(len(ends)) if ends[n] - begins[n] > 1),
@@ -62,7 +62,7 @@ def _ends(times: np.ndarray[tuple[int], np.dtype[np.float64]], num_groups: int) 
 
 
 def _filled(times: np.ndarray[tuple[int], np.dtype[np.float64]], most_s: float) -> list[int]:
-    """Where groups end if each takes as many layers as stay within `most_s`."""
+    """The ends of groups if each takes as many layers as fit into `most_s`."""
     ends, total = [], 0.0
     for number, time_s in enumerate(times):
         if number and total + time_s > most_s:

@@ -1,6 +1,6 @@
 """Plans for a profiled model on functions: the co-optimisation of FuncPipe (section 3.4) for any weights.
 
-Each plan is proved best by the solver and scored again by the model as the paper writes it.
+The solver proves each plan optimal, and the plan's value is checked with the model as the paper writes it.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from springtide.solvers.pipeline.problem import Degree, PipelineProblem, Pipelin
 WEIGHTS: tuple[Weights, ...] = ((1.0, 0.0), (1.0, 2.0**16), (1.0, 2.0**19), (1.0, 2.0**22))
 DEGREES = (1, 2, 4, 8, 16)
 CHEAPEST: Weights = (1.0, 0.0)
-# A speed-up is worth its cost from here on (section 5.1).
+# The least delta at which a speed-up is worth its cost (section 5.1).
 LEAST_DELTA = 0.8
-# The solver's times are rounded far below this; a larger difference to the model as written is an error of ours.
+# Rounding errors of the solver are far smaller; a larger difference to the model is a bug.
 _AGREEMENT = 1e-9
 
 
 class PlannedPipeline(msgspec.Struct, frozen=True, kw_only=True):
-    """The best plan under one pair of weights. `value` is equation 3a; no plan is below `bound`.
+    """The best plan for one pair of weights. `value` is equation 3a; no plan has a lower value than `bound`.
 
-    `delta` is its speed-up over the cheapest plan for its cost over that one's (section 5.1); None for that one itself.
+    `delta` is its relative speed-up over the cheapest plan per relative increase in cost (section 5.1); None for the
+    cheapest plan itself.
     """
 
     weights: tuple[float, float]
@@ -50,7 +51,7 @@ class PlannedPipeline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PipelinePlanner:
-    """Plans one profile at one global batch, for any weights; prepared once."""
+    """Plans one profile with one global batch for any weights; the preparation is shared."""
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class PipelinePlanner:
         num_in_flight: int = NUM_IN_FLIGHT,
         max_functions: int | None = None,
     ) -> None:
-        """`num_micro_batches` is M, of the whole step; at most `max_functions` run at a time. Raises InvalidRequest."""
+        """`num_micro_batches` is M, of the whole step; `max_functions` limits concurrency. Raises InvalidRequest."""
         check_profile(profile)
         self.profile = profile
         self.collective = collective
@@ -87,7 +88,7 @@ class PipelinePlanner:
         self._solver = PipelineSolver(self.problem, weights)
 
     def plan(self, weights: Weights, *, max_labels: int | None = None) -> PlannedPipeline:
-        """The best plan; `max_labels` as for the solver. Raises InvalidRequest where none fits."""
+        """The best plan; `max_labels` is as for the solver. Raises InvalidRequest if none fits."""
         found = self._solver.best(weights, max_labels=max_labels)
         if found is None:
             raise InvalidRequest(_why_nothing_fits(self.profile, self.problem))
@@ -153,12 +154,10 @@ def problem_of(
     num_in_flight: int = NUM_IN_FLIGHT,
     max_functions: int | None = None,
 ) -> PipelineProblem:
-    """The profile in the solver's plain numbers. Degrees beyond the number of micro-batches are left out.
+    """The profile as the solver's problem. Degrees above the number of micro-batches are left out.
 
-    `max_functions` is how many may run at a time.
-
-    Micro-batches that the replicas cannot share evenly are rounded up for each: mu = ceil(M / d). Raises InvalidRequest
-    for numbers that are no counts.
+    `max_functions` is how many may run at a time. Micro-batches per replica are rounded up: mu = ceil(M / d). Raises
+    InvalidRequest for impossible counts.
     """
     if num_micro_batches < 1:
         raise InvalidRequest(f"{num_micro_batches} micro-batches: a step has at least 1")
@@ -207,7 +206,7 @@ def plan_pipeline(
     collective: Collective = "duplex",
     num_chunks: int = NUM_CHUNKS,
 ) -> list[PlannedPipeline]:
-    """The best plan under each pair of weights, with its delta. Raises InvalidRequest where nothing fits."""
+    """The best plan for each pair of weights, with its delta. Raises InvalidRequest if none fits."""
     planner = PipelinePlanner(
         profile,
         num_micro_batches,
@@ -220,14 +219,14 @@ def plan_pipeline(
 
 
 def with_deltas(planned: Sequence[PlannedPipeline], cheapest: PipelineStepEstimate) -> list[PlannedPipeline]:
-    """The same, each with its delta over the cheapest plan: (t_mc / t_p - 1) / (c_p / c_mc - 1), section 5.1."""
+    """The plans with their deltas over the cheapest plan: (t_mc / t_p - 1) / (c_p / c_mc - 1), section 5.1."""
     return [msgspec.structs.replace(one, delta=delta_of(one.estimate, cheapest)) for one in planned]
 
 
 def delta_of(estimate: PipelineStepEstimate, cheapest: PipelineStepEstimate) -> float | None:
-    """How much faster for how much dearer than the cheapest plan; None where it costs no more."""
-    dearer = estimate.cost_mb_s / cheapest.cost_mb_s - 1.0
-    return (cheapest.step_s / estimate.step_s - 1.0) / dearer if dearer > 1e-12 else None
+    """Relative speed-up over the cheapest plan per relative increase in cost; None if it costs no more."""
+    cost_increase = estimate.cost_mb_s / cheapest.cost_mb_s - 1.0
+    return (cheapest.step_s / estimate.step_s - 1.0) / cost_increase if cost_increase > 1e-12 else None
 
 
 def recommended(planned: Sequence[PlannedPipeline]) -> int:
@@ -238,7 +237,7 @@ def recommended(planned: Sequence[PlannedPipeline]) -> int:
 
 
 def check_profile(profile: ModelProfile) -> None:
-    """Refuse a profile that no plan can be made of, saying what is wrong with which layer. Raises InvalidRequest."""
+    """Raise InvalidRequest for a profile that cannot be planned, with the layer and the reason."""
     num_sizes = len(profile.memory_mb)
     if not 1 <= len(profile.layers) <= MAX_LAYERS:
         raise InvalidRequest(f"the profile has {len(profile.layers)} layers; from 1 to {MAX_LAYERS} can be planned")
@@ -269,7 +268,7 @@ def check_profile(profile: ModelProfile) -> None:
 
 
 def _why_nothing_fits(profile: ModelProfile, problem: PipelineProblem) -> str:
-    """One sentence on the layer that asks too much, at the degree where least is asked."""
+    """The message on the layer that needs too much memory, at the degree with the smallest need."""
     unfit = {degree: unfit_layers(problem, degree) for degree in problem.degrees}
     if not all(unfit.values()):
         limits = ", ".join(f"{one.max_stages} for {one.num_replicas}" for one in problem.degrees if not unfit[one])

@@ -1,4 +1,4 @@
-"""Layer profiles as files: this platform's own forms, and FuncPipe's symbols as plain arrays."""
+"""Layer profiles in files: this platform's formats, and FuncPipe's symbols as plain arrays."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class PaperProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     model: str = "model"
 
     def as_profile(self) -> ModelProfile:
-        """The same as a ModelProfile. Raises InvalidRequest where the arrays are not of one length."""
+        """Convert to a ModelProfile. Raises InvalidRequest if the arrays differ in length."""
         lengths = {name: len(getattr(self, name)) for name in ("s", "a", "o", "g", "T_fc", "T_bc")}
         if len(set(lengths.values())) != 1:
-            told = ", ".join(f"{name} {length}" for name, length in lengths.items())
-            raise InvalidRequest(f"the profile's arrays must have one entry for each layer; they have {told}")
+            counts = ", ".join(f"{name} {length}" for name, length in lengths.items())
+            raise InvalidRequest(f"the profile's arrays must have one entry for each layer; they have {counts}")
         return ModelProfile(
             model=self.model,
             micro_batch_size=self.micro_batch,
@@ -60,21 +60,21 @@ class PaperProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         )
 
 
-class _Within(msgspec.Struct, frozen=True):
-    """What `springtide profile --layers` writes: the profile with what it was taken of."""
+class _ProfileOutput(msgspec.Struct, frozen=True):
+    """The output of `springtide profile --layers`: the profile, with information about its origin."""
 
     profile: ModelProfile
 
 
 def decode_profile(data: bytes, origin: str) -> ModelProfile:
-    """A profile from JSON: a ModelProfile, what `springtide profile --layers` writes, or FuncPipe's symbols.
+    """Decode a profile: a ModelProfile as JSON, the output of `springtide profile --layers`, or FuncPipe's symbols.
 
     `origin` names it in the error. Raises InvalidRequest.
     """
     try:
         keys = msgspec.json.decode(data, type=dict[str, msgspec.Raw]).keys()
         if "profile" in keys:
-            return msgspec.json.decode(data, type=_Within).profile
+            return msgspec.json.decode(data, type=_ProfileOutput).profile
         if "T_fc" in keys:
             return msgspec.json.decode(data, type=PaperProfile).as_profile()
         return msgspec.json.decode(data, type=ModelProfile)

@@ -1,6 +1,6 @@
-"""How long a step of a pipeline of functions takes and what it holds: FuncPipe's model, equation by equation.
+"""Time and memory of a step of a pipeline of functions: FuncPipe's model, equation by equation.
 
-Indices run from 0 here: layer i is the paper's layer i + 1. It is written to be read beside the paper, not to be fast.
+Indices start at 0: layer i is the paper's layer i + 1. Written to be compared with the paper, not for speed.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from springtide.perf.functions.collective_time import sync_time_s
 
 NUM_CHUNKS = 4
 NUM_IN_FLIGHT = 4
-# Ratios of a transfer to a latency at which slopes are taken, a quarter of a power of two apart; and how long a slope.
+# The number of ratios of transfer time to latency at which slopes are computed, a quarter of a power of two apart, and
+# the step of the finite difference.
 _NUM_RATIOS = 80
 _LONGER = 1.0 + 2.0**-10
 
 
 class SyncRule(msgspec.Struct, frozen=True, kw_only=True):
-    """What exchanging a gradient among a stage's replicas takes (equation 9): gamma transfers and delta latencies.
+    """The time of a gradient exchange among a stage's replicas (equation 9): gamma transfers plus delta latencies.
 
-    `others` are further pairs (gamma, delta); the largest time of all counts.
+    `others` are further pairs (gamma, delta); the time is the maximum over all pairs.
     """
 
     gamma: float
@@ -34,14 +35,14 @@ class SyncRule(msgspec.Struct, frozen=True, kw_only=True):
         return ((self.gamma, self.delta), *self.others)
 
     def seconds(self, num_bytes: float, bytes_per_s: float, latency_s: float) -> float:
-        """Of exchanging so many bytes over links of this speed."""
+        """Seconds of an exchange of `num_bytes` over links of this speed."""
         return max(num_bytes / bytes_per_s * gamma + latency_s * delta for gamma, delta in self.pairs)
 
 
 class StageTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """One stage: seconds for one micro-batch, for the exchange after the last one, and bytes of memory it needs.
+    """One stage: seconds per micro-batch, seconds of the exchange after the last one, and bytes of memory.
 
-    `end_s` is when the stage is done with the step (t_f + t_b + t_s), counted from the step's begin.
+    `end_s` is when the stage finishes the step (t_f + t_b + t_s), from the step's start.
     """
 
     forward_s: float
@@ -56,10 +57,10 @@ class StageTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PipelineStepEstimate(msgspec.Struct, frozen=True, kw_only=True):
-    """A step as predicted: `step_s` (t_iter), `memory_mb` of all functions (c_mem), `cost_mb_s` (c_iter with P = 1).
+    """A predicted step: `step_s` (t_iter), `memory_mb` of all functions (c_mem), `cost_mb_s` (c_iter with P = 1).
 
-    The parts are those of figure 6, for the stage that ends last: `computation_s`, `sync_s`, and `flush_s`, in which it
-    does neither. They add up to `step_s`.
+    The parts are those of figure 6, for the stage that ends last: `computation_s`, `sync_s`, and `flush_s`, the time
+    without either. They add up to `step_s`.
     """
 
     step_s: float
@@ -75,12 +76,12 @@ class PipelineStepEstimate(msgspec.Struct, frozen=True, kw_only=True):
 def sync_rule(
     collective: Collective, num_replicas: int, num_chunks: int = NUM_CHUNKS, num_in_flight: int = NUM_IN_FLIGHT
 ) -> SyncRule:
-    """Gamma and delta of equation 9 among `num_replicas` (d) functions; nothing is exchanged by one alone.
+    """Gamma and delta of equation 9 among `num_replicas` (d) functions; a single one exchanges nothing.
 
-    LambdaML's three phases are equation 1, FuncPipe's pipelined ones equation 2; SMLT's shards, as many as workers,
-    travel through the store even to their own aggregator: 3 + 1/d. The chunked full-duplex schedule and the parameter
-    server are timed as the communicator walks them: their times are convex and piecewise linear in a transfer's time
-    and a latency, so that the slopes at a few ratios of the two are all there is.
+    LambdaML's three phases are equation 1, FuncPipe's pipelined ones equation 2; SMLT's shards, as many as workers, go
+    through the store even to their own aggregator: 3 + 1/d. The other collectives are timed as the communicator
+    executes them: their times are convex and piecewise linear in transfer time and latency, so the slopes at a few
+    ratios of the two describe them completely.
     """
     if num_replicas <= 1:
         return SyncRule(gamma=0.0, delta=0.0)
@@ -110,7 +111,7 @@ def sync_rule(
 def memory_bytes(
     profile: ModelProfile, first_layer: int, end_layer: int, num_micro_batches: int, num_replicas: int
 ) -> float:
-    """What a function with these layers needs, in bytes: the left side of equation 3b, with y_1 = 1 for one replica."""
+    """Memory of a function with these layers, in bytes: the left side of equation 3b, with y_1 = 1 for one replica."""
     layers = profile.layers[first_layer:end_layer]
     activations = sum(layer.activation_bytes for layer in layers)
     parameters = sum(layer.parameter_bytes for layer in layers)
@@ -120,7 +121,7 @@ def memory_bytes(
 def estimate_step(profile: ModelProfile, plan: FunctionPlan, sync: SyncRule | None = None) -> PipelineStepEstimate:
     """Equations 3b and 4 to 11 for one plan; `sync` replaces the rule of the plan's collective.
 
-    Raises InvalidRequest where the plan is not of this profile, or a stage does not fit its functions' memory.
+    Raises InvalidRequest if the plan is not for this profile, or a stage does not fit its functions' memory.
     """
     _check(profile, plan)
     rule = sync_rule(plan.collective, plan.num_replicas, plan.num_chunks, plan.num_in_flight) if sync is None else sync
@@ -136,7 +137,7 @@ def estimate_step(profile: ModelProfile, plan: FunctionPlan, sync: SyncRule | No
 
     ups, downs, gradient_ups, gradient_downs = _crossings(profile, cut, bandwidth)
 
-    # t_f: the first micro-batch's way, then the lag of each further one.
+    # t_f: the time of the first micro-batch through all stages, then the lag of each further one.
     lag_forward = max([*_hat(forward, cut), *ups, *downs])
     forward_s = sum(forward) + sum(ups) + sum(downs) + (mu - 1) * lag_forward
 
@@ -229,7 +230,7 @@ def _known(seconds: float | None) -> float:
 
 
 def _check(profile: ModelProfile, plan: FunctionPlan) -> None:
-    """Refuse what the model does not cover, each in one sentence."""
+    """Raise InvalidRequest for plans that the model does not cover."""
     if plan.stages[-1].end_layer != len(profile.layers):
         raise InvalidRequest(
             f"the plan is for {plan.stages[-1].end_layer} layers, the profile of {profile.model} has "

@@ -1,6 +1,6 @@
-"""The tasks of one place's step as data (FuncPipe, section 4): what runs in which lane, what waits for what, messages.
+"""The tasks of one place's step as data (FuncPipe, section 4): their lanes, dependencies and messages.
 
-The runtime executes such a graph, the functions here check it and say how long it takes.
+The runtime executes such a graph; `finish_times` checks it and computes its duration.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ Kind = Literal[
 
 
 class Message(msgspec.Struct, frozen=True, order=True):
-    """What travels between two stages of one replica: of a micro-batch, the output of a stage or its input's gradient.
+    """A transfer between two stages of one replica: a micro-batch's activation or gradient.
 
-    `kind` "a" is an activation on its way up, "g" a gradient on its way down; `place` is the sender.
+    `kind` "a" is an activation sent to the next stage, "g" a gradient sent to the previous one; `place` is the sender.
     """
 
     kind: Literal["a", "g"]
@@ -38,7 +38,7 @@ class Message(msgspec.Struct, frozen=True, order=True):
 
 
 class StageTask(msgspec.Struct, frozen=True, kw_only=True):
-    """One task: it may begin once the tasks `needs` (numbers in the graph) are done. Lanes keep the graph's order."""
+    """One task, which begins after the tasks `needs` (indices in the graph). Lanes keep the graph's order."""
 
     kind: Kind
     lane: Lane
@@ -50,9 +50,9 @@ class StageTask(msgspec.Struct, frozen=True, kw_only=True):
 def step_tasks(place: Place, num_stages: int, num_replicas: int, num_micro_batches: int) -> tuple[StageTask, ...]:
     """The tasks of one step at `place`: all forward, then all backward in reversed order (FuncPipe, section 3.2).
 
-    Inputs are fetched as early as the link allows; an output leaves as soon as it is computed; replicas exchange their
-    gradients as soon as the stage's backward ends; then the optimizer's update. A replica whose part of the batch is
-    empty (no micro-batches) only exchanges and updates.
+    Inputs are downloaded as early as the link allows, and outputs are sent as soon as they are computed. Replicas
+    exchange gradients as soon as the stage's backward pass ends; then the optimizer updates. A replica without
+    micro-batches only exchanges and updates.
     """
     stage, replica = place.stage, place.replica
     assert 0 <= stage < num_stages, place
@@ -79,7 +79,7 @@ def step_tasks(place: Place, num_stages: int, num_replicas: int, num_micro_batch
         needs = (*before, forwards[at])
         if not is_last:
             source = Message("g", Place(stage + 1, replica), at)
-            # What follows from the forward pass cannot be there before it has gone out.
+            # The gradient cannot exist before this stage's own forward pass.
             needs += (add("take-gradient", "download", at, (forwards[at],), source),)
         before = (add("backward", "compute", at, tuple(sorted(set(needs)))),)
         if not is_first:
@@ -93,10 +93,10 @@ def step_tasks(place: Place, num_stages: int, num_replicas: int, num_micro_batch
 def micro_batch_bounds(
     num_samples: int, replica: int, num_replicas: int, micro_batch_size: int
 ) -> list[tuple[int, int]]:
-    """Where the micro-batches of `replica` begin and end in a global batch of `num_samples`, none of them empty.
+    """Start and end of the micro-batches of `replica` in a global batch of `num_samples`; none of them is empty.
 
-    Replicas share the batch as evenly as can be, and so do a replica's micro-batches, of which there are as few as
-    hold its part. A part may be empty.
+    The batch is divided over replicas as evenly as possible, and a replica's part over as few micro-batches as can hold
+    it. A part may be empty.
     """
     low, high = replica * num_samples // num_replicas, (replica + 1) * num_samples // num_replicas
     count = -(-(high - low) // micro_batch_size)

@@ -1,6 +1,6 @@
-"""What a step takes and costs with any number of workers of any memory, all at once: the model's answer surface.
+"""Predicts time and cost of a step for every number of workers and every memory size at once.
 
-The same as `sync_time_s` and `step_usd` say of one plan, as arrays over workers (rows) and sizes (columns).
+The same as `sync_time_s` and `step_usd` for single plans, as arrays over workers (rows) and sizes (columns).
 """
 
 from __future__ import annotations
@@ -29,28 +29,30 @@ from springtide.perf.functions.workers.model import worker_bytes
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-# A saved state over its parameters: with Adam two moments come on top.
+# The size of a saved state over that of its parameters: Adam adds two moments.
 SAVED_FACTOR = 3.0
-# When a function leaves for its successor: what is left must cover so many steps, the saving, and this much more.
+# A function hands over to its successor while its remaining lifetime covers this many steps, saving the state, and a
+# spare time.
 _STEPS_LEFT = 1.5
 _SPARE_S = 2.0
 NUM_IN_FLIGHT = 4
-# Beyond so many workers not every number is looked at: so many in each doubling, and those that divide the batch.
+# Up to this number of workers every number is considered; beyond it, this many per doubling and those that divide the
+# batch.
 ALL_WORKERS_TO = 16
 _WORKERS_PER_DOUBLING = 8
 _COLUMN_GROWTH = 1.25
 _LOOP_S, _LEAST_REQUEST_S = 0.02, 0.0005
-# What cannot be takes so long.
+# The time of impossible configurations.
 _NEVER_S = 1e9
 
 
 class WorkSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a surface is for: the batch, how large the model is now, and what everything goes through.
+    """The settings of a surface: the batch, the present size of the model, and the store of exchanges.
 
-    `size_factor` is what each worker exchanges now over the model's parameters: a model that has grown holds, computes
-    and exchanges more in proportion. `second_worth` is what a second is worth, over what it costs, where the collective
-    is chosen: more than 1 where time counts more than money. `workers` are the numbers of workers to look at, ascending
-    (empty: `worker_numbers`).
+    `size_factor` is the present size of the exchanged gradient over the model's parameters; memory, computation and
+    exchange grow in proportion. `second_worth` is the value of a second over its cost in the choice of the collective:
+    above 1 if time counts more than money. `workers` are the numbers of workers to consider, ascending (empty:
+    `worker_numbers`).
     """
 
     global_batch_size: int
@@ -66,8 +68,8 @@ class Surface:
     """Predictions for each number of workers (`workers[i]`) of each size (`sizes[j]`), as arrays of shape (i, j).
 
     `step_s` is `compute_s` + `sync_s`; a step of t seconds costs `step_base_usd` + t x `usd_per_s`, and `step_usd` at
-    the predicted time. `start_s`, `start_usd` are what it takes to begin there. `fits` says where a step is possible at
-    all: memory, a sample for each worker, and a lifetime.
+    the predicted time. `start_s` and `start_usd` are time and cost of a start. `fits` says where a step is possible:
+    the model fits the memory, each worker has a sample, and a step fits the lifetime.
     """
 
     def __init__(
@@ -118,11 +120,11 @@ class Surface:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """How many numbers of workers, and how many sizes."""
+        """The number of rows (numbers of workers) and columns (sizes)."""
         return len(self.workers), len(self.sizes)
 
     def place(self, plan: FunctionPlan) -> tuple[int, int] | None:
-        """The row and column of a plan; None where it is not on the grid."""
+        """The row and column of a plan; None if it is not on the grid."""
         if len(plan.stages) != 1:
             return None
         row = int(np.searchsorted(self.workers, plan.num_replicas))
@@ -133,7 +135,7 @@ class Surface:
         return (row, column) if is_there else None
 
     def plan(self, row: int, column: int) -> FunctionPlan:
-        """What runs there: one stage, and the collective that is predicted to cost least."""
+        """The plan of a configuration: one stage, with the collective of the lowest predicted cost."""
         sync = self._sync.at(row, column)
         return FunctionPlan(
             stages=(
@@ -160,23 +162,23 @@ class Surface:
         )
 
     def _share(self) -> Ints:
-        """The most samples that a worker has in a step."""
+        """The largest number of samples of a worker in a step."""
         return np.asarray(-(-self.settings.global_batch_size // self.workers), dtype=np.int64)
 
     def _choose_sync(self) -> _SyncGrid:
-        """By what it costs in the time of all workers and in requests."""
+        """Choose the collective with the lowest cost of all workers' time and of requests."""
         model, prices = self._model, self._service.prices
         usd_per_s = self._gb * prices.usd_per_gb_s
         if self.settings.has_parameter_store:
             usd_per_s = usd_per_s + prices.usd_per_parameter_store_hour / SECONDS_PER_HOUR
-        # One gradient's worth of what a worker holds is for what travels.
+        # One gradient of the worker's memory is the buffer for the exchange, so it counts as spare.
         held = worker_bytes(model, self.settings.size_factor) - self.num_bytes
         spare = np.broadcast_to(np.maximum(self.memory_mb * MIB - held, 0.0)[None], self._gb.shape)
         store = exchange_store(self._service, self.settings.has_parameter_store)
         return _SyncGrid(self._n, self.num_bytes, self.sizes, usd_per_s * self.settings.second_worth, spare, store)
 
     def _compute_s(self) -> Floats:
-        """Of the worker with the largest share, with what each step takes beside; longer where CPUs are shared."""
+        """Computation of the worker with the largest share, plus the overhead of a step; slower on shared CPUs."""
         vcpus = np.array([size.vcpus for size in self.sizes])[None]
         speed = np.where(
             vcpus <= 1.0, vcpus, 1.0 / (SERIAL_FRACTION + (1.0 - SERIAL_FRACTION) / np.maximum(vcpus, 1.0))
@@ -190,7 +192,7 @@ class Surface:
         return np.asarray(computing_s + step_overhead_s(self._service))
 
     def _prices(self) -> tuple[Floats, Floats]:
-        """What a step costs whatever it takes, and each second of it: `step_usd` of the plan, taken apart."""
+        """The fixed cost of a step and its cost per second: the two parts of `step_usd`."""
         habits, prices, n = self._habits, self._service.prices, self._n
         puts, gets = self._sync.num_puts, self._sync.num_gets
         stored_gb = habits.num_states_kept * SAVED_FACTOR * self.num_bytes + np.zeros(self.step_s.shape)
@@ -215,7 +217,7 @@ class Surface:
             + stored_gb / BYTES_PER_GB * prices.usd_per_stored_gb_month / SECONDS_PER_MONTH
         )
         if habits.has_parameter_store:
-            # One worker exchanges nothing: its store does not run.
+            # A single worker exchanges nothing, so it has no parameter store.
             usd_per_s = usd_per_s + np.where(n > 1, prices.usd_per_parameter_store_hour / SECONDS_PER_HOUR, 0.0)
         return np.asarray(base_usd), np.asarray(usd_per_s)
 
@@ -230,20 +232,20 @@ class Surface:
 
 
 def exchange_store(service: FunctionService, has_parameter_store: bool) -> SyncStore:
-    """What gradients go through. A request takes some time wherever it goes, or thousands of them would be free."""
+    """The store of exchanges, with a least latency per request, so that thousands of requests are not free."""
     store = sync_store_of(service, has_parameter_store)
     return msgspec.structs.replace(store, latency_s=max(store.latency_s, _LEAST_REQUEST_S))
 
 
 def step_overhead_s(service: FunctionService) -> float:
-    """What a step takes whatever is computed in it: a look at the control record, a report, the loop itself."""
+    """The overhead of a step: reading the control record, reporting, and the loop itself."""
     return service.latency_s + _LOOP_S
 
 
 def worker_numbers(most: int, global_batch_size: int) -> Ints:
-    """The numbers of workers to look at, ascending: all up to ALL_WORKERS_TO, then those that make a difference.
+    """The numbers of workers to consider, ascending: all up to ALL_WORKERS_TO, then a selection.
 
-    Beyond it a worker more hardly changes a step; what counts is that shares of the batch come out even, and the end.
+    With many workers one more hardly changes a step, except where the batch is divided evenly.
     """
     chosen = set(range(1, min(most, ALL_WORKERS_TO) + 1)) | {most}
     step, number = ALL_WORKERS_TO // _WORKERS_PER_DOUBLING, ALL_WORKERS_TO
@@ -253,7 +255,7 @@ def worker_numbers(most: int, global_batch_size: int) -> Ints:
             if number <= most:
                 chosen.add(number)
         step *= 2
-    # The fewest workers with which the largest share is so small: more of them would only cost more.
+    # The fewest workers for each largest share: more workers with the same share would only cost more.
     for share in range(1, -(-global_batch_size // ALL_WORKERS_TO) + 1):
         number = -(-global_batch_size // share)
         if ALL_WORKERS_TO < number <= most and global_batch_size % share == 0:
@@ -262,7 +264,7 @@ def worker_numbers(most: int, global_batch_size: int) -> Ints:
 
 
 def _polls(wait_s: Floats, habits: StepHabits) -> Floats:
-    """`expected_polls` of each wait."""
+    """`expected_polls` for an array of waits."""
     pacing = habits.pacing
     asked_at_s, interval_s = [0.0], pacing.first_s
     while interval_s < pacing.longest_s:
@@ -274,10 +276,10 @@ def _polls(wait_s: Floats, habits: StepHabits) -> Floats:
 
 
 class _SyncGrid:
-    """The exchange of each place: the choice is made for sizes some way apart, and taken over by those between.
+    """The exchange of each configuration, chosen for some of the sizes and reused for the sizes between.
 
-    Sizes with links of their own are all looked at; of those with equal links one in each `_COLUMN_GROWTH`, since only
-    what their seconds cost distinguishes them.
+    Sizes with different links are all computed. Of those with equal links, which differ only in the cost of a second,
+    one per factor `_COLUMN_GROWTH` is computed.
     """
 
     def __init__(
