@@ -20,7 +20,7 @@ SEED = 5
 
 
 class DictStore:
-    """A store in memory that wakes whoever waits, counts, and fails where it is told to."""
+    """A store in memory that wakes waiters, counts requests, and fails on demand."""
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
@@ -142,7 +142,7 @@ def test_the_report_says_what_moved():
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
-def test_what_nobody_needs_is_deleted_without_a_list(name):
+def test_objects_that_all_ranks_have_read_are_deleted_without_a_list(name):
     store = DictStore()
     ends = communicators(store, 3, collective=name, num_chunks=2)
     for step in range(4):
@@ -303,7 +303,7 @@ def test_a_failed_delete_is_raised_by_the_next_call():
         ends[1].all_reduce(np.ones(8, np.float32), "b")
 
 
-def test_a_delete_that_hangs_holds_nobody_up():
+def test_a_delete_that_hangs_delays_no_rank():
     store = DictStore()
     gate = threading.Event()
     delete = store.delete

@@ -120,7 +120,7 @@ def test_a_measurement_of_another_group_is_not_mistaken_for_this_one(stage):
     assert stage.job("a").learnt.step_times == ()
 
 
-def test_a_length_that_nobody_knows_stays_unknown(stage):
+def test_an_unknown_length_stays_unknown(stage):
     stage.running("a", "012", batch=BOUNDS)
     stage.tell(events.ProgressReported(job_id="a", generation=1, step=5, total_steps=0, world_size=3))
     view = stage.controller.snapshot(1.0).jobs[0]

@@ -289,7 +289,7 @@ def test_a_broken_policy_is_told_and_everyone_keeps_what_they_hold(stage, job):
     assert set(stage.controller.state.holders()) == {"n/0", "n/1"}
 
 
-def test_a_policy_that_raises_takes_nobody_down_and_forgets_what_it_could_not_read(stage):
+def test_a_policy_that_raises_stops_no_workload_and_loses_its_memory(stage):
     class Confused:
         def decide(self, snapshot):
             raise KeyError("detours")

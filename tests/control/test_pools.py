@@ -173,7 +173,7 @@ def test_a_drain_that_is_no_longer_wanted_is_called_off() -> None:
     assert not platform.controller.state.drains
 
 
-def test_whoever_outstays_the_grace_of_a_reclaim_is_stopped_and_the_others_go_on() -> None:
+def test_a_worker_that_outstays_the_grace_of_a_reclaim_is_stopped_and_the_others_go_on() -> None:
     platform = Platform()
     platform.run_job("own/0", "lent/0", pools={"lent": "training"})
     platform.policy.want({"job": ("own/0",)}, {"lent": "inference"})
@@ -244,7 +244,7 @@ def test_a_node_lost_while_draining_leaves_no_drain_and_comes_back_with_the_labe
     assert platform.controller.state.nodes[LENT].is_loaned
 
 
-def test_a_node_that_nobody_owns_any_more_is_shared_whatever_it_was_labelled_for() -> None:
+def test_a_node_without_an_owner_is_shared_whatever_it_was_labelled_for() -> None:
     platform = Platform()
     platform.run_job("lent/0", pools={"lent": "training"})
     platform.policy.want({})

@@ -22,7 +22,7 @@ def test_an_unchanged_job_keeps_its_view_and_its_allocation(stage, job):
     assert stage.controller.snapshot(3.0).jobs is after.jobs
 
 
-def test_jobs_stand_in_order_of_arrival_whoever_was_away_meanwhile(stage, job):
+def test_jobs_stay_in_order_of_arrival_after_a_pause(stage, job):
     for name in "abc":
         stage.tell(events.JobSubmitted(job=job(name)))
     stage.tell(events.PauseRequested(job_id="a"))

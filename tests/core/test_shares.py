@@ -14,7 +14,7 @@ def test_tenths_fill_a_device_exactly():
     assert not has_room(load_of([*parts, make_share(0.1, 0.1)]), make_share(0.001))
 
 
-def test_whoever_takes_the_whole_needs_it_empty_and_leaves_nothing():
+def test_a_holder_of_the_whole_device_needs_it_empty_and_leaves_no_room():
     assert has_room(FREE, None)
     assert not has_room(load_of([make_share(0.1)]), None)
     assert not has_room(load_of([None]), make_share(0.1))

@@ -17,7 +17,7 @@ def test_each_bin_keeps_its_highest_need_and_starts_from_the_level_before() -> N
     assert (tide.open_bin, tide.peak, tide.level) == (2, 4, 4)
 
 
-def test_while_nobody_says_anything_the_last_level_holds() -> None:
+def test_without_updates_the_last_level_holds() -> None:
     tide = Tide(day_s=40.0, bins_per_day=4).noted(5.0, 7).noted(6.0, 3).noted(45.0, 3)
     assert tide.peaks == (7, 3, 3, 3)
     assert tide.peak == 3

@@ -121,7 +121,7 @@ def test_what_is_needed_now_is_never_forecast_away():
     assert found.upper[1] > forecast(tide_of(needs), len(needs) * 900.0 + 2.0, 3600.0).upper[1]
 
 
-def test_a_tide_that_nobody_noted_for_a_while_counts_as_it_was_left():
+def test_a_tide_without_updates_for_a_while_keeps_its_last_level():
     needs = draw_needs(8, num_days=3)
     tide = tide_of(needs)
     late = forecast(tide, (len(needs) + 5) * 900.0, 3600.0)

@@ -356,7 +356,7 @@ def play(tenants: Sequence[Tenant], phases: Sequence[tuple[int, ...]], always: S
 
 
 @given(scripts())
-def test_whoever_always_has_work_is_granted_its_request_in_every_second(
+def test_a_tenant_that_always_has_work_is_granted_its_request_in_every_second(
     script: tuple[tuple[Tenant, ...], list[tuple[int, ...]], tuple[bool, ...]],
 ) -> None:
     tenants, phases, always = script
@@ -415,7 +415,7 @@ IDLE_REASONS = {"it has no work: others may have its part", "it works but does n
 
 
 @given(devices())
-def test_nothing_is_wasted_while_somebody_below_its_limit_wants_more(tenants: tuple[Tenant, ...]) -> None:
+def test_nothing_is_wasted_while_a_tenant_below_its_limit_wants_more(tenants: tuple[Tenant, ...]) -> None:
     device = Device(*tenants)
     for _ in range(40):
         device.tick(**{who.tenant_id: device.busy(who.tenant_id) for who in tenants})

@@ -37,7 +37,7 @@ def plant(function: Plant) -> Plant:
 
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of like events are applied one by one, so that the bug is in the way of each."""
-    for name in ("_take_ready", "_take_stopped", "_take_starts", "_take_stops"):
+    for name in ("_apply_ready", "_apply_stopped", "_apply_starts", "_apply_stops"):
         monkeypatch.setattr(runs, name, lambda *_: False)
 
 

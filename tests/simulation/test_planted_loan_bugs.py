@@ -42,7 +42,7 @@ def owned(node: Node) -> bool:
 
 @plant("label-admits")
 def label_before_the_workers_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pools, "_unfit", lambda state, node, wish: set())
+    monkeypatch.setattr(pools, "_inadmissible", lambda state, node, wish: set())
 
 
 @plant("one-label,label-admits")

@@ -48,7 +48,7 @@ def test_a_file_alone_comes_back_as_it_was(tmp_path):
     assert sorted(each.name for each in tmp_path.iterdir()) == ["code"]
 
 
-def test_neighbours_come_along_and_what_is_nobodys_business_stays(tmp_path):
+def test_neighbours_come_along_and_private_files_stay(tmp_path):
     root = tmp_path / "project"
     for name in (
         "train.py", "blocks.py", "deep/er/cells.py", "deep/__init__.py", "sizes.json", "weights.bin", ".env",

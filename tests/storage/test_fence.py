@@ -68,7 +68,7 @@ def test_two_threads_never_write_at_once(tmp_path):
     assert max(most) == 1
 
 
-def test_an_unreadable_fence_lets_nobody_write(tmp_path):
+def test_an_unreadable_fence_lets_no_generation_write(tmp_path):
     (tmp_path / "fence").write_text("what?")
     with pytest.raises(StorageError, match="unreadable"), Fence(tmp_path).writing(9):
         raise AssertionError("the body must not run")

@@ -136,7 +136,7 @@ HOSTILE = {
     "a gap": frame_of({"a": entry(), "b": entry(first=8, end=12)}, bytes(12)),
     "bytes before": frame_of({"a": entry(first=4, end=8)}, bytes(8)),
     "bytes after": frame_of({"a": entry()}, bytes(5)),
-    "bytes of nobody": frame_of({}, bytes(1)),
+    "bytes of no tensor": frame_of({}, bytes(1)),
     "a shape that is larger": frame_of({"a": entry(shape=(2,))}, bytes(4)),
     "a shape that overflows": frame_of({"a": entry(shape=(1 << 62, 4, 1 << 62, 4))}, bytes(4)),
     "a shape beyond counting": frame_of(

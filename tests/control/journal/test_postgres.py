@@ -333,7 +333,7 @@ def test_the_loop_ends_when_its_journal_was_taken_over(url):
     with pytest.raises(Superseded):
         run(controller, executor, Still(), journal, until=lambda: False, on_step=on_step)
     assert seqs == [1, 2, 3]
-    # The third was recorded before the other came; of the fourth nobody was told.
+    # The third was recorded before the other came; the fourth was not acknowledged.
     assert executor.num_acknowledged == 3
     assert count_steps(url) == 3
     newer[0].close()
@@ -385,7 +385,7 @@ def test_a_process_that_slept_through_a_take_over_writes_nothing_when_it_wakes(u
 @pytest.mark.slow
 def test_a_server_that_dies_and_comes_back_has_every_acknowledged_step(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pg")
-    # Whoever runs the server must get there.
+    # The user that runs the server must be able to enter it.
     for parent in [folder, *folder.parents]:
         if parent.stat().st_uid == os.getuid() and parent.stat().st_mode & 0o011 == 0:
             parent.chmod(parent.stat().st_mode | 0o011)

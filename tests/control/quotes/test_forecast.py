@@ -72,7 +72,7 @@ def test_a_schedule_costs_what_its_devices_cost():
     assert [money(4.2), money(0.0), money(0.0012)] == ["$4.20", "$0.00", "$0.0012"]
 
 
-def test_a_job_over_its_budget_is_refused_when_it_arrives_and_takes_nobody_s_place():
+def test_a_job_over_its_budget_is_refused_when_it_arrives_and_displaces_no_other_job():
     policy = WithinBudget(Reserving(), 1.0)
     dear = training_job("dear", minutes=60, goal=Goal(deadline_s=2500.0, budget_usd=0.10))
     controller = platform(policy, dear, devices=4)

@@ -190,7 +190,7 @@ def test_in_a_forecast_nodes_go_over_when_the_tide_comes():
     assert any(needed == 4 for at_s, needed, _ in policy.seen if at_s > now_s + HOUR_S)
 
 
-def test_needs_that_nobody_can_forecast_stay_as_they_are():
+def test_needs_without_a_forecast_stay_as_they_are():
     snapshot = _snapshot(
         _node("n0", 2, "inference"), _node("n1", 2, "training"), services=[_service("s", 1, 4, in_flight=16)]
     )

@@ -59,7 +59,7 @@ def test_a_deadline_is_promised_by_the_request_alone():
     promised = ask(sharing(), training_job(minutes=10, most=1, deadline_s=1700, share=SHARE))
     assert (promised.verdict, promised.is_promised) == ("accepted", True)
     refused = ask(sharing(), training_job(minutes=10, most=1, deadline_s=1000, share=SHARE))
-    # At its limit it would make it, but nobody can be sure that the others rest.
+    # At its limit it would make it, but its neighbours may not be idle.
     assert refused.verdict == "refused"
     offers = {offer.change: offer for offer in refused.alternatives}
     assert any(change.startswith("--deadline") for change in offers)
@@ -105,7 +105,7 @@ def test_holders_of_parts_are_told_by_what_they_hold():
     assert any("0 of 2 devices free now; held: 2 x 0.25 held by 'answers'" in line for line in answer.evidence)
 
 
-def test_a_forecast_goes_at_what_everybody_is_sure_of():
+def test_a_forecast_uses_guaranteed_speeds():
     first = training_job("first", minutes=10, most=1, share=make_share(0.5, 1.0))
     second = training_job("second", minutes=5, most=1, share=make_share(0.5, 0.5))
     third = training_job("third", minutes=5, most=1, share=make_share(0.5, 0.5))

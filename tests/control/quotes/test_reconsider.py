@@ -1,4 +1,4 @@
-"""What a policy says to another deadline of a job that it has: as of one that arrives, and to nobody's harm."""
+"""A policy's answer to another deadline of an accepted job: as for a new job, at no other job's cost."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_later_one_is_found_that_would_be_promised():
     assert soonest_s(snapshot, make_live_policy("fifo"), "a", Goal(deadline_s=20.0)) is None
 
 
-def test_whoever_would_wait_in_line_is_answered_at_once():
+def test_a_job_that_would_wait_in_line_is_answered_at_once():
     world = World(num_devices=1)
     world.run("a", 110.0, max_workers=1)
     world.run("b", 1000.0, max_workers=1)
@@ -138,7 +138,7 @@ def test_every_policy_can_be_asked(policy):
 
 
 @pytest.mark.parametrize("policy", ["springtide", "elastic", "elasticflow", "edf"])
-def test_an_edited_goal_is_decided_by_and_nobody_falls(policy):
+def test_an_edited_goal_is_decided_by_and_no_promise_is_broken(policy):
     world = World(policy, num_devices=2)
     world.run("a", 2000.0, total_steps=10_000)
     world.run("b", None)

@@ -65,7 +65,7 @@ def test_a_model_comes_back_from_its_bytes() -> None:
 
 
 def test_what_is_remembered_does_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("springtide.perf.communication.gnn._MOST_REMEMBERED", 4)
+    monkeypatch.setattr("springtide.perf.communication.gnn._MAX_CACHED", 4)
     model = untrained()
     shapes = drawn_subgraphs(9, 3)
     for shape in shapes:

@@ -234,7 +234,7 @@ def test_memory_held_shrinks_with_chunks():
     assert held_bytes("parameter-server", 8, 280 * MB) == pytest.approx(8 * 280 * MB)
     assert held_bytes("duplex", 1, 280 * MB) == 0.0
     assert held_bytes("all-to-all", 8, 280 * MB) == pytest.approx(8 * 280 * MB)
-    # One of eight merges the only shard: everybody's whole gradient, and the sum.
+    # One of eight merges the only shard: the whole gradient of every worker, and the sum.
     assert held_bytes("smlt", 8, 280 * MB, shards=1) == pytest.approx(9 * 280 * MB)
     assert held_bytes("smlt", 8, 280 * MB, shards=8) == pytest.approx(9 / 8 * 280 * MB)
 

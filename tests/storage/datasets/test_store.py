@@ -178,7 +178,7 @@ def test_long_lists_of_shards_are_read_by_pages(store, short_pages):
     reader.close()
 
 
-def test_pages_are_the_same_whoever_seals_them(store, short_pages):
+def test_pages_are_the_same_for_every_writer(store, short_pages):
     for first in range(2 * short_pages + 5):
         append(store, first, first + 1)
     grown = DatasetLog(store, "clicks").read()
@@ -261,7 +261,7 @@ def test_many_writers_at_once_lose_nothing(kind, request, tmp_path):
         url = f"{request.getfixturevalue('redis_server').redis_url}?name=data-{secrets.token_hex(4)}"
     else:
         url = f"file://{tmp_path}/objects" if kind == "file" else f"memory://data-{secrets.token_hex(8)}"
-    # Whoever asks a server of the tests waits for it.
+    # The S3 server of the tests is slow, so it gets fewer writers.
     num_writers, num_appends = (3, 2) if kind == "s3" else (4, 5)
     stores = [open_store(url) for _ in range(num_writers)]
 

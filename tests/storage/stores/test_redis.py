@@ -134,7 +134,7 @@ def test_a_redis_that_comes_back_in_time_goes_unnoticed(name):
         assert again.port == server.port
 
 
-def test_a_write_that_nobody_can_vouch_for_is_not_repeated(name, url):
+def test_a_write_with_an_unknown_outcome_is_not_repeated(name, url):
     import redis
 
     store = CheckedStore(RedisStore(url, name=name, retry_intervals=SHORT))

@@ -239,7 +239,7 @@ def test_an_endpoint_that_wants_the_bucket_in_its_name(monkeypatch):
         store = CheckedStore(S3Store(place, pace=VirtualTime().pace(), environment=KEYS, max_attempts=1))
         with contextlib.suppress(StorageError):
             store.get("a")
-    # Where tests.localhost resolves, the bucket is no part of the path; where it does not, nobody was asked.
+    # Where tests.localhost resolves, the bucket is no part of the path; where it does not, no request was sent.
     assert [path for _, path, _ in asked] in ([], ["/a"])
 
 

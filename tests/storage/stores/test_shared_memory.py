@@ -1,4 +1,4 @@
-"""Shared memory between processes: a put wakes at once, and who is killed holds nobody up."""
+"""Shared memory between processes: a put wakes waiters at once, and a killed process delays no other."""
 
 from __future__ import annotations
 

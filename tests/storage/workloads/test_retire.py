@@ -70,9 +70,9 @@ def test_who_sleeps_while_it_goes_is_refused_when_he_wakes_up(ended, store, tmp_
 
 
 def test_of_a_workload_that_kept_nothing_nothing_is_made(store):
-    nobody = WorkloadStore(store, JOB)
-    assert nobody.retire(keeps_artifacts=True) == 0
-    assert keys(nobody) == []
+    unknown = WorkloadStore(store, JOB)
+    assert unknown.retire(keeps_artifacts=True) == 0
+    assert keys(unknown) == []
 
 
 def test_others_lose_nothing(ended, store):

@@ -1,4 +1,4 @@
-"""A workload's objects: what is named by the head counts, and nobody whose turn is over changes that."""
+"""A workload's objects: what the head names counts, and a writer of an older generation cannot change that."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_a_lower_fence_changes_nothing(url):
     store.remove()
 
 
-def test_the_step_log_holds_each_step_once_whoever_led(url):
+def test_the_step_log_holds_each_step_once_whichever_worker_led(url):
     first, second = open_workload_store(url, JOB), open_workload_store(url, JOB)
     assert first.log_steps(1, lines(1, 7)) == 7
     assert first.log_steps(1, lines(1, 7)) == 7
@@ -223,7 +223,7 @@ def test_steps_done_again_from_a_checkpoint_count_as_they_were_done_last(url):
 
 
 class _Deaf:
-    """Stands for a network that loses the answers to some writes: they were done, and nobody hears of it."""
+    """Stands for a network that loses the answers to some writes, although the writes succeed."""
 
     def __init__(self, store):
         self._store = store
