@@ -55,8 +55,8 @@ PLANTED_BUGS = (
     PlantedBug(
         "a reclaim under way is forgotten",
         _SRC + "scheduling/loans/reclaim.py",
-        "    chosen = _goes_on(pools, missing)\n",
-        "    chosen = _goes_on(pools, 0)\n",
+        "    chosen = _under_way(pools, missing)\n",
+        "    chosen = _under_way(pools, 0)\n",
         "tests/scheduling/loans/test_reclaim.py::test_what_is_under_way_goes_on_and_counts",
     ),
     PlantedBug(

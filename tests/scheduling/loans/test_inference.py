@@ -9,7 +9,7 @@ from kits.scheduling.loan_views import job, service
 from kits.scheduling.pool_world import node
 from springtide.core.decision import Drain, JobView, PoolAllocation, Relabel, ServiceView, Snapshot
 from springtide.core.resources import Topology
-from springtide.scheduling.loans.inference import serve, told_names, told_replicas
+from springtide.scheduling.loans.inference import names_text, replicas_text, serve
 from springtide.scheduling.loans.pools import LabelVerdict, pool_state
 
 
@@ -228,5 +228,5 @@ def test_a_drain_under_way_shows_in_the_view_of_its_node():
 
 @pytest.mark.parametrize(("count", "told"), [(1, "1 replica"), (3, "3 replicas")])
 def test_numbers_and_names_in_words(count, told):
-    assert told_replicas(count) == told
-    assert told_names(list("abcdef")) == "a, b, c, d and 2 more"
+    assert replicas_text(count) == told
+    assert names_text(list("abcdef")) == "a, b, c, d and 2 more"

@@ -10,7 +10,14 @@ from kits.scheduling.pool_world import World, node
 from springtide.core.decision import Drain, JobView, PoolAllocation, ServiceView, Snapshot
 from springtide.core.resources import Topology
 from springtide.scheduling.loans.pools import pool_state
-from springtide.scheduling.loans.reclaim import Dedicated, OneWay, TwoWay, choose_victims, servers_of, told_needy
+from springtide.scheduling.loans.reclaim import (
+    Dedicated,
+    OneWay,
+    TwoWay,
+    choose_victims,
+    needy_services_text,
+    servers_of,
+)
 from springtide.scheduling.registry import make_policy
 from springtide.solvers.reclaim import Victim
 
@@ -131,9 +138,9 @@ def test_shared_servers_count_for_minimums():
 
 def test_the_needy_are_told_in_order_of_priority():
     nodes = [node("i0", "inference", 4)]
-    assert told_needy(look(nodes, service("a", low=1, held=["i0/0"]))) == "guaranteed minimums"
+    assert needy_services_text(look(nodes, service("a", low=1, held=["i0/0"]))) == "guaranteed minimums"
     two = look(nodes, service("a", low=3, held=["i0/0"]), service("b", low=1))
-    assert told_needy(two) == "'a', which has 1 of its guaranteed 3 replicas and 1 more service"
+    assert needy_services_text(two) == "'a', which has 1 of its guaranteed 3 replicas and 1 more service"
 
 
 def test_victims_are_chosen_by_what_they_lose():

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from kits.job_parts import with_fields
 from kits.scheduling.rival_platform import counts, look, make_view
 from springtide.core.workload import JobState
-from springtide.scheduling.placement.gangs import fixed_size, remaining_s, told
+from springtide.scheduling.placement.gangs import devices_text, fixed_size, remaining_s
 from springtide_studies.rivals.policies.tiresias import Tiresias
 
 
@@ -51,4 +51,4 @@ def test_after_the_loss_of_a_device_a_running_job_goes_on_with_what_it_has():
 
 
 def test_numbers_in_words():
-    assert (told(1), told(2)) == ("1 device", "2 devices")
+    assert (devices_text(1), devices_text(2)) == ("1 device", "2 devices")

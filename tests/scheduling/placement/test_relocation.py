@@ -21,9 +21,9 @@ def claims_for(
     """Everybody who holds as many devices as it is to have stays; addresses are numbers here."""
     layout = layout_of(Topology(nodes=tuple(make_node(f"n{index}", size) for index, size in enumerate(nodes))))
     devices = {who: tuple(DeviceId(str(layout.device_at[address])) for address in at) for who, at in held.items()}
-    settled = {who: given for who, given in devices.items() if len(given) == counts.get(who)}
+    unmoved = {who: given for who, given in devices.items() if len(given) == counts.get(who)}
     allocations = {who: PoolAllocation(device_ids=given) for who, given in devices.items()}
-    return Claims(layout, counts, allocations, settled, movable)
+    return Claims(layout, counts, allocations, unmoved, movable)
 
 
 def bits(*chosen: int) -> int:

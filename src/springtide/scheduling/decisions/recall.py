@@ -1,6 +1,7 @@
-"""What was decided stands until something material changes or its moment comes: the memory of policies that plan ahead.
+"""Keeps a decided plan until something material changes or its time comes: the memory of policies that plan ahead.
 
-A plan takes several turns to come true, and progress is reported all the time; neither is a reason to decide anew.
+It takes several turns of the loop to carry out a plan, and progress is reported all the time; neither is a reason to
+decide anew.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from springtide.scheduling.placement.allocation_ledger import AllocationLedger
 from springtide.scheduling.placement.topology import layout_of
 from springtide.scheduling.replicas import next_idle_at_s
 
-# Counts the shapes of what is remembered: a journal of an older shape is not taken up, like that of another policy.
+# The version of the memory's format. Memory of another version is ignored, like that of another policy.
 _FORMAT = 1
 
 State = Mapping[str, Any]
 Decide = Callable[[AllocationLedger, State], tuple[float | None, dict[str, Any]]]
 
 
-# What matters to these policies: which jobs exist with which bounds, the nodes, and what the services want.
+# A change of these is a reason to decide anew: the jobs with their bounds, the nodes, and what the services want.
 MATERIAL = Reads(jobs=(BOUNDS, LENGTH), services=SERVICES, nodes=NODES)
 
 
 def recall_reads(*also: str) -> Reads:
-    """What a policy reads that decides by `decide_once`: what is material to all, and `also` these fields of jobs."""
+    """The reads of a policy that decides by `decide_once`: the material ones, and `also` these fields of jobs."""
     return replace(MATERIAL, also=also)
 
 
@@ -39,11 +40,11 @@ def recall_fingerprints(rule: str) -> Fingerprints:
 
 
 def decide_once(rule: str, snapshot: Snapshot, decide: Decide, fingerprints: Fingerprints | None = None) -> Plan:
-    """Return the plan that still stands, or ask `decide` for a new one.
+    """Return the last plan while it is valid, or a new one by `decide`.
 
-    `rule` names the policy with its parameters: a policy does not take up the memory of another. `decide` fills the
-    ledger from what it remembers and returns its next moment (None: only when something changes) and what to remember,
-    in plain values. `fingerprints` are those that the caller keeps (`recall_fingerprints` of the same rule).
+    `rule` names the policy with its parameters: a policy ignores the memory of another. `decide` fills the ledger and
+    returns when to decide again at the latest (None: only when something changes), and its state for the next
+    decision in plain values. `fingerprints` are those that the caller keeps (`recall_fingerprints` of the same rule).
     """
     fingerprint = (fingerprints or recall_fingerprints(rule)).of(snapshot)
     rule = f"{_FORMAT} {rule}"

@@ -1,8 +1,7 @@
-"""What is common to policies that decide in rounds: they are asked at each boundary, and in between what they decided
-stands.
+"""The common part of policies that decide in rounds: they decide at each boundary, and the plan is kept in between.
 
-Between two boundaries jobs that end drop out, jobs that arrive wait, devices that die are missing, and services take
-what is idle; no other workload moves.
+Between two boundaries, jobs that end leave the plan, jobs that arrive wait, dead devices are taken out, and services
+take idle devices; nothing else changes.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ from springtide.core.workload import JobState, WorkloadId
 from springtide.scheduling.placement.allocation_ledger import most_workers
 from springtide.scheduling.replicas import next_idle_at_s, wanted_replicas
 
-# Counts the shapes of what is remembered: a journal of an older shape is not taken up, like that of another policy.
+# The version of the memory's format. Memory of another version is ignored, like that of another policy.
 _FORMAT = 1
-# A call so many seconds before a boundary counts as at it: a clock that was set to it is rounded.
+# A call so many seconds before a boundary counts as at the boundary, since times are rounded.
 _EARLY_S = 1e-6
 
 Devices = tuple[DeviceId, ...]
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known at a boundary: the `number` of the round that begins now, and what there is to share out.
+    """What a policy decides from at a boundary: the `number` of the round that begins, and the devices to share out.
 
-    `devices` are those that no service takes, in the cluster's order. `held` is what each job was given in the round
-    that ends, in rank order, as far as it is alive and no service takes it: a job that gets exactly this again is not
-    moved. `state` is what was remembered the last time, None at first. `is_boundary` is False where the policy asked to
-    decide between two boundaries.
+    `devices` are those that no service takes, in the cluster's order. `held` are the devices that each job was given in
+    the round that ends, in rank order, without dead ones and those that a service takes; a job that gets exactly these
+    again is not moved. `state` is that of the last decision, None at first. `is_boundary` is False where the policy
+    asked to decide between two boundaries (`is_due`).
     """
 
     snapshot: Snapshot
@@ -45,10 +44,10 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoundDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands until the next boundary: the jobs' devices in rank order, with their batches.
+    """The decision until the next boundary: the jobs' devices in rank order, with their batches.
 
-    Devices are of the round's only, none of them twice, within every job's bounds. `reasons` may leave out jobs
-    for which the default sentence is enough. `state` is what to remember, in plain values.
+    Only devices of the round, each at most once, within every job's bounds. `reasons` may leave out jobs for which the
+    default sentence is enough. `state` is kept for the next decision, in plain values.
     """
 
     allocations: Mapping[WorkloadId, PoolAllocation] = EMPTY
@@ -70,20 +69,21 @@ def decide_in_rounds(
     foresee: Foresee | None = None,
     is_due: IsDue | None = None,
 ) -> Plan:
-    """Return the plan that stands; at a multiple of `round_s` on the platform's clock ask `decide` for a new one.
+    """Return the plan of the present round; at a multiple of `round_s` on the platform's clock, a new one by `decide`.
 
-    `rule` names the policy with its parameters: a policy does not take up the memory of another. Where there is
-    no memory each workload keeps what it holds until the first boundary. Memory is {"rule", "round": the last one
-    decided, "next_s": the next boundary, None while there is no job to decide on, "wanted": devices by workload,
-    services too, "batch", "why", "state", "suspended": the jobs that give up all they hold before they get what
-    they want, see `stuck_moves`}. `foresee` turns the state into what is planned for the time to come. `is_due` lets a
-    policy decide between boundaries too: it sees the snapshot and the state, and must be False for what its decision
-    leads to.
+    `rule` names the policy with its parameters: a policy ignores the memory of another. Without memory, each workload
+    keeps what it holds until the first boundary. `foresee` turns the state into the plan's future. `is_due` lets a
+    policy decide between boundaries, too: it gets the snapshot and the state, and must be False once its decision is
+    being carried out.
+
+    The memory is {"rule", "round": the last one decided, "next_s": the next boundary, None while there is no job to
+    decide on, "wanted": devices by workload, services too, "batch", "why", "state", "suspended": the jobs that give up
+    all their devices before they get new ones, see `stuck_moves`}.
     """
     rule = f"{_FORMAT} {rule}"
     memory = snapshot.memory
     if not isinstance(memory, dict) or memory.get("rule") != rule:
-        memory = _fresh(rule, snapshot)
+        memory = _first_memory(rule, snapshot)
     next_s = memory["next_s"]
     if next_s is None:
         next_s = _boundary_s(snapshot.now_s, round_s)
@@ -91,7 +91,7 @@ def decide_in_rounds(
     is_boundary = snapshot.now_s >= next_s - _EARLY_S
     if snapshot.jobs and (is_boundary or (is_due is not None and is_due(snapshot, memory["state"]))):
         number = math.floor((snapshot.now_s + _EARLY_S) / round_s)
-        ledger.begin_round()
+        ledger.serve_at_boundary()
         decision = decide(
             Round(
                 snapshot=snapshot,
@@ -106,7 +106,7 @@ def decide_in_rounds(
         memory = {**memory, "round": number, "state": decision.state}
         next_s = (number + 1) * round_s
     else:
-        ledger.go_on()
+        ledger.serve_between_rounds()
     memory = ledger.remember(memory, next_s if snapshot.jobs else None)
     moments = [next_s] if snapshot.jobs else []
     idle_at_s = next_idle_at_s(snapshot.services, snapshot.now_s)
@@ -124,13 +124,13 @@ def _boundary_s(now_s: float, round_s: float) -> float:
     return math.ceil((now_s - _EARLY_S) / round_s) * round_s
 
 
-def _fresh(rule: str, snapshot: Snapshot) -> dict[str, Any]:
-    """What to remember where nothing is: each workload wants what it holds."""
+def _first_memory(rule: str, snapshot: Snapshot) -> dict[str, Any]:
+    """The first memory: each workload wants what it holds."""
     return {
         "rule": rule,
         "round": None,
         "next_s": None,
-        "wanted": {who: list(held.device_ids) for who, held in snapshot.allocations.items()},
+        "wanted": {workload_id: list(held.device_ids) for workload_id, held in snapshot.allocations.items()},
         "batch": {},
         "why": {},
         "state": None,
@@ -139,7 +139,7 @@ def _fresh(rule: str, snapshot: Snapshot) -> dict[str, Any]:
 
 
 class _Ledger:
-    """Which workload is to hold which devices: what was decided, changed only as far as the moment demands."""
+    """Which workload is to hold which devices: the last decision, changed only where that is necessary now."""
 
     def __init__(self, snapshot: Snapshot, memory: Mapping[str, Any]) -> None:
         self.snapshot = snapshot
@@ -149,9 +149,9 @@ class _Ledger:
         alive = snapshot.cluster.device_set
         self.wanted: dict[WorkloadId, Devices] = {}
         for name, devices in memory["wanted"].items():
-            who = WorkloadId(name)
-            if who in self.views or who in self.services:
-                self.wanted[who] = tuple(device for device in devices if device in alive)
+            workload_id = WorkloadId(name)
+            if workload_id in self.views or workload_id in self.services:
+                self.wanted[workload_id] = tuple(device for device in devices if device in alive)
         self.batch: dict[WorkloadId, int] = {
             WorkloadId(name): size for name, size in memory["batch"].items() if name in self.views
         }
@@ -161,14 +161,14 @@ class _Ledger:
         held = snapshot.allocations
         self.suspended = [WorkloadId(name) for name in memory["suspended"] if name in self.views and name in held]
         for job_id, view in self.views.items():
-            self._fit(view, self.wanted.get(job_id, ()))
+            self._clip_to_bounds(view, self.wanted.get(job_id, ()))
 
-    def _fit(self, view: JobView, devices: Devices) -> None:
-        """Keep of a job's devices what its bounds allow; nothing where they are fewer than it runs on."""
+    def _clip_to_bounds(self, view: JobView, devices: Devices) -> None:
+        """Keep the devices that the job's bounds allow, or none if they are too few to run on."""
         job_id = view.job.job_id
         kept = devices[: most_workers(view)]
         is_cut_down = len(kept) < view.bounds.min_workers or (not view.job.elastic and len(kept) < len(devices))
-        # A job that runs on fewer than its owner wants now goes on with them until the next round.
+        # A running job whose owner has raised its minimum above what it has keeps that until the next round.
         if is_cut_down and not (view.job.elastic and kept and view.state is JobState.RUNNING):
             kept = ()
         if kept:
@@ -176,20 +176,21 @@ class _Ledger:
         else:
             self.wanted.pop(job_id, None)
 
-    def begin_round(self) -> None:
-        """The services take what their load asks for, before any job."""
-        self._serve({who: wanted_replicas(view) for who, view in self.services.items()}, self.order)
+    def serve_at_boundary(self) -> None:
+        """Give the services what their load asks for, before any job."""
+        self._serve({workload_id: wanted_replicas(view) for workload_id, view in self.services.items()}, self.order)
 
-    def go_on(self) -> None:
-        """The services take idle devices; for what each is guaranteed, and its first replica, jobs give way."""
+    def serve_between_rounds(self) -> None:
+        """Give the services idle devices; for its guaranteed minimum and its first replica, a service also gets devices
+        of jobs."""
         idle = self._without_jobs()
-        wants = {who: wanted_replicas(view) for who, view in self.services.items()}
+        wants = {workload_id: wanted_replicas(view) for workload_id, view in self.services.items()}
         self._serve(wants, idle)
-        for who, view in self.services.items():
-            least = max(view.min_replicas, 1 if wants[who] else 0)
-            missing = least - len(self.wanted.get(who, ()))
+        for workload_id, view in self.services.items():
+            num_guaranteed = max(view.min_replicas, 1 if wants[workload_id] else 0)
+            missing = num_guaranteed - len(self.wanted.get(workload_id, ()))
             for _ in range(missing):
-                if not self._take_one(who):
+                if not self._take_one(workload_id):
                     break
 
     def _without_jobs(self) -> Devices:
@@ -198,50 +199,50 @@ class _Ledger:
 
     def _serve(self, wants: Mapping[WorkloadId, int], devices: Iterable[DeviceId]) -> None:
         """Cut or extend the services' devices to what they want, out of `devices`; those that are free now first."""
-        for who, want in wants.items():
-            self.wanted[who] = self.wanted.get(who, ())[:want]
-        taken = {device for who in wants for device in self.wanted[who]}
+        for workload_id, want in wants.items():
+            self.wanted[workload_id] = self.wanted.get(workload_id, ())[:want]
+        taken = {device for workload_id in wants for device in self.wanted[workload_id]}
         held = {device for given in self.snapshot.allocations.values() for device in given.device_ids}
         free = [device for device in devices if device not in taken]
         free.sort(key=held.__contains__)
-        for who, want in wants.items():
-            missing = want - len(self.wanted[who])
-            self.wanted[who] += tuple(free[:missing])
+        for workload_id, want in wants.items():
+            missing = want - len(self.wanted[workload_id])
+            self.wanted[workload_id] += tuple(free[:missing])
             del free[:missing]
-            self.why[who] = "its load asks for it" if self.wanted[who] else "it has no requests"
+            self.why[workload_id] = "its load asks for it" if self.wanted[workload_id] else "it has no requests"
 
     def _take_one(self, service_id: WorkloadId) -> bool:
-        """Let the job that holds most beyond its minimum, else the last that came, give a device to a service."""
+        """Take a device for a service from the job that holds most beyond its minimum, else from the newest job."""
         elastic = [v for v in self.views.values() if v.job.elastic and self.wanted.get(v.job.job_id)]
         able = [v for v in elastic if len(self.wanted[v.job.job_id]) > v.bounds.min_workers]
         name = self.services[service_id].service.name
         if able:
-            giver = max(able, key=lambda view: len(self.wanted[view.job.job_id]) - view.bounds.min_workers).job.job_id
+            donor = max(able, key=lambda view: len(self.wanted[view.job.job_id]) - view.bounds.min_workers).job.job_id
         else:
             holders = [job_id for job_id in self.views if self.wanted.get(job_id)]
             if not holders:
                 return False
-            giver = holders[-1]
-        *kept, last = self.wanted[giver]
+            donor = holders[-1]
+        *kept, last = self.wanted[donor]
         self.wanted[service_id] += (last,)
-        self.wanted[giver] = tuple(kept)
-        self.why[giver] = f"'{name}' needs the devices"
+        self.wanted[donor] = tuple(kept)
+        self.why[donor] = f"'{name}' needs the devices"
         if not able:
-            self.wanted.pop(giver)
+            self.wanted.pop(donor)
         return True
 
     def devices(self) -> Devices:
-        """What the services leave, in the cluster's order."""
-        taken = {device for who in self.services for device in self.wanted.get(who, ())}
+        """The devices that no service takes, in the cluster's order."""
+        taken = {device for workload_id in self.services for device in self.wanted.get(workload_id, ())}
         return tuple(device for device in self.order if device not in taken)
 
     def job_devices(self, view: JobView) -> Devices:
-        """What the job was given in the round that ends, as far as no service takes it now."""
-        taken = {device for who in self.services for device in self.wanted.get(who, ())}
+        """The devices of the job in the round that ends, without those that a service takes now."""
+        taken = {device for workload_id in self.services for device in self.wanted.get(workload_id, ())}
         return tuple(device for device in self.wanted.get(view.job.job_id, ()) if device not in taken)
 
     def take(self, decision: RoundDecision) -> None:
-        """From now on the decision stands for all jobs."""
+        """Replace the decision for all jobs."""
         for job_id in self.views:
             self.wanted.pop(job_id, None)
             self.batch.pop(job_id, None)
@@ -269,11 +270,11 @@ class _Ledger:
         self.suspended = stuck_moves(moves)
 
     def remember(self, memory: dict[str, Any], next_s: float | None) -> dict[str, Any]:
-        """The memory with what stands now; the same object again where nothing has changed."""
+        """The memory with the present decision; the same object if nothing has changed."""
         changed = {
             **memory,
             "next_s": next_s,
-            "wanted": {who: list(devices) for who, devices in self.wanted.items() if devices},
+            "wanted": {workload_id: list(devices) for workload_id, devices in self.wanted.items() if devices},
             "batch": dict(self.batch),
             "why": dict(self.why),
             "suspended": list(self.suspended),
@@ -281,60 +282,69 @@ class _Ledger:
         return memory if changed == memory else changed
 
     def allocations(self) -> dict[WorkloadId, PoolAllocation]:
-        """What each workload is to hold, the very objects that were shown where nothing changes."""
+        """The plan's allocations; where nothing changes, the same objects as in the snapshot."""
         given: dict[WorkloadId, PoolAllocation] = {}
-        for who, devices in self.wanted.items():
-            if not devices or who in self.suspended:
+        for workload_id, devices in self.wanted.items():
+            if not devices or workload_id in self.suspended:
                 continue
-            view, held = self.views.get(who), self.snapshot.allocations.get(who)
+            view, held = self.views.get(workload_id), self.snapshot.allocations.get(workload_id)
             size = None
             if view is not None:
-                size = self.batch.get(who) or view.global_batch_size or view.job.global_batch_size
+                size = self.batch.get(workload_id) or view.global_batch_size or view.job.global_batch_size
             if held is not None and held.device_ids == devices and held.global_batch_size == size:
-                given[who] = held
+                given[workload_id] = held
             else:
-                given[who] = PoolAllocation(device_ids=devices, global_batch_size=size)
+                given[workload_id] = PoolAllocation(device_ids=devices, global_batch_size=size)
         return given
 
     def reasons(self, round_s: float) -> dict[WorkloadId, str]:
-        """One for each workload whose allocation changes or changed in this round, and for each that waits."""
+        """A reason for each workload whose allocation changes or has changed in this round, and for each that waits."""
         reasons: dict[WorkloadId, str] = {}
-        for who in (*self.views, *self.services):
-            if who in self.suspended:
-                reasons[who] = "jobs change places: it starts again at once"
-            elif who in self.why:
-                reasons[who] = self.why[who]
-            elif who in self.views and not self.wanted.get(who):
-                reasons[who] = f"waits for the next round: there is one every {round_s:g} s"
+        for workload_id in (*self.views, *self.services):
+            if workload_id in self.suspended:
+                reasons[workload_id] = "jobs change places: it starts again at once"
+            elif workload_id in self.why:
+                reasons[workload_id] = self.why[workload_id]
+            elif workload_id in self.views and not self.wanted.get(workload_id):
+                reasons[workload_id] = f"waits for the next round: there is one every {round_s:g} s"
             else:
-                held = self.snapshot.allocations.get(who)
+                held = self.snapshot.allocations.get(workload_id)
                 before = held.device_ids if held is not None else ()
-                if len(self.wanted.get(who, ())) < len(before):
-                    reasons[who] = "fewer devices are alive, or its owner allows fewer"
+                if len(self.wanted.get(workload_id, ())) < len(before):
+                    reasons[workload_id] = "fewer devices are alive, or its owner allows fewer"
         return reasons
 
 
 def stuck_moves(moves: Mapping[WorkloadId, tuple[Devices, Devices]]) -> list[WorkloadId]:
-    """The jobs that have to let go first so that each gets from the devices that it holds to those that it wants.
+    """The jobs to stop and start again, so that every job gets from the devices that it holds to those that it wants.
 
     A job that keeps none of its devices holds them until it has all the new ones, since its state moves over within one
-    group. Where such jobs wait for each other in a circle, none ever moves: the one that most wait for is named, of
-    these the smallest, until there is no circle left. A job that is named is to be stopped and started again.
+    group. Where such jobs wait for each other in a cycle, none would ever move. The job that most others wait for, of
+    these the smallest, is stopped, until no cycle is left.
     """
-    waiting = {who: (set(held), set(wanted)) for who, (held, wanted) in moves.items() if set(held).isdisjoint(wanted)}
-    holder = {device: who for who, (held, _) in waiting.items() for device in held}
-    waits_for = {who: {holder[device] for device in wanted if device in holder} for who, (_, wanted) in waiting.items()}
-    named: list[WorkloadId] = []
+    waiting = {
+        workload_id: (set(held), set(wanted))
+        for workload_id, (held, wanted) in moves.items()
+        if set(held).isdisjoint(wanted)
+    }
+    holder = {device: workload_id for workload_id, (held, _) in waiting.items() for device in held}
+    waits_for = {
+        workload_id: {holder[device] for device in wanted if device in holder}
+        for workload_id, (_, wanted) in waiting.items()
+    }
+    stopped: list[WorkloadId] = []
     while waiting:
-        able = [who for who in waiting if not waits_for[who] & waiting.keys()]
+        able = [workload_id for workload_id in waiting if not waits_for[workload_id] & waiting.keys()]
         if not able:
-            # `waiting` is in order of arrival: among equals the first goes.
-            waiters = {who: sum(who in waits_for[other] for other in waiting) for who in waiting}
-            able = [min(waiting, key=lambda who: (-waiters[who], len(waiting[who][0])))]
-            named += able
-        for who in able:
-            del waiting[who]
-    return named
+            # `waiting` is in order of arrival: among equals the first one is stopped.
+            waiters = {
+                workload_id: sum(workload_id in waits_for[other] for other in waiting) for workload_id in waiting
+            }
+            able = [min(waiting, key=lambda workload_id: (-waiters[workload_id], len(waiting[workload_id][0])))]
+            stopped += able
+        for workload_id in able:
+            del waiting[workload_id]
+    return stopped
 
 
 def _plain_reason(view: JobView, wanted: Devices, before: Devices) -> str:

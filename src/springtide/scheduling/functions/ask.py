@@ -1,4 +1,4 @@
-"""What one job on functions wants, and what each way to run it would mean for its deadline and its budget."""
+"""The goal of one job on functions against its menu: what each entry means for its deadline and its budget."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from springtide.core.decision import JobView, Refusal
 from springtide.core.functions import FunctionMenu, FunctionOption, FunctionPlan
 from springtide.scheduling.functions.plan_text import above, money
 
-# A running job moves to a faster entry only where the time that this wins is worth stopping and starting for.
+# A running job moves to a faster entry only for a gain of at least this fraction, which pays for the restart.
 LEAST_GAIN_FRACTION = 0.1
 
 
 class Ask:
-    """What one job wants, and what each entry of its menu would mean for it."""
+    """The goal of one job, and what each entry of its menu would mean for it."""
 
     def __init__(
         self,
@@ -31,33 +31,32 @@ class Ask:
         self._now_s = now_s
         self._left = None if view.total_steps is None else max(0, view.total_steps - view.progress.step)
         self._pace = 1.0 if is_corrected else pace_of(view, menu, running)
-        # Plans that it has run as before are compared by their measured times, or it would return to them again and
-        # again.
+        # Plans that it has run as are compared by their measured times; otherwise it would return to slow ones again.
         self._own = _paces(view, menu) if by_own_pace else {}
         self.refusal = Refusal(reason="")
 
     @property
     def options(self) -> tuple[FunctionOption, ...]:
-        """Its ways, cheapest first."""
+        """The entries of its menu, cheapest first."""
         return self._menu.options
 
     def entry(self, plan: FunctionPlan) -> FunctionOption | None:
-        """The way that runs as this plan."""
+        """The entry with this plan."""
         return entry_of(self._menu, plan)
 
     def time_s(self, option: FunctionOption, *, is_upper: bool = True) -> float:
-        """How long it takes from now on; infinite where its length is not known."""
+        """Seconds that it takes from now on; infinite if its length is not known."""
         if self._left is None:
             return math.inf
         slack = 1.0 + (self._menu.error_fraction if is_upper else 0.0)
         return option.start_s + self._left * option.step_s * self._pace_as(option) * slack
 
     def finish_s(self, option: FunctionOption) -> float:
-        """When it is through if it begins as this now, at the upper end."""
+        """The latest end if it starts as this entry now."""
         return self._now_s + self.time_s(option)
 
     def cost_usd(self, option: FunctionOption) -> float:
-        """The most it costs from its submission to its end; what was spent so far where that is not known."""
+        """The most it costs from its submission to its end; what was spent so far if its length is not known."""
         if self._left is None:
             return self._view.spent_usd
         slack = 1.0 + self._menu.error_fraction
@@ -67,7 +66,7 @@ class Ask:
         return self._own.get(option.plan, self._pace)
 
     def latest_start_s(self, options: Sequence[FunctionOption]) -> float:
-        """Until when it may wait and still make its deadline within its budget; in the past if no entry makes it."""
+        """Until when it may wait and still meet its deadline within its budget; in the past if no entry does."""
         goal = self._view.job.goal
         within = [o for o in options if goal.budget_usd is None or self.cost_usd(o) <= goal.budget_usd]
         if goal.deadline_s is None or not within:
@@ -75,13 +74,14 @@ class Ask:
         return goal.deadline_s - min(self.time_s(option) for option in within)
 
     def left_s(self, option: FunctionOption) -> float:
-        """How long it takes from now on if it runs as this already, at the upper end."""
+        """The most seconds that it takes from now on if it runs as this entry already."""
         return self.time_s(option) - option.start_s
 
     def choose(
         self, options: Sequence[FunctionOption], starts_s: Mapping[FunctionPlan, float]
     ) -> tuple[FunctionOption, str] | None:
-        """The entry for its goal and why, where each may begin as `starts_s` says; None with `refusal` if none does."""
+        """The entry for its goal and the reason, if each may start as `starts_s` says; None, and `refusal`, if no entry
+        meets the goal."""
         goal = self._view.job.goal
         if not options:
             need = min(option.plan.num_functions for option in self._menu.options)
@@ -129,7 +129,7 @@ class Ask:
         options: Sequence[FunctionOption],
         starts_s: Mapping[FunctionPlan, float],
     ) -> Refusal:
-        """Why no entry makes the deadline, and what would do."""
+        """Why no entry meets the deadline, and what could be changed."""
         waits_s = starts_s[soonest.plan] - self._now_s
         takes_s = math.ceil(waits_s + self.time_s(soonest)) if math.isfinite(waits_s) else None
         changes = ["--best-effort"]
@@ -149,14 +149,14 @@ class Ask:
         )
 
     def is_behind(self, now: FunctionOption) -> bool:
-        """Whether it misses its deadline if it goes on as it is."""
+        """Whether it misses its deadline by going on as it is."""
         deadline_s = self._view.job.goal.deadline_s
         if deadline_s is None or self._left is None:
             return False
         return self._now_s + self._left * now.step_s * self._pace > deadline_s
 
     def faster(self, now: FunctionOption, options: Sequence[FunctionOption]) -> tuple[FunctionOption, str] | None:
-        """The entry to move to, of those that fit; None where none is enough sooner."""
+        """The entry to move to, of those that fit; None if none ends early enough."""
         goal = self._view.job.goal
         if self._left is None or goal.deadline_s is None:
             return None
@@ -173,9 +173,9 @@ class Ask:
     def unlike(
         self, now: FunctionOption, options: Sequence[FunctionOption], starts_s: Mapping[FunctionPlan, float]
     ) -> tuple[FunctionOption, str] | None:
-        """The entry to move to because its owner wants something else of it now; None where it stays as it is.
+        """The entry to move to after the owner has changed the goal; None to go on as now.
 
-        `now` costs no start. It takes a tenth less of what there is too little of, or of what the goal is about.
+        `now` costs no start. Another entry must take a tenth less of what the goal limits, or of what it minimises.
         """
         goal = self._view.job.goal
         if self._left is None or (goal.deadline_s is None and goal.budget_usd is None):
@@ -194,7 +194,7 @@ class Ask:
         return None if would > (1.0 - LEAST_GAIN_FRACTION) * was else (option, f"its owner changed its goal; {why}")
 
     def _recommended(self, options: Sequence[FunctionOption]) -> FunctionOption:
-        """The recommended entry, or of those that fit the fastest one that is no dearer."""
+        """The recommended entry, or the fastest of those that fit and cost no more."""
         wanted = self._menu.options[self._menu.recommended]
         if wanted in options:
             return wanted
@@ -208,9 +208,9 @@ def entry_of(menu: FunctionMenu, plan: FunctionPlan) -> FunctionOption | None:
 
 
 def pace_of(view: JobView, menu: FunctionMenu, running: FunctionPlan | None = None) -> float:
-    """How much longer steps take than predicted, as seen so far; 1 where nothing has been seen.
+    """How many times as long steps take as predicted, as measured so far; 1 without measurements.
 
-    What is measured is known by the number of functions: what a job runs as now says which of its ways that was.
+    Measurements are stored by the number of functions; `running` tells which entry with that number was measured.
     """
     ratios = _paces(view, menu)
     if running in ratios:
@@ -219,7 +219,7 @@ def pace_of(view: JobView, menu: FunctionMenu, running: FunctionPlan | None = No
 
 
 def _paces(view: JobView, menu: FunctionMenu) -> dict[FunctionPlan, float]:
-    """How much longer steps took than predicted, of those ways that were seen."""
+    """How many times as long as predicted steps took, for each plan that was measured."""
     ratios: dict[FunctionPlan, float] = {}
     for option in menu.options:
         samples_per_s = view.learnt.throughput_samples_per_s.get(option.plan.num_functions)

@@ -1,4 +1,4 @@
-"""What is left of a job on functions, as phases in each of which a step has the same batch, and what it aims at."""
+"""The work left of a job on functions, as phases with one batch size each, and the limits and the aim of its goal."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from springtide.core.decision import JobView
 from springtide.core.function_search import FunctionSearch, batch_at, steps_of
 from springtide.solvers.search.phase_choice import CHEAPEST, FASTEST, Aim, GoalLimits
 
-# An open stream is looked at over so much time to come.
+# An open stream is planned so far ahead.
 STREAM_HORIZON_S = 3600.0
-# By so much steps are to be faster than samples arrive, so that a backlog is caught up with.
+# Steps have to be so many times as fast as samples arrive, so that a backlog is worked off.
 STREAM_HEADROOM = 1.2
-# A job of unknown length is judged over so many steps.
+# A job of unknown length is planned over so many steps.
 _UNKNOWN_STEPS = 1000.0
-# Reserve: a run takes a moment to end, and its cost is known a moment late.
+# This part of every limit is kept in reserve: a run takes a moment to end, and its cost is known a moment late.
 _RESERVE_FRACTION = 0.005
 _RESERVE_S = 1.0
 
@@ -29,7 +29,7 @@ class PhaseStretch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is left: its stretches, the present one first, and whether that is known or only a view into the future."""
+    """The work left: its stretches, the present one first, and whether they are known or only assumed."""
 
     stretches: tuple[PhaseStretch, ...]
     is_known: bool = True
@@ -37,7 +37,7 @@ class Rest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_steps(self) -> float:
-        """Of all stretches."""
+        """The steps of all stretches."""
         return sum(stretch.num_steps for stretch in self.stretches)
 
 
@@ -60,7 +60,7 @@ def rest_of(view: JobView) -> Rest:
 
 
 def limits_of(view: JobView, rest: Rest, now_s: float, end_s: float, end_usd: float) -> GoalLimits:
-    """Time and money that are left, less what the end takes. A stream that is open has to keep up instead."""
+    """Time and money left, less what the end of the run takes; an open stream has to keep up with samples instead."""
     goal = view.job.goal
     left_s, left_usd = math.inf, math.inf
     if goal.deadline_s is not None:
@@ -76,7 +76,7 @@ def limits_of(view: JobView, rest: Rest, now_s: float, end_s: float, end_usd: fl
 
 
 def aim_of(view: JobView, rest: Rest, second_usd: float) -> Aim:
-    """What to make small: dollars within a deadline or at a stream's pace, seconds within a budget or at any price.
+    """What to minimise: dollars within a deadline or at a stream's pace, seconds within a budget or at any price.
 
     Without a goal both count, a second as much as `second_usd`.
     """

@@ -1,6 +1,6 @@
-"""A job's functions searched while it runs: how many workers of how much memory, for its goal (SMLT, section 3.2).
+"""Searches the number of workers and their memory for a job on functions while it runs, for its goal (SMLT, 3.2).
 
-Pure: what was measured comes with the view, what to do next goes out. `docs/policies/goal-search.md` says how it goes.
+Pure: measurements come in with the view, and the next step is returned. See docs/policies/goal-search.md.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from springtide.solvers.search.phase_choice import Aim, PhaseChoice, SwitchCosts
 
 # A soft deadline is planned for with less reserve.
 SOFT_CONFIDENCE = 0.5
-# A menu is read by people and by the policy: more entries than this add nothing.
+# The most entries of a menu: users read it, too.
 _MAX_OPTIONS = 32
-# A trial that has shown nothing after so many times what it should take at most is looked at again.
+# A trial without a measurement after so many times its longest expected duration is decided anew.
 _PATIENCE = 3.0
 _FIRST_STEPS = 4.0
-# What is nearer than this to a measured configuration, workers and memory together, is not tried beside it.
+# A configuration nearer than this to a measured one, in doublings of workers and memory together, is not tried.
 _NEAR_DOUBLINGS = 0.25
 
 
 class SearchStep(msgspec.Struct, frozen=True, kw_only=True):
-    """What the search says now.
+    """The result of one step of the search.
 
-    `menu` holds the ways that none is faster and cheaper than over what is left, corrected by what was measured, and
-    always the running one; its steps are means over all that is left. `running` and `next` (None: stay; where nothing
-    runs what to begin with) are predicted for the present situation. `rest_s`, `rest_usd` are what is left as decided,
-    `upper_s`, `upper_usd` the same at the upper end; `expected_gain` is in the objective's unit, dollars or seconds.
-    `revisit_at_s`: ask again then even if nothing has happened.
+    `menu` is the Pareto front over the work left, corrected by measurements, and always the running entry; its step
+    times are means over the work left. `running` and `next` (None: stay as now; before the job runs, the entry to begin
+    with) are predictions for the present phase. `rest_s` and `rest_usd` are what is left as decided, `upper_s` and
+    `upper_usd` the same at the upper end. `expected_gain` is in dollars or seconds, as the goal is. `revisit_at_s`:
+    when to search again even if nothing has happened.
     """
 
     menu: FunctionMenu
@@ -65,9 +65,9 @@ class SearchStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def search_step(view: JobView, service: FunctionService, now_s: float, running: FunctionPlan | None) -> SearchStep:
-    """What to do with a job that has a search: stay, move to a better configuration, or try one.
+    """Decide for a job that has a search: stay, move to a better configuration, or try one.
 
-    `running` is the plan that it runs as, or is being moved to; None before it begins. The job has a menu.
+    `running` is the plan that it runs as or is being moved to; None before it begins. The job must have a menu.
     """
     search = view.job.search
     assert search is not None
@@ -89,7 +89,7 @@ def search_menu(
     num_layers: int = 1,
     total_steps: int | None = None,
 ) -> FunctionMenu:
-    """The menu of a job before it is submitted: the model, corrected by what earlier runs have shown."""
+    """The menu of a job before it is submitted: predicted by the model, corrected by measurements of earlier runs."""
     num_steps = float(total_steps or 1000)
     rest = Rest(stretches=(PhaseStretch(global_batch_size=global_batch_size, num_steps=num_steps),))
     belief = Belief(service, search)
@@ -99,10 +99,9 @@ def search_menu(
 
 
 class LostTime(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run's time went into, as far as it was measured: the rest of `elapsed_s` was lost.
+    """What the time of a run went into; what neither part explains of `elapsed_s` was lost.
 
-    `measured_s` is what the measured steps of each plan took, `num_more_steps` are those that are done and in no
-    measurement.
+    `measured_s` is what the measured steps of each plan took; `num_more_steps` were done without a measurement.
     """
 
     running: FunctionPlan
@@ -112,7 +111,7 @@ class LostTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _phase(stretch: PhaseStretch, found: Prediction, lifetime_s: float, scale: float) -> WorkPhase:
-    """A stretch as the solver sees it: steps with what is lost beside them."""
+    """A stretch as the solver sees it: its steps with the time lost between them."""
     overheads = overheads_of(found.surface, found.step_s, lifetime_s, scale)
     step_s = found.step_s * (1.0 + overheads.lost_fraction)
     return WorkPhase(
@@ -127,7 +126,7 @@ def _phase(stretch: PhaseStretch, found: Prediction, lifetime_s: float, scale: f
 
 
 class _Grid:
-    """The candidates in every stretch of what is left, numbered row by row."""
+    """The candidates in every stretch of the work left, numbered row by row."""
 
     def __init__(
         self,
@@ -168,7 +167,7 @@ class _Grid:
         )
 
     def _scale(self, lost: LostTime, lifetime_s: float) -> float:
-        """How many times as much time is lost as is usual, as seen so far."""
+        """How many times as much time as usual was lost so far."""
         place = self.surface.place(lost.running)
         if place is None:
             return 1.0
@@ -194,7 +193,7 @@ class _Grid:
         return divmod(index, self.surface.shape[1])
 
     def option(self, index: int, plan: FunctionPlan | None = None) -> FunctionOption:
-        """The candidate in the present situation, as is believed."""
+        """The candidate in the present phase, by the present estimates."""
         place = self.place(index)
         return FunctionOption(
             plan=plan or self.surface.plan(*place),
@@ -205,7 +204,7 @@ class _Grid:
         )
 
     def error_fraction(self, index: int) -> float:
-        """By how much a step may be longer than is believed, at the confidence of the search."""
+        """By what fraction a step may be longer than estimated, at the confidence of the search."""
         return math.expm1(CONFIDENCE * float(self.now.spread[self.place(index)]))
 
     def recommended(self) -> int:
@@ -226,7 +225,7 @@ class _Grid:
         error_fraction: float,
         later: PhaseChoice | None,
     ) -> FunctionMenu:
-        """The front over what is left, with later stretches as they are planned, and the running plan in any case."""
+        """The Pareto front over the work left, with later stretches as planned; it always has the running plan."""
         phase = self.phases[0]
         later_s, later_usd = _later(self.phases, later)
         total = self.rest.num_steps
@@ -272,7 +271,7 @@ def _later(phases: Sequence[WorkPhase], later: PhaseChoice | None) -> tuple[floa
 
 
 def _front(usd: Floats, seconds: Floats, step_s: Floats, fits: npt.NDArray[np.bool_]) -> list[int]:
-    """Those that none is as fast and as cheap as, cheapest first."""
+    """The candidates that no other one dominates in dollars and seconds, cheapest first."""
     found: list[int] = []
     best_s = best_step_s = math.inf
     for index in np.lexsort((seconds, np.where(fits, usd, math.inf))).tolist():
@@ -377,14 +376,14 @@ class _Search:
         return aim_of(self._view, self._rest, float(usd[index] / seconds[index]))
 
     def _lost(self) -> LostTime | None:
-        """What the time since its begin went into; None where nothing is known yet."""
+        """What the time since its start went into; None if nothing is known yet."""
         view = self._view
         if self._plan is None or view.started_at_s is None or not view.learnt.measurements:
             return None
         counted = sum(one.num_steps for one in view.learnt.measurements)
         return LostTime(
             running=self._plan,
-            # The time of past changes does not recur: a coming change is charged when it is considered.
+            # Without past changes: the search charges for a coming change when it considers one.
             elapsed_s=max(0.0, view.progress.progress_at_s - view.started_at_s - view.changes.changed_s),
             measured_s=tuple((one.plan, one.num_steps * self._net_s(one)) for one in view.learnt.measurements),
             num_more_steps=view.progress.step - counted,
@@ -397,7 +396,7 @@ class _Search:
         return net_step(measured, save_s).step_s
 
     def _is_measured(self) -> bool:
-        """Whether the running configuration has been seen at work in this run, in whatever situation."""
+        """Whether the running configuration was measured in this run, in any phase."""
         if self._plan is None:
             return False
         where = _where(self._plan)
@@ -409,7 +408,7 @@ class _Search:
         return self._plan is not None and bool(measurements) and _where(measurements[-1].plan) == _where(self._plan)
 
     def _known_places(self) -> npt.NDArray[np.bool_]:
-        """The candidates that were measured in the present situation, and those too near to them for a trial."""
+        """The candidates that were measured in the present phase, and those too near to them for a trial."""
         workers, sizes = (
             np.log2(each.astype(np.float64)) for each in (self._grid.surface.workers, self._grid.surface.memory_mb)
         )
@@ -420,13 +419,13 @@ class _Search:
         return near.ravel()
 
     def _num_tried(self) -> int:
-        """How many configurations were measured in the present situation."""
+        """How many configurations were measured in the present phase."""
         settings = self._grid.settings[0]
         here = [one for one in self._view.learnt.measurements if is_here(one, settings, self._search)]
         return len({_where(one.plan) for one in here})
 
     def _ending(self) -> tuple[float, float]:
-        """Seconds and dollars that the end takes: a last save, and where it must not be late half a step to spare."""
+        """Seconds and dollars that the end takes: a last save, and half a step in reserve unless the goal is soft."""
         grid = self._grid
         place = grid.place(grid.recommended() if self._running is None else self._running)
         spare = 0.0 if self._view.job.goal.is_soft else 0.5
@@ -434,13 +433,14 @@ class _Search:
         return seconds, seconds * float(grid.now.usd_per_s[place])
 
     def _behind(self, aim: Aim) -> float:
-        """What the run has cost so far, in the objective."""
+        """What the run has cost so far, in the objective's unit."""
         begun_s = self._view.started_at_s
         ran_s = 0.0 if begun_s is None else max(0.0, self._now_s - begun_s)
         return aim.usd_weight * self._view.spent_usd + aim.second_weight * ran_s
 
     def _first_costs(self) -> SwitchCosts:
-        """From what runs now to each candidate. Functions of the same memory stay; the others warm up meanwhile."""
+        """The cost of a change from the running plan to each candidate. Functions of the same memory stay; the others
+        warm up meanwhile."""
         surface = self._grid.surface
         if self._running is None or self._plan is None:
             return SwitchCosts(seconds=surface.start_s.ravel(), usd=surface.start_usd.ravel())
@@ -449,7 +449,7 @@ class _Search:
         n, held = surface.workers.astype(np.float64), float(surface.workers[row])
         joining = np.maximum(0.0, n - held) / n
         usd[:, column] = usd[:, column] * joining
-        # Functions that stay keep their state: only with joiners it goes through the store.
+        # The state goes through the store only if there are joiners: functions that stay keep it.
         pause_s[:, column] = np.where(joining > 0.0, pause_s[:, column], self._view.changes.last_pause_s or 0.0)
         pause_s[row, column] = usd[row, column] = 0.0
         return SwitchCosts(seconds=pause_s.ravel(), usd=usd.ravel())
@@ -459,9 +459,10 @@ class _Search:
         return SwitchCosts(seconds=pause_s.ravel(), usd=usd.ravel())
 
     def _change(self, start_usd: Floats) -> tuple[Floats, Floats]:
-        """The state goes into the store and comes out again; joiners were paid for while they warmed up."""
+        """Seconds of the pause and dollars of a change: the state goes through the store, and the joiners cost
+        `start_usd` while they warm up."""
         surface = self._grid.surface
-        # What a change took here before is expected again, where that was longer than the model has it.
+        # If the last change took longer than the model says, that is expected again.
         pause_s = np.maximum(2.0 * surface.save_s, self._view.changes.last_pause_s or 0.0)
         return np.array(pause_s), np.array(start_usd + pause_s * surface.usd_per_s)
 

@@ -1,15 +1,15 @@
-"""What of a function service is claimed over time, and from when on something fits."""
+"""How many places and functions of a function service are claimed over time, and when more fit."""
 
 from __future__ import annotations
 
 import math
 
-# A claim lasts at least so long, so that a job that ends now still stands in the way of one that begins now.
+# A claim lasts at least so long, so that a job that ends now still counts when another one begins now.
 MOMENT_S = 1e-3
 
 
 class ServiceRoom:
-    """One service's places and functions over time, planned by the jobs that hold or are promised them."""
+    """The claims of jobs, running or planned, on one service's places and functions over time."""
 
     def __init__(self, now_s: float, functions: int, places: int) -> None:
         self._now_s = now_s

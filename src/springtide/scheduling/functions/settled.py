@@ -1,4 +1,4 @@
-"""Jobs whose search is taken as over, with what it believes now: for callers that project the future."""
+"""Jobs with their search taken as over, at its present estimates: for callers that project the future."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from springtide.scheduling.functions.goal_search import search_step
 
 
 def settled(snapshot: Snapshot) -> Snapshot:
-    """The same snapshot, each searched job with the menu that the search believes now and no search.
+    """The same snapshot, each searched job without its search and with the menu of its present estimates.
 
     A projection yields no measurements, so a search would wait for them in the middle of a probe.
     """
@@ -28,7 +28,7 @@ def _settled_view(view: JobView, snapshot: Snapshot, services: dict[str, Functio
     held = snapshot.allocations.get(view.job.job_id)
     running = held.plan if isinstance(held, FunctionAllocation) else None
     found = search_step(view, service, snapshot.now_s, running)
-    # The menu is corrected by what was measured: it must not be corrected once more.
+    # The menu is corrected by measurements already and must not be corrected again.
     return replace(
         view,
         job=replace(view.job, menu=found.menu, search=None),

@@ -1,6 +1,6 @@
 """How many replicas every service gets on the nodes that serve, and on which devices: FaPES, section 3.3 and Figure 5.
 
-Guaranteed minimums come first, in order of deployment; then services grow, and shrink again where a minimum is missing.
+Guaranteed minimums come first, in order of deployment; then services grow, and shrink where a minimum is missing.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from springtide.core.workload import WorkloadId
 from springtide.scheduling.loans.pools import Growth, LabelVerdict, Need, NodeView, PoolState
 from springtide.scheduling.placement.allocation_ledger import NUM_NAMED
 
-# What has to happen before a replica can start on a device, from the best: nothing; a replica leaves it; jobs leave its
-# server; a job gives it up on a shared server that inference owns, or on another shared one.
+# The kinds of slots, the best first: nothing has to happen before a replica can start; a replica has to leave the
+# device; jobs have to leave its server; a job has to give it up on a shared server that inference owns, or on another.
 FREE, LEAVING, COMING, LENT, TAKEN = range(5)
 
 
 class Slot(msgspec.Struct, frozen=True, kw_only=True):
-    """A device that a replica may hold under a verdict. `cost` is what a job loses that gives it up."""
+    """A device that a replica may hold under a verdict. `cost` is the loss of the job that has to give it up."""
 
     device_id: DeviceId
     node_id: NodeId
@@ -40,9 +40,10 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Holding(msgspec.Struct, kw_only=True):
-    """A service under way: live replicas on slots, live ones on nodes that they have to leave, how many it is to have.
+    """The replicas of a service while a plan is made; `count` is how many it is to have.
 
-    `stays` and `leaves` are devices in the order of the replicas, `starts` those where replicas are to start.
+    `stays` are the devices of live replicas that may stay, `leaves` those of live replicas that have to leave their
+    node, both in the order of the replicas. On `starts` new replicas are to start.
     """
 
     need: Need
@@ -64,7 +65,7 @@ def wanted_label(node: NodeView, verdict: LabelVerdict) -> Pool:
 
 
 def serve(pools: PoolState, verdict: LabelVerdict) -> Served:
-    """Give every service its replicas: what it holds stays where it can, the rest fills server after server."""
+    """Give every service its replicas: live ones stay where they can, new ones fill one server after the other."""
     if not pools.needs:
         return Served()
     slots = _slots(pools, verdict)
@@ -87,11 +88,11 @@ def serve(pools: PoolState, verdict: LabelVerdict) -> Served:
     )
 
 
-# --- what there is to hold ------------------------------------------------------------------------------------------
+# --- slots ----------------------------------------------------------------------------------------------------------
 
 
 def _slots(pools: PoolState, verdict: LabelVerdict) -> list[Slot]:
-    """Every device that a replica may hold, the best first; among equals those that fill up a server."""
+    """Every device that a replica may hold, the best first; among equals, those of the fullest server."""
     cluster = pools.snapshot.cluster
     job_at = {
         device_id: (view.job.job_id, rank)
@@ -116,7 +117,7 @@ def _slots(pools: PoolState, verdict: LabelVerdict) -> list[Slot]:
                 kind = LENT if node.owner == "inference" else TAKEN
                 cost, rank = verdict.job_costs.get(job[0], 1.0), job[1]
             elif is_moving and node.jobs and not (node.pool == "shared" and job is None):
-                # The label changes when the last job has left; jobs that may stay for now are not waited for.
+                # The label changes when the last job has left. Unless jobs have to leave, that is not waited for.
                 if not is_reclaimed:
                     continue
                 kind = COMING
@@ -143,7 +144,7 @@ def _slots(pools: PoolState, verdict: LabelVerdict) -> list[Slot]:
 
 
 def _live(pools: PoolState, need: Need) -> Sequence[DeviceId]:
-    """The devices of the replicas that run or start; those on their way out come last in an allocation."""
+    """The devices of the replicas that run or start; stopping replicas come last in an allocation."""
     held = pools.snapshot.allocations.get(need.service_id)
     return held.device_ids[: need.view.num_ready + need.view.num_starting] if held is not None else ()
 
@@ -162,23 +163,22 @@ def _holding(pools: PoolState, need: Need, kind_of: Mapping[DeviceId, Slot]) -> 
 
 
 def _count(holdings: Sequence[Holding], slots: Sequence[Slot], verdict: LabelVerdict) -> None:
-    """Minimums first, on whatever may serve; growth after that, on less."""
+    """Set the counts: minimums first, on all slots; then growth, on fewer of them."""
     dedicated = sum(not slot.is_shared for slot in slots)
     unheld = dedicated + sum(slot.is_shared and slot.kind in (FREE, LEAVING) for slot in slots)
     lent = unheld + sum(slot.kind == LENT for slot in slots)
     used = _raise(holdings, [holding.need.minimum for holding in holdings], 0, len(slots))
     if verdict.growth == "maximum":
-        # Up to the maximum only on nodes that are open to services alone; by load also on what is idle on shared
-        # servers.
+        # Up to the maximum only on nodes for services alone; by load also on idle devices of shared nodes.
         used = _raise(holdings, [holding.need.maximum for holding in holdings], used, dedicated)
         _raise(holdings, [holding.need.wanted for holding in holdings], used, unheld)
     else:
-        # Replicas that are surplus because a load went down are handed over before a server is asked for.
+        # Surplus replicas of a service whose load went down make room for others before a server is reclaimed.
         asked = [min(holding.need.maximum, holding.need.view.needed_replicas) for holding in holdings]
         used = _raise(holdings, asked, used, lent)
         _raise(holdings, [holding.need.wanted for holding in holdings], used, lent)
     for holding in holdings:
-        # A replica whose server is to train stays on it for as long as there is no better place.
+        # A replica whose server is to train stays there until there is another place.
         needed = min(holding.need.wanted, holding.num_live) - holding.count
         if needed > 0 and holding.leaves:
             holding.count += min(needed, len(holding.leaves))
@@ -196,7 +196,7 @@ def _raise(holdings: Iterable[Holding], targets: Iterable[int], used: int, suppl
 
 
 def _shrink(holdings: Sequence[Holding], pools: PoolState, kind_of: Mapping[DeviceId, Slot]) -> None:
-    """Give up the replicas that empty a server soonest, so that it can be loaned; on shared servers first."""
+    """Give up surplus replicas: on shared servers first, then where that empties a server soonest, for a loan."""
     place = {node.node_id: number for number, node in enumerate(pools.nodes)}
     left: dict[NodeId, int] = defaultdict(int)
     for holding in holdings:
@@ -209,18 +209,19 @@ def _shrink(holdings: Sequence[Holding], pools: PoolState, kind_of: Mapping[Devi
 
     for holding in holdings:
         while len(holding.stays) > holding.count:
-            # Of one server's the last goes first: it is the youngest.
+            # On one server, the last one goes first: it is the newest.
             given_up = min(reversed(holding.stays), key=rank)
             holding.stays.remove(given_up)
             left[kind_of[given_up].node_id] -= 1
 
 
 def _start(holdings: Sequence[Holding], slots: Sequence[Slot], pools: PoolState) -> None:
-    """Choose devices for missing replicas, minimums first; one that has to leave a server starts elsewhere first."""
+    """Choose devices for missing replicas, minimums first. A replica that has to leave its server stays until its
+    successor runs elsewhere."""
     taken = {device_id for holding in holdings for device_id in holding.stays}
     dropped = {device_id for need in pools.needs for device_id in _live(pools, need)} - taken
     open_slots = [slot for slot in slots if slot.device_id not in taken]
-    # What a service gives up in this very plan is not free yet.
+    # A device that a service gives up in this plan is not free yet.
     open_slots.sort(key=lambda slot: max(slot.kind, LEAVING) if slot.device_id in dropped else slot.kind)
     waiting = iter(open_slots)
     room = len(open_slots)
@@ -238,7 +239,7 @@ def _start(holdings: Sequence[Holding], slots: Sequence[Slot], pools: PoolState)
         if holding.leaves:
             spare = max(0, most - holding.num_live)
             if not spare and not starting and mine and mine[0].kind == FREE and mine[0].device_id not in dropped:
-                # No room for one more beside those that leave: one after the other stops before the next starts.
+                # The maximum allows no replica more than now: one has to stop before its successor starts.
                 spare = 1
             mine = mine[:spare]
         holding.starts = [slot.device_id for slot in mine]
@@ -274,20 +275,20 @@ def _reason(
 ) -> str:
     need, before, count = holding.need, _before(holding), holding.count
     coming = list(dict.fromkeys(kind_of[at].node_id for at in holding.starts if kind_of[at].kind >= COMING))
-    waits = f"; waits for {told_names(coming)} to be given back by training" if coming else ""
+    waits = f"; waits for {names_text(coming)} to be given back by training" if coming else ""
     if count < need.minimum:
-        return f"only {count} of its guaranteed {told_replicas(need.minimum)} fit on what may serve{waits}"
+        return f"only {count} of its guaranteed {replicas_text(need.minimum)} fit on what may serve{waits}"
     if holding.leaves and count <= before:
         nodes = dict.fromkeys(pools.snapshot.cluster.node_of[device_id] for device_id in holding.leaves)
-        return f"moves off {told_names(list(nodes))}, which is to train"
+        return f"moves off {names_text(list(nodes))}, which is to train"
     if count < before:
         if count == need.maximum:
             return f"its owner allows {count}"
         if others and (count < need.wanted or growth == "maximum"):
-            return f"gives way to {told_names(others)}"
+            return f"gives way to {names_text(others)}"
         return _load(need) if count == need.wanted and growth == "load" else "fewer devices serve"
     if count <= need.minimum:
-        return f"its guaranteed minimum of {told_replicas(need.minimum)}{waits}"
+        return f"its guaranteed minimum of {replicas_text(need.minimum)}{waits}"
     if count <= need.wanted:
         return f"{_load(need)}{waits}"
     return f"idle serving devices: it has {count} of at most {need.maximum}{waits}"
@@ -300,12 +301,12 @@ def _load(need: Need) -> str:
     return f"its load asks for {need.wanted} ({view.in_flight} in flight, {view.queued} queued)"
 
 
-def told_replicas(count: int) -> str:
+def replicas_text(count: int) -> str:
     """A number of replicas with its noun."""
     return "1 replica" if count == 1 else f"{count} replicas"
 
 
-def told_names(names: Sequence[str]) -> str:
+def names_text(names: Sequence[str]) -> str:
     """The first few names and how many more there are."""
     num_more = len(names) - NUM_NAMED
     return ", ".join(names[:NUM_NAMED]) + (f" and {num_more} more" if num_more > 0 else "")

@@ -1,4 +1,4 @@
-"""What jobs lose when a server is taken from them, in device-seconds, and when they would leave it by themselves."""
+"""What jobs lose, in device-seconds, when a server is taken from them, and when they would leave it anyway."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from springtide.scheduling.placement.gangs import remaining_s
 from springtide.scheduling.placement.placing import held_counts
 from springtide.solvers.reclaim import Victim
 
-# A promise that would be broken costs more than all work there is: such a job is taken from only if no other job is
-# left.
+# A broken promise costs more than all work together: such a job loses devices only if no other job is left.
 BROKEN_PROMISE = 1e12
-# Being stopped counts for more than losing nothing, so that among jobs that lose nothing as few as possible stop.
+# The least cost of stopping a job, so that among jobs that lose nothing as few as possible are stopped.
 _LEAST_LOSS = 1.0
 
 
 class Losses:
-    """What each job of a snapshot would lose. `away_s` is for how long a server that is taken now will be needed.
+    """What each job of a snapshot would lose. `away_s` is how long services will need a server that is taken now.
 
-    With `shrinks` a job that can do with fewer devices gives up some before it is stopped.
+    With `shrinks`, a job that can run on fewer devices gives up some before it is stopped.
     """
 
     def __init__(self, pools: PoolState, *, away_s: float, shrinks: bool) -> None:
@@ -40,7 +39,7 @@ class Losses:
         return max(0, self.held.get(view.job.job_id, 0) - view.bounds.min_workers)
 
     def left_s(self, view: JobView) -> float:
-        """When the job will be done on what it holds, in seconds from now; infinite if that is not known."""
+        """Seconds until the job ends on the devices that it holds; infinite if that is not known."""
         held = self.held.get(view.job.job_id, 0)
         return remaining_s(view, held, self.now_s, held) if held else math.inf
 
@@ -76,14 +75,14 @@ class Losses:
         curve = curve_of(view)
         rate = curve.rate(num_held)
         slower = 1.0 - curve.rate(fewer) / rate if rate > 0 else num_spare / num_held
-        # What it loses in speed is set against what its devices do meanwhile: they serve.
+        # The devices serve in the meantime: only a loss of speed beyond their number counts.
         shrink = fewer * overhead_s + max(0.0, slower * num_held - num_spare) * self.away_s
         if self._breaks(view, fewer, overhead_s):
             shrink += BROKEN_PROMISE
         return Victim(stop_cost=max(stop, shrink), shrink_cost=shrink, num_spare=num_spare)
 
     def _breaks(self, view: JobView, num_workers: int, lost_s: float) -> bool:
-        """Whether the job, losing so much and then going on with so many workers, would miss what it was promised."""
+        """Whether the job would break its promise, with `lost_s` seconds lost and `num_workers` workers after that."""
         goal = view.job.goal
         if view.promise.promised_finish_s is None or not goal.is_hard or goal.deadline_s is None:
             return False
@@ -92,13 +91,13 @@ class Losses:
 
 
 def any_job(view: JobView) -> Victim:
-    """All jobs alike: for a choice of servers that ignores losses."""
+    """The same victim for every job, for a choice of servers that ignores losses."""
     del view
     return Victim(stop_cost=1.0)
 
 
 class Leaving:
-    """When the jobs on a server would leave it, if nothing else started there."""
+    """When the jobs on a server would leave it if no other job started there."""
 
     def __init__(self, pools: PoolState, losses: Losses) -> None:
         self.losses = losses
@@ -107,18 +106,18 @@ class Leaving:
         self._spare: dict[WorkloadId, int] = {}
 
     def ends_in_s(self, node: NodeView) -> float:
-        """Seconds until the last job on the server has ended; 0 without any, infinite where that is not known."""
+        """Seconds until the last job on the server ends; 0 without jobs, infinite if that is not known."""
         return max((self._ends_in_s(job_id) for job_id in node.jobs), default=0.0)
 
     def _ends_in_s(self, job_id: WorkloadId) -> float:
         if job_id not in self._left:
             view = self.jobs.get(job_id)
-            # A job that is not wanted any more is on its way out.
+            # A job without a view has ended and is leaving.
             self._left[job_id] = self.losses.left_s(view) if view is not None else 0.0
         return self._left[job_id]
 
     def can_shrink(self, node: NodeView) -> bool:
-        """Whether every job on the server can give up what it has there and still run."""
+        """Whether every job on the server can give up its devices there and still run."""
         return bool(node.jobs) and all(self._spare_of(job_id) >= count for job_id, count in node.jobs.items())
 
     def shrink(self, node: NodeView) -> None:

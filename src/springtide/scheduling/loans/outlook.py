@@ -1,4 +1,4 @@
-"""What services need now and in the time to come, and what of the pool training can count on meanwhile."""
+"""How many devices services need now and later, and how many training can count on until then."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from springtide.core.decision import Capacity
 from springtide.perf.tide import TideForecast
 from springtide.scheduling.loans.pools import PoolState
 
-# Until a forecast has bands, what is expected within so much of a day before and after may come at any time in it.
+# While a forecast has no bands, a need may come earlier or later than expected by this part of a day.
 _ABOUT_FRACTION = 1 / 24
 
 
 class Coming(msgspec.Struct, frozen=True, kw_only=True):
-    """In `in_s` seconds services need `num_devices`, with the chance asked for no more; about `expected` of them."""
+    """In `in_s` seconds services need at most `num_devices`, with the chance asked for; `expected` is the mean."""
 
     in_s: float
     num_devices: int
@@ -24,23 +24,23 @@ class Coming(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DemandOutlook(msgspec.Struct, frozen=True, kw_only=True):
-    """The needs of the time ahead, rising only: a device that is needed later is held until then. The first is now.
+    """The needs ahead, the present one first. They only rise: a device that is needed later is kept until then.
 
-    `is_known` is false where nothing is forecast: then only what is needed now counts.
+    `is_known` is False without a forecast: then there is only the present need.
     """
 
     steps: tuple[Coming, ...]
     is_known: bool
 
     def within(self, span_s: float) -> int:
-        """The most that is needed within so many seconds, in devices."""
+        """The most devices that are needed within so many seconds."""
         return max(step.num_devices for step in self.steps if step.in_s <= span_s)
 
 
 def needed_now(pools: PoolState) -> int:
-    """What services cannot do without now: the guaranteed minimums, and what their load asks for of what is theirs.
+    """The devices that services need now: their guaranteed minimums, and for their load as many as are their own.
 
-    Replicas that a service only keeps in case its load comes back are no reason to take a server from a job.
+    Replicas that a service only keeps in case its load comes back do not count: no job loses a server for them.
     """
     needed = 0
     for need in pools.needs:
@@ -51,7 +51,7 @@ def needed_now(pools: PoolState) -> int:
 
 
 def needed_lately(pools: PoolState) -> int:
-    """The most that was needed in this bin of the tide and in the one before it, of what is services' own."""
+    """The most devices needed in this bin of the tide and in the one before it, at most as many as services own."""
     tide = pools.snapshot.tide
     if tide.level is None:
         return 0
@@ -62,7 +62,7 @@ def needed_lately(pools: PoolState) -> int:
 
 
 def _own(pools: PoolState) -> int:
-    """The devices that do not belong to training: growth takes no more than that, wherever it is."""
+    """The number of devices that training does not own: services grow up to that number, on any node."""
     return sum(node.num_devices for node in pools.nodes if node.owner != "training")
 
 
@@ -83,7 +83,7 @@ def outlook_of(pools: PoolState, forecast: TideForecast | None, span_s: float) -
         if forecast.has_bands:
             upper = min(forecast.upper[index], forecast.most[index])
         else:
-            # No past day shows the error of this forecast yet: the need may come a little earlier or later.
+            # The error of the forecast is not known yet: the need may come a little earlier or later.
             upper = max(forecast.expected[max(0, index - margin) : index + margin + 1])
         needed = max(highest, min(most, _whole(upper)))
         if needed > highest or not steps:
@@ -94,7 +94,7 @@ def outlook_of(pools: PoolState, forecast: TideForecast | None, span_s: float) -
 
 
 def returns_in_s(forecast: TideForecast | None, needed: int, now_s: float) -> float:
-    """Seconds until fewer than `needed` devices are expected to be needed; to the end of what is forecast if never."""
+    """Seconds until fewer than `needed` devices are expected to be needed; up to the end of the forecast if never."""
     if forecast is None or not forecast.is_known:
         return 0.0
     for index, expected in enumerate(forecast.expected):
@@ -106,11 +106,11 @@ def returns_in_s(forecast: TideForecast | None, needed: int, now_s: float) -> fl
 def capacity_of(
     pools: PoolState, forecast: TideForecast | None, num_now: int, granularity: int, lead_s: float
 ) -> tuple[Capacity, ...]:
-    """What training can count on: what it has now, less what the highest days known would need of it from some time on.
+    """The devices that training can count on over time: what it has now, less what services need on their highest days.
 
-    A server may be set free `lead_s` before it is needed. Growth takes no more than what is services' own, and what is
-    deployed now says nothing of what will be. Before two days are known all that is their own is left to them; after
-    what is forecast the least of it holds from then on.
+    A server may be freed `lead_s` before it is needed. Services grow only up to the devices that they own, also those
+    deployed later. Before two days are known, they are left all devices that they own; after the end of the forecast,
+    the smallest number of devices in it holds.
     """
     total = sum(node.num_devices for node in pools.nodes)
     own = max(pools.required, _own(pools))
@@ -127,7 +127,7 @@ def capacity_of(
     steps: list[Capacity] = []
     first = 0
     for index, begin_s in enumerate(begins):
-        # From a moment on the least of all bins that begin within the lead, the present one with them.
+        # At each moment, the smallest value of the present bin and of those that begin within the lead.
         first = max(first, index)
         while first + 1 < len(begins) and begins[first + 1] <= begin_s + lead_s + forecast.bin_s:
             first += 1
@@ -141,5 +141,5 @@ def capacity_of(
 
 
 def _whole(devices: float) -> int:
-    """The whole devices that are enough; a tiny excess over a whole number is a rounding error."""
+    """Rounded up to whole devices; a tiny excess over a whole number is a rounding error."""
     return math.ceil(devices - 1e-6) if math.isfinite(devices) else 1_000_000_000

@@ -1,7 +1,7 @@
-"""One pool of machines for serving and training: any training policy on whatever a strategy of loans leaves to it.
+"""One pool of machines for serving and training: any training policy on the nodes that a strategy of loans leaves it.
 
-FaPES (SoCC'24), sections 3.2 to 3.4. The strategy labels nodes, services are given their replicas on those that serve,
-and the training policy decides about the rest as if it were all there is. See docs/policies/loaning.md.
+FaPES (SoCC'24), sections 3.2 to 3.4. The strategy labels nodes, services get replicas on those that serve, and the
+training policy plans the rest as if that were the whole cluster. See docs/policies/loaning.md.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from springtide.core.resources import Device, DeviceId, Node, NodeId, Pool, Topo
 from springtide.core.workload import WorkloadId
 from springtide.perf.tide import Forecasters
 from springtide.scheduling.decisions.cache import DecisionCache
-from springtide.scheduling.loans.inference import Served, serve, told_names, wanted_label
+from springtide.scheduling.loans.inference import Served, names_text, serve, wanted_label
 from springtide.scheduling.loans.pools import LabelVerdict, NodeView, PoolState, Strategy, pool_state
+from springtide.scheduling.placement.gangs import devices_text
 from springtide.scheduling.replicas import next_idle_at_s
 
-# A training policy that hands a device of a cordoned node to another job is asked again without it, so many times.
-MAX_QUESTIONS = 4
+# How often a training policy decides at most: again without the cordoned devices that it gave to other jobs.
+MAX_DECISIONS = 4
 Allocations = Mapping[WorkloadId, PoolAllocation]
 
 
@@ -48,7 +49,7 @@ class Loaning(msgspec.Struct, frozen=True, kw_only=True):
         """Return the plan for this snapshot."""
         derived = derived or self.make_derived()
         if not snapshot.jobs and not snapshot.services:
-            # No workload is there to gain from a loan, and a platform that is going down changes no labels.
+            # No workload gains from a loan, and a platform that is going down changes no labels.
             return Plan(memory=snapshot.memory)
         pools = pool_state(snapshot, derived.forecasters)
         verdict = self.strategy.choose(pools)
@@ -56,7 +57,7 @@ class Loaning(msgspec.Struct, frozen=True, kw_only=True):
         left = TrainingView(pools, verdict, served)
         memory = snapshot.memory.get("training") if isinstance(snapshot.memory, dict) else None
         capacity = self.strategy.capacity(pools, verdict) or snapshot.capacity
-        plan, given = left.ask(derived.training, replace(snapshot, memory=memory, capacity=capacity))
+        plan, given = left.decide(derived.training, replace(snapshot, memory=memory, capacity=capacity))
         idle_at_s = next_idle_at_s(snapshot.services, snapshot.now_s)
         moments = [at for at in (plan.revisit_at_s, verdict.revisit_at_s, idle_at_s) if at is not None]
         return replace(
@@ -71,10 +72,10 @@ class Loaning(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainingView:
-    """What is left to training under a verdict, and how a training policy is asked about it.
+    """The part of the cluster that a verdict leaves to training, and the decision of a training policy on it.
 
-    `cordoned` maps a device of a node that is to serve to the job that may keep it until it ends; `closed` are the
-    devices that services hold or are given.
+    `cordoned` maps devices of nodes that are to serve to the jobs that may keep them until they end; `closed` are the
+    devices that services hold or get.
     """
 
     def __init__(self, pools: PoolState, verdict: LabelVerdict, served: Served) -> None:
@@ -97,7 +98,7 @@ class TrainingView:
             self._open(node)
 
     def _open(self, node: NodeView) -> None:
-        """Take up what training may hold of a node."""
+        """Add the devices of a node that training may hold."""
         seen = self.pools.snapshot.cluster.by_id[node.node_id]
         label = wanted_label(node, self.verdict)
         is_moving = label != node.pool
@@ -108,7 +109,7 @@ class TrainingView:
                 devices = [device for device in mine if device.device_id not in self.closed]
                 self.cordoned.update({device.device_id: self.holder[device.device_id] for device in devices})
         elif label == "training" and is_moving and node.pool == "inference" and node.replicas:
-            # It is labelled when the last replica has left.
+            # Its label changes when the last replica has left.
             devices = []
         else:
             devices = [device for device in seen.devices if device.device_id not in self.closed]
@@ -117,14 +118,14 @@ class TrainingView:
             # A cordoned node keeps the label under which jobs may stay.
             self.open.append((seen, node.pool if label == "inference" else label, devices))
 
-    def ask(self, policy: Policy, whole: Snapshot) -> tuple[Plan, dict[WorkloadId, PoolAllocation]]:
-        """The policy's plan for what is left of `whole` to training, and what jobs are given by it.
+    def decide(self, policy: Policy, whole: Snapshot) -> tuple[Plan, dict[WorkloadId, PoolAllocation]]:
+        """The policy's plan for the part of `whole` that is left to training, and the allocations of jobs by it.
 
-        A device that a job gives up on a cordoned node belongs to no job. If the policy gives it to another job, it is
-        asked again as if the device were gone already: that is what it will be asked then.
+        No other job may get a device that a job gives up on a cordoned node. If the policy gives it to one, it decides
+        again as if the device were gone, as it will once the job has left.
         """
         gone: frozenset[DeviceId] = frozenset()
-        for _ in range(MAX_QUESTIONS):
+        for _ in range(MAX_DECISIONS):
             shown = self._shown(whole, gone)
             plan = policy.decide(shown)
             kept = self._kept(plan.allocations)
@@ -142,7 +143,7 @@ class TrainingView:
         return [at for at in given.device_ids if self.cordoned.get(at, workload_id) != workload_id]
 
     def _shown(self, whole: Snapshot, gone: frozenset[DeviceId]) -> Snapshot:
-        """The snapshot with nothing but training in it."""
+        """The snapshot with training alone in it."""
         cluster = whole.cluster
         if gone or not self.is_whole:
             parts = (_part(node, label, devices, gone) for node, label, devices in self.open)
@@ -158,14 +159,14 @@ class TrainingView:
             if len(left) == len(held.device_ids):
                 allocations[workload_id] = held
             elif workload_id in rigid and any(at in existing and at not in alive for at in held.device_ids):
-                # It cannot go on with fewer: it starts anew elsewhere.
+                # It cannot go on with fewer devices: it starts anew elsewhere.
                 continue
             elif left:
                 allocations[workload_id] = replace(held, device_ids=left)
         return replace(whole, cluster=cluster, services=(), allocations=allocations, drains=self._drains(cluster))
 
     def _drains(self, cluster: Topology) -> dict[NodeId, Drain]:
-        """The nodes on which jobs may stay and none may start, by the names under which they are shown."""
+        """The nodes on which jobs may stay and none may start, by their names in the shown snapshot."""
         drains: dict[NodeId, Drain] = {}
         for node in cluster.nodes:
             if node.devices[0].device_id in self.cordoned:
@@ -176,7 +177,7 @@ class TrainingView:
         return drains
 
     def _given(self, wanted: Allocations, shown: Snapshot) -> dict[WorkloadId, PoolAllocation]:
-        """What of a plan may be given now."""
+        """The allocations of a plan that may be given now."""
         held = self.pools.snapshot.allocations
         given: dict[WorkloadId, PoolAllocation] = {}
         for workload_id, allocation in wanted.items():
@@ -184,7 +185,7 @@ class TrainingView:
             if view is None:
                 continue
             if not view.job.elastic and workload_id in held and workload_id not in shown.allocations:
-                # It has to stop where it is before it may start elsewhere; its place is kept for it meanwhile.
+                # It has to stop where it is before it may start elsewhere; its new place is kept for it.
                 continue
             strays = self._strays(workload_id, allocation)
             if strays:
@@ -199,14 +200,14 @@ class TrainingView:
         return given
 
     def _loses(self, workload_id: WorkloadId, shown: Snapshot) -> bool:
-        """Whether it has to give up a device that is alive."""
+        """Whether the workload has to give up a device that is alive."""
         whole = self.pools.snapshot
         held = whole.allocations.get(workload_id)
         alive, existing = shown.cluster.device_set, whole.cluster.device_set
         return held is not None and any(at in existing and at not in alive for at in held.device_ids)
 
     def waits(self, given: Allocations) -> dict[WorkloadId, str]:
-        """Why jobs wait that the cluster could hold, but not training's part of it: they need not ask for less."""
+        """The reasons of waiting jobs that fit into the cluster, but not into training's part of it at present."""
         num_open = sum(len(devices) for _, _, devices in self.open)
         whole = self.pools.snapshot
         total = len(whole.cluster.device_set)
@@ -219,7 +220,7 @@ class TrainingView:
         }
 
     def reasons(self, given: Allocations) -> dict[WorkloadId, str]:
-        """Why jobs give up what services need."""
+        """The reasons of jobs that give up devices for services."""
         found: dict[WorkloadId, str] = {}
         held = self.pools.snapshot.allocations
         for node in self.pools.nodes:
@@ -234,14 +235,14 @@ class TrainingView:
                     found[workload_id] = f"leaves {node.node_id}: {relabel.reason}"
                 elif lost:
                     nodes = list(dict.fromkeys(self.pools.snapshot.cluster.node_of[at] for at in lost))
-                    found[workload_id] = f"services take {told_devices(len(lost))} on {told_names(nodes)}"
+                    found[workload_id] = f"services take {devices_text(len(lost))} on {names_text(nodes)}"
         return found
 
 
 def _part(node: Node, label: Pool, devices: list[Device], gone: frozenset[DeviceId]) -> Node | None:
-    """A node under the label that it is to have, with only some of its devices; None without any.
+    """A node under its new label with only some of its devices; None without any.
 
-    It bears a name of its own then, as what policies remember of a node counts its devices from the first on.
+    A part of a node gets a name of its own, since policies remember devices by their number on the node.
     """
     left = [device for device in devices if device.device_id not in gone]
     if not left:
@@ -272,8 +273,3 @@ class _Nodes:
 def _topology(key: _Nodes) -> Topology:
     """The same object while the nodes are the same: policies keep what they derive from it."""
     return Topology(nodes=key.nodes)
-
-
-def told_devices(count: int) -> str:
-    """A number of devices with its noun."""
-    return "1 device" if count == 1 else f"{count} devices"

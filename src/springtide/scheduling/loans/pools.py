@@ -1,6 +1,6 @@
-"""The two pools as a strategy of loans sees them, what it answers, and the contract between both.
+"""The contract of a strategy of loans: the two pools as it sees them, and the verdict that it returns.
 
-A strategy says which nodes serve and which train; how many replicas there are and which jobs train is decided
+A strategy decides which nodes serve and which train; how many replicas there are and which jobs run is decided
 elsewhere.
 """
 
@@ -24,10 +24,9 @@ Growth = Literal["load", "maximum"]
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
-    """A node: its label now, the pool that owns it, where it is on its way to, and how many devices each workload holds
-    there.
+    """A node: its present label, the pool that owns it, the drain under way, and how many devices workloads hold on it.
 
-    `jobs` and `replicas` count the devices of each job and each service on it, those being given back included.
+    `jobs` and `replicas` count the devices of each job and each service there, including those being given back.
     """
 
     node_id: NodeId
@@ -41,7 +40,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def heading(self) -> Pool:
-        """The label that it is to have: that of its drain, or the one that it has."""
+        """The label that it will have: that of its drain, or the present one."""
         return self.drain.pool if self.drain is not None else self.pool
 
     @property
@@ -82,8 +81,8 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
 class PoolState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The nodes in the order in which they joined, and the services in order of priority (the earlier the higher).
 
-    `snapshot` is everything else: the tide, the clock, jobs with their checkpoints and deadlines. `forecasters` only
-    save time: they forecast the same however often they were asked.
+    `snapshot` has everything else: the tide, the clock, jobs with their checkpoints and deadlines. `forecasters` only
+    save time; their forecasts do not depend on earlier calls.
     """
 
     snapshot: Snapshot
@@ -122,20 +121,20 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return sum(need.maximum for need in self.needs)
 
     def heading(self, *pools: Pool) -> tuple[NodeView, ...]:
-        """The nodes that have one of these labels or are on their way to it; not those that are leaving it."""
+        """The nodes that will have one of these labels: by their drain, or because they have it and keep it."""
         return tuple(node for node in self.nodes if node.heading in pools)
 
 
 class LabelVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """Which nodes are to change their label, and how.
 
-    `pools` names every node whose label is to be another than the one it has, also those already on their way: a node
-    that is left out keeps its label, and its drain is called off. Jobs have to leave those in `reclaimed` now; on the
-    others that are to serve they stay until they end, and nothing of theirs starts there. Replicas leave a node that is
-    to train by themselves. An `isolates_devices` node that becomes "shared" is loaned in part: services take the
-    devices that they need there, jobs the others. `job_costs` says what each job loses by giving up a device, where
-    services have to choose which job to take one from on a shared node; a job that is not named counts as 1.
-    `revisit_at_s` is when the answer may be another even if nothing happens until then.
+    `pools` has every node whose label is to change, also those under way; a node that is left out keeps its label, and
+    its drain is called off. Jobs have to leave the nodes in `reclaimed` now; on other nodes that are to serve they stay
+    until they end, and no job starts there. Replicas leave a node that is to train by themselves. A node with
+    `isolates_devices` that becomes "shared" is loaned in part: services take the devices that they need, jobs the rest.
+
+    `job_costs` is what each job loses by giving up a device, for the choice between the jobs on a shared node; a job
+    that is not in it counts as 1. `revisit_at_s` is when the verdict may change even if nothing happens until then.
     """
 
     pools: Mapping[NodeId, Relabel] = EMPTY
@@ -146,18 +145,18 @@ class LabelVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Strategy(Protocol):
-    """Decides which nodes serve and which train. Pure: all that it remembers is in the snapshot (drains, tide)."""
+    """Decides which nodes serve and which train. Pure: its only memory is the snapshot (drains, tide)."""
 
     def choose(self, pools: PoolState) -> LabelVerdict:
         """Return the labels that nodes are to change to.
 
-        Asked again with what its verdict leads to (drains begun, nodes labelled, devices given back) it must give the
-        same wanted labels: a node under way stays chosen as long as the need for it lasts.
+        While a verdict is being carried out (drains begin, nodes are labelled, devices are given back), the labels must
+        stay the same: a node under way stays chosen as long as it is needed.
         """
         ...
 
     def capacity(self, pools: PoolState, verdict: LabelVerdict) -> tuple[Capacity, ...]:
-        """How many devices training can count on in the time to come; empty: what it has now, for good."""
+        """How many devices training can count on over time; empty: what it has now, for good."""
         ...
 
 

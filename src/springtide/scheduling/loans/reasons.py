@@ -9,8 +9,8 @@ from springtide.core.workload import WorkloadId
 from springtide.scheduling.loans.losses import Losses
 from springtide.scheduling.loans.outlook import Coming, DemandOutlook, needed_now
 from springtide.scheduling.loans.pools import NodeView, PoolState
-from springtide.scheduling.loans.reclaim import told_needy
-from springtide.scheduling.placement.gangs import told as told_devices
+from springtide.scheduling.loans.reclaim import needy_services_text
+from springtide.scheduling.placement.gangs import devices_text
 
 # A reason names at most so many jobs.
 _NUM_NAMED = 3
@@ -24,7 +24,7 @@ def reclaimed_text(
     pools: PoolState, nodes: Sequence[NodeView], missing: int, losses: Losses, *, is_minimum: bool
 ) -> str:
     """Why servers are taken at once, and what becomes of the jobs on them."""
-    for_whom = told_needy(pools) if is_minimum else f"the load of services, which asks for {_more(missing)}"
+    for_whom = needy_services_text(pools) if is_minimum else f"the load of services, which asks for {_more(missing)}"
     lost: dict[WorkloadId, int] = {}
     for node in nodes:
         for job_id, count in node.jobs.items():
@@ -39,18 +39,18 @@ def reclaimed_text(
             shrinks.append(f"'{view.job.name}' from {held} to {held - count}")
         else:
             stops.append(f"'{view.job.name}'")
-    told = []
+    parts = []
     if shrinks:
-        told.append(f"shrinks {_some(shrinks)}")
-    told.append(f"stops {_some(stops)}" if stops else "stops nobody")
-    return f"taken back for {for_whom}: " + ", ".join(told)
+        parts.append(f"shrinks {_some(shrinks)}")
+    parts.append(f"stops {_some(stops)}" if stops else "stops nobody")
+    return f"taken back for {for_whom}: " + ", ".join(parts)
 
 
 def soon_text(pools: PoolState, step: Coming) -> str:
     """Why a server is kept for services that do not need it yet."""
     more = step.num_devices - needed_now(pools)
     if more <= 0:
-        return f"services need {told_devices(step.num_devices)}"
+        return f"services need {devices_text(step.num_devices)}"
     when = f"in {format_duration(step.in_s)}" if step.in_s > 0 else "from now on"
     return f"forecast needs {more} more {'device' if more == 1 else 'devices'} {when}"
 
@@ -59,10 +59,10 @@ def loaned_text(pools: PoolState, outlook: DemandOutlook) -> str:
     """Why a server is lent to training."""
     total = sum(node.num_devices for node in pools.nodes)
     if not outlook.is_known:
-        return f"services need {needed_now(pools)} of {told_devices(total)} now, nothing is forecast yet"
+        return f"services need {needed_now(pools)} of {devices_text(total)} now, nothing is forecast yet"
     last = outlook.steps[-1]
     span_s = max(0.0, last.until_s - pools.now_s)
-    return f"forecast needs {last.num_devices} of {told_devices(total)} for the next {format_duration(span_s)}"
+    return f"forecast needs {last.num_devices} of {devices_text(total)} for the next {format_duration(span_s)}"
 
 
 def _some(names: Sequence[str]) -> str:

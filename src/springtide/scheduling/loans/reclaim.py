@@ -1,4 +1,4 @@
-"""Which servers serve and which train: FaPES-Manager and the two baselines it is compared with; victims by their cost.
+"""FaPES-Manager and the two baselines it is compared with, and the choice of the servers whose jobs lose least.
 
 FaPES (SoCC'24), section 3.4 and Figures 5 and 6; the baselines are those of section 7.1.
 """
@@ -28,7 +28,7 @@ class Dedicated(msgspec.Struct, frozen=True, kw_only=True):
         return LabelVerdict(growth="maximum")
 
     def capacity(self, pools: PoolState, verdict: LabelVerdict) -> tuple[Capacity, ...]:
-        """What training has, for good."""
+        """Empty: the present capacity, for good."""
         del pools, verdict
         return ()
 
@@ -40,10 +40,10 @@ class OneWay(msgspec.Struct, frozen=True, kw_only=True):
 
     def choose(self, pools: PoolState) -> LabelVerdict:
         """Loan what is idle, take back what minimums need."""
-        return _settle(pools, [node for node in pools.nodes if node.owner == "inference"], _enough)
+        return _choose_labels(pools, [node for node in pools.nodes if node.owner == "inference"], _enough)
 
     def capacity(self, pools: PoolState, verdict: LabelVerdict) -> tuple[Capacity, ...]:
-        """What training has, for good."""
+        """Empty: the present capacity, for good."""
         del pools, verdict
         return ()
 
@@ -55,15 +55,15 @@ class TwoWay(msgspec.Struct, frozen=True, kw_only=True):
 
     def choose(self, pools: PoolState) -> LabelVerdict:
         """Loan what is idle, take back what minimums need."""
-        return _settle(pools, pools.nodes, _by_gain)
+        return _choose_labels(pools, pools.nodes, _by_gain)
 
     def capacity(self, pools: PoolState, verdict: LabelVerdict) -> tuple[Capacity, ...]:
-        """What training has, for good."""
+        """Empty: the present capacity, for good."""
         del pools, verdict
         return ()
 
 
-def _settle(
+def _choose_labels(
     pools: PoolState,
     reclaimable: Sequence[NodeView],
     pick: Callable[[Sequence[NodeView], int], list[NodeView]],
@@ -73,7 +73,7 @@ def _settle(
     missing = pools.required - may_serve
     if missing <= 0:
         return LabelVerdict(pools=_loans(pools), growth="maximum")
-    chosen = _goes_on(pools, missing)
+    chosen = _under_way(pools, missing)
     short = missing - sum(node.num_devices for node in chosen)
     if short > 0:
         taken = {node.node_id for node in chosen}
@@ -81,7 +81,7 @@ def _settle(
         # What is free is labelled at once: if that is enough, no workload has to leave another node.
         chosen = _enough(sorted([*chosen, *pick(open_, short)], key=lambda node: node.num_training > 0), missing)
     chosen = _needed(chosen, missing)
-    reason = f"taken back for {told_needy(pools)}"
+    reason = f"taken back for {needy_services_text(pools)}"
     labels = {node.node_id: Relabel(pool="inference", reason=reason, cost_s=float(len(node.jobs))) for node in chosen}
     if not any(node.jobs for node in chosen):
         # They serve from now on; a smaller server may be one too many then.
@@ -89,8 +89,8 @@ def _settle(
     return LabelVerdict(pools=labels, reclaimed=frozenset(node.node_id for node in chosen), growth="maximum")
 
 
-def _goes_on(pools: PoolState, num_devices: int) -> list[NodeView]:
-    """The nodes that are already leaving training and are still needed; those that are free soonest count first."""
+def _under_way(pools: PoolState, num_devices: int) -> list[NodeView]:
+    """The nodes that are already leaving training and are still needed, those with the fewest jobs' devices first."""
     coming = [node for node in pools.heading("inference") if node.pool == "training"]
     return _enough(sorted(coming, key=lambda node: node.num_training), num_devices)
 
@@ -107,7 +107,7 @@ def _enough(nodes: Sequence[NodeView], num_devices: int) -> list[NodeView]:
 
 
 def _needed(nodes: Sequence[NodeView], num_devices: int) -> list[NodeView]:
-    """The nodes without those that the others are enough without: uneven ones may have been taken one by one."""
+    """The nodes without surplus ones: where nodes differ in size, fewer of the chosen ones may be enough."""
     surplus = sum(node.num_devices for node in nodes) - num_devices
     spared: set[NodeId] = set()
     for node in sorted(nodes, key=lambda node: (-node.num_training, node.num_devices)):
@@ -118,10 +118,10 @@ def _needed(nodes: Sequence[NodeView], num_devices: int) -> list[NodeView]:
 
 
 def _loans(pools: PoolState, num_coming: int = 0) -> dict[NodeId, Relabel]:
-    """Servers that services can do without at their maximum: the replicas there move to other servers first.
+    """Loans of servers that services do not need even at their maximum; the replicas there move to other servers first.
 
-    Those on their way go on; then the emptiest, those that training owns first, of the others the last, as services
-    fill servers from the first on. `num_coming` devices serve from now on besides.
+    Loans under way go on; then the emptiest servers are chosen, of these the ones that training owns, then the last
+    ones, since services fill servers from the first on. `num_coming` more devices serve from now on.
     """
     mine = [(place, node) for place, node in enumerate(pools.nodes) if node.pool == "inference" and not node.jobs]
     surplus = sum(node.num_devices for node in pools.nodes if node.pool == "inference") + num_coming - pools.maximum
@@ -139,26 +139,26 @@ def _by_gain(nodes: Sequence[NodeView], num_devices: int) -> list[NodeView]:
     return [nodes[number] for number in reclaim_by_gain(servers, num_devices)]
 
 
-def told_needy(pools: PoolState) -> str:
-    """A sentence on whose minimum is missing: the services, in order of priority, that hold less than theirs."""
+def needy_services_text(pools: PoolState) -> str:
+    """Which services have less than their minimum, in order of priority, as text."""
     short = [need for need in pools.needs if need.view.num_ready + need.view.num_starting < need.minimum]
     if not short:
         return "guaranteed minimums"
-    first = _told(short[0])
+    first = _shortfall_text(short[0])
     num_more = len(short) - 1
     return first + (f" and {num_more} more service{'s' if num_more > 1 else ''}" if num_more else "")
 
 
-def _told(need: Need) -> str:
+def _shortfall_text(need: Need) -> str:
     have = need.view.num_ready + need.view.num_starting
     return f"'{need.view.service.name}', which has {have} of its guaranteed {need.minimum} replicas"
 
 
-# --- victims by what they lose --------------------------------------------------------------------------------------
+# --- victims by their losses ----------------------------------------------------------------------------------------
 
 
 def servers_of(nodes: Sequence[NodeView]) -> tuple[list[Server], list[WorkloadId]]:
-    """The nodes in plain numbers, and the job that each number of a job stands for."""
+    """The nodes as plain numbers for the solver, and the job of each number."""
     jobs = list(dict.fromkeys(job_id for node in nodes for job_id in node.jobs))
     number_of = {job_id: number for number, job_id in enumerate(jobs)}
     servers = [
@@ -171,9 +171,9 @@ def servers_of(nodes: Sequence[NodeView]) -> tuple[list[Server], list[WorkloadId
 def choose_victims(
     pools: PoolState, candidates: Sequence[NodeView], num_devices: int, victim_of: Callable[[JobView], Victim]
 ) -> tuple[list[NodeView], float]:
-    """The candidates with `num_devices` devices whose jobs lose least (in the unit of `victim_of`), and what they lose.
+    """The candidates with `num_devices` devices whose jobs lose least (in the unit of `victim_of`), and that loss.
 
-    A job that is no longer wanted loses nothing. All candidates if they do not suffice.
+    A job that has ended loses nothing. All candidates if they are not enough.
     """
     servers, jobs = servers_of(candidates)
     known = pools.job_of

@@ -1,7 +1,7 @@
-"""Our strategy of loans: servers go to training while the forecast does not need them, and come back before the peak.
+"""Our strategy of loans: servers train while the forecast does not need them for services, and return before the peak.
 
-Servers that will be needed are kept free of work that would not be done by then; what has to be taken at once is taken
-where least work is lost, from jobs that can shrink before any is stopped. See docs/tide.md.
+A server that services will need gets no job that would not end by then. Servers needed at once are taken where the
+least work is lost, from jobs that can shrink before any job is stopped. See docs/tide.md.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from springtide.solvers.reclaim import Victim, reclaim_by_gain
 
 Victims = Literal["loss", "gain", "any"]
 
-# A server is kept free for a coming need for at most this part of a day: past that, whatever runs meanwhile is worth
-# more than its being stopped once costs.
+# A server is kept free for a coming need for at most this part of a day: what could run in a longer time is worth more
+# than stopping it costs.
 PATIENCE_FRACTION = 1 / 12
-# Bins of the tide that lie this far ahead are forecast for promises.
+# How far ahead the tide is forecast for promises.
 PROMISED_DAYS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class TideStrategy:
-    """Loans and reclaims by the forecast of the tide. Each parameter switches one idea off, so that it can be weighed.
+    """Loans and reclaims by the forecast of the tide. Each parameter can switch one idea off, to measure its effect.
 
-    `ahead`: look ahead at all. `quantile`: with what chance the forecast need is enough. `victims`: whose servers are
-    taken: by what jobs lose, by FaPES's reclaim gain, or the first that come. `shrink`: jobs that can do with less give
-    up devices before any is stopped. `fractions`: parts of servers whose devices are isolated are loaned. `weekly`:
-    weekdays have a season of their own once two weeks are known.
+    `ahead`: look ahead at all. `quantile`: the chance with which services need no more than the forecast. `victims`:
+    how servers to take are chosen: by what their jobs lose, by FaPES's reclaim gain, or in order. `shrink`: elastic
+    jobs give up devices before any job is stopped. `fractions`: also parts of servers with isolated devices are loaned.
+    `weekly`: weekdays have a season of their own once two weeks are known.
     """
 
     ahead: bool = True
@@ -67,7 +67,7 @@ class TideStrategy:
         return _Choice(self, pools, self.forecast(pools)).verdict()
 
     def capacity(self, pools: PoolState, verdict: LabelVerdict) -> tuple[Capacity, ...]:
-        """What promises may count on: what training has, until the highest days known would need it back."""
+        """The capacity for promises: what training has, until services would need it back on their highest days."""
         num_now = 0
         for node in pools.nodes:
             relabel = verdict.pools.get(node.node_id)
@@ -84,7 +84,7 @@ class TideStrategy:
         return capacity_of(pools, forecast, num_now, granularity, lead_s)
 
     def forecast(self, pools: PoolState) -> TideForecast | None:
-        """What is forecast for a day, at most the services' maxima; None where there is no service."""
+        """The forecast for a day, at most the services' maxima; None without services."""
         if not pools.needs:
             return None
         tide = pools.snapshot.tide
@@ -95,14 +95,14 @@ class TideStrategy:
 
 
 def is_common(node: NodeView) -> bool:
-    """Whether jobs and services may sit side by side on the node for good: it is never loaned."""
+    """Whether the node belongs to jobs and services together, so that it is never loaned."""
     return node.owner == "shared" and node.heading == "shared"
 
 
 class _Choice:
-    """One verdict: what is needed at once, what will be needed, and what no service needs.
+    """One verdict: which nodes services need at once, which they will need, and which they do not need.
 
-    Asked again with what its verdict led to it chooses the same nodes: a node on its way is chosen before others.
+    While a verdict is being carried out, the same nodes are chosen again: a node under way comes before others.
     """
 
     def __init__(self, strategy: TideStrategy, pools: PoolState, forecast: TideForecast | None) -> None:
@@ -117,7 +117,7 @@ class _Choice:
         self.patience_s = pools.snapshot.tide.day_s * PATIENCE_FRACTION
         self.span_s = self._span_s()
         self.outlook: DemandOutlook = outlook_of(pools, forecast if strategy.ahead else None, self.span_s)
-        # What was needed a moment ago may be needed again: a node that serves is not lent for that long.
+        # A need of a moment ago may come back, so a serving node is not loaned for so long.
         self.held = max(self.needed, needed_lately(pools), self.outlook.within(self.span_s))
         # The nodes that are to serve, and why; those of them whose jobs have to go, and what that costs; those that
         # serve as far as services need it, whose other devices jobs may keep.
@@ -128,7 +128,7 @@ class _Choice:
         self.supply = 0
 
     def verdict(self) -> LabelVerdict:
-        """Fill what is needed now, then what is to come; the others train."""
+        """Choose nodes for what is needed now, then for what will be needed; the others train."""
         self._keep()
         self._take(self.pools.required, is_minimum=True)
         self._take(self.needed, is_minimum=False)
@@ -163,7 +163,7 @@ class _Choice:
         self.serving[node.node_id] = (node.drain.reason if node.drain is not None else "") or reason
 
     def _keep(self) -> None:
-        """Nodes that serve go on serving, and nodes being freed go on being freed, as long as that is needed."""
+        """Keep serving nodes, and go on freeing nodes that are being freed, as long as services need them."""
         for node in self.pools.nodes:
             if is_common(node):
                 self.supply += node.num_devices
@@ -179,7 +179,7 @@ class _Choice:
                     self.reclaimed[node.node_id] = node.drain.cost_s
 
     def _take(self, needed: int, *, is_minimum: bool) -> None:
-        """Have `needed` devices served at once: on idle nodes, on loaned parts, and then by taking them from jobs."""
+        """Provide `needed` devices at once: idle nodes, then loaned parts of nodes, then nodes taken from jobs."""
         reason = f"services need {needed} devices"
         for node in self._open(is_minimum=is_minimum):
             # Also on a node that is about to leave the inference pool and still has its replicas.
@@ -228,13 +228,13 @@ class _Choice:
     # --- what will be needed --------------------------------------------------------------------------------------
 
     def _span_s(self) -> float:
-        """How far ahead a server is kept free: until what would start on it now would be done, within patience."""
+        """How far ahead a server is kept free: for as long as the next job would run on it, at most `patience_s`."""
         if not self.strategy.ahead:
             return 0.0
         pools = self.pools
         held = self.losses.held
-        # A job that has been given devices is left alone until it trains, else its own start would change what it was
-        # given.
+        # A job that was given devices does not count until it trains: otherwise its own start would change the verdict
+        # that gave it these devices.
         waiting = [
             view
             for view in pools.snapshot.jobs
@@ -250,11 +250,11 @@ class _Choice:
         return max(self.change_s, min(stay, self.patience_s))
 
     def _prepare(self, step: Coming) -> None:
-        """Choose the nodes that will serve when a need comes.
+        """Choose the nodes that will serve a coming need.
 
         First nodes that are being freed already, then nodes whose jobs end in time, the last to end first; then nodes
-        whose jobs can shrink when it comes to that, and idle nodes. What is expected right away is made ready, on idle
-        servers before others.
+        whose jobs can shrink when the need comes, and idle nodes. For a need that is expected right away, nodes are
+        made ready now, idle ones first.
         """
         if self.supply >= step.num_devices:
             return
@@ -267,8 +267,7 @@ class _Choice:
             idle = next((node for node in open_ if not node.jobs), None)
             shrinking = next((node for node in open_ if self.strategy.ahead and self.leaving.can_shrink(node)), None)
             ending = self._ending(open_, step.in_s)
-            # Whether a server that serves is lent must not depend on which job happens to run on another at this
-            # instant.
+            # Whether a serving node is loaned must not depend on which job runs on another node at this instant.
             is_ready = idle is not None and idle.heading == "inference" and is_near
             node = freeing or (idle if is_ready else None) or (idle or shrinking if is_expected else None)
             node = node or ending or shrinking or idle
@@ -281,32 +280,32 @@ class _Choice:
                 if is_expected:
                     self.reclaimed[node.node_id] = 0.0
                 elif node is shrinking and node is not freeing:
-                    # It may be used until then: no drain begins yet.
+                    # Jobs may use it until then, so its drain does not begin yet.
                     self.later.add(node.node_id)
 
     def _ending(self, nodes: Sequence[NodeView], in_s: float) -> NodeView | None:
-        """The node whose jobs end in time and that is used longest."""
+        """The node whose jobs end last of those that end in time."""
         found = [node for node in nodes if in_s > 0 and node.jobs and self.leaving.ends_in_s(node) <= in_s]
         return max(found, key=self.leaving.ends_in_s, default=None)
 
     # --- what comes of it -----------------------------------------------------------------------------------------
 
     def _hold(self) -> None:
-        """Keep idle nodes that serve, as long as they may be needed again at any moment."""
+        """Keep idle serving nodes as long as they may be needed again at any moment."""
         for node in self._open(is_minimum=False):
             if node.heading == "inference" and not node.jobs and self.supply < self.held:
                 self._add(node, f"services needed {self.held} devices just now")
 
     def _gather(self) -> None:
-        """Free servers of the few replicas on them, where the others have room for a long time to come."""
+        """Move the few replicas off nodes, so that these can be loaned, if the others have room for a long time."""
         if not self._is_wanted():
             return
         wide = outlook_of(self.pools, self.forecast if self.strategy.ahead else None, self.patience_s)
-        # No service loses a replica for it, not even one that is only kept in reserve.
+        # No service loses a replica by that, not even one that it only keeps in reserve.
         needed = max(self.pools.wanted, self.held, wide.within(self.patience_s))
         serving = [node for node in self.pools.nodes if node.node_id in self.serving and node.pool == "inference"]
         for node in sorted(serving, key=lambda node: (node.owner == "inference", node.num_serving)):
-            # Without a forecast, a rise of half a server is not to bring it back at once.
+            # Without a forecast, a margin of half a node keeps a small rise from bringing the node back at once.
             margin = 0 if wide.is_known else node.num_devices // 2
             is_spare = node.replicas and not node.jobs and self.supply - node.num_devices >= needed + margin
             if is_spare and (node.drain is None or node.drain.pool == "training"):
@@ -314,7 +313,7 @@ class _Choice:
                 self.supply -= node.num_devices
 
     def _part(self) -> None:
-        """Lend what no service will need of nodes that services hold only a part of."""
+        """Loan the devices that no service will need on nodes of which services hold only a part."""
         surplus = self.supply - max(self.pools.wanted, self.held)
         for node in sorted(self.pools.nodes, key=lambda node: node.num_serving):
             num_free = node.num_devices - node.num_serving
@@ -335,10 +334,10 @@ class _Choice:
                 if node.pool != "shared":
                     labels[node_id] = Relabel(pool="shared", reason=self.parted.get(node_id, loan))
             elif node_id in self.serving:
-                # Where every device is held nothing can start, so no drain has to be announced yet.
+                # Nothing can start on a node whose devices are all held, so it need not be drained yet.
                 is_quiet = node.num_training >= node.num_devices and node.heading != "inference"
-                is_told = node_id in self.reclaimed or not (is_quiet or node_id in self.later)
-                if node.pool != "inference" and is_told:
+                is_drained = node_id in self.reclaimed or not (is_quiet or node_id in self.later)
+                if node.pool != "inference" and is_drained:
                     cost_s = self.reclaimed.get(node_id, 0.0)
                     labels[node_id] = Relabel(pool="inference", reason=self.serving[node_id], cost_s=cost_s)
             elif node.pool != "training" and (is_wanted or node.heading != "inference"):
@@ -347,7 +346,7 @@ class _Choice:
         return labels
 
     def _is_wanted(self) -> bool:
-        """Whether training has a use for more: a job is there that holds less than it could."""
+        """Whether training could use more devices: a job holds fewer than it could."""
         held = self.losses.held
         return any(held.get(view.job.job_id, 0) < view.bounds.max_workers for view in self.pools.snapshot.jobs)
 
@@ -363,7 +362,7 @@ class _Choice:
         return costs
 
     def _revisit_at_s(self) -> float | None:
-        """When to decide again: at the end of a forecast bin, as the next may differ. Never without jobs."""
+        """When to decide again: at the end of a forecast bin, as the next may differ. None without jobs."""
         forecast = self.forecast
         if forecast is None or not forecast.is_known or not self.strategy.ahead or not self.pools.snapshot.jobs:
             return None

@@ -10,7 +10,7 @@ from springtide.core.workload import WorkloadId
 from springtide.scheduling.placement.placing import held_counts, place
 from springtide.scheduling.replicas import next_idle_at_s, wanted_replicas
 
-# A reason names at most so many others: it is read by people, and on a large platform there are thousands.
+# A reason names at most so many other workloads: users read it, and a large platform has thousands.
 NUM_NAMED = 4
 
 
@@ -43,7 +43,7 @@ class AllocationLedger:
         return self.of(workload_id)
 
     def plan(self, revisit_at_s: float | None = None) -> Plan:
-        """Place the counts and say why, for each workload whose number changes or that has to wait."""
+        """The plan with the counts placed, and a reason for each workload whose count changes or that has to wait."""
         snapshot = self.snapshot
         idle_at_s = next_idle_at_s(snapshot.services, snapshot.now_s)
         moments = [moment for moment in (revisit_at_s, idle_at_s) if moment is not None]
@@ -65,7 +65,7 @@ class AllocationLedger:
             if after == 0 and before == 0:
                 reasons[workload_id] = self.notes.get(workload_id) or self._waiting(workload_id)
             elif after != before:
-                # Its text follows below; the place keeps the order of arrival.
+                # A placeholder that keeps the order of arrival; the text is set below.
                 reasons[workload_id] = ""
                 changed[workload_id] = (before, after)
         most = self._most(changed)
@@ -99,7 +99,7 @@ class AllocationLedger:
 
     @cached_property
     def _holders(self) -> str:
-        """The first few that get something, written once for all jobs that wait."""
+        """The first few workloads that get devices, as text; formatted once for all waiting jobs."""
         holders: dict[str, int] = {}
         for view in self.snapshot.jobs:
             if self.of(view.job.job_id):

@@ -1,4 +1,4 @@
-"""Fixed numbers of workers: for the policies that give a job all the workers its owner asked for, or none."""
+"""Gang allocation at fixed sizes: for policies that give a job all the workers its owner asked for, or none."""
 
 from __future__ import annotations
 
@@ -40,6 +40,6 @@ def remaining_s(view: JobView, num_workers: int, now_s: float, num_held: int = 0
     return max(0.0, steps) / rate
 
 
-def told(count: int) -> str:
+def devices_text(count: int) -> str:
     """A number of devices with its noun."""
     return "1 device" if count == 1 else f"{count} devices"

@@ -89,9 +89,9 @@ def layout_of(cluster: Topology) -> Layout:
 
 @functools.lru_cache(maxsize=16384)
 def shape_of(node: Node) -> str:
-    """How many devices of a node are shown; which, where some in between are not. For marks of a cluster.
+    """How many devices of a node are visible, and which ones if there are gaps; for fingerprints of a cluster.
 
-    Where parts of a node are held by others, as many devices need not be the same ones.
+    If other workloads hold parts of a node, an equal number of visible devices may be different ones.
     """
     indices = [device.index for device in node.devices]
     return str(len(indices)) if indices == list(range(len(indices))) else f"of {','.join(map(str, indices))}"
@@ -100,7 +100,7 @@ def shape_of(node: Node) -> str:
 def is_scattered(layout: Layout, devices: Sequence[DeviceId]) -> bool:
     """Whether devices (a tuple, all alive) lie on more nodes than an empty cluster would need for so many.
 
-    Asked of the same tuples again and again while their holders stay where they are.
+    Cached: it is called with the same tuples again and again while workloads keep their devices.
     """
     if len(devices) == 1:
         return False

@@ -1,4 +1,4 @@
-"""Where exactly: from a number of devices for each workload to devices, compact and moving as little as possible."""
+"""Placement: chooses the devices for each workload's number of devices, compact and with as few moves as possible."""
 
 from __future__ import annotations
 
@@ -33,18 +33,21 @@ def place(
 ) -> dict[WorkloadId, PoolAllocation]:
     """Give every workload its count of devices in rank order, those it holds first. The counts must fit.
 
-    A job that keeps its size keeps its devices. One that shrinks keeps an aligned block, one that grows takes the
-    buddy of its own, and one that starts is placed best fit (ElasticFlow §4.3). A job that grows goes elsewhere only if
-    it would lie on more nodes than it needs and a compact place is idle. Jobs in `movable` may be moved, as few devices
-    as possible, to make a compact place for another; and to a compact place of their own once there is one. `wanted` is
-    what was decided before: it stands while it has the right count, is alive, and no job that keeps its devices is in
-    the way; so a plan that is half carried out is not changed. Devices that no workload holds now come before those
-    still to be given back.
+    A job that keeps its size keeps its devices. A job that shrinks keeps an aligned block, a job that grows takes the
+    buddy of its own, and a job that starts is placed best fit (ElasticFlow §4.3). A growing job goes elsewhere only if
+    it would be on more nodes than it needs and a compact place is idle.
+
+    Jobs in `movable` may be moved, as few devices as possible, to make a compact place for another job, and to a
+    compact place of their own once there is one. `wanted` are the devices decided before; they are kept while their
+    count is right, they are alive, and no job that keeps its devices holds any of them, so that a plan that is half
+    carried out does not change. Devices that no workload holds come before those still to be given back.
     """
     layout = layout_of(snapshot.cluster)
     chosen = _as_decided(counts, snapshot, layout, wanted)
-    if chosen is None or any(who in movable and is_scattered(layout, tuple(at)) for who, at in chosen.items()):
-        chosen = _Placing(counts, snapshot, layout, movable, wanted).run()
+    if chosen is None or any(
+        workload_id in movable and is_scattered(layout, tuple(at)) for workload_id, at in chosen.items()
+    ):
+        chosen = _Placement(counts, snapshot, layout, movable, wanted).run()
     batch_of = {view.job.job_id: view.job.global_batch_size for view in snapshot.jobs}
     placed: dict[WorkloadId, PoolAllocation] = {}
     for workload_id, devices in chosen.items():
@@ -66,7 +69,7 @@ def held_counts(snapshot: Snapshot) -> Mapping[WorkloadId, int]:
 def _as_decided(
     counts: Mapping[WorkloadId, int], snapshot: Snapshot, layout: Layout, wanted: Mapping[WorkloadId, Devices]
 ) -> dict[WorkloadId, Devices] | None:
-    """What was decided or is held, if that is all there is to say; None if a job needs a place."""
+    """The devices decided before or held, if every workload has its count with them; None if one needs a place."""
     allocations = snapshot.allocations
     chosen: dict[WorkloadId, Devices] = {}
     total = 0
@@ -85,43 +88,53 @@ def _as_decided(
     return chosen if len(distinct) == total and layout.address_of.keys() >= distinct else None
 
 
-def _settle(
+def _unmoved_devices(
     counts: Mapping[WorkloadId, int], snapshot: Snapshot, layout: Layout, wanted: Mapping[WorkloadId, Devices]
 ) -> dict[WorkloadId, Devices]:
-    """The devices of all jobs that need no new place: as decided before, unless another keeps them, or exactly as held.
+    """The devices of all workloads that need no new place: those decided before, unless another workload keeps them, or
+    exactly those held.
 
-    A job that holds no more than its count keeps all of it. One that holds more first gives up what others were
-    promised.
+    A workload that holds no more than its count keeps all of them. One that holds more first gives up the devices that
+    were decided for others.
     """
     alive = layout.address_of.keys()
     held: dict[WorkloadId, Devices] = {
-        who: given.device_ids for who, given in snapshot.allocations.items() if who in counts
+        workload_id: allocation.device_ids
+        for workload_id, allocation in snapshot.allocations.items()
+        if workload_id in counts
     }
     if not alive >= set(chain.from_iterable(held.values())):
-        held = {who: tuple(device for device in devices if device in alive) for who, devices in held.items()}
-    decided = {who: devices for who, devices in wanted.items() if len(devices) == counts.get(who)}
+        held = {
+            workload_id: tuple(device for device in devices if device in alive) for workload_id, devices in held.items()
+        }
+    decided = {
+        workload_id: devices for workload_id, devices in wanted.items() if len(devices) == counts.get(workload_id)
+    }
     if not alive >= set(chain.from_iterable(decided.values())):
-        decided = {who: devices for who, devices in decided.items() if alive >= set(devices)}
+        decided = {workload_id: devices for workload_id, devices in decided.items() if alive >= set(devices)}
     while True:
         promised = set(chain.from_iterable(decided.values()))
-        stays = [
+        kept_devices = [
             devices
-            for who, devices in held.items()
-            if who not in decided
-            and (len(devices) <= counts[who] or sum(device not in promised for device in devices) < counts[who])
+            for workload_id, devices in held.items()
+            if workload_id not in decided
+            and (
+                len(devices) <= counts[workload_id]
+                or sum(device not in promised for device in devices) < counts[workload_id]
+            )
         ]
-        taken = set(chain.from_iterable(stays))
+        taken = set(chain.from_iterable(kept_devices))
         if len(promised) == sum(map(len, decided.values())) and taken.isdisjoint(promised):
             break
         kept: dict[WorkloadId, Devices] = {}
-        for who, devices in decided.items():
+        for workload_id, devices in decided.items():
             if taken.isdisjoint(devices) and len(set(devices)) == len(devices):
-                kept[who] = devices
+                kept[workload_id] = devices
                 taken.update(devices)
         decided = kept
-    settled = {who: devices for who, devices in held.items() if len(devices) == counts[who]}
-    settled.update(decided)
-    return settled
+    unmoved = {workload_id: devices for workload_id, devices in held.items() if len(devices) == counts[workload_id]}
+    unmoved.update(decided)
+    return unmoved
 
 
 def _largest_hole(census: Census, released: int) -> int:
@@ -135,7 +148,7 @@ def _largest_hole(census: Census, released: int) -> int:
     return level
 
 
-class _Placing:
+class _Placement:
     """One call of `place` in which a job needs a place: bitmaps of addresses, claimed step by step."""
 
     def __init__(
@@ -149,62 +162,72 @@ class _Placing:
         self.layout = layout
         self.snapshot = snapshot
         self.counts = {workload_id: count for workload_id, count in counts.items() if count > 0}
-        self.settled = _settle(self.counts, snapshot, layout, wanted)
+        self.unmoved = _unmoved_devices(self.counts, snapshot, layout, wanted)
         rigid = {view.job.job_id for view in snapshot.jobs if not view.job.elastic}
         self.services = {view.service.service_id for view in snapshot.services}
-        # A job on its way to other devices arrives there before it may be moved again.
+        # A job that is moving must have arrived before it may be moved again.
         self.movable = frozenset(
-            who
-            for who in movable
-            if who in self.counts and who not in rigid and who not in self.services and not self._is_on_its_way(who)
+            workload_id
+            for workload_id in movable
+            if workload_id in self.counts
+            and workload_id not in rigid
+            and workload_id not in self.services
+            and not self._is_moving(workload_id)
         )
-        self.claims = Claims(layout, self.counts, snapshot.allocations, self.settled, self.movable)
+        self.claims = Claims(layout, self.counts, snapshot.allocations, self.unmoved, self.movable)
 
-    def _is_on_its_way(self, workload_id: WorkloadId) -> bool:
-        settled, held = self.settled.get(workload_id), self.snapshot.allocations.get(workload_id)
-        if settled is None or (held is not None and settled is held.device_ids):
+    def _is_moving(self, workload_id: WorkloadId) -> bool:
+        unmoved, held = self.unmoved.get(workload_id), self.snapshot.allocations.get(workload_id)
+        if unmoved is None or (held is not None and unmoved is held.device_ids):
             return False
-        return held is None or set(settled) != set(held.device_ids)
+        return held is None or set(unmoved) != set(held.device_ids)
 
     def run(self) -> dict[WorkloadId, Devices]:
-        """Place all jobs: those that stay, shrink, or can grow where they are, then the others from large to small."""
+        """Place all workloads: those that stay, shrink, or grow in place, then the others from large to small."""
         claims = self.claims
         growing: list[WorkloadId] = []
-        for who in [who for who in self.counts if who not in self.settled]:
-            held = claims.held(who)
-            if held.bit_count() > self.counts[who]:
+        for workload_id in [workload_id for workload_id in self.counts if workload_id not in self.unmoved]:
+            held = claims.held(workload_id)
+            if held.bit_count() > self.counts[workload_id]:
                 continue
-            growing.append(who)
-            claims.take(who, held)
-        shrinking = [who for who in self.counts if who not in self.settled and who not in claims.changed]
-        for who in shrinking:
-            self._shrink(who)
-        # The sort is stable: among equals the order of `counts` stands. Replicas fill the holes that jobs leave.
-        growing.sort(key=lambda who: (who in self.services, -self.counts[who]))
+            growing.append(workload_id)
+            claims.take(workload_id, held)
+        shrinking = [
+            workload_id
+            for workload_id in self.counts
+            if workload_id not in self.unmoved and workload_id not in claims.changed
+        ]
+        for workload_id in shrinking:
+            self._shrink(workload_id)
+        # The sort is stable: equals keep the order of `counts`. Replicas come last, into the holes that jobs leave.
+        growing.sort(key=lambda workload_id: (workload_id in self.services, -self.counts[workload_id]))
         self._take_buddies(growing)
         self._gather(shrinking)
         self._take_buddies(growing)
-        for who in growing:
-            if claims.of(who).bit_count() == self.counts[who]:
-                continue  # It had to make room, or its buddy left, and it was placed.
+        for workload_id in growing:
+            if claims.of(workload_id).bit_count() == self.counts[workload_id]:
+                continue  # Already placed: it had to make room for another, or its buddy block became idle.
             idle = claims.idle
-            if who in self.services:
-                self._fill_holes(who)
-            elif claims.held(who):
-                self._grow(who)
+            if workload_id in self.services:
+                self._fill_holes(workload_id)
+            elif claims.held(workload_id):
+                self._grow(workload_id)
             else:
-                self._start(who)
+                self._start(workload_id)
             if claims.idle & ~idle:
                 self._take_buddies(growing)
-        settled = self.settled
-        return {who: self._in_order(who) if who in claims.changed else settled[who] for who in self.counts}
+        unmoved = self.unmoved
+        return {
+            workload_id: self._in_order(workload_id) if workload_id in claims.changed else unmoved[workload_id]
+            for workload_id in self.counts
+        }
 
     def _in_order(self, workload_id: WorkloadId) -> Devices:
-        """The claimed devices: those it holds in rank order, then new ones in order of address."""
+        """The claimed devices: first those that the workload holds, in rank order, then new ones by address."""
         claimed = self.claims.of(workload_id)
         address_of = self.layout.address_of
-        given = self.snapshot.allocations.get(workload_id)
-        held: Devices = given.device_ids if given is not None else ()
+        allocation = self.snapshot.allocations.get(workload_id)
+        held: Devices = allocation.device_ids if allocation is not None else ()
         kept = [device for device in held if device in address_of and claimed >> address_of[device] & 1]
         return (*kept, *self.layout.devices_of(claimed & ~self.claims.held(workload_id)))
 
@@ -213,7 +236,7 @@ class _Placing:
     def _shrink(self, workload_id: WorkloadId) -> None:
         """Keep the aligned block that leaves the largest hole; among equals the one with the lowest rank."""
         held, count = self.claims.held(workload_id), self.counts[workload_id]
-        # `_settle` has made sure that enough is left beside what was promised to others.
+        # `_unmoved_devices` leaves it enough devices besides those decided for others.
         inside = held & self.claims.idle
         if workload_id in self.services:
             # The first replicas are ready, the last ones start or are on their way out.
@@ -254,25 +277,25 @@ class _Placing:
     # --- growing ----------------------------------------------------------------------------------------------------
 
     def _take_buddies(self, growing: Sequence[WorkloadId]) -> None:
-        """Let each job that waits for more grow to the aligned block around its own, if the rest of it is idle."""
-        for who in growing:
-            held, count = self.claims.held(who), self.counts[who]
-            if not held or count & (count - 1) or who in self.services or self.claims.of(who) != held:
+        """Let each growing job take the aligned block around its own devices, if the rest of that block is idle."""
+        for workload_id in growing:
+            held, count = self.claims.held(workload_id), self.counts[workload_id]
+            if not held or count & (count - 1) or workload_id in self.services or self.claims.of(workload_id) != held:
                 continue
             level = level_for(count)
             block = block_at(lowest(held) >> level << level, level)
             if not held & ~block and not block & ~(held | self.claims.idle):
-                self.claims.take(who, block)
+                self.claims.take(workload_id, block)
 
     def _grow(self, workload_id: WorkloadId) -> None:
-        """Stay, go where there is a compact place, or have one made: the first that lies close enough."""
+        """Grow in place, move to an idle compact place, or have one made: the first of these that is compact enough."""
         held, count = self.claims.held(workload_id), self.counts[workload_id]
         missing = count - held.bit_count()
         near = self._prefer_free(lambda census: census.extend(held, missing), held)
         stay = held | near
         may_move = workload_id in self.movable
-        # A job that may move keeps to aligned blocks even where the nodes would do: that others find theirs, and that
-        # jobs come back to sets of devices that were used before, rests on it.
+        # A movable job keeps to aligned blocks even if it would be on as few nodes without one: otherwise other jobs
+        # would find no blocks, and jobs would not return to sets of devices that were used before.
         wants_block = may_move and count & (count - 1) == 0 and count <= self.layout.largest_block
         is_spread = len(self.layout.nodes_of(stay)) > self.layout.nodes_needed(count)
         if is_spread or wants_block:
@@ -285,22 +308,23 @@ class _Placing:
         self.claims.take(workload_id, stay)
 
     def _elsewhere(self, workload_id: WorkloadId, wants_block: bool) -> int:
-        """A compact place for all its devices; 0 if there is none. As much of its own as possible, free now if can be.
+        """A compact place for all devices of the job; 0 if there is none. It keeps as many of its own as possible, and
+        the place is free now if possible.
 
-        For a job that may move also a place that others give back, unless these wait for it in turn.
+        For a movable job, also a place that others give back, unless these wait for the job in turn.
         """
         free = self.claims.free_now
         place = self._compact_among(free, workload_id, wants_block)
         if not place and workload_id in self.movable:
             soon = self.claims.idle & ~self.claims.out_of_reach(workload_id)
             place = self._compact_among(soon, workload_id, wants_block) if soon != free else 0
-        # Among nodes of several sizes an aligned block may reach over more of them than a wide one has room for.
+        # With nodes of several sizes, an aligned block may span several small nodes where one wide node would do.
         is_compact = len(self.layout.nodes_of(place)) <= self.layout.nodes_needed(self.counts[workload_id])
         return place if is_compact else 0
 
     def _compact_among(self, idle: int, workload_id: WorkloadId, wants_block: bool) -> int:
         claims, count = self.claims, self.counts[workload_id]
-        # A part of what a shrinking job holds may have been promised to another.
+        # Some devices that a shrinking job holds may have been decided for another job.
         held = claims.held(workload_id) & (claims.idle | claims.of(workload_id))
         if count & (count - 1) == 0 and count <= self.layout.largest_block:
             level = level_for(count)
@@ -333,38 +357,40 @@ class _Placing:
         self.claims.take(workload_id, self._prefer_free(lambda census: census.compact(count), 0))
 
     def _gather(self, shrunk: Sequence[WorkloadId]) -> None:
-        """Bring jobs together that lie scattered and may move: all if there is a compact place for each, else one.
+        """Move scattered movable jobs to compact places: all of them if there is a place for each, else one.
 
-        They come first, since jobs that grow or start then find what they leave.
+        This comes before jobs grow or start, so that these find the devices that are left.
         """
         if not self.movable:
             return
-        at = {**self.settled, **{who: self._in_order(who) for who in shrunk}}
+        at = {**self.unmoved, **{workload_id: self._in_order(workload_id) for workload_id in shrunk}}
         scattered = [
-            who for who, devices in at.items() if who in self.movable and is_scattered(self.layout, tuple(devices))
+            workload_id
+            for workload_id, devices in at.items()
+            if workload_id in self.movable and is_scattered(self.layout, tuple(devices))
         ]
-        scattered.sort(key=lambda who: -self.counts[who])
+        scattered.sort(key=lambda workload_id: -self.counts[workload_id])
         left = []
-        for who in scattered:
-            count = self.counts[who]
-            place = self._elsewhere(who, count & (count - 1) == 0 and count <= self.layout.largest_block)
+        for workload_id in scattered:
+            count = self.counts[workload_id]
+            place = self._elsewhere(workload_id, count & (count - 1) == 0 and count <= self.layout.largest_block)
             if place:
-                self.claims.take(who, place)
+                self.claims.take(workload_id, place)
             else:
-                left.append(who)
-        for who in left:
-            is_as_before = who in shrunk or who not in self.claims.changed
-            if is_as_before and self.claims.make_room(who):
+                left.append(workload_id)
+        for workload_id in left:
+            is_as_before = workload_id in shrunk or workload_id not in self.claims.changed
+            if is_as_before and self.claims.make_room(workload_id):
                 return
 
     def _fill_holes(self, workload_id: WorkloadId) -> None:
-        """One device after the other from the smallest holes: the replicas of a service do not talk to each other."""
+        """Take single devices from the smallest holes: the replicas of a service do not communicate."""
         for _ in range(self.counts[workload_id] - self.claims.held(workload_id).bit_count()):
             hole = self._prefer_free(lambda census: census.best_block(0), 0)
             self.claims.take(workload_id, self.claims.of(workload_id) | hole)
 
     def _prefer_free(self, find: Finder, own: int) -> int:
-        """The place among the devices that no workload holds now, unless one that others give back is more compact."""
+        """A place of devices that no workload holds now, unless one that others give back is more compact."""
         soon = find(Census(self.layout, self.claims.idle))
         assert soon, "the counts do not fit into the cluster"
         if soon & self.claims.held_now == 0:

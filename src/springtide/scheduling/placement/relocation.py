@@ -1,4 +1,4 @@
-"""Which job is to hold which devices in a plan under construction; jobs move aside without waiting for each other."""
+"""Which workload is to hold which devices in a plan under construction, so that no two jobs wait for each other."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from springtide.scheduling.placement.topology import Census, fits_compactly
 
 # How many blocks are looked at when others have to make room: those with the fewest devices in the way.
 MAX_CANDIDATES = 8
-# So many places are cleared, at most, to find room for one workload. A search that succeeds clears one for each job
-# that moves, so this is far beyond what is worth moving for; a search in vain would otherwise try every order.
+# How many places are cleared, at most, to find room for one workload. A search that succeeds clears one for each job
+# that moves, which is far fewer; a search that fails would try every order without this bound.
 MAX_CLEARINGS = 256
 
 
 class Claims:
     """The devices that each workload is to hold, as bitmaps of addresses; what no workload claims is idle.
 
-    `settled` names the devices of jobs that were placed before: they stay unless a job of `movable` has to make room.
+    `unmoved` maps workloads that need no new place to their devices; those in `movable` may still have to make room.
     """
 
     def __init__(
@@ -29,18 +29,18 @@ class Claims:
         layout: Layout,
         counts: Mapping[WorkloadId, int],
         allocations: Mapping[WorkloadId, PoolAllocation],
-        settled: Mapping[WorkloadId, Sequence[DeviceId]],
+        unmoved: Mapping[WorkloadId, Sequence[DeviceId]],
         movable: frozenset[WorkloadId],
     ) -> None:
         self.layout = layout
         self._counts = counts
         self._allocations = allocations
-        self._settled = settled
+        self._unmoved = unmoved
         self._movable = movable
         self._of: dict[WorkloadId, int] = {}
         self._held: dict[WorkloadId, int] = {}
         self.held_now = layout.bitmap(chain.from_iterable([held.device_ids for held in allocations.values()]))
-        self.idle = layout.present & ~layout.bitmap(chain.from_iterable(settled.values()))
+        self.idle = layout.present & ~layout.bitmap(chain.from_iterable(unmoved.values()))
         self._owner: list[WorkloadId | None] | None = None
         self._movers: set[WorkloadId] | None = None
         self._undo: list[tuple[WorkloadId, int]] = []
@@ -49,16 +49,16 @@ class Claims:
 
     @property
     def free_now(self) -> int:
-        """What no workload claims and none holds."""
+        """The devices that no workload claims and none holds."""
         return self.idle & ~self.held_now
 
     @property
     def changed(self) -> Mapping[WorkloadId, int]:
-        """The claims that differ from what was settled."""
+        """The claims that were made since."""
         return self._of
 
     def held(self, workload_id: WorkloadId) -> int:
-        """What a workload holds now, dead devices left out."""
+        """The devices that a workload holds now, without dead ones."""
         bits = self._held.get(workload_id)
         if bits is None:
             given = self._allocations.get(workload_id)
@@ -66,9 +66,9 @@ class Claims:
         return bits
 
     def of(self, workload_id: WorkloadId) -> int:
-        """What a workload claims."""
+        """The devices that a workload claims."""
         bits = self._of.get(workload_id)
-        return self.layout.bitmap(self._settled.get(workload_id, ())) if bits is None else bits
+        return self.layout.bitmap(self._unmoved.get(workload_id, ())) if bits is None else bits
 
     def take(self, workload_id: WorkloadId, bits: int) -> None:
         """Claim `bits` and nothing else for a workload; they must be idle or its own."""
@@ -93,17 +93,17 @@ class Claims:
     # --- waiting for others -----------------------------------------------------------------------------------------
 
     def _moves(self, workload_id: WorkloadId) -> bool:
-        """Whether a workload gives up devices only once it has others."""
+        """Whether a workload gives up devices for others, which it does only once it has these."""
         held, claimed = self.held(workload_id), self.of(workload_id)
         return bool(held & ~claimed and claimed & ~held)
 
     def out_of_reach(self, workload_id: WorkloadId) -> int:
-        """The devices for which a workload that moves must not wait: their holders wait for it, directly or not.
+        """The devices for which a moving workload must not wait: their holders wait for it, directly or indirectly.
 
-        New replicas start before the old ones go: two jobs that wait for each other's devices wait for ever.
+        New replicas start before the old ones stop, so two jobs that wait for each other's devices wait for ever.
         """
         if self._movers is None:
-            self._movers = {other for other in (*self._settled, *self._of) if self._differs(other)}
+            self._movers = {other for other in (*self._unmoved, *self._of) if self._differs(other)}
         region = held = self.held(workload_id)
         waiting = sorted(self._movers - {workload_id})
         found = bool(waiting)
@@ -119,7 +119,7 @@ class Claims:
     def _differs(self, workload_id: WorkloadId) -> bool:
         if workload_id not in self._of:
             held = self._allocations.get(workload_id)
-            if held is None or held.device_ids == tuple(self._settled[workload_id]):
+            if held is None or held.device_ids == tuple(self._unmoved[workload_id]):
                 return False
         return self._moves(workload_id)
 
@@ -141,7 +141,7 @@ class Claims:
         return self._collect(workload_id, 0)
 
     def _enter(self, workload_id: WorkloadId, before: int, bits: int) -> None:
-        """Record which jobs may be moved away from where."""
+        """Record the new owner of each address, for jobs that may be moved."""
         assert self._owner is not None
         for address in addresses(before & ~bits):
             self._owner[address] = None
@@ -151,7 +151,7 @@ class Claims:
         self._by_count[count] = self._by_count.get(count, 0) & ~before | bits
 
     def _collect(self, workload_id: WorkloadId, avoid: int) -> bool:
-        """Make room outside of `avoid`, where the fewest devices move that would have stayed."""
+        """Make room outside of `avoid`, where the fewest devices have to move."""
         for place, evicted in self._candidates(workload_id, avoid):
             if self._clearings_left <= 0:
                 return False
@@ -218,7 +218,7 @@ class Claims:
         return sorted(evicted, key=lambda other: -self._counts[other])
 
     def _clear(self, workload_id: WorkloadId, block: int, evicted: Sequence[WorkloadId], avoid: int) -> bool:
-        """Send away the jobs in the way, take the place, and find another one for each of them."""
+        """Evict the jobs in the block, take it, and find another place for each of them."""
         for other in evicted:
             self.take(other, 0)
         usable = (self.idle | self.of(workload_id)) & ~avoid & ~self.out_of_reach(workload_id)
@@ -229,7 +229,8 @@ class Claims:
         return all(self._relocate(other, avoid | place) for other in evicted)
 
     def _relocate(self, workload_id: WorkloadId, avoid: int) -> bool:
-        """Find an idle place as compact as can be, free now if possible; else make room; else no wider than now."""
+        """Find an idle place as compact as possible, free now if possible; else make room; else take one on no more
+        nodes than now."""
         layout, count, held = self.layout, self._counts[workload_id], self.held(workload_id)
         allowed = self.idle & ~avoid & ~self.out_of_reach(workload_id)
         for idle in (allowed & ~self.held_now, allowed):

@@ -1,4 +1,4 @@
-"""What is taken of every device, by which workload: exact sums within bounds, all or nothing, and fast to scan."""
+"""The shares that workloads hold of every device: exact sums within bounds, all or nothing, and fast to scan."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Flags = NDArray[np.bool_]
 
 
 class LedgerBounds(msgspec.Struct, frozen=True, kw_only=True):
-    """What the sharers of one device may ask for together: sums of requests and of limits (Dilu's Omega and gamma)."""
+    """The largest sums of requests and of limits on one device (Dilu's Omega and gamma)."""
 
     max_request: float = 1.0
     max_limit: float = MAX_LIMIT
@@ -40,13 +40,15 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class ShareLedger:
-    """The devices of a cluster in their order, and what is taken of each; the columns are for scans over all devices.
+    """What is taken of each device of a cluster, in columns for fast scans over all devices.
 
-    `free_request`, `free_limit` (units) and `free_memory_mb` are what is left on each device within the bounds, shape
-    (num_devices,); `is_open` says that a workload shares it, `is_usable` that a newcomer may be put there at all: on
-    one of the `allowed` devices (None: all), unless a workload holds the whole of it. `node_at` is each device's node
-    by its place in the topology, `grid` has the devices of each node in a row, padded with -1, and `num_idle` counts
-    each node's usable devices that no workload holds. `memory_kind` is each device's place in `memory_sizes_mb`.
+    Shape (num_devices,), in the cluster's order: `free_request` and `free_limit` (units) and `free_memory_mb` are left
+    within the bounds. `is_open`: a workload shares the device. `is_usable`: a newcomer may be put there; the device is
+    one of `allowed` (None: all) and no workload holds it as a whole. `node_at` is the index of the device's node
+    in the topology, `memory_kind` that of its memory in `memory_sizes_mb`.
+
+    `grid` has the devices of each node in a row, padded with -1; `num_idle` counts the usable devices of each node that
+    no workload holds.
     """
 
     def __init__(
@@ -85,14 +87,14 @@ class ShareLedger:
         self._held: dict[WorkloadId, tuple[str, tuple[tuple[int, ShareDemand], ...]]] = {}
         self._on: list[dict[WorkloadId, str]] = [{} for _ in range(num)]
         self._family_at: dict[str, dict[int, int]] = {}
-        # How often each demand is held: what the devices are shared by.
+        # How often each demand is held.
         self.mix: dict[ShareDemand, int] = {}
         self._num_changes = 0
         self._outlook: FitOutlook | None = None
         self._outlook_at = 0
 
     def block(self, device_id: DeviceId) -> None:
-        """A workload holds the whole of this device: no other is put there."""
+        """Put no workload on this device: one holds it as a whole."""
         at = self.at[device_id]
         if self.is_usable[at]:
             self.is_usable[at] = False
@@ -102,8 +104,8 @@ class ShareLedger:
     def hold(self, workload_id: WorkloadId, family: str, parts: Sequence[Part], *, is_given: bool = False) -> None:
         """Put a workload on its devices, all of them or none.
 
-        `is_given`: it is there already, so it stands even where the bounds say otherwise; no other joins it there then.
-        Raises InvalidRequest where it does not fit, names a device twice or one that is unknown, or is there already.
+        `is_given`: it is there already, so it is accepted even beyond the bounds; then no other workload fits there.
+        Raises InvalidRequest if it does not fit, names a device twice or an unknown one, or is in the ledger already.
         """
         demands = tuple((self._index(part.device_id), demand_of(part.share)) for part in parts)
         if not parts or workload_id in self._held or len({at for at, _ in demands}) < len(demands):
@@ -127,7 +129,7 @@ class ShareLedger:
         self._num_changes += 1
 
     def release(self, workload_id: WorkloadId) -> None:
-        """Let a workload go from all of its devices. Raises InvalidRequest if it holds nothing."""
+        """Take a workload off all of its devices. Raises InvalidRequest if it holds nothing."""
         found = self._held.pop(workload_id, None)
         if found is None:
             raise InvalidRequest(f"{workload_id} holds no share of a device, so there is nothing to give back")
@@ -170,9 +172,9 @@ class ShareLedger:
         return sorted({at for name in partners for at in self._family_at[name]} - set(own))
 
     def outlook(self, newcomer: ShareDemand) -> FitOutlook:
-        """What remainders are good for, going by what is held; while nothing is, by the newcomer alone.
+        """The usefulness of remainders for the demands held now; if none are held, for the newcomer alone.
 
-        It is made anew once an eighth of what it was made of may have changed, so it costs little on the whole.
+        It is made anew once an eighth of these demands may have changed, so that it costs little on the whole.
         """
         memory_mb = int(self.memory_sizes_mb[-1]) if len(self.memory_sizes_mb) else 0
         capacity = ShareDemand(self.max_request, self.max_limit, memory_mb)
@@ -183,7 +185,7 @@ class ShareLedger:
         return self._outlook
 
     def load(self, device_id: DeviceId) -> Load:
-        """What is taken of a device by the workloads that share it."""
+        """The sums of what workloads share of a device."""
         at = self._index(device_id)
         return Load(
             num_holders=len(self._on[at]),
@@ -201,7 +203,7 @@ class ShareLedger:
         return [demand for name in self._on[at] for where, demand in self._held[name][1] if where == at]
 
     def devices_of(self, workload_id: WorkloadId) -> tuple[DeviceId, ...]:
-        """Where a workload is, in rank order; empty if it holds nothing."""
+        """The devices of a workload in rank order; empty if it holds nothing."""
         _, demands = self._held.get(workload_id, ("", ()))
         return tuple(self.device_ids[at] for at, _ in demands)
 

@@ -1,4 +1,4 @@
-"""What the rest of a device is good for: how much of what people here ask for would still fit there."""
+"""How useful the rest of a device is: how many of the shares that are in use here would still fit into it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from numpy.typing import NDArray
 
 from springtide.scheduling.sharing.demand import ShareDemand
 
-# So many different values of requests, of limits and of memory are distinguished; more are rounded up to the next of
-# them.
+# How many different requests, limits and sizes of memory are distinguished; others are rounded up to the next of these.
 MAX_LEVELS = 32
-# An outlook is made anew once so large a part of what it was made of may have changed.
+# An outlook is made anew once this fraction of the shares that it was made from may have changed.
 STALE_FRACTION = 0.125
 
 _WEIGHT_UNITS = 10**9
-# Sizes are distinguished in so many steps: what is in the newcomer's own step or below is not larger than it.
+# How many classes of sizes there are; a share in the newcomer's own class or below does not count as larger.
 NUM_CLASSES = 8
 
 Counts = NDArray[np.int64]
@@ -30,10 +29,10 @@ _ALL = -1
 
 
 class FitOutlook:
-    """The usefulness of a remainder (request, limit, memory): how much of what people ask for it could still take.
+    """The usefulness of a remainder (request, limit, memory): the part of the present demands that would fit into it.
 
-    Demands are those that are held now, one by one, each weighted by its size, the largest fraction of a device that
-    it takes of anything: what is large is hard to place later, so room for it is worth more. 1 is all of them.
+    Each demand that is held now is weighted by its size, the largest fraction that it takes of a device's request,
+    limit or memory: large demands are hard to place later, so room for them is worth more. 1: all of them fit.
     """
 
     def __init__(self, mix: Mapping[ShareDemand, int], capacity: ShareDemand) -> None:
@@ -42,23 +41,23 @@ class FitOutlook:
         self._values = np.fromiter(chain.from_iterable(mix), dtype=np.int64, count=3 * len(mix)).reshape(-1, 3)
         sizes = (self._values / np.maximum(1, np.array(capacity))).max(axis=1)
         self._classes = (sizes * NUM_CLASSES).astype(np.int64)
-        # Whole numbers: their sums do not depend on the order in which people came.
+        # Whole numbers: their sums do not depend on the order of arrival.
         self._weights = (sizes * _WEIGHT_UNITS).astype(np.int64) * np.fromiter(mix.values(), np.int64, len(mix))
         self._total = max(1, int(self._weights.sum()))
         self._levels = tuple(_levels(self._values[:, axis]) for axis in range(3))
-        # A remainder reaches so many levels; a demand fits once it reaches the demand's own.
+        # A demand fits into a remainder if the remainder reaches the demand's level.
         self._own = tuple(
             np.searchsorted(levels, self._values[:, axis]) + 1 for axis, levels in enumerate(self._levels)
         )
         self._tables: dict[int, Fractions] = {}
 
     def usefulness(self, rest: Remainders) -> Fractions:
-        """How useful each remainder is: one number from 0 to 1 for each."""
+        """The usefulness of each remainder, from 0 to 1."""
         found: Fractions = self._table(_ALL)[self._reached(rest)]
         return found
 
     def losses(self, newcomer: ShareDemand, left: Remainders) -> Fractions:
-        """What usefulness each remainder loses to the newcomer."""
+        """The usefulness that each remainder loses to the newcomer."""
         table = self._table(_ALL)
         return table[self._reached(left)] - table[self._reached(_without(left, newcomer))]
 
@@ -79,7 +78,7 @@ class FitOutlook:
         return requests, limits, memory
 
     def _table(self, own_class: int) -> Fractions:
-        """The usefulness by levels of request, limit and memory, for those in a class of sizes above this one."""
+        """The usefulness by levels of request, limit and memory, counting only demands of a class above this one."""
         known = self._tables.get(own_class)
         if known is None:
             sums = np.zeros([len(levels) + 1 for levels in self._levels], dtype=np.int64)
@@ -96,7 +95,7 @@ def _without(left: Remainders, newcomer: ShareDemand) -> Remainders:
 
 
 def _levels(values: Counts) -> Counts:
-    """The different values, ascending; of too many an even choice that holds the largest."""
+    """The different values, ascending; if there are too many, an even selection with the largest."""
     levels = np.unique(values)
     if len(levels) > MAX_LEVELS:
         levels = levels[np.linspace(0, len(levels) - 1, MAX_LEVELS).round().astype(np.int64)]

@@ -1,4 +1,4 @@
-"""Which devices a newcomer shares: Dilu's Algorithm 1, by what is left over and by what that is still good for."""
+"""Which devices a newcomer shares: Dilu's Algorithm 1, by what is left over and by how useful that still is."""
 
 from __future__ import annotations
 
@@ -14,21 +14,19 @@ from springtide.scheduling.sharing.demand import UNITS, ShareDemand, demand_of
 from springtide.scheduling.sharing.ledger import Counts, Flags, ShareLedger
 from springtide.scheduling.sharing.outlook import FitOutlook, Fractions, Remainders
 
-# Between equals the node with the fewest idle devices is taken, so that whole nodes stay free for workloads that need
-# them.
+# Among equals, the node with the fewest idle devices is taken, so that whole nodes stay free for others.
 _IDLE_TIE = 1e-9
 # Without foresight a new device is taken only where no shared one has room.
 _DEARER_THAN_SHARED = 1e6
-# By so much a shared device costs less than a new one where no workload larger than the newcomer loses room on it.
+# How much less than a new device a shared one costs if no workload larger than the newcomer loses room on it.
 _JUST_LESS = 1e-3
 
 
 class PlacementRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A workload that needs `num_devices` more devices, `share` of each; all on one node where `same_node`.
 
-    `family` is what its instances have in common: the function that they are instances of. `is_large` says that it may
-    be split over several devices where no single one has room. None of the devices in `avoid` is chosen, and without
-    `may_open` none that is not shared yet.
+    `family` is the same for all instances of one function. `is_large`: it may be split over several devices if no
+    single one has room. Devices in `avoid` are not chosen, and without `may_open` none that is not shared yet.
     """
 
     workload_id: WorkloadId
@@ -42,28 +40,29 @@ class PlacementRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Packer(Protocol):
-    """Chooses devices for one newcomer at a time; no workload that is there is moved."""
+    """Chooses devices for one newcomer at a time; workloads that have devices are never moved."""
 
     def booked(self, share: Share) -> Share:
-        """What is entered in the ledger for a share that is asked for, and what its holder is held to."""
+        """The share to reserve and enforce for a declared share."""
         ...
 
     def choose(self, ledger: ShareLedger, request: PlacementRequest) -> tuple[DeviceId, ...] | None:
-        """So many different devices with room for `request.share` as it stands, or None; the ledger stays as it is."""
+        """Different devices with room for `request.share` as given, or None. The ledger is unchanged."""
         ...
 
 
 class DiluPacker(msgspec.Struct, frozen=True, kw_only=True):
     """Dilu's Algorithm 1 (section 3.3): beside known partners, else on a shared device, else on a new one.
 
-    Among devices with room the one with the least left over is best: alpha (1 - requests) + beta (1 - memory). That
-    alone fills a device up with whatever comes first. With `foresight` a device costs first of all what it loses of
-    its usefulness (Outlook), and what is left over, times `tie`, only decides between near equals. A new device costs
-    `opening` less what it is still useful for; it is taken too where that is the least and the best shared one would
-    lose room for a workload larger than the newcomer. Where more than `reusable` is left of a new device's usefulness
-    it is opened on the node with the most idle ones, so that a group of workers can join it there; otherwise where
-    whole nodes are spared. Without foresight this is Algorithm 1 as printed: a new device only where no shared one has
-    room.
+    Without `foresight` this is Algorithm 1 as printed: among devices with room the one with the least left over is
+    best, by alpha (1 - requests) + beta (1 - memory), and a new device is taken only if no shared one has room. That
+    fills a device up with whatever comes first.
+
+    With `foresight` the cost of a device is the usefulness that it loses (FitOutlook); what is left over, times `tie`,
+    only decides between near equals. A new device costs `opening` less its remaining usefulness. It is also taken if it
+    costs least and the best shared one would lose room for a workload larger than the newcomer. If more than `reusable`
+    of its usefulness is left, it is opened on the node with the most idle devices, so that a group of workers can join
+    it there; otherwise on the node with the fewest.
     """
 
     summary: ClassVar[str] = "Shares packed on few devices within bounds (Dilu, 3.3)."
@@ -80,7 +79,7 @@ class DiluPacker(msgspec.Struct, frozen=True, kw_only=True):
         return share
 
     def choose(self, ledger: ShareLedger, request: PlacementRequest) -> tuple[DeviceId, ...] | None:
-        """So many different devices with room within the ledger's bounds, or None; the ledger stays as it is."""
+        """Different devices with room within the ledger's bounds, or None. The ledger is unchanged."""
         demand = demand_of(request.share)
         room = ledger.room_for(demand)
         if request.avoid:
@@ -121,7 +120,7 @@ class DiluPacker(msgspec.Struct, frozen=True, kw_only=True):
             is_kept = ~outlook.spoils(demand, ledger.left_on(shared))
             costs[is_kept] = np.minimum(costs[is_kept], least_new - _JUST_LESS)
         idle = np.flatnonzero(room & ~ledger.is_open)
-        # The last place stands for the gaps in rows of nodes with fewer devices.
+        # The last entry is for the gaps in rows of nodes with fewer devices.
         by_device = np.full(len(room) + 1, np.inf)
         by_device[idle] = new_costs[ledger.memory_kind[idle]]
         by_device[shared] = costs
@@ -135,14 +134,14 @@ class DiluPacker(msgspec.Struct, frozen=True, kw_only=True):
         return _cheapest_node(ledger, by_device, request.num_devices)
 
     def _costs(self, ledger: ShareLedger, outlook: FitOutlook | None, demand: ShareDemand, at: Counts) -> Fractions:
-        """What each of these shared devices costs: what it loses of its usefulness, and what is left over of it."""
+        """The cost of each of these shared devices: the usefulness that it loses, and what is left over."""
         left = ledger.left_on(at)
         rate = self.alpha / UNITS * (left[0] - demand.request)
         spare: Fractions = rate + self.beta * ((left[2] - demand.memory_mb) / ledger.memory_mb[at])
         return spare if outlook is None else outlook.losses(demand, left) + self.tie * spare
 
     def _new_costs(self, ledger: ShareLedger, use_after: Fractions | None, rests: Remainders) -> Fractions:
-        """What a new device costs, for each size of memory that devices have here."""
+        """The cost of a new device, for each size of memory that devices have here."""
         spare: Fractions = self.alpha / UNITS * rests[0] + self.beta * (rests[2] / ledger.memory_sizes_mb)
         return _DEARER_THAN_SHARED + spare if use_after is None else self.opening - use_after + self.tie * spare
 

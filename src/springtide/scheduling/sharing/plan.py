@@ -1,4 +1,4 @@
-"""Which workload holds which part of which device: sharers keep their places, then those that lack some are packed."""
+"""Plans shares of devices: sharers keep their places, then those that lack some are packed."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ from springtide.scheduling.sharing.demand import demand_of
 from springtide.scheduling.sharing.ledger import ShareLedger, parts_of
 from springtide.scheduling.sharing.packing import Packer, PlacementRequest
 
-# A device of the inner policy's that a service is to have as soon as it is free, and that service.
+# Devices of the inner policy that a service gets as soon as they are free, each with that service.
 Claims = Mapping[DeviceId, WorkloadId]
 
 
 class SharePlan:
     """The plan for all workloads with a share, at one instant.
 
-    Services come first, up to their guaranteed minimum and their first replica, then jobs that run, then what services
-    want beyond that, then jobs that wait, each in order of arrival. A device that no workload holds is opened for them
-    where no packed one has room; for a guaranteed minimum or a first replica one is claimed from an elastic job of the
-    inner policy, or the last job to come with a share makes room. Jobs are entered with their requests alone: what they
-    may use beyond gives way to newcomers, and is what the devices they are on have left in the end.
-    `taken` are the devices that are not the inner policy's.
+    The order: services up to their guaranteed minimum and their first replica, running jobs, services beyond that,
+    waiting jobs; each in order of arrival. If no shared device has room, an idle one is opened. For a guaranteed
+    minimum or a first replica, a device is also claimed from an elastic job of the inner policy, or the newest job with
+    a share makes room. Jobs are placed by their requests alone; their limits are what the devices have left in the end.
+    `taken` are the devices that the inner policy must not use.
     """
 
     def __init__(self, snapshot: Snapshot, packer: Packer, claims: Claims) -> None:
@@ -45,7 +44,7 @@ class SharePlan:
         self.reasons: dict[WorkloadId, str] = {}
         self.claims: dict[DeviceId, WorkloadId] = {}
         self.displaced: dict[WorkloadId, str] = {}
-        # What packers book, and people are held to, may differ from what is declared.
+        # The share that a packer reserves and enforces may differ from the declared one.
         declared = {v.service.service_id: v.service.share for v in self.services}
         declared |= {v.job.job_id: v.job.share for v in self.jobs}
         self._declared = {who: packer.booked(share) for who, share in declared.items() if share is not None}
@@ -61,13 +60,13 @@ class SharePlan:
         self._claimed: dict[WorkloadId, list[DeviceId]] = {}
         self._evicted: dict[WorkloadId, str] = {}
         self._started: list[WorkloadId] = []
-        self._settle()
+        self._allocate()
         self.taken = self._taken()
 
-    # --- what there is ----------------------------------------------------------------------------------------------
+    # --- the ledger -------------------------------------------------------------------------------------------------
 
     def _held_whole(self) -> dict[DeviceId, WorkloadId]:
-        """The devices that are held whole, and the holder of each."""
+        """The holder of each device that is held whole."""
         return {
             device_id: who
             for who, held in self._snapshot.allocations.items()
@@ -76,7 +75,7 @@ class SharePlan:
         }
 
     def _open_ledger(self, claims: Claims) -> ShareLedger:
-        """All machines, with everything closed that is not for sharers."""
+        """The ledger of all machines; devices that are not for sharers are blocked."""
         cluster = self._snapshot.cluster
         ledger = ShareLedger(cluster)
         for node in cluster.nodes:
@@ -94,7 +93,7 @@ class SharePlan:
 
     # --- allocation ------------------------------------------------------------------------------------------------
 
-    def _settle(self) -> None:
+    def _allocate(self) -> None:
         wanted = {view.service.service_id: wanted_replicas(view) for view in self.services}
         least = {
             view.service.service_id: max(view.min_replicas, min(1, wanted[view.service.service_id]))
@@ -110,9 +109,9 @@ class SharePlan:
             self._raise_service(view, wanted[view.service.service_id], may_claim=False)
         for job in self.jobs:
             self._place_job(job)
-        self._give_jobs()
+        self._set_job_limits()
         for view in self.services:
-            self._tell_service(view, wanted[view.service.service_id])
+            self._explain_service(view, wanted[view.service.service_id])
 
     def _keep_replicas(self, view: ServiceView, wanted: int) -> None:
         service_id, share = view.service.service_id, self._share[view.service.service_id]
@@ -120,7 +119,7 @@ class SharePlan:
         live = held.device_ids[: view.num_ready + view.num_starting] if held is not None else ()
         kept = [device_id for device_id in live if device_id in self._snapshot.cluster.device_set]
         while len(kept) > wanted:
-            # The one whose device is emptied soonest; of equals the youngest.
+            # Drop the one with the fewest others on its device; of equals the newest.
             beside = [self._num_beside(device_id) for device_id in kept]
             kept.pop(max(range(len(kept)), key=lambda at: (-beside[at], at)))
         self._put(service_id, view.service.name, share, kept)
@@ -134,14 +133,14 @@ class SharePlan:
         self._put(job.job_id, job.family or job.name, self._share[job.job_id], alive[: most_workers(view)])
 
     def _put(self, who: WorkloadId, family: str, share: Share, devices: Sequence[DeviceId]) -> None:
-        # A share that was made larger may have no room any more where it is: it moves.
+        # A share that was made larger may not fit there any more: the workload moves.
         self._hold(who, family, share, [at for at in devices if self._fits(at, share)])
 
     def _fits(self, device_id: DeviceId, share: Share) -> bool:
         return bool(self._ledger.room_for(demand_of(share))[self._ledger.at[device_id]])
 
     def _hold(self, who: WorkloadId, family: str, share: Share, devices: Sequence[DeviceId]) -> None:
-        """Enter that it holds this share of exactly these devices, which have room."""
+        """Enter this share of exactly these devices, which have room."""
         if self._chosen.get(who):
             self._ledger.release(who)
         self._chosen[who] = list(devices)
@@ -176,12 +175,12 @@ class SharePlan:
                     return
                 self._hold(service_id, view.service.name, share, [*mine, *found])
                 continue
-            # It is no device of the ledger's before it is free.
+            # The device is not in the ledger before it is free.
             self._claimed.setdefault(service_id, []).append(claimed)
             count -= 1
 
     def _claim(self, service_id: WorkloadId, closed: frozenset[DeviceId]) -> DeviceId | None:
-        """The last device of the elastic job that holds most beyond its least; None if there is none."""
+        """The last device of the elastic job that holds most beyond its minimum; None if there is none."""
         best: tuple[int, JobView, Allocation] | None = None
         for view in self._snapshot.jobs:
             held = self._snapshot.allocations.get(view.job.job_id)
@@ -198,7 +197,7 @@ class SharePlan:
         return device_id
 
     def _displace(self, service_id: WorkloadId, request: PlacementRequest) -> tuple[DeviceId, ...] | None:
-        """Room for a service where the last job to come that has a share, and no promise, leaves its places."""
+        """Room for a service by evicting the newest job that has a share and no promise."""
         for view in reversed(self.jobs):
             job = view.job
             mine = self._chosen.get(job.job_id)
@@ -224,7 +223,7 @@ class SharePlan:
             self.reasons[job.job_id] = f"makes room for '{self._evicted[job.job_id]}'"
             return
         if self._snapshot.allocations.get(job.job_id) is not None:
-            # All its devices are lost or too full: it has to leave before it can begin anew.
+            # All its devices are lost or too full: it has to stop before it can start anew.
             self.reasons[job.job_id] = "its devices have no room for it any more"
             return
         refusal = self._refusal(view)
@@ -240,8 +239,8 @@ class SharePlan:
         self._hold(job.job_id, job.family or job.name, share, found)
         self._started.append(job.job_id)
 
-    def _give_jobs(self) -> None:
-        """Say what each job may use beyond its request: what the limits of all others leave, in equal proportion."""
+    def _set_job_limits(self) -> None:
+        """Set the limits of jobs: their requests, and in equal proportion what the limits of others leave."""
         on: dict[DeviceId, list[WorkloadId]] = {}
         for view in self.jobs:
             for device_id in self._chosen.get(view.job.job_id) or ():
@@ -257,15 +256,15 @@ class SharePlan:
             if job_id not in parts:
                 continue
             share, wish = self._share[job_id], self._declared[job_id]
-            # To a thousandth, downwards: a limit is for people to read, too.
+            # Rounded down to a thousandth: users read limits, too.
             more = math.floor(parts[job_id] * (wish.limit - share.limit) * 1000 + TOLERANCE) / 1000
             given = wish if parts[job_id] >= 1.0 else replace(wish, limit=share.limit + more)
             self._give(job_id, self._chosen[job_id], given, view.global_batch_size)
             if job_id in self._started:
-                self.reasons[job_id] = self._told_places(job_id, self._chosen[job_id], given)
+                self.reasons[job_id] = self._describe_places(job_id, self._chosen[job_id], given)
 
     def _find(self, view: JobView) -> tuple[DeviceId, ...] | None:
-        """Devices for a job that is to start: as many as it can use, on one node if that is possible."""
+        """Devices for a job that is to start: as many as it can use, on one node if possible."""
         job = view.job
         most = most_workers(view)
         if job.elastic and job.requested_workers is not None:
@@ -286,7 +285,7 @@ class SharePlan:
         return None
 
     def _choose(self, request: PlacementRequest, *, may_open: bool = True) -> tuple[DeviceId, ...] | None:
-        """A place on packed devices before any on a new one: what is not opened is there for whole-device workloads."""
+        """A place on shared devices, else on a new one: an unopened device can be used by a workload as a whole."""
         found = self._packer.choose(self._ledger, replace(request, may_open=False))
         return self._packer.choose(self._ledger, request) if found is None and may_open else found
 
@@ -300,7 +299,7 @@ class SharePlan:
                 yield other.job.job_id
 
     def _refusal(self, view: JobView) -> Refusal | None:
-        """Why a job cannot be promised its deadline, where it has one and its length is known; else it is promised."""
+        """Promise a job its hard deadline if it can be met; a refusal if it cannot, None in all other cases."""
         job, goal, share = view.job, view.job.goal, self._share[view.job.job_id]
         curve = curve_of(view)
         is_known = curve.source != "guess" and bool(curve.sizes) and view.total_equivalent_steps is not None
@@ -330,7 +329,7 @@ class SharePlan:
 
     # --- why --------------------------------------------------------------------------------------------------------
 
-    def _tell_service(self, view: ServiceView, wanted: int) -> None:
+    def _explain_service(self, view: ServiceView, wanted: int) -> None:
         service_id, share = view.service.service_id, self._share[view.service.service_id]
         mine = [*self._chosen[service_id], *self._claimed.get(service_id, ())]
         if mine:
@@ -341,7 +340,7 @@ class SharePlan:
             who = "a replica needs" if num == 1 else f"{num} replicas need"
             self.reasons[service_id] = self._waits(share, who, beside=mine)
         elif len(mine) > before:
-            self.reasons[service_id] = self._told_places(service_id, mine, share)
+            self.reasons[service_id] = self._describe_places(service_id, mine, share)
         elif len(mine) < before:
             is_idle = view.in_flight + view.queued == 0
             self.reasons[service_id] = (
@@ -349,7 +348,7 @@ class SharePlan:
             )
 
     def _waits(self, share: Share, who: str, *, beside: Sequence[DeviceId] = ()) -> str:
-        """What is missing: of the request, of the memory, or of what the sharers' limits may add up to."""
+        """What a waiting workload lacks: request, memory, or what the limits on a device may add up to."""
         ledger = self._ledger
         usable = [d for d, at in ledger.at.items() if ledger.is_usable[at] and d not in beside]
         memory = f" and {share.memory_mb} MB" if share.memory_mb else ""
@@ -373,7 +372,7 @@ class SharePlan:
     def _memory_mb(self, device_id: DeviceId) -> int:
         return self._snapshot.cluster.memory_of.get(device_id, 0)
 
-    def _told_places(self, who: WorkloadId, devices: Sequence[DeviceId], share: Share) -> str:
+    def _describe_places(self, who: WorkloadId, devices: Sequence[DeviceId], share: Share) -> str:
         others = dict.fromkeys(
             self._names[other]
             for other, mine in [*self._chosen.items(), *[(w, a.device_ids) for w, a in self.allocations.items()]]

@@ -1,7 +1,7 @@
-"""Devices held in parts beside devices held whole: a packer for workloads with shares, any policy for all others.
+"""Shared devices beside whole ones: a packer places workloads with shares, any inner policy plans all others.
 
-Dilu (ASPLOS'25), section 3.3. Workloads with a share are packed on as few devices as hold them; the other devices are
-shown to the inner policy as if they were all there is. See docs/policies/sharing.md.
+Dilu (ASPLOS'25), section 3.3. Workloads with a share are packed on as few devices as possible; the inner policy plans
+the other devices as if they were the whole cluster. See docs/policies/sharing.md.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from springtide.scheduling.replicas import next_idle_at_s
 from springtide.scheduling.sharing.packing import DiluPacker, Packer
 from springtide.scheduling.sharing.plan import Claims, SharePlan
 
-# Under this key the memory holds the devices that were claimed; the inner policy's own is beside it.
+# The key of the claimed devices in the memory, beside the memory of the inner policy.
 _CLAIMS = "claimed"
 
 
 class Sharing(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy for whole devices under a packer for parts of them. Without any share it is the inner policy."""
+    """A policy for whole devices with a packer for parts of them. Without any share, it is the inner policy."""
 
     inner: Policy
     packer: Packer = msgspec.field(default_factory=DiluPacker)
@@ -58,9 +58,9 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _one_each(self, snapshot: Snapshot, memory: Any, decisions: DecisionCache) -> Plan:
-        """The plan where nodes have labels: each workload with a share is held to it, on a device of its own.
+        """The plan where nodes have labels: each workload with a share is limited to it, on a device of its own.
 
-        Which workload may be where is decided by a strategy of loans, which plans whole devices.
+        A strategy of loans, which plans whole devices, decides which workload may be where.
         """
         plan = decisions.decide(replace(snapshot, allocations=_one_holder_each(snapshot), memory=memory))
         shares = {view.job.job_id: view.job.share for view in snapshot.jobs if not view.job.is_on_functions}
@@ -85,7 +85,7 @@ def has_shares(snapshot: Snapshot) -> bool:
 
 
 def _split(memory: Any) -> tuple[Any, Claims]:
-    """The inner policy's memory, and what was claimed of it when this one last decided."""
+    """The inner policy's memory, and the devices that were claimed at the last decision."""
     if isinstance(memory, Mapping) and memory.keys() == {_CLAIMS, "inner"}:
         return memory["inner"], memory[_CLAIMS]
     return memory, {}
@@ -98,12 +98,13 @@ def _in_order(snapshot: Snapshot, allocations: Mapping[WorkloadId, Allocation]) 
 
 
 def _displaced(parts: SharePlan) -> dict[WorkloadId, str]:
-    """Why a job of the inner policy is shown a device less than it holds."""
+    """The reasons of jobs of the inner policy that lose a device to a share."""
     return {job_id: f"'{name}' needs a part of one of its devices" for job_id, name in parts.displaced.items()}
 
 
 def _one_holder_each(snapshot: Snapshot) -> dict[WorkloadId, Allocation]:
-    """What is held, each device by one: a newcomer may be put beside one that is leaving, which is not shown then."""
+    """The allocations with one holder for each device. If a newcomer has been put beside a leaving workload, only the
+    newcomer counts."""
     staying = {view.job.job_id for view in snapshot.jobs if view.state is not JobState.PREEMPTING}
     staying |= {view.service.service_id for view in snapshot.services}
     taken: set[DeviceId] = set()
@@ -117,7 +118,7 @@ def _one_holder_each(snapshot: Snapshot) -> dict[WorkloadId, Allocation]:
 
 
 def _shown(snapshot: Snapshot, parts: SharePlan, memory: Any) -> Snapshot:
-    """What the inner policy sees: no workload with a share, and no device that holds one or is to."""
+    """The snapshot for the inner policy: without workloads that have a share, and without the devices for shares."""
     taken = parts.taken
     cluster = _without(snapshot.cluster, taken)
     alive = cluster.device_set

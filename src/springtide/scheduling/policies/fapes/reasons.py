@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from springtide.core.resources import DeviceId
-from springtide.scheduling.placement.gangs import told
+from springtide.scheduling.placement.gangs import devices_text
 
 
 class Words:
@@ -18,25 +18,25 @@ class Words:
         """Why it gets other devices than it had."""
         end = f", planned to end in {_minutes(finish_s - self._now_s)}" if finish_s > self._now_s else ""
         if not before:
-            return f"starting on {told(len(after))}{end}"
+            return f"starting on {devices_text(len(after))}{end}"
         why = "planned anew" if is_planned else "as planned"
         if len(after) == len(before):
             return f"{why}: moves to other devices{end}"
         more = "grows" if len(after) > len(before) else "shrinks"
-        return f"{why}: {more} to {told(len(after))}{end}"
+        return f"{why}: {more} to {devices_text(len(after))}{end}"
 
     def waits(self, is_running: bool, start_s: float, size: int) -> str:
         """Why it holds nothing, though it is planned to."""
         begin = "gives way to others now, goes on" if is_running else "waits: planned to start"
         soon = _minutes(start_s - self._now_s)
-        return f"{begin} on {told(size)} in {soon}"
+        return f"{begin} on {devices_text(size)} in {soon}"
 
     def no_room(self, is_running: bool, least: int, total: int) -> str:
         """Why it holds nothing, and is not planned to."""
         if least > total:
-            return f"needs at least {told(least)}, the platform has {total}: lower --workers or add devices"
+            return f"needs at least {devices_text(least)}, the platform has {total}: lower --workers or add devices"
         begin = "gives way to others" if is_running else "waits"
-        return f"{begin}: no room for {told(least)} in the plans of the others"
+        return f"{begin}: no room for {devices_text(least)} in the plans of the others"
 
 
 def _minutes(seconds: float) -> str:

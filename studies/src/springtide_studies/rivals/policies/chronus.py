@@ -25,7 +25,7 @@ from springtide.core.workload import WorkloadId
 from springtide.scheduling.decisions.fingerprint import Fingerprints, Reads
 from springtide.scheduling.decisions.recall import State, decide_once, recall_fingerprints, recall_reads
 from springtide.scheduling.placement.allocation_ledger import AllocationLedger, serve_demand, serve_minimum
-from springtide.scheduling.placement.gangs import told
+from springtide.scheduling.placement.gangs import devices_text
 from springtide_studies.rivals.policies.gangs import Gangs
 from springtide_studies.rivals.solvers.lease_milp import LeaseJob, is_available, plan_leases
 
@@ -143,9 +143,9 @@ class Chronus(msgspec.Struct, frozen=True, kw_only=True):
     def _why(self, gangs: Gangs, view: JobView, accepted: set[WorkloadId]) -> str:
         size = gangs.size(view)
         if view.job.goal.deadline_s is None:
-            return f"waits for a lease of {told(size)} behind deadlines and shorter jobs"
+            return f"waits for a lease of {devices_text(size)} behind deadlines and shorter jobs"
         if view.job.job_id in accepted:
-            return f"waits for a lease of {told(size)}: there is time until its deadline"
+            return f"waits for a lease of {devices_text(size)}: there is time until its deadline"
         if self._slack_s(gangs, view) >= 0.0:
-            return f"waits for the next lease, which decides whether {told(size)} can be promised"
-        return f"its deadline cannot be made on {told(size)} any more: it waits for devices that would idle"
+            return f"waits for the next lease, which decides whether {devices_text(size)} can be promised"
+        return f"its deadline cannot be made on {devices_text(size)} any more: it waits for devices that would idle"

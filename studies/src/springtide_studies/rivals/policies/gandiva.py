@@ -24,7 +24,7 @@ from springtide.perf.curve import curve_of
 from springtide.scheduling.decisions.fingerprint import Fingerprints, Reads
 from springtide.scheduling.decisions.recall import State, decide_once, recall_fingerprints, recall_reads
 from springtide.scheduling.placement.allocation_ledger import AllocationLedger, serve_demand, serve_minimum
-from springtide.scheduling.placement.gangs import told
+from springtide.scheduling.placement.gangs import devices_text
 from springtide_studies.rivals.policies.gangs import Gangs
 
 
@@ -72,7 +72,7 @@ class Gandiva(msgspec.Struct, frozen=True, kw_only=True):
         if not gangs.waiting():
             return None, {}
         gangs.note_stopped("its turn is over")
-        gangs.note_waiting(lambda view: f"waits for its turn on {told(gangs.size(view))}")
+        gangs.note_waiting(lambda view: f"waits for its turn on {devices_text(gangs.size(view))}")
         ends_at_s = gangs.now_s + self.quantum_s if ends_at_s is None else ends_at_s
         return ends_at_s, {"queue": [view.job.job_id for view in queue], "ends_at_s": ends_at_s}
 

@@ -27,7 +27,7 @@ from springtide.perf.curve import SpeedCurve, curve_of
 from springtide.scheduling.decisions.fingerprint import Fingerprints, Reads
 from springtide.scheduling.decisions.recall import State, decide_once, recall_fingerprints, recall_reads
 from springtide.scheduling.placement.allocation_ledger import AllocationLedger, serve_demand, serve_minimum
-from springtide.scheduling.placement.gangs import remaining_s, told
+from springtide.scheduling.placement.gangs import remaining_s, devices_text
 from springtide_studies.rivals.policies.gangs import Gangs
 
 
@@ -59,7 +59,7 @@ class Optimus(msgspec.Struct, frozen=True, kw_only=True):
         else:
             self._go_on(gangs)
         gangs.note_stopped("jobs that end sooner need the devices")
-        gangs.note_waiting(lambda view: f"waits for {told(_least(gangs, view))}: shorter jobs come first")
+        gangs.note_waiting(lambda view: f"waits for {devices_text(_least(gangs, view))}: shorter jobs come first")
         return (next_s, {"next_s": next_s}) if gangs.views else (None, {})
 
     def _go_on(self, gangs: Gangs) -> None:

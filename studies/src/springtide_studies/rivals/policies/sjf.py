@@ -16,7 +16,7 @@ from springtide.core.decision import Plan, Snapshot
 from springtide.scheduling.decisions.fingerprint import Fingerprints, Reads
 from springtide.scheduling.decisions.recall import State, decide_once, recall_fingerprints, recall_reads
 from springtide.scheduling.placement.allocation_ledger import AllocationLedger, serve_demand, serve_minimum
-from springtide.scheduling.placement.gangs import told
+from springtide.scheduling.placement.gangs import devices_text
 from springtide_studies.rivals.policies.gangs import Gangs
 
 
@@ -47,5 +47,5 @@ class ShortestJobFirst(msgspec.Struct, frozen=True, kw_only=True):
         by_length = sorted(gangs.views, key=gangs.remaining_s)
         gangs.fill(view for view in by_length if not shares.of(view.job.job_id))
         gangs.note_stopped("a shorter job needs the devices")
-        gangs.note_waiting(lambda view: f"waits for {told(gangs.size(view))} behind shorter or running jobs")
+        gangs.note_waiting(lambda view: f"waits for {devices_text(gangs.size(view))} behind shorter or running jobs")
         return None, {}

@@ -27,7 +27,7 @@ from springtide.perf.curve import curve_of
 from springtide.scheduling.decisions.fingerprint import Fingerprints, Reads
 from springtide.scheduling.decisions.recall import State, decide_once, recall_fingerprints, recall_reads
 from springtide.scheduling.placement.allocation_ledger import AllocationLedger, serve_demand, serve_minimum
-from springtide.scheduling.placement.gangs import told
+from springtide.scheduling.placement.gangs import devices_text
 from springtide_studies.rivals.policies.gangs import Gangs
 
 
@@ -80,7 +80,7 @@ class Themis(msgspec.Struct, frozen=True, kw_only=True):
             if shares.of(view.job.job_id)
         }
         gangs.note_stopped("its lease is over and others are worse off")
-        gangs.note_waiting(lambda view: f"waits for a lease of {told(gangs.size(view))}: others are worse off")
+        gangs.note_waiting(lambda view: f"waits for a lease of {devices_text(gangs.size(view))}: others are worse off")
         return (min(until_s.values(), default=None) if gangs.waiting() else None), {"leases": until_s}
 
     def unfairness(self, gangs: Gangs, view: JobView) -> float:

@@ -25,7 +25,7 @@ from springtide.core.workload import WorkloadId
 from springtide.scheduling.decisions.fingerprint import Fingerprints, Reads
 from springtide.scheduling.decisions.recall import State, decide_once, recall_fingerprints, recall_reads
 from springtide.scheduling.placement.allocation_ledger import AllocationLedger, serve_demand, serve_minimum
-from springtide.scheduling.placement.gangs import told
+from springtide.scheduling.placement.gangs import devices_text
 from springtide_studies.rivals.policies.gangs import Gangs
 
 # A crossing is looked at this long after it happened, so that rounding never finds it just ahead.
@@ -78,7 +78,8 @@ class Tiresias(msgspec.Struct, frozen=True, kw_only=True):
         gangs.note_stopped("jobs that have had less so far need the devices")
         gangs.note_waiting(
             lambda view: (
-                f"waits for {told(gangs.size(view))} in queue {order(view)[0] + 1} of {len(self.thresholds_s) + 1}"
+                f"waits for {devices_text(gangs.size(view))} in queue "
+                f"{order(view)[0] + 1} of {len(self.thresholds_s) + 1}"
             )
         )
         remembered: dict[str, Any] = {"forgiven": forgiven, "since": since} if self.promotion_factor else {}
