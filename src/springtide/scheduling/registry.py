@@ -1,4 +1,4 @@
-"""The list of policies, strategies of loans and packers of shares: the one place that knows them by name."""
+"""The registry of policies, strategies of loans and packers of shares: the one module that knows them by name."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from springtide.core.decision import Policy
 from springtide.core.errors import InvalidRequest
 from springtide.core.plugins import load_from_studies, offered
 
-# In place of a class: springtide-studies brings it, under the same name in the entry point group of its kind.
+# In place of a class: springtide-studies provides it, under the same name in the entry point group of its kind.
 OF_STUDIES = ""
-# Where each class is, "package.module:Class"; modules are imported when they are asked for, so that a control plane
-# loads the one policy that it runs. What other distributions offer in the groups stands behind these.
+# Where each class is, "package.module:Class". Modules are imported on demand, so that a control plane loads only the
+# policy that it runs. Entry points of other distributions in the groups come after these.
 _POLICIES: Mapping[str, str] = MappingProxyType(
     {
         "springtide": "springtide.scheduling.policies.springtide.policy:Springtide",
@@ -43,7 +43,7 @@ _POLICIES: Mapping[str, str] = MappingProxyType(
         "tiresias-tuned": OF_STUDIES,
     }
 )
-# Which servers serve and which train; each stands before a policy for training, as in `two-way/fapes`.
+# Which servers serve and which train; each is written before a policy for training, as in `two-way/fapes`.
 _STRATEGIES: Mapping[str, str] = MappingProxyType(
     {
         "tide": "springtide.scheduling.loans.tide:TideStrategy",
@@ -52,7 +52,7 @@ _STRATEGIES: Mapping[str, str] = MappingProxyType(
         "dedicated": "springtide.scheduling.loans.reclaim:Dedicated",
     }
 )
-# Which shares are put together on one device; each stands before any policy, as in `dilu/springtide`.
+# Which shares are put together on one device; each is written before any policy, as in `dilu/springtide`.
 _PACKERS: Mapping[str, str] = MappingProxyType(
     {
         "dilu": "springtide.scheduling.sharing.packing:DiluPacker",
@@ -118,7 +118,7 @@ def make_policy(name: str, **parameters: Any) -> Policy:
 
 
 def make_live_policy(name: str) -> Policy:
-    """The policy of that name as a platform runs it: where it names no packer of shares, with Dilu's.
+    """The policy of that name as a platform runs it: with Dilu's packer of shares if the name has none.
 
     Raises InvalidRequest.
     """

@@ -39,7 +39,7 @@ def wanted_replicas(view: ServiceView) -> int:
 
 def next_idle_at_s(services: Sequence[ServiceView], now_s: float) -> float | None:
     """When the first service that is quiet now will have been idle long enough to shrink; None if none will."""
-    # A thousandth of a second late rather than a rounding error early, which would be asked again at once.
+    # A thousandth of a second later, since after a rounding error to the early side the policy would be called again.
     moments = [
         now_s + view.service.idle_s - view.idle_s + 0.001
         for view in services

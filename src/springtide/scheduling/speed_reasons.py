@@ -1,4 +1,4 @@
-"""What is said where measured speeds alone decide how many devices a job has."""
+"""The reasons for a job's number of devices where measured speeds alone decide it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one policy derived from the snapshots that it was shown, kept outside of it: decisions are the same without."""
+"""Keeps what a policy derived from earlier snapshots, outside of it, to save time: decisions are the same without."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from springtide.scheduling.decisions.fingerprint import RowChanges
 
 @runtime_checkable
 class CacheablePolicy(Protocol):
-    """A policy that decides faster with what it derived before. It stays a value: `decide` writes only to `derived`."""
+    """A policy that decides faster with derived values. It stays a value itself: `decide` writes only to `derived`."""
 
     def make_derived(self) -> Any:
         """An object to keep derived values in, still empty."""
@@ -26,8 +26,8 @@ class CacheablePolicy(Protocol):
 class DecisionCache:
     """A policy with what it has derived so far.
 
-    Each repeated caller of a policy holds one: the Controller, each forecast, each quote. They are not shared, so
-    that a hypothetical question never touches the real decisions.
+    Each repeated caller of a policy has one of its own: the Controller, each forecast, each quote. They are not shared,
+    so that a hypothetical decision never affects the real ones.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -39,7 +39,7 @@ class DecisionCache:
         """Return the policy's plan for this snapshot."""
         if self._cacheable is None:
             return self._policy.decide(snapshot)
-        # A decision that fails may leave derived values half written: they are dropped then.
+        # A decision that fails may leave derived values half written, so they are taken out for the call.
         derived, self._derived = self._derived, None
         if derived is None:
             derived = self._cacheable.make_derived()
@@ -49,7 +49,7 @@ class DecisionCache:
 
 
 class JobRow(Protocol):
-    """What a policy derived from the view of one job."""
+    """The values that a policy derived from the view of one job."""
 
     @property
     def job_id(self) -> WorkloadId:
@@ -68,8 +68,8 @@ Row = TypeVar("Row", bound=JobRow)
 class RowTable(Generic[Row]):
     """One row for each job of the last snapshot, made anew only for jobs whose view is another object.
 
-    `rows` are in the snapshot's order, `fresh` those that the last reading made, `gone` those it dropped. `make` gets
-    the view and the row that the job had.
+    `rows` are in the snapshot's order, `fresh` are those made by the last `read`, `gone` those it dropped. `make` gets
+    the view and the previous row of the job.
     """
 
     def __init__(self, make: Callable[[JobView, Row | None], Row]) -> None:
@@ -88,25 +88,25 @@ class RowTable(Generic[Row]):
             self.fresh = []
             return self.rows
         if len(views) == len(before):
-            places = [at for at, (view, old) in enumerate(zip(views, before, strict=True)) if view is not old]
-            if all(views[at].job.job_id == before[at].job.job_id for at in places):
-                self.fresh = self._replace(places)
+            indices = [index for index, (view, old) in enumerate(zip(views, before, strict=True)) if view is not old]
+            if all(views[index].job.job_id == before[index].job.job_id for index in indices):
+                self.fresh = self._replace(indices)
                 return self.rows
         self._read_all()
         return self.rows
 
     @property
     def changes(self) -> RowChanges:
-        """What the last reading changed."""
+        """The rows that the last `read` made and dropped."""
         return RowChanges(self.fresh, self.gone)
 
-    def _replace(self, places: list[int]) -> list[Row]:
-        """Make the rows at these places anew; the jobs are the same."""
-        fresh = [self._make(self._views[at], self.rows[at]) for at in places]
+    def _replace(self, indices: list[int]) -> list[Row]:
+        """Make the rows at these indices anew; the jobs are the same."""
+        fresh = [self._make(self._views[index], self.rows[index]) for index in indices]
         if fresh:
             self.rows = list(self.rows)
-            for at, row in zip(places, fresh, strict=True):
-                self.rows[at] = self.by_id[row.job_id] = row
+            for index, row in zip(indices, fresh, strict=True):
+                self.rows[index] = self.by_id[row.job_id] = row
         return fresh
 
     def _read_all(self) -> None:

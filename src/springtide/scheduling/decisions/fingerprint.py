@@ -1,6 +1,6 @@
-"""One fingerprint for all policies: what a policy declares to read of a snapshot, hashed.
+"""Fingerprints of snapshots: a hash of the parts of a snapshot that a policy declares to read.
 
-A plan stands while the fingerprint under which it was made is that of the present snapshot.
+A plan is valid while the present snapshot has the fingerprint that the plan was made from.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _DIGEST_BYTES = 16
 
 
 class Projection(msgspec.Struct, frozen=True):
-    """One thing that a policy reads of a job, a service or a node.
+    """One value that a policy reads of a job, a service or a node.
 
-    `value` of the item is what counts; its repr must tell values apart. `fields` are those of the view (JobView,
-    ServiceView, Node) that it is made from; those of a part of the view have its name before them (`progress.step`).
+    `value` computes it from the item; different values must have different reprs. `fields` are the fields of the view
+    (JobView, ServiceView, Node) that it is computed from, with dots for nested ones (`progress.step`).
     """
 
     name: str
@@ -33,28 +33,28 @@ class Projection(msgspec.Struct, frozen=True):
 
 
 def of_fields(name: str, *fields: str) -> Projection:
-    """The projection of views that consists of these fields."""
+    """The projection of views to these fields."""
     return Projection(name, fields, attrgetter(*fields))
 
 
 def of_rows(projection: Projection) -> Projection:
-    """The same fields where a policy derived a row from the view, which the row keeps as `view`."""
+    """The same projection for rows that a policy derived from views and that keep the view as `view`."""
     return Projection(projection.name, projection.fields, attrgetter(*(f"view.{field}" for field in projection.fields)))
 
 
 class Reads(msgspec.Struct, frozen=True, kw_only=True):
     """What a policy reads of a snapshot.
 
-    A change of a projection is a reason to decide anew. `also` names fields of JobView that a decision reads, too, but
-    whose change alone is none: progress, say, which is reported all the time. What a policy reads of a view beyond both
-    is a mistake that the tests find.
+    A change of a projection is a reason to decide anew. `also` are fields of JobView that a decision reads, too, but
+    whose change alone is no such reason: progress, for example, which is reported all the time. Tests fail if a policy
+    reads any other field of a view.
     """
 
     jobs: tuple[Projection, ...] = ()
     services: tuple[Projection, ...] = ()
     nodes: tuple[Projection, ...] = ()
     also: tuple[str, ...] = ()
-    # Where an item that stands for a job has the name of the job.
+    # The attribute of an item with the id of its job.
     job_id: str = "job.job_id"
 
     @property
@@ -71,7 +71,7 @@ class Reads(msgspec.Struct, frozen=True, kw_only=True):
 BOUNDS = of_fields("bounds", "bounds.min_workers", "bounds.max_workers")
 LENGTH = of_fields("length", "total_steps")
 RESTARTS = of_fields("restarts", "restarts.num_restarts")
-# What the curve of a job, and the sizes worth having, are made from (perf.curve).
+# The fields that the curve of a job and the sizes worth having are computed from (perf.curve).
 CURVE_FIELDS = ("job", "bounds.min_workers", "bounds.max_workers", "learnt.throughput_samples_per_s", "num_replicas")
 MINIMUM = of_fields("minimum", "min_replicas")
 DEMAND = Projection(
@@ -91,24 +91,24 @@ DEMAND = Projection(
     wanted_replicas,
 )
 SHAPE = Projection("shape", ("devices",), shape_of)
-# What every policy reads of services, and of nodes.
+# The projections of services and of nodes for every policy.
 SERVICES = (MINIMUM, DEMAND)
 NODES = (SHAPE,)
 
 
 class RowChanges(NamedTuple):
-    """Which items were made anew since the last fingerprint, and which have gone."""
+    """Which items were made anew since the last fingerprint, and which were dropped."""
 
     fresh: Sequence[Any] = ()
     gone: Sequence[Any] = ()
 
 
 class Fingerprints:
-    """Fingerprints of the snapshots that one policy is shown, each a text of 32 characters.
+    """Fingerprints of the snapshots of one policy, each a text of 32 characters.
 
-    Digests are kept by the identity of the items, so that a fingerprint costs only what has changed; they follow from
-    the snapshots alone: a new object gives the same. Every job and service is hashed with its name, then all digests
-    together in the order of the names, nodes in that of the cluster, since devices are counted in it.
+    Digests are cached by the identity of the items, so that a fingerprint costs only what has changed. The result
+    depends on the snapshot alone. Every job and service is hashed with its name, then all digests together in the order
+    of the names; nodes in the order of the cluster, since devices are numbered in it.
     """
 
     def __init__(self, reads: Reads, rule: str = "") -> None:
@@ -124,8 +124,8 @@ class Fingerprints:
     def of(self, snapshot: Snapshot, items: Sequence[Any] | None = None, changes: RowChanges | None = None) -> str:
         """The fingerprint of a snapshot.
 
-        `items` stand for its jobs where the projections are of something else than views. `changes` are those since the
-        last call, where the caller knows them.
+        `items` replace its jobs if the projections are of rows instead of views. `changes` are those since the last
+        call, if the caller knows them.
         """
         jobs = self._jobs.of(snapshot.jobs if items is None else items, changes)
         services = self._services.of(snapshot.services) if snapshot.services else b""
@@ -189,5 +189,5 @@ def _hash(data: bytes) -> bytes:
 
 
 def nodes_fingerprint(cluster: Topology, projections: tuple[Projection, ...] = NODES) -> str:
-    """The fingerprint of the nodes, for callers that have no other."""
+    """The fingerprint of the nodes, for callers without a `Fingerprints`."""
     return Fingerprints(Reads(nodes=projections)).nodes(cluster)

@@ -55,7 +55,7 @@ class EarliestDeadlineFirst(msgspec.Struct, frozen=True, kw_only=True):
                 break
             wanted = self._wanted(view, shares.left)
             if not view.job.elastic:
-                # Its processes cannot change their number: it goes on as it is, or starts at its full size.
+                # It cannot change the number of its workers: it goes on as it is, or starts at its full size.
                 wanted = held.get(view.job.job_id) or view.bounds.max_workers
             if wanted >= view.bounds.min_workers:
                 shares.raise_to(view.job.job_id, wanted)

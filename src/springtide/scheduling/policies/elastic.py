@@ -28,7 +28,7 @@ from springtide.scheduling.speed_reasons import WHY_TRIED, why_fewer
 RULE = "elastic-1"
 # The waits between trials double so often.
 MAX_DOUBLINGS = 4
-# What a trial counts as beside measured gains: any measured gain is more.
+# The gain of a trial: less than any measured gain.
 TRIED = math.ulp(0.0)
 
 
@@ -36,13 +36,15 @@ class Elastic(msgspec.Struct, frozen=True, kw_only=True):
     """The parameters guard against flapping; none of them is tuned to a trace.
 
     `safety_fraction` of the time left is kept in reserve for deadlines; a job gives workers back only if it stays
-    within its deadline with twice that reserve. A device moves between running jobs only if the other one gains
-    `keep_bonus` times as much from it, and not within `settle_s` of the holder's last resize, while its speed at the
-    new size is still being measured, nor before the change has had `num_changes_to_settle` times as long as it cost:
-    where a worker takes half a minute to start, devices stay for minutes. A job that gained nothing from one more, as
-    far as it was measured, is tried again on an idle one `retry_s` after its last resize: it may have been measured at
-    a bad moment. When such a trial began is remembered: until its workers have joined nothing else identifies it.
-    Deadlines are looked at again every `revisit_s`.
+    within its deadline with twice that reserve. Deadlines are checked again every `revisit_s`.
+
+    A device moves between running jobs only if the other job gains `keep_bonus` times as much from it. It never moves
+    within `settle_s` of the holder's last resize, while the speed at the new size is still being measured, nor within
+    `num_changes_to_settle` times the cost of a change: where a worker takes half a minute to start, devices stay for
+    minutes.
+
+    A job that gained nothing from one more device by its measurements is tried again on an idle one `retry_s` after its
+    last resize: the measurements may have been wrong.
     """
 
     safety_fraction: float = 0.1
@@ -98,7 +100,7 @@ class Elastic(msgspec.Struct, frozen=True, kw_only=True):
         if time_left_s <= 0:
             return None
         if view.total_steps is None or not curve.is_measured:
-            # Nothing is known of its speed yet: the least it takes to find out.
+            # Its speed is not known yet: the fewest workers that it can be measured on, or those that it has.
             return max(view.bounds.min_workers, min(num_held, most_workers(view)))
         samples_left = (view.total_steps - view.progress.step) * job.global_batch_size
         for count in range(view.bounds.min_workers, most_workers(view) + 1):
@@ -108,7 +110,7 @@ class Elastic(msgspec.Struct, frozen=True, kw_only=True):
         fastest = curve.samples_per_s(most_workers(view))
         if samples_left / fastest > time_left_s:
             return None
-        # Where more workers bring nothing, as far as it was measured, no more than these are as fast as all of them.
+        # It meets the deadline only without the reserve: take the fewest workers that are as fast as all of them.
         return next(
             n for n in range(view.bounds.min_workers, most_workers(view) + 1) if curve.samples_per_s(n) >= fastest
         )
@@ -159,10 +161,11 @@ class Elastic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Trials:
-    """The jobs that have been tried on more devices than brought them anything as far as was measured.
+    """The trials of jobs on more devices than they gained by, according to their measurements.
 
-    For each such job: when its last trial began, how many there were, and with how many devices. Until its new workers
-    have joined nothing else identifies a trial. A job is forgotten once more devices are worth having by its curve.
+    For each such job: when its last trial began, how many trials there were, and the number of devices. The start has
+    to be remembered, since nothing else identifies a trial until its workers have joined. A job is forgotten once its
+    curve says that more devices are worth having.
     """
 
     def __init__(self, policy: Elastic, snapshot: Snapshot, curves: Mapping[WorkloadId, ScalingCurve]) -> None:
@@ -181,30 +184,30 @@ class _Trials:
                 self._by_id[job_id] = began_s, number, size
 
     def begin(self, job_id: WorkloadId, size: int) -> None:
-        """The job is tried on `size` devices from now on."""
+        """Begin a trial of the job on `size` devices."""
         _, number, _ = self._by_id.get(job_id, (0.0, 0, 0))
         self._by_id[job_id] = self._now_s, number + 1, size
 
     def is_joining(self, view: JobView) -> bool:
-        """Whether the workers of its trial are on their way. After `retry_s` they will not come any more."""
+        """Whether the workers of its trial have not joined yet. After `retry_s` they are not expected any more."""
         began_s, _, _ = self._by_id.get(view.job.job_id, (-math.inf, 0, 0))
         return (view.changes.resized_at_s or 0.0) < began_s and self._now_s < began_s + self._policy.retry_s
 
     def is_on(self, view: JobView) -> bool:
-        """Whether its last change was a trial's, or the end of one."""
+        """Whether its last change was the beginning or the end of a trial."""
         began_s, _, _ = self._by_id.get(view.job.job_id, (math.inf, 0, 0))
         return (view.changes.resized_at_s or 0.0) >= began_s
 
     def is_due(self, view: JobView) -> bool:
-        """Whether it is time to try it on more."""
+        """Whether it is time to try the job on more devices."""
         return view.changes.resized_at_s is not None and self._now_s >= view.changes.resized_at_s + self.wait_s(view)
 
     def wait_s(self, view: JobView) -> float:
-        """How long after its last change it is tried: after each trial that brought nothing twice as long."""
+        """How long after its last change the job is tried; each trial without a gain doubles the time."""
         _, number, _ = self._by_id.get(view.job.job_id, (0.0, 0, 0))
         return self._policy.retry_s * float(2 ** min(number, MAX_DOUBLINGS))
 
     def encode(self) -> Any:
-        """As plain values for the journal; None where no job was tried."""
+        """As plain values for the journal; None if no job was tried."""
         trials = {str(job_id): list(trial) for job_id, trial in self._by_id.items()}
         return {"rule": RULE, "trials": trials} if trials else None

@@ -1,4 +1,4 @@
-"""FaPES's Board: what every job is planned to hold of every server in the rounds to come, and which devices that means.
+"""FaPES's Board: how many devices of every server each job is planned to hold in the rounds to come, and which ones.
 
 A plan is a list of [first round, last round, [[server, devices], ...], batch], rounds counted on the platform's clock.
 """
@@ -14,14 +14,14 @@ from springtide.core.resources import Device, DeviceId, Topology
 from springtide.core.workload import WorkloadId
 from springtide.solvers.schedule_planning import Board, DevicePlan, Floats, Ints, Placed, Servers, round_lengths
 
-# A day ahead is planned for; the rest is one last block.
+# Plans reach a day ahead; what is later is one last block.
 HORIZON_S = 86_400.0
 
 Plan = list[list[Any]]
 
 
 def servers_of(cluster: Topology, devices: Iterable[DeviceId]) -> Servers:
-    """The servers with those of their devices that jobs may have. Nodes without switches hang on one."""
+    """The servers with the devices that jobs may have. Nodes without switches count as below one common switch."""
     open_to_jobs = frozenset(devices)
     capacity = [sum(device.device_id in open_to_jobs for device in node.devices) for node in cluster.nodes]
     depth = max((len(node.switches) for node in cluster.nodes), default=0)
@@ -114,7 +114,7 @@ def make_board(servers: Servers, rounds: Rounds, plans: Iterable[Plan], low: flo
 
 
 def now_of(plan: Plan, number: int) -> tuple[Placed, int | None]:
-    """What a plan gives in a round, and the batch; nothing where it gives nothing."""
+    """The devices and the batch of a plan in one round; none if the job holds nothing then."""
     for first, last, placed, batch in plan:
         if first <= number <= last:
             return tuple((server, count) for server, count in placed), batch
@@ -122,14 +122,14 @@ def now_of(plan: Plan, number: int) -> tuple[Placed, int | None]:
 
 
 def set_batch(plan: Plan, number: int, batch: int | None) -> None:
-    """Write down the batch of the stretch that a round lies in."""
+    """Set the batch of the stretch that contains a round."""
     for stretch in plan:
         if stretch[0] <= number <= stretch[1]:
             stretch[3] = batch
 
 
 class Seats:
-    """Which devices: those a job has first, then those no workload holds, pairs under one PCIe switch together."""
+    """Chooses devices: first those that a job holds, then idle ones, pairs under one PCIe switch together."""
 
     def __init__(self, cluster: Topology, devices: Iterable[DeviceId], taken: Iterable[DeviceId], unit: int) -> None:
         open_to_jobs = frozenset(devices)
@@ -143,7 +143,7 @@ class Seats:
         self._at = {device_id: server for server, free in enumerate(self._free) for device_id in free}
 
     def counts(self, devices: Iterable[DeviceId]) -> Placed:
-        """How many of some devices lie on which server."""
+        """How many of the devices are on which server."""
         found: dict[int, int] = {}
         for device_id in devices:
             server = self._at.get(device_id)
@@ -175,7 +175,7 @@ class Seats:
         return chosen
 
     def _whole_first(self, mine: Sequence[DeviceId], left: Mapping[int, int]) -> Sequence[DeviceId]:
-        """Where some have to go, whole pairs are kept before halves."""
+        """If some devices have to be given up, whole pairs are kept before halves."""
         if len(mine) <= sum(left.values()):
             return mine
         pairs: dict[tuple[int, int], int] = {}
@@ -196,7 +196,7 @@ class Seats:
             pairs.setdefault(device.index // self._unit, []).append(device_id)
 
         def order(devices: Sequence[DeviceId]) -> tuple[bool, bool]:
-            """Pairs that are idle now, then halves that are, then what others are still giving back."""
+            """Pairs that are idle now, then idle halves, then devices that others are still giving back."""
             return any(device_id in self._taken for device_id in devices), len(devices) < self._unit
 
         found = [device_id for devices in sorted(pairs.values(), key=order) for device_id in devices][:count]

@@ -13,8 +13,8 @@ from springtide.scheduling.policies.fapes.performance import SpeedTable
 class Running(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A running job as the filter sees it.
 
-    `achievement` is its planned speed over the best it could have on the empty cluster; `left_s` what it needs to its
-    end as it is now; `may_change` is False for a job whose number of workers is fixed.
+    `achievement` is its planned speed divided by its best speed on the empty cluster, `left_s` the seconds to its end
+    as it runs now; `may_change` is False for a job whose number of workers is fixed.
     """
 
     outlook: SpeedTable
@@ -34,11 +34,11 @@ def select_running(
 ) -> list[int]:
     """The running jobs (by index) whose devices are recycled, in increasing order of their performance achievement.
 
-    Remaining-time awareness: a job that ends within the next round is left alone. Dynamic selection: one job after the
-    other is taken while an even share of what is recycled promises a better average achievement to all that are to be
-    planned than they have now; a waiting job has none. Of these numbers it is the one with the greatest gain in sum; if
-    none is better no job is selected (FaPES, section 5.1). What is better must also pay for the change: `change_s` of a
-    round.
+    Remaining-time awareness: a job that ends within the next round is not selected. Dynamic selection: jobs are added
+    one after the other while an even share of the recycled devices gives all jobs to be planned a better average
+    achievement than they have now; a waiting job has none. Of these numbers of jobs, the one with the greatest gain in
+    sum is taken; if none is better, no job is selected (FaPES, section 5.1). The gain must also pay for the change,
+    `change_s` of a round.
     """
     able = [index for index, job in enumerate(running) if job.may_change and job.left_s > round_s]
     able.sort(key=lambda index: (running[index].achievement, index))
@@ -59,7 +59,7 @@ def select_running(
 
 
 def achievements(outlook: SpeedTable, shares: np.typing.NDArray[np.int64]) -> np.typing.NDArray[np.float64]:
-    """What a job achieves of its best with each number of devices, compactly placed; 0 where it cannot run."""
+    """The fraction of its best speed that a job has on each number of devices, compactly placed; 0 if it cannot run."""
     if not len(outlook.sizes) or outlook.best_rate <= 0.0:
         return np.zeros(len(shares))
     best = np.maximum.accumulate(outlook.compact_rates) / outlook.best_rate
@@ -69,9 +69,9 @@ def achievements(outlook: SpeedTable, shares: np.typing.NDArray[np.int64]) -> np
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """A job of the cohort as priorities see it; `position` breaks ties, by arrival.
+    """A job of the cohort for the order of planning; `position`, by arrival, breaks ties.
 
-    `waited_s` is how long it has held nothing (0 for a running job), `is_new` whether it has never run.
+    `waited_s` is how long it has held no devices (0 for a running job), `is_new` whether it has never run.
     """
 
     position: int
@@ -88,7 +88,7 @@ def in_priority(cohort: Sequence[Candidate], *, pop_up_s: float) -> list[Candida
     """
 
     def rank(candidate: Candidate) -> tuple[int, float, int]:
-        """A smaller one is planned earlier."""
+        """The job with the smaller rank is planned earlier."""
         if candidate.waited_s >= pop_up_s:
             group = 0
         elif candidate.is_new:

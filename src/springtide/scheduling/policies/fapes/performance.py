@@ -1,4 +1,4 @@
-"""How fast FaPES expects a job to be on every number of devices and every shape, with its best batch (section 4)."""
+"""The speed that FaPES expects of a job on every number of devices and every shape, with its best batch (section 4)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from springtide.scheduling.placement.gangs import fixed_size
 from springtide.solvers.schedule_planning import Floats, Ints, Servers
 
 # A group on one device of each of eight machines runs at 1/2.17 of its speed on one machine (ElasticFlow, Figure 2(b),
-# ResNet50): what is expected of jobs of which only a speed curve is known.
+# ResNet50): assumed for jobs of which only a speed curve is known.
 _SPREAD_SLOWDOWN, _SPREAD_DOUBLINGS = 2.17, 3.0
 # Noise is rounded to so many steps a doubling: a step changes the gain of a batch by less than 3 percent.
 _NOISE_STEPS = 8
@@ -44,10 +44,10 @@ class Shape(NamedTuple):
 
 
 class SpeedTable(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
-    """What is expected of one job. `rates` and `batches` are (sizes x shapes): see solvers.schedule_planning.Demand.
+    """The speeds expected of one job. `rates` and `batches` are (sizes x shapes): see schedule_planning.RoundDemand.
 
-    `work` is what is left and `total_work` its whole length, in steps of the initial batch size; `is_known` is False
-    where its length is a guess. `best_rate` is the highest on any size of the empty cluster.
+    `work` is left of its whole length `total_work`, in steps of the initial batch size; `is_known` is False if the
+    length is a guess. `best_rate` is the highest on any size of the empty cluster.
     """
 
     sizes: Ints
@@ -60,17 +60,17 @@ class SpeedTable(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True)
 
     @cached_property
     def compact_rates(self) -> Floats:
-        """Work a second on each size where it runs best."""
+        """Work a second on each size on its best shape."""
         return np.asarray(self.rates.max(axis=1))
 
     @cached_property
     def best_rate(self) -> float:
-        """The highest of all."""
+        """The highest rate of all."""
         return float(self.rates.max(initial=0.0))
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What of the model is used: see `Fapes`."""
+    """Which parts of the model are used: see `Fapes`."""
 
     unit: int
     topology: bool
@@ -81,7 +81,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Expectations:
-    """The outlook of every job of a snapshot, on servers as given."""
+    """The expected speeds of every job of a snapshot on the given servers."""
 
     def __init__(self, snapshot: Snapshot, servers: Servers, settings: Settings) -> None:
         self._snapshot = snapshot
@@ -91,7 +91,7 @@ class Expectations:
         self._family_steps = _family_steps(snapshot)
 
     def of(self, view: JobView, num_held: int) -> SpeedTable:
-        """What is expected of a job that holds so many devices now; no sizes where it can never run here."""
+        """The speeds of a job that holds `num_held` devices now; without sizes if it can never run here."""
         sizes, unit = self._sizes(view)
         work, total, is_known = self._work(view, num_held)
         if not sizes:
@@ -108,8 +108,8 @@ class Expectations:
             )
         rates, batches = self._table(view, sizes, unit)
         if math.isinf(work):
-            # Where the length is not known, as much is taken to be left as has been done, and at least a round on the
-            # least size.
+            # If the length is not known, as much work is assumed to be left as has been done, and at least a round on
+            # the smallest size.
             at_least = float(rates.max(axis=1)[0]) * self._settings.round_s
             work = total = max(view.equivalent_steps, float(view.progress.step), at_least)
         return SpeedTable(
@@ -123,7 +123,7 @@ class Expectations:
         )
 
     def _sizes(self, view: JobView) -> tuple[tuple[int, ...], int]:
-        """The numbers of devices that are looked at: unit by unit up to two servers, then whole servers."""
+        """The numbers of devices that are considered: unit by unit up to two servers, then whole servers."""
         total, unit = self._num_devices, self._settings.unit
         if not view.job.elastic:
             size = fixed_size(view, total)
@@ -145,11 +145,11 @@ class Expectations:
         while doubled <= most:
             sizes += [doubled] if doubled >= first and doubled % unit == 0 else []
             doubled *= 2
-        # The least and the most it runs on count too, wherever they lie.
+        # Its minimum and its maximum are considered in any case.
         return tuple(sorted({first, *sizes, most // unit * unit})), unit
 
     def _work(self, view: JobView, num_held: int) -> tuple[float, float, bool]:
-        """Work left, the whole of it, and whether that is known; infinite where it is not."""
+        """Work left, the whole work, and whether that is known; infinite if not."""
         total = view.total_equivalent_steps
         if total is None and view.total_steps is not None:
             total = float(view.total_steps)
@@ -162,7 +162,7 @@ class Expectations:
         )
         left = max(total - done, 1e-6 * total)
         if num_held and view.state is JobState.RUNNING:
-            # What it has done since its last report.
+            # Less the work done since its last report.
             since_s = max(
                 0.0, self._snapshot.now_s - max(view.progress.progress_at_s, view.changes.resized_at_s or 0.0)
             )
@@ -189,14 +189,14 @@ class Expectations:
         if job.step_profile is not None or steps:
             noise = _rounded(view.learnt.noise)
             least = None if bounds is None else bounds.min_local_size
-            asked = _Asked(sizes, unit, bounds, initial, noise, job.length_unit, least)
+            table_key = _TableKey(sizes, unit, bounds, initial, noise, job.length_unit, least)
             if job.step_profile is not None:
-                table = cluster.profiled(job.step_profile, asked, settings.communication)
+                table = cluster.profiled(job.step_profile, table_key, settings.communication)
             else:
-                table = cluster.fitted(steps, asked)
+                table = cluster.fitted(steps, table_key)
         else:
             table = self._curve_table(view, sizes, unit)
-        return table if settings.topology else _blind(table)
+        return table if settings.topology else _without_topology(table)
 
     def _curve_table(self, view: JobView, sizes: tuple[int, ...], unit: int) -> tuple[Floats, Ints]:
         curve = curve_of(view)
@@ -212,8 +212,8 @@ class Expectations:
         return rates, batches
 
 
-class _Asked(NamedTuple):
-    """Everything on which a table of goodput depends beside the cluster and the steps."""
+class _TableKey(NamedTuple):
+    """Everything that a table of goodput depends on besides the cluster and the steps."""
 
     sizes: tuple[int, ...]
     unit: int
@@ -231,8 +231,8 @@ def _rounded(noise: GradientNoise | None) -> tuple[float, float] | None:
     return 1.0, ratio
 
 
-def _blind(table: tuple[Floats, Ints]) -> tuple[Floats, Ints]:
-    """Every shape as fast as the best of its size: placement does not count."""
+def _without_topology(table: tuple[Floats, Ints]) -> tuple[Floats, Ints]:
+    """The table with every shape as fast as the best one of its size: placement does not count."""
     rates, batches = table
     best = rates.argmax(axis=1)
     rows = np.arange(len(rates))
@@ -243,7 +243,7 @@ def _blind(table: tuple[Floats, Ints]) -> tuple[Floats, Ints]:
 
 
 def _family_steps(snapshot: Snapshot) -> dict[str, tuple[StepTime, ...]]:
-    """What the jobs of each family have measured (a job without one is its own)."""
+    """The step times measured by the jobs of each family (a job without a family is its own)."""
     found: dict[str, tuple[StepTime, ...]] = {}
     for view in snapshot.jobs:
         if view.learnt.step_times and view.job.step_profile is None:
@@ -288,13 +288,13 @@ class _Cluster:
             rows.append(row)
         return rows
 
-    def fitted(self, steps: tuple[StepTime, ...], asked: _Asked) -> tuple[Floats, Ints]:
-        """By the fitted model, which distinguishes one node from several."""
-        return _fitted_table(steps, asked, self._key)
+    def fitted(self, steps: tuple[StepTime, ...], table_key: _TableKey) -> tuple[Floats, Ints]:
+        """The table by the fitted model, which distinguishes one node from several."""
+        return _fitted_table(steps, table_key, self._key)
 
-    def profiled(self, profile: StepProfile, asked: _Asked, communication: str) -> tuple[Floats, Ints]:
-        """By the profiled timeline with the predicted exchanges laid into it."""
-        return _profiled_table(self._key, profile, asked, communication)
+    def profiled(self, profile: StepProfile, table_key: _TableKey, communication: str) -> tuple[Floats, Ints]:
+        """The table by the profiled timeline with the predicted exchanges inserted."""
+        return _profiled_table(self._key, profile, table_key, communication)
 
     @cached_property
     def _key(self) -> _Key:
@@ -332,26 +332,28 @@ class _Key:
         return Servers(capacity=np.array(self.capacity, dtype=np.int64), switches=switches)
 
 
-def _best(model: StepModel, asked: _Asked, shapes: list[list[Shape]]) -> tuple[Floats, Ints]:
+def _best(model: StepModel, table_key: _TableKey, shapes: list[list[Shape]]) -> tuple[Floats, Ints]:
     pairs = [(shape.num_servers, shape.size) for row in shapes for shape in row]
-    noise = None if asked.noise is None else GradientNoise(grad_sqr=asked.noise[0], grad_var=asked.noise[1])
-    found: BestBatches = best_batches(model, noise, pairs, asked.bounds, asked.initial, asked.length_unit)
+    noise = None if table_key.noise is None else GradientNoise(grad_sqr=table_key.noise[0], grad_var=table_key.noise[1])
+    found: BestBatches = best_batches(model, noise, pairs, table_key.bounds, table_key.initial, table_key.length_unit)
     form = (len(shapes), len(shapes[0]))
     return found.progress_per_s.reshape(form), found.global_batch_size.reshape(form)
 
 
 @lru_cache(maxsize=2048)
-def _fitted_table(steps: tuple[StepTime, ...], asked: _Asked, key: _Key) -> tuple[Floats, Ints]:
+def _fitted_table(steps: tuple[StepTime, ...], table_key: _TableKey, key: _Key) -> tuple[Floats, Ints]:
     estimate = fit_throughput(steps)
     assert estimate is not None
-    shapes = _Cluster(key.topology, key.servers(), key.links).shapes(asked.sizes, asked.unit)
-    return _best(estimate.model, asked, shapes)
+    shapes = _Cluster(key.topology, key.servers(), key.links).shapes(table_key.sizes, table_key.unit)
+    return _best(estimate.model, table_key, shapes)
 
 
 @lru_cache(maxsize=2048)
-def _profiled_table(key: _Key, profile: StepProfile, asked: _Asked, communication: str) -> tuple[Floats, Ints]:
-    shapes, bucket_s = _exchanges(key, tuple(bucket_bytes(profile).tolist()), asked.sizes, asked.unit, communication)
-    return _best(_Rows(profile, bucket_s), asked, shapes)
+def _profiled_table(key: _Key, profile: StepProfile, table_key: _TableKey, communication: str) -> tuple[Floats, Ints]:
+    shapes, bucket_s = _exchanges(
+        key, tuple(bucket_bytes(profile).tolist()), table_key.sizes, table_key.unit, communication
+    )
+    return _best(_Rows(profile, bucket_s), table_key, shapes)
 
 
 @lru_cache(maxsize=64)
@@ -376,9 +378,9 @@ def _exchanges(
 
 
 def _representative(servers: Servers, shape: Shape, unit: int) -> list[tuple[int, int]]:
-    """Servers that look like the shape: alternately from the two largest groups below a switch of its level.
+    """Servers of the given shape: alternately from the two largest groups below a switch of its level.
 
-    Where the cluster has no such place, the one nearest to it.
+    If the cluster has no such place, the nearest one to it.
     """
     order = np.argsort(-servers.capacity, kind="stable")
     if shape.num_servers > 1:

@@ -26,9 +26,9 @@ from springtide.scheduling.policies.fapes.performance import Expectations, Setti
 from springtide.scheduling.policies.fapes.reasons import Words
 from springtide.solvers.schedule_planning import Board, Placed, RoundDemand, Shapes, plan_job, unit_prices
 
-# Between rounds at most so many waiting jobs are tried when devices come free, the first in priority.
+# How many waiting jobs are tried between rounds when devices become free, by priority.
 _MOST_TRIED = 8
-# Goodput is flat around its best batch: off by so much it loses a percent or two, less than a change costs.
+# Goodput is flat around its best batch: a batch off by this factor loses a percent or two, less than a change costs.
 _BATCH_TOLERANCE = 1.2
 
 
@@ -59,7 +59,7 @@ class Fapes(msgspec.Struct, frozen=True, kw_only=True):
             repr(self),
             self.round_s,
             snapshot,
-            lambda this_round: _Deciding(self, this_round).run(),
+            lambda this_round: _RoundPlanner(self, this_round).run(),
             foresee=self._foresee,
             is_due=_is_due if self.starts else None,
         )
@@ -90,8 +90,8 @@ def _is_due(snapshot: Snapshot, state: Any) -> bool:
     return len(known) != len(snapshot.jobs) or any(view.job.job_id not in known for view in snapshot.jobs)
 
 
-class _Deciding:
-    """One decision: the plans that stand, the cohort that is planned, the devices that this means now."""
+class _RoundPlanner:
+    """One decision: the plans that are kept, the cohort that is planned, and the resulting devices of this round."""
 
     def __init__(self, policy: Fapes, this_round: Round) -> None:
         self.policy, self.round = policy, this_round
@@ -131,7 +131,7 @@ class _Deciding:
         self._achievement_of: dict[WorkloadId, float] = {}
 
     def outlook(self, job_id: WorkloadId) -> SpeedTable:
-        """What is expected of a job; between rounds most are never asked about."""
+        """The speeds expected of a job, computed on demand: between rounds few are needed."""
         known = self._outlooks.get(job_id)
         if known is None:
             known = self._expectations.of(self.views[job_id], len(self.held.get(job_id, ())))
@@ -141,13 +141,13 @@ class _Deciding:
     def run(self) -> RoundDecision:
         """Decide."""
         for job_id in self.held:
-            self._go_on(job_id)
-        cohort = self._overfull()
+            self._continue_plan(job_id)
+        cohort = self._overcommitted_jobs()
         if self.round.is_boundary:
             cohort |= self._filtered(cohort)
             cohort |= {job_id for job_id in self.views if job_id not in self.held}
         else:
-            cohort |= self._to_try()
+            cohort |= self._jobs_to_try()
         for job_id in cohort:
             if job_id in self.held:
                 self._achievement_of[job_id] = self._achievement(job_id)
@@ -155,10 +155,10 @@ class _Deciding:
         self._plan(cohort)
         return self._decision(cohort)
 
-    # --- what stands -------------------------------------------------------------------------------------------------
+    # --- plans that are kept -----------------------------------------------------------------------------------------
 
-    def _go_on(self, job_id: WorkloadId) -> None:
-        """A running job goes by its plan; one whose plan is over keeps its devices to its end (5.3, late end)."""
+    def _continue_plan(self, job_id: WorkloadId) -> None:
+        """Continue the plan of a running job; one whose plan is over keeps its devices to its end (5.3, late end)."""
         view, number = self.views[job_id], self.round.number
         plan, _, finish_s = self.known.get(job_id, ([], None, 0.0))
         plan = [[max(first, number), last, placed, batch] for first, last, placed, batch in plan if last >= number]
@@ -182,7 +182,7 @@ class _Deciding:
         return max(self.round.number, math.ceil(at_s / self.policy.round_s - 1e-9) - 1)
 
     def _rate(self, job_id: WorkloadId, placed: Placed) -> float:
-        """Work a second on a placement; of a number of devices that is none of its sizes, that of the next smaller."""
+        """Work a second on a placement; if its number of devices is none of the sizes, as on the next smaller one."""
         outlook = self.outlook(job_id)
         if not len(outlook.sizes) or not placed:
             return 0.0
@@ -194,8 +194,8 @@ class _Deciding:
         index = max(0, int(np.searchsorted(outlook.sizes, size)) - 1)
         return float(outlook.compact_rates[index]) * min(1.0, size / int(outlook.sizes[index]))
 
-    def _overfull(self) -> set[WorkloadId]:
-        """Jobs whose plans no longer fit beside what others keep: late ones and lost devices are in the way."""
+    def _overcommitted_jobs(self) -> set[WorkloadId]:
+        """Jobs whose plans no longer fit beside those that others keep, because of late jobs or lost devices."""
         capacity = self.servers.capacity
         loads = boards.loads_of(self.plans.values(), self.grid, len(capacity))
         if (loads <= capacity).all():
@@ -242,7 +242,7 @@ class _Deciding:
         return {ids[index] for index in chosen}
 
     def _achievement(self, job_id: WorkloadId) -> float:
-        """The average speed over the rounds of a job's plan, over its best (5.1)."""
+        """The average speed over the rounds of a job's plan, divided by its best speed (5.1)."""
         plan, outlook = self.plans.get(job_id), self.outlook(job_id)
         if not plan or outlook.best_rate <= 0.0:
             return 0.0
@@ -252,8 +252,8 @@ class _Deciding:
         )
         return float(done) / float(plan[-1][1] + 1 - self.round.number) / outlook.best_rate
 
-    def _to_try(self) -> set[WorkloadId]:
-        """Between rounds: the first of the waiting jobs, if there is anything for them; the others stay planned."""
+    def _jobs_to_try(self) -> set[WorkloadId]:
+        """Between rounds: the first waiting jobs, if any devices are idle; the others keep their plans."""
         waiting = [job_id for job_id in self.views if job_id not in self.held]
         for job_id in waiting:
             plan, _, finish_s = self.known.get(job_id, ([], None, 0.0))
@@ -271,7 +271,7 @@ class _Deciding:
         return self.policy.pop_up_rounds * self.policy.round_s
 
     def _since_s(self, job_id: WorkloadId) -> float | None:
-        """Since when a job has held nothing; None for one that runs."""
+        """Since when a job has held no devices; None if it runs."""
         if job_id in self.held:
             return None
         _, since_s, _ = self.known.get(job_id, ([], None, 0.0))
@@ -334,7 +334,7 @@ class _Deciding:
         low = max(low, 1e-3)
         return low, max(high, low)
 
-    # --- what it means now -------------------------------------------------------------------------------------------
+    # --- devices and batches of this round ---------------------------------------------------------------------------
 
     def _decision(self, cohort: set[WorkloadId]) -> RoundDecision:
         number = self.round.number
@@ -346,7 +346,7 @@ class _Deciding:
                 stands = job_id not in cohort and not self.round.is_boundary
                 wanted[job_id] = placed
                 batches[job_id] = self._batch(view, placed, batch, stands=stands)
-                # Until the next round it stands, whatever was announced to the job so far.
+                # The batch is kept until the next round, whatever the plan said before.
                 boards.set_batch(self.plans[job_id], number, batches[job_id])
         seats = self.seats.assign(wanted, self.held)
         jobs: dict[str, Any] = {}
@@ -371,7 +371,7 @@ class _Deciding:
         )
 
     def _batch(self, view: JobView, placed: Placed, planned: int | None, *, stands: bool) -> int | None:
-        """The batch of this round; one that is nearly as good is not changed for a small gain."""
+        """The batch of this round; the present one is kept if it is nearly as good."""
         bounds = view.job.batch
         if bounds is None:
             return None

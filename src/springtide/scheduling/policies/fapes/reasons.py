@@ -1,4 +1,4 @@
-"""What FaPES says about its decisions."""
+"""The reasons that FaPES gives for its decisions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Words:
         self._now_s = now_s
 
     def changed(self, before: Sequence[DeviceId], after: Sequence[DeviceId], finish_s: float, is_planned: bool) -> str:
-        """Why it gets other devices than it had."""
+        """Why a job gets other devices than it had."""
         end = f", planned to end in {_minutes(finish_s - self._now_s)}" if finish_s > self._now_s else ""
         if not before:
             return f"starting on {devices_text(len(after))}{end}"
@@ -26,13 +26,13 @@ class Words:
         return f"{why}: {more} to {devices_text(len(after))}{end}"
 
     def waits(self, is_running: bool, start_s: float, size: int) -> str:
-        """Why it holds nothing, though it is planned to."""
+        """Why a job holds no devices now although it has a plan."""
         begin = "gives way to others now, goes on" if is_running else "waits: planned to start"
         soon = _minutes(start_s - self._now_s)
         return f"{begin} on {devices_text(size)} in {soon}"
 
     def no_room(self, is_running: bool, least: int, total: int) -> str:
-        """Why it holds nothing, and is not planned to."""
+        """Why a job holds no devices and has no plan."""
         if least > total:
             return f"needs at least {devices_text(least)}, the platform has {total}: lower --workers or add devices"
         begin = "gives way to others" if is_running else "waits"
@@ -40,6 +40,6 @@ class Words:
 
 
 def _minutes(seconds: float) -> str:
-    """A duration as people say it: what is planned in rounds is not known to the second."""
+    """A duration in minutes or hours: plans in rounds are not precise to the second."""
     minutes = max(1, round(seconds / 60.0))
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d}"

@@ -1,4 +1,4 @@
-"""What a family of jobs has shown: how long its steps take, how noisy gradients are on the way, how long jobs last."""
+"""What was measured of a family of jobs: the time of steps, the gradient noise along the run, the length of jobs."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from springtide.perf.step_estimate import StepEstimate, fit_throughput, merge_st
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-# The noise of a family is kept by how far its jobs are, on a logarithmic scale: so many stretches to a doubling.
+# The noise of a family is kept by progress, on a logarithmic scale: so many stretches to a doubling.
 STRETCHES_PER_DOUBLING = 4
-# Beyond where any job of a family has come, its noise scale is taken to grow in proportion to progress, for so many
+# Beyond the progress of any job of a family, its noise scale is assumed to grow in proportion to progress, for so many
 # stretches: it grows as the loss falls (McCandlish et al., 2018, section 4; a factor of 100 and more in Pollux's runs).
 NUM_STRETCHES_AHEAD = 5 * STRETCHES_PER_DOUBLING
-# Speeds are worked out for noise scales this far apart and interpolated between them.
+# Speeds are computed for these ratios of noise and interpolated between them.
 NOISE_RATIOS = np.concatenate(([0.0], np.geomspace(1e-2, 1e5, 29)))
-# A measurement that differs by less is the same: noise is no reason to fit a model anew.
+# A measurement that differs by less than this fraction counts as equal: noise is no reason to fit a model anew.
 SAME_FRACTION = 0.05
-# So many lengths of jobs that have ended are kept; the newest count.
+# How many lengths of ended jobs are kept, the newest ones.
 NUM_LENGTHS = 9
-# A job that is further than others of its family came has this part of what it has done still to do.
+# A job with more progress than any ended job of its family is assumed to have this part of its progress left.
 OVERDUE_FRACTION = 0.1
 
 
 class JobFamily(msgspec.Struct, frozen=True, kw_only=True):
-    """What is remembered of a family: plain values only.
+    """What is remembered of a family, in plain values.
 
-    `noise` maps a stretch of the way to (squared norm, variance) of the gradient; `lengths` are the progress at which
-    jobs of unknown length were seen last. `used_s` is when one of its jobs was last there.
+    `noise` maps a stretch of progress to (squared norm, variance) of the gradient. `lengths` are the last progress of
+    ended jobs whose length was not known. `used_s` is when there was last a job of the family.
     """
 
     steps: tuple[StepTime, ...] = ()
@@ -55,7 +55,7 @@ class JobFamily(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.steps)
 
     def with_view(self, view: JobView, now_s: float) -> JobFamily:
-        """With what a job has shown since; the same object where that is nothing new."""
+        """The family with the new measurements of a job; the same object if there are none."""
         known = {(step.placement, step.local_batch_size): step for step in self.steps}
         news = [
             step
@@ -74,17 +74,17 @@ class JobFamily(msgspec.Struct, frozen=True, kw_only=True):
         return changed if changed is self else msgspec.structs.replace(changed, used_s=now_s)
 
     def with_length(self, progress: float) -> JobFamily:
-        """With the length of a job that is there no more."""
+        """The family with the length of a job that has ended."""
         return msgspec.structs.replace(self, lengths=(*self.lengths, progress)[-NUM_LENGTHS:])
 
     def left_of(self, progress: float) -> float | None:
-        """What is left of a job of unknown length, by what others of its family took; None if none has ended."""
+        """The progress left of a job of unknown length, by the lengths of its family; None if no job has ended."""
         if not self.lengths:
             return None
         return max(statistics.median(self.lengths) - progress, progress * OVERDUE_FRACTION)
 
     def noise_at(self, progress: float) -> GradientNoise | None:
-        """The noise that was seen at this point of the way, or at the nearest one."""
+        """The noise measured at this progress, or at the nearest one."""
         if not self.noise:
             return None
         stretch = stretch_of(progress)
@@ -94,7 +94,7 @@ class JobFamily(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_family(kept: Mapping[str, Any]) -> JobFamily:
-    """A family out of a journal's plain values."""
+    """A family from the plain values of the journal."""
     return JobFamily(
         steps=tuple(
             StepTime(placement=tuple(placement), local_batch_size=local, step_s=step_s, sync_s=sync_s)
@@ -117,7 +117,7 @@ def write_family(family: JobFamily) -> dict[str, Any]:
 
 
 def family_key(job: TrainingJob, *, alone: bool = False) -> str:
-    """Jobs with the same key learn from each other: one model with one batch rule. Without a family, itself alone."""
+    """The key of jobs that learn from each other: one model with one batch rule. A job without a family is alone."""
     family = "" if alone else job.family
     bounds = job.batch
     rule = (
@@ -129,12 +129,12 @@ def family_key(job: TrainingJob, *, alone: bool = False) -> str:
 
 
 def stretch_of(progress: float) -> int:
-    """Which stretch of the way this progress lies in."""
+    """The stretch that contains this progress."""
     return math.floor(STRETCHES_PER_DOUBLING * math.log2(max(progress, 1.0)))
 
 
 def is_sound(noise: GradientNoise) -> bool:
-    """Whether an estimate of the noise can be worked with."""
+    """Whether an estimate of the noise is usable."""
     return noise.grad_var >= 0.0 and 0.0 < noise.grad_sqr < math.inf and noise.grad_var < math.inf
 
 
@@ -151,8 +151,8 @@ def _is_same(before: StepTime | None, after: StepTime) -> bool:
 
 
 class _Corrected:
-    """The fitted model, corrected by its error where it was measured. The last question's answer is kept: the same
-    candidates are asked about for every noise."""
+    """The fitted model, corrected by its error where it was measured. The last result is cached, since the same
+    candidates are evaluated for every noise."""
 
     def __init__(self, estimate: StepEstimate) -> None:
         self._estimate = estimate
@@ -174,7 +174,7 @@ class _Corrected:
 
 
 class FamilySpeed:
-    """How fast a family's jobs go on each number of workers, at every point of their way. Derived from `JobFamily`."""
+    """The speed of a family's jobs on each number of workers, at every progress. Derived from `JobFamily`."""
 
     def __init__(
         self, family: JobFamily, sizes: Sequence[int], devices_per_node: int, job: TrainingJob, *, adapts: bool = True
@@ -184,7 +184,7 @@ class FamilySpeed:
         self.family = family
         self.model = _Corrected(estimate)
         self.bounds: AdaptiveBatch | None = job.batch
-        # Whether the batch is chosen by the noise; otherwise it is as it was, whatever the noise.
+        # Whether the batch is chosen by the noise; otherwise it does not change.
         self.adapts = adapts and job.batch is not None
         self.initial = job.global_batch_size
         self.unit: LengthUnit = job.length_unit if job.batch is not None else "samples"
@@ -192,14 +192,14 @@ class FamilySpeed:
         self.devices_per_node = devices_per_node
 
     def with_family(self, family: JobFamily) -> FamilySpeed:
-        """The same speeds with the way that a family's noise takes now; nothing new may have been measured."""
+        """The same speeds with the present noise of the family; its measured step times must be the same."""
         other = copy.copy(self)
         other.family = family
         other.__dict__.pop("_way", None)
         return other
 
     def nodes_of(self, sizes: Ints) -> Ints:
-        """On how many nodes so many workers lie when they lie close together."""
+        """The number of nodes of so many workers in a compact placement."""
         return -(-sizes // self.devices_per_node)
 
     @cached_property
@@ -231,7 +231,7 @@ class FamilySpeed:
 
     @cached_property
     def _way(self) -> tuple[Floats, Floats]:
-        """The ends of the stretches (progress), and the seconds up to each of them on each size [S, stretches + 1]."""
+        """The ends of the stretches, in progress, and the seconds up to each of them on each size [S, stretches + 1]."""
         if not self.adapts or not self.family.noise:
             rates = self.rates_at(None)[:, None]
             return np.array([0.0, 1.0]), np.concatenate([np.zeros_like(rates), _inverse(rates)], axis=1)
@@ -256,7 +256,7 @@ class FamilySpeed:
         edges, ends = self._way
 
         def at(points: Floats) -> Floats:
-            # Beyond the last stretch it goes on as in it.
+            # Beyond the last stretch, the speed stays as in it.
             left = np.clip(np.searchsorted(edges, points, side="right") - 1, 0, len(edges) - 2)
             slope = (ends[:, left + 1] - ends[:, left]) / (edges[left + 1] - edges[left])
             return ends[:, left] + slope * (points - edges[left])
@@ -266,7 +266,7 @@ class FamilySpeed:
         return np.where(np.isfinite(found), found, np.inf)
 
     def batch_for(self, num_nodes: int, num_workers: int, noise: GradientNoise | None) -> tuple[int, float]:
-        """The best global batch for so many workers, and the progress a second that it brings by the model."""
+        """The best global batch for so many workers, and its progress a second by the model."""
         best = best_batches(self.model, noise, [(num_nodes, num_workers)], self.bounds, self.initial, self.unit)
         return int(best.global_batch_size[0]), float(best.goodput_per_s[0])
 

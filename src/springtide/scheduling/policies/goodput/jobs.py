@@ -20,21 +20,21 @@ from springtide.scheduling.policies.goodput.families import FamilySpeed, JobFami
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-# A family that was measured on so many workers is trusted on this many times as many: the model is extrapolated, and
-# what it says is measured within a minute.
+# How far a family's model is extrapolated: up to this many times the largest measured number of workers. A job that
+# runs there is measured within a minute.
 TRUSTED_FACTOR = 4
-# A job of unknown length is taken to be half done, but never nearer to its end than this.
+# A job of unknown length is assumed to be half done, but never to end sooner than in this time.
 LEAST_UNKNOWN_S = 600.0
-# A job that should have ended by now is about to.
+# A job that should have ended by now is assumed to need so long.
 LEAST_LEFT_S = 1.0
 
 
 @dataclass(slots=True)
 class JobCandidates:
-    """One job: `seconds[i]` to its end on `sizes[i]` workers, were it left alone. `held` is what it was given last.
+    """One job: `seconds[i]` to its end on `sizes[i]` workers without further changes. `held` is its last allocation.
 
-    `stall_s` is how long it still stands still after its last change. `pace` is None where no model of its family is
-    used. `is_fixed`: it holds what cannot be changed, and keeps it.
+    `stall_s` is how long it makes no progress yet after its last change. `pace` is None if no model of its family is
+    used. `is_fixed`: it keeps its devices, since they cannot be changed.
     """
 
     view: JobView
@@ -54,11 +54,11 @@ class JobCandidates:
 
     @property
     def least_s(self) -> float:
-        """How long it would take at its fastest size."""
+        """Seconds to its end at its fastest size."""
         return float(self.seconds.min()) if len(self.seconds) else math.inf
 
     def seconds_on(self, num_devices: int) -> float:
-        """How long it would take on so many; inf if that is none of its sizes."""
+        """Seconds to its end on so many devices; inf if that is none of its sizes."""
         found = np.flatnonzero(self.sizes == num_devices)
         return float(self.seconds[found[0]]) if len(found) else math.inf
 
@@ -66,7 +66,7 @@ class JobCandidates:
 def size_grid(most: int) -> list[int]:
     """The numbers of workers that are tried: 1, 2, 3, 4, 6, 8, 12, and from 16 on four to every doubling.
 
-    Few while a node holds them, so that groups fill nodes; finer above, so that a few large ones fill the cluster.
+    Few sizes within a node, so that groups fill nodes; more above, so that a few large groups fill the cluster.
     """
     found = {1, 3, *(size * factor for size in (2, 4) for factor in (1, 3)), 8}
     doubling = 16
@@ -77,7 +77,7 @@ def size_grid(most: int) -> list[int]:
 
 
 def is_waiting(view: JobView, now_s: float) -> bool:
-    """Whether a job that crashed waits before it is started again, and holds nothing."""
+    """Whether a job waits for its restart after a crash and holds no devices."""
     return view.restarts.runnable_at_s > now_s and not view.num_replicas
 
 
@@ -89,7 +89,7 @@ def read_rows(
     paces: Mapping[str, FamilySpeed],
     capacity: int,
 ) -> list[JobCandidates]:
-    """A row for every job that can be given something now, in order of arrival."""
+    """A row for every job that can get devices now, in order of arrival."""
     rows: list[JobCandidates] = []
     by_pace: dict[str, list[JobCandidates]] = {}
     for view in snapshot.jobs:
@@ -117,7 +117,7 @@ def read_rows(
 
 
 def _sizes(view: JobView, num_held: int, capacity: int) -> Ints:
-    """What the job could be given at all."""
+    """The numbers of devices that the job could get."""
     most = min(most_workers(view), capacity)
     if not view.job.elastic:
         fixed = num_held or view.bounds.max_workers
@@ -129,14 +129,14 @@ def _sizes(view: JobView, num_held: int, capacity: int) -> Ints:
 
 
 def _stall_s(view: JobView, snapshot: Snapshot) -> float:
-    """How long the job will still stand still for its last change."""
+    """For how many seconds the job makes no progress yet because of its last change."""
     if not view.num_replicas or view.changes.resized_at_s is None:
         return 0.0
     return max(0.0, view.changes.resized_at_s + snapshot.overheads.cost_s(view.num_replicas) - snapshot.now_s)
 
 
 def _since_s(view: JobView, snapshot: Snapshot) -> float:
-    """How long the job has gone on since it last said how far it is."""
+    """For how many seconds the job has made progress since its last report."""
     if view.state is not JobState.RUNNING or not view.num_replicas:
         return 0.0
     begun_s = view.progress.progress_at_s
@@ -146,16 +146,16 @@ def _since_s(view: JobView, snapshot: Snapshot) -> float:
 
 
 def _total(view: JobView) -> float | None:
-    """The job's length in its own unit of progress, where it is known."""
+    """The job's length in its own unit of progress, if it is known."""
     if view.total_equivalent_steps is not None:
         return view.total_equivalent_steps
     return None if view.total_steps is None else float(view.total_steps)
 
 
 def _as_much_again(progress: float) -> float:
-    """What is left of a job that may end at any time: as much as it has done, as the whole doubling that it is in.
+    """The estimate of what is left of a job that may end at any time: as much as it has done, rounded to a doubling.
 
-    A whole doubling, so that jobs that are about as far do not overtake each other all the time (Tiresias, NSDI'19,
+    Rounded, so that jobs with about the same progress do not overtake each other all the time (Tiresias, NSDI'19,
     section 3.1, has queues for that).
     """
     return 2.0 ** math.ceil(math.log2(max(progress, 1.0)))
@@ -179,11 +179,11 @@ def _by_curve(row: JobCandidates, rates: list[float], snapshot: Snapshot) -> Non
 
 
 def _unknown(row: JobCandidates) -> None:
-    """Nothing was measured: the least it takes to find out, or what it has."""
+    """The times of a job without any measurement: its smallest size, to measure it, or the devices that it has."""
     least = row.sizes[:1]
     kept = row.sizes[(row.sizes == row.held) & (row.sizes > least)] if len(least) else least
     row.sizes = np.concatenate([least, kept])
-    # More devices are assumed to be faster, though by how much is not known.
+    # More devices are assumed to be faster; by how much is a guess.
     row.seconds = LEAST_UNKNOWN_S / np.sqrt(row.sizes)
 
 
@@ -216,5 +216,5 @@ def _by_pace(rows: list[JobCandidates], pace: FamilySpeed, family: JobFamily, sn
             row.sizes = pace.sizes[chosen]
             row.seconds = np.maximum(times[chosen], LEAST_LEFT_S)
         else:
-            # It cannot run by its own bounds on any size: the smallest shows what is wrong.
+            # By its own bounds it cannot run on any size; a start on the smallest one shows the error.
             _unknown(row)

@@ -42,16 +42,17 @@ from springtide.solvers.share_dp import best_shares, work_weights
 
 Counts = Mapping[WorkloadId, int]
 
-# So many families are remembered whose jobs have all ended.
+# How many families are remembered after all of their jobs have ended.
 NUM_FAMILIES = 32
 # A batch that would change by less than this factor stays as it is: goodput is flat around its best.
 SAME_BATCH = 1.2
-# A job is moved, so that others or itself lie close together, if it has this many times left what the move costs.
+# A job may be moved, so that a group of workers becomes compact, if it runs this many times as long as a move costs.
 MOVE_PAYS = 60.0
 
 
 class JobNews(NamedTuple):
-    """What of a job is a reason to decide anew. `has_news`: it is the first of its family that was measured."""
+    """The parts of a job whose change is a reason to decide anew. `has_news`: it is the first measured one of its
+    family."""
 
     job_id: WorkloadId
     view: JobView
@@ -85,7 +86,7 @@ READS = Reads(
 
 
 class DerivedFamilies:
-    """What follows from the memory and the snapshots seen, kept for the next decision (see decisions/cache.py)."""
+    """Values derived from the memory and from earlier snapshots, kept for the next decision (see decisions/cache.py)."""
 
     def __init__(self) -> None:
         self.fingerprints = Fingerprints(READS)
@@ -106,7 +107,7 @@ class DerivedFamilies:
     def pace(
         self, key: str, family: JobFamily, sizes: Sequence[int], per_node: int, job: TrainingJob, adapts: bool
     ) -> FamilySpeed:
-        """The pace of a family, worked out anew only when something new was measured."""
+        """The speeds of a family, computed anew only after new measurements."""
         known = self.paces.get(key)
         if (
             known is None
@@ -125,11 +126,12 @@ class DerivedFamilies:
 class Goodput:
     """Minimises the sum of completion times by predicted goodput.
 
-    `round_s` 0 decides at every arrival and end and every `revisit_s`; otherwise only at multiples of `round_s`.
-    `company` is how many jobs that are still to come are reckoned with beside those that are there. A change is
-    charged as if its jobs were to be changed again within `horizon_s`. `learns` switches whether jobs of a family
-    learn from each other, `adapts_batch` the choice of the batch, `by_remaining` the weights by what is left of jobs:
-    to measure what each is worth.
+    With `round_s` 0 it decides at every arrival and end and every `revisit_s`; otherwise only at multiples of
+    `round_s`. `company` is how many future jobs are counted beside the present ones. A change is charged as if its jobs
+    were changed again within `horizon_s`.
+
+    Three parts can be switched off to measure their effect: jobs of a family learn from each other (`learns`), the
+    batch is chosen (`adapts_batch`), jobs are weighted by their remaining work (`by_remaining`).
     """
 
     round_s: float = 0.0
@@ -151,7 +153,7 @@ class Goodput:
         known = derived or DerivedFamilies()
 
         def is_due(snapshot: Snapshot, state: Any) -> bool:
-            """Whether something has changed that the last decision did not know of."""
+            """Whether anything has changed since the last decision."""
             return state is None or state["fingerprint"] != self._fingerprint(snapshot, known.read(state), known)
 
         return decide_in_rounds(
@@ -210,7 +212,7 @@ class Goodput:
         )
 
     def _learn(self, snapshot: Snapshot, state: Any, known: DerivedFamilies) -> dict[str, JobFamily]:
-        """Fold what jobs have shown since into what is remembered of their families."""
+        """The families with the new measurements of their jobs."""
         families = known.read(state)
         live = {view.job.job_id for view in snapshot.jobs}
         for job_id, (key, progress) in (state["jobs"] if state is not None else {}).items():
@@ -248,13 +250,13 @@ class Goodput:
         }
 
     def _share_out(self, rows: list[JobCandidates], snapshot: Snapshot, capacity: int) -> dict[WorkloadId, int]:
-        """How many devices each job is to have."""
+        """The number of devices for each job."""
         counts = {row.job_id: min(row.held, capacity) for row in rows if row.is_fixed}
         free = capacity - sum(counts.values())
         able = [row for row in rows if not row.is_fixed]
         able.sort(key=lambda row: (-row.least_s, -_deadline_s(row), -row.view.submitted_at_s))
         costs = [np.array([snapshot.overheads.cost_s(size) for size in row.sizes.tolist()]) for row in able]
-        # A job without devices pays for a start whenever that is: the cost counts as work left, not as a loss now.
+        # A job without devices pays for a start in any case, so that cost counts as work left, not as a loss now.
         speeds = [
             1.0 / (row.seconds if row.held else row.seconds + cost) for row, cost in zip(able, costs, strict=True)
         ]
@@ -272,7 +274,7 @@ class Goodput:
         return counts
 
     def _with_batch(self, row: JobCandidates, given: PoolAllocation, snapshot: Snapshot) -> PoolAllocation:
-        """The allocation with the batch that is best there."""
+        """The allocation with the best batch on it."""
         view, bounds = row.view, row.view.job.batch
         if bounds is None:
             return msgspec.structs.replace(given, global_batch_size=view.job.global_batch_size)
@@ -300,7 +302,7 @@ def _whole(end_s: float) -> float | None:
 
 
 def _movable(rows: Sequence[JobCandidates], counts: Counts, snapshot: Snapshot) -> frozenset[WorkloadId]:
-    """The jobs that may be moved so that a group lies together: their rest is long beside what a move costs."""
+    """The jobs that may be moved to make a group compact: the rest of their run is long compared with a move."""
     return frozenset(
         row.job_id
         for row in rows
@@ -311,7 +313,7 @@ def _movable(rows: Sequence[JobCandidates], counts: Counts, snapshot: Snapshot) 
 
 
 def _place(counts: Counts, now: Round, movable: frozenset[WorkloadId]) -> dict[WorkloadId, PoolAllocation]:
-    """Devices for the counts, among those that services leave; a job that keeps its number keeps its devices."""
+    """Devices for the counts, of those that services leave; a job that keeps its count keeps its devices."""
     snapshot = now.snapshot
     free = set(now.devices)
     cluster = snapshot.cluster
@@ -331,7 +333,7 @@ def _part(node: Node, free: set[DeviceId]) -> Node:
 
 
 def _foresee(snapshot: Snapshot, state: Any) -> Mapping[WorkloadId, Schedule]:
-    """Each job goes on as it is to its end, as far as that can be told."""
+    """Each job's run to its end as it is now, if its end can be predicted."""
     if state is None:
         return {}
     live = {view.job.job_id for view in snapshot.jobs}

@@ -1,4 +1,4 @@
-"""What goodput says to people: why a job got more, fewer or no devices, with the times that it compared."""
+"""The reasons of the policy `goodput`: why a job gets more, fewer or no devices, with the times compared."""
 
 from __future__ import annotations
 

@@ -23,19 +23,26 @@ Ledger = Mapping[str, Any]
 
 
 class Hook(Protocol):
+<<<<<<< HEAD:studies/src/springtide_studies/rivals/policies/admission.py
     """A rule that is applied to every job that could be promised its deadline, before the promise is given.
 
     `ledger` holds the plain values that the hook returned last time: its only memory, journaled with the policy's. A
     hook is pure, as policies are.
+=======
+    """A rule of the operator that reviews every job that could be promised its deadline, before it is promised.
+
+    A hook is pure, as policies are. Its only memory is `ledger`, the plain values that it returned the last time, which
+    are journaled with the policy's memory.
+>>>>>>> e5d9af0 (The docstrings of elastic, fapes and goodput say what each part computes):src/springtide/scheduling/admission.py
     """
 
     @property
     def name(self) -> str:
-        """Under this name the hook's ledger is kept."""
+        """The name under which the hook's ledger is kept."""
         ...
 
     def review(self, view: JobView, snapshot: Snapshot, ledger: Ledger) -> tuple[str | None, Ledger]:
-        """Return why the job is turned away (None: it is not) and the ledger from now on."""
+        """Return why the job is rejected (None: it is not) and the new ledger."""
         ...
 
 
@@ -51,7 +58,7 @@ class OwnerQuota(msgspec.Struct, frozen=True, kw_only=True):
         return "quota"
 
     def review(self, view: JobView, snapshot: Snapshot, ledger: Ledger) -> tuple[str | None, Ledger]:
-        """Count what the owner has now and was given in the last 24 hours."""
+        """Count the owner's unfinished jobs, and those promised in the last 24 hours."""
         owner = view.job.owner
         who = f"'{owner}'" if owner else "all users without a name together"
         recent: dict[str, list[float]] = {
@@ -63,7 +70,7 @@ class OwnerQuota(msgspec.Struct, frozen=True, kw_only=True):
         if self.max_unfinished is not None:
             live = {other.job.job_id for other in snapshot.jobs if other.promise.admitted_at_s is not None}
             unfinished = sum(other.job.owner == owner for other in snapshot.jobs if other.job.job_id in live)
-            # Those admitted at this very moment do not show in the snapshot yet.
+            # Jobs admitted at this very moment are not in the snapshot as such yet.
             unfinished += sum(at_s == snapshot.now_s for at_s in mine)
             if unfinished >= self.max_unfinished:
                 return (
@@ -84,7 +91,7 @@ class Pricing(Protocol):
     """What a promise costs."""
 
     def price_usd(self, view: JobView, now_s: float) -> float | None:
-        """The price of running the job by its deadline, USD; None if it cannot be told."""
+        """The price of running the job by its deadline, USD; None if it is not known."""
         ...
 
 
@@ -115,7 +122,11 @@ class UrgencyPricing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PriceGate(msgspec.Struct, frozen=True, kw_only=True):
+<<<<<<< HEAD:studies/src/springtide_studies/rivals/policies/admission.py
     """Reject a job whose price is above its budget. A job without a budget pays any price."""
+=======
+    """Reject a job whose price is above its budget. A job without a budget has no limit."""
+>>>>>>> e5d9af0 (The docstrings of elastic, fapes and goodput say what each part computes):src/springtide/scheduling/admission.py
 
     pricing: Pricing
 
@@ -139,7 +150,7 @@ class PriceGate(msgspec.Struct, frozen=True, kw_only=True):
 def review_all(
     hooks: Sequence[Hook], view: JobView, snapshot: Snapshot, ledgers: Mapping[str, Ledger]
 ) -> tuple[str | None, dict[str, Ledger]]:
-    """Ask every hook in turn. The first objection counts, and then no ledger changes."""
+    """Let every hook review the job, in turn. The first objection counts, and then no ledger changes."""
     after: dict[str, Ledger] = dict(ledgers)
     for hook in hooks:
         objection, after[hook.name] = hook.review(view, snapshot, after.get(hook.name, {}))
@@ -154,8 +165,8 @@ def reserve_for_failures(
     """How many devices to keep back so that promises survive node failures with probability `confidence` (§4.4).
 
     Nodes fail independently, each is down `repair_hours / (mtbf_hours + repair_hours)` of its time, so the number of
-    nodes that are down at one moment is binomial. The devices of as many of the largest nodes are kept back as are
-    down at once at most, with the confidence asked for. Raises InvalidRequest if a figure makes no sense.
+    nodes that are down at one moment is binomial. With the confidence asked for, no more than n nodes are down at once;
+    the devices of the n largest nodes are kept back. Raises InvalidRequest if a figure makes no sense.
     """
     if not (mtbf_hours > 0 and repair_hours >= 0 and 0 < confidence < 1):
         raise InvalidRequest(
@@ -172,6 +183,6 @@ def reserve_for_failures(
 
 
 def reserve_fraction(topology: Topology, num_reserved: int) -> float:
-    """The same as a part of all devices, as policies take it (0.0 without devices)."""
+    """The reserve as a fraction of all devices, the parameter of policies (0.0 without devices)."""
     total = len(topology.device_ids())
     return num_reserved / total if total else 0.0

@@ -27,7 +27,7 @@ from springtide.perf.curve import SpeedCurve, curve_of
 from springtide.scheduling.decisions.fingerprint import Fingerprints, Reads
 from springtide.scheduling.decisions.recall import State, decide_once, recall_fingerprints, recall_reads
 from springtide.scheduling.placement.allocation_ledger import AllocationLedger, serve_demand, serve_minimum
-from springtide.scheduling.placement.gangs import remaining_s, devices_text
+from springtide.scheduling.placement.gangs import devices_text, remaining_s
 from springtide_studies.rivals.policies.gangs import Gangs
 
 
