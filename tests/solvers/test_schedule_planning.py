@@ -54,24 +54,24 @@ def test_rounds_are_single_ones_first_and_cover_the_horizon():
 
 
 def test_an_idle_cluster_starts_a_job_at_once_and_does_exactly_its_work():
-    book = board()
-    found = plan_job(book, demand(5000.0))
+    load_board = board()
+    found = plan_job(load_board, demand(5000.0))
     assert found is not None
     assert found.stretches[0].first == 0
-    assert work_done(found, book.lengths_s, found.finish_s) == pytest.approx(5000.0)
+    assert work_done(found, load_board.lengths_s, found.finish_s) == pytest.approx(5000.0)
     assert found.price > 0.0
 
 
 def test_planning_leaves_the_board_alone_and_booking_is_undone_exactly():
-    book = board()
-    before = book.load.copy()
-    found = plan_job(book, demand(9000.0))
+    load_board = board()
+    before = load_board.load.copy()
+    found = plan_job(load_board, demand(9000.0))
     assert found is not None
-    assert (book.load == before).all()
-    book.book(found)
-    assert book.load.sum() > 0
-    book.book(found, sign=-1)
-    assert (book.load == before).all()
+    assert (load_board.load == before).all()
+    load_board.book(found)
+    assert load_board.load.sum() > 0
+    load_board.book(found, sign=-1)
+    assert (load_board.load == before).all()
 
 
 def test_what_is_expensive_is_left_to_others_and_what_is_cheap_is_used():
@@ -84,11 +84,11 @@ def test_what_is_expensive_is_left_to_others_and_what_is_cheap_is_used():
 
 
 def test_a_full_server_is_never_used_and_a_full_cluster_is_waited_for():
-    book = board(low=1.0, high=10.0)
+    load_board = board(low=1.0, high=10.0)
     for number in range(2):
-        book.take(number, ((0, 8), (1, 8), (2, 8), (3, 8)))
-    book.take(2, ((0, 8),))
-    found = plan_job(book, demand(3000.0))
+        load_board.take(number, ((0, 8), (1, 8), (2, 8), (3, 8)))
+    load_board.take(2, ((0, 8),))
+    found = plan_job(load_board, demand(3000.0))
     assert found is not None
     assert found.stretches[0].first == 2
     assert all(server != 0 for server, _ in found.stretches[0].placed)
@@ -97,14 +97,14 @@ def test_a_full_server_is_never_used_and_a_full_cluster_is_waited_for():
 @pytest.mark.parametrize("seed", range(20))
 def test_nobody_is_ever_given_more_than_a_server_has(seed):
     rng = np.random.default_rng(seed)
-    book = board(low=float(rng.uniform(1.0, 300.0)), high=5000.0)
+    load_board = board(low=float(rng.uniform(1.0, 300.0)), high=5000.0)
     for _ in range(12):
-        found = plan_job(book, demand(float(rng.uniform(100.0, 30_000.0)), power=float(rng.uniform(0.3, 1.0))))
+        found = plan_job(load_board, demand(float(rng.uniform(100.0, 30_000.0)), power=float(rng.uniform(0.3, 1.0))))
         if found is not None:
-            book.book(found)
+            load_board.book(found)
             assert all(stretch.size in SIZES for stretch in found.stretches)
             assert all(a.last < b.first for a, b in zip(found.stretches, found.stretches[1:], strict=False))
-    assert (book.load <= 8).all()
+    assert (load_board.load <= 8).all()
 
 
 def test_at_equal_prices_a_job_is_kept_below_one_switch():
@@ -114,20 +114,20 @@ def test_at_equal_prices_a_job_is_kept_below_one_switch():
 
 
 def test_a_running_job_goes_on_where_it_is_and_grows_on_the_cheapest():
-    book = board(low=1.0, high=50.0)
-    for number in range(len(book.lengths_s)):
-        book.take(number, ((0, 4),))
-    found = plan_job(book, demand(40_000.0, held=((3, 8),), setup_s=30.0))
+    load_board = board(low=1.0, high=50.0)
+    for number in range(len(load_board.lengths_s)):
+        load_board.take(number, ((0, 4),))
+    found = plan_job(load_board, demand(40_000.0, held=((3, 8),), setup_s=30.0))
     assert found is not None
     assert (3, 8) in found.stretches[0].placed
 
 
 def test_growing_and_shrinking_keep_what_is_kept():
-    book = board(low=1.0, high=600.0)
+    load_board = board(low=1.0, high=600.0)
     # Half of two servers is taken for two rounds: it is cheap to grow after them.
     for number in range(2):
-        book.take(number, ((0, 8), (1, 8), (2, 6)))
-    found = plan_job(book, demand(60_000.0, held=((3, 8),)))
+        load_board.take(number, ((0, 8), (1, 8), (2, 6)))
+    found = plan_job(load_board, demand(60_000.0, held=((3, 8),)))
     assert found is not None
     assert len(found.stretches) > 1
     for before, after in zip(found.stretches, found.stretches[1:], strict=False):

@@ -1,6 +1,6 @@
-"""Which servers to take back from jobs so that it costs least: FaPES's greedy, an exact program, and ours.
+"""Which servers to reclaim from jobs at the least cost: FaPES's greedy choice, an exact program, and our heuristic.
 
-A job pays once, however many of its servers go, so what a server costs depends on which others are taken.
+A job pays once, however many of its servers go, so the cost of a server depends on which others are taken.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 
 # Limits are counts, not times: a choice must not depend on how fast the machine is.
 MAX_EXCHANGES = 200
-# An exchange looks at every server, so that there are fewer of them where servers are many.
+# The bound on servers looked at in exchanges. An exchange looks at every server, so many servers allow few exchanges.
 MAX_LOOKS = 8_000
 
 
@@ -42,7 +42,7 @@ class ReclaimChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cost_of(servers: Sequence[Server], victims: Sequence[Victim], chosen: Iterable[int]) -> float:
-    """What taking these servers costs: every job on one of them once."""
+    """The cost of taking these servers: every job on one of them pays once."""
     lost: dict[int, int] = {}
     for number in chosen:
         for job, count in servers[number].jobs.items():
@@ -63,10 +63,11 @@ def reclaim_by_gain(servers: Sequence[Server], num_needed: int) -> tuple[int, ..
     """FaPES-Manager's choice (section 3.4) of servers with `num_needed` devices; all of them if they do not suffice.
 
     The cost of a server is the number of jobs that run on it, its gain the devices of all servers that are free once
-    those jobs are suspended. Again and again the server with the largest gain that does not exceed what is needed is
-    taken, among equals the one with the least cost, and its jobs are suspended. Read where the text leaves it open:
-    "smaller than N_r" includes N_r itself (else Figure 6 (a) would not come out), N_r is what is still missing, and a
-    server on which no job runs costs nothing and is taken first. Where every gain is too large the least cost decides.
+    those jobs are suspended. Repeatedly, the server with the largest gain that does not exceed the need is taken, among
+    equals the one with the least cost, and its jobs are suspended. If every gain is too large, the least cost decides.
+
+    Our reading where the paper is ambiguous: "smaller than N_r" includes N_r itself (otherwise Figure 6 (a) would come
+    out differently), N_r is the number still missing, and a server without jobs costs nothing and is taken first.
     """
     order = _Suspending(servers)
     chosen: list[int] = []
@@ -80,7 +81,7 @@ def reclaim_by_gain(servers: Sequence[Server], num_needed: int) -> tuple[int, ..
 
 
 class _Suspending:
-    """The servers not taken yet with the jobs that still run there; gains are counted again where they changed."""
+    """The servers not taken yet with the jobs that still run there; only gains that change are counted again."""
 
     def __init__(self, servers: Sequence[Server]) -> None:
         self.servers = servers
@@ -97,7 +98,7 @@ class _Suspending:
         """The server to take while `left` devices are missing."""
         if self._idle:
             return min(self._idle)
-        # Servers are taken whole, so that the last one may bring more than is missing.
+        # Servers are taken as a whole, so the last one may have more devices than are missing.
         bound = left + self.largest - 1
         fitting = [number for number in self.running if self._gain[number] <= bound]
         if fitting:
@@ -105,7 +106,7 @@ class _Suspending:
         return min(self.running, key=lambda number: (len(self.running[number]), -self._gain[number], number))
 
     def suspend(self, number: int) -> None:
-        """Take a server, and its jobs from all others."""
+        """Take a server and suspend its jobs, also on all other servers."""
         jobs = self.running.pop(number)
         if number in self._idle:
             self._idle.remove(number)
@@ -131,9 +132,9 @@ class _Suspending:
 def reclaim_by_cost(servers: Sequence[Server], victims: Sequence[Victim], num_needed: int) -> ReclaimChoice:
     """A choice of servers with `num_needed` devices at little cost; all of them if they do not suffice.
 
-    Greedy: again and again the server, together with those that cost nothing more then, whose cost for each device
-    still missing is least. Then exchanges while they help: without one job's servers, without one or two servers, or
-    with one more, filled up and thinned out again. Effort is bounded by counts: a thousand servers are bearable.
+    Greedy: repeatedly take the server, together with those that cost nothing more then, with the least cost for each
+    device still missing. Then exchanges while they help: without one job's servers, without one or two servers, or with
+    one more; then filled up, and surplus servers dropped. Effort is bounded by counts: a thousand servers are feasible.
     """
     if num_needed <= 0:
         return ReclaimChoice(servers=(), cost=0.0)
@@ -155,7 +156,7 @@ def reclaim_by_cost(servers: Sequence[Server], victims: Sequence[Victim], num_ne
 
 
 class _Taking:
-    """Sets of servers that are enough, and what they cost."""
+    """Sets of servers that are enough, and their costs."""
 
     def __init__(self, servers: Sequence[Server], victims: Sequence[Victim], num_needed: int) -> None:
         self.servers = servers
@@ -174,7 +175,7 @@ class _Taking:
         return sum(self.servers[number].num_devices for number in choice.servers) >= self.num_needed
 
     def neighbours(self, chosen: Sequence[int]) -> Iterable[tuple[tuple[int, ...], frozenset[int]]]:
-        """Where to start from for another choice, and which servers to leave out of it."""
+        """Starting points for other choices, and the servers to leave out of each."""
         touched = sorted({job for number in chosen for job in self.servers[number].jobs})
         for job in touched:
             avoided = frozenset(self.on[job])
@@ -189,7 +190,7 @@ class _Taking:
                 yield (number,), frozenset()
 
     def fill(self, start: Sequence[int], avoided: frozenset[int] = frozenset()) -> ReclaimChoice:
-        """Start from some servers, take the cheapest groups until it is enough, and give back what is too much."""
+        """Start from some servers, take the cheapest groups until they are enough, and drop surplus servers."""
         lost: dict[int, int] = {}
         chosen: set[int] = set()
         left = self.num_needed
@@ -212,14 +213,14 @@ class _Taking:
             stale = {other for number in group for near in (number, *self.near[number]) for other in self.near[near]}
             for number in (*stale, *group):
                 moves.pop(number, None)
-        self._thin(chosen, lost, -left)
+        self._drop_surplus(chosen, lost, -left)
         members = tuple(sorted(chosen))
         return ReclaimChoice(servers=members, cost=cost_of(self.servers, self.victims, members))
 
     def _group(
         self, number: int, chosen: set[int], lost: dict[int, int], avoided: frozenset[int]
     ) -> tuple[float, list[int], int]:
-        """What one more server costs, the servers to be had with it for nothing more, and all their devices."""
+        """The cost of one more server, the servers that then cost nothing more, and the devices of all of them."""
         more = dict(self.servers[number].jobs)
         cost = sum(self._step(job, lost.get(job, 0), count) for job, count in more.items())
         group = [number]
@@ -235,7 +236,7 @@ class _Taking:
 
     @staticmethod
     def _rank(move: tuple[float, list[int], int], left: int, number: int) -> tuple[float, int, int]:
-        """The cost of each device that is still missing; among equals more of them at once."""
+        """The key of a move: its cost for each device still missing; among equals, more devices first."""
         useful = min(move[2], left)
         return move[0] / useful, -useful, number
 
@@ -247,8 +248,8 @@ class _Taking:
         for job, count in self.servers[number].jobs.items():
             lost[job] = lost.get(job, 0) + count
 
-    def _thin(self, chosen: set[int], lost: dict[int, int], surplus: int) -> None:
-        """Give back servers that are not needed, the one that saves most first."""
+    def _drop_surplus(self, chosen: set[int], lost: dict[int, int], surplus: int) -> None:
+        """Drop servers that are not needed, the one that saves most first."""
         while True:
             spare = [number for number in sorted(chosen) if self.servers[number].num_devices <= surplus]
             if not spare:

@@ -19,9 +19,9 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Placed = tuple[tuple[int, int], ...]
 
-# A job's work is planned in so many equal parts; what is rounded away is made up in the round in which it ends.
+# A job's work is planned in so many equal parts; the last round does what was lost to rounding.
 NUM_PARTS = 96
-# Loads are distinguished to this fraction of a server's capacity: it is divided by all that servers have (1..8, 16).
+# Loads are counted in this part of a server's capacity; it is a multiple of the usual capacities (1..8, 16).
 _LOAD_STEPS = 1680
 # Bits of a sorting key: the number of the server, its distance from the job's home, then its load.
 _INDEX_BITS, _NEAR_BITS = 20, 5
@@ -44,8 +44,8 @@ class RoundDemand(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     Shapes: one server; then for every level of switches, nearest first, compact (the fewest servers) and scattered
     (one unit a server) below a switch of that level. `unit` devices of a server are taken at a time (FaPES: two GPUs
-    under one PCIe switch); `sizes` are multiples of it. `held` is what it has now (server, count): it goes on from
-    there unless another place is worth a move. `setup_s` is lost when it starts or changes.
+    under one PCIe switch); `sizes` are multiples of it. `held` are the devices that it has now (server, count); it
+    keeps them unless another place is worth a move. A start or change costs `setup_s` seconds.
     """
 
     work: float
@@ -66,12 +66,12 @@ class RoundStretch(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def size(self) -> int:
-        """How many devices."""
+        """The number of devices."""
         return sum(count for _, count in self.placed)
 
 
 class DevicePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What one job gets: its stretches in order, when it ends (seconds from now), and its price."""
+    """The plan of one job: its stretches in order, when it ends (seconds from now), and its price."""
 
     stretches: tuple[RoundStretch, ...]
     finish_s: float
@@ -79,14 +79,14 @@ class DevicePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def round_lengths(first_s: float, round_s: float, num_rounds: int) -> Floats:
-    """Seconds of each round ahead: what is left of this one, then whole ones, in the end blocks of 2, 4, 8...
+    """Seconds of each round ahead: the rest of this one, then single rounds, then blocks of 2, 4, 8... rounds.
 
-    At least `num_rounds` rounds are covered; a third of the entries are single rounds, a plan far ahead is coarse.
+    They cover at least `num_rounds` rounds; plans far ahead are coarse.
     """
     lengths = [first_s]
     width = 1
     while len(lengths) < 4 or sum(lengths) < num_rounds * round_s:
-        # Twelve of a width: a job of up to two hours at 600 s is planned round by round.
+        # Twelve single rounds: with rounds of 600 s, a job of up to two hours is planned round by round.
         lengths += [round_s * width] * (12 if width == 1 else 4)
         width *= 2
     return np.array(lengths)
@@ -95,17 +95,17 @@ def round_lengths(first_s: float, round_s: float, num_rounds: int) -> Floats:
 def unit_prices(num_jobs: int, num_devices: int, round_s: float) -> tuple[float, float]:
     """The price of a device for a round on an idle and on a full server, in seconds of completion time.
 
-    The paper's bounds come from giving every job all devices, and from giving it one, as completion times; a price is
-    paid for every device and round, so here both are taken for each of these. On all devices jobs follow one another:
-    a round of one device puts every job off by a share of a round, num_jobs * round_s / num_devices in sum. On one
-    device each they run side by side: it costs its own job a round.
+    The paper's bounds are the completion times of every job on all devices, and on one device. Since a price is paid
+    for every device and round, both are divided accordingly here. If jobs run on all devices one after the other, one
+    device for one round delays every job by a part of a round, num_jobs * round_s / num_devices in sum. If each runs on
+    one device, it costs the job itself a round.
     """
     low = max(1, num_jobs) * round_s / max(1, num_devices)
     return low, max(low, round_s)
 
 
 class Board:
-    """How loaded every server is in every round to come, and what a device costs there (FaPES, section 5.3).
+    """The load of every server in every round to come, and the price of a device there (FaPES, section 5.3).
 
     A device of a server costs low (high / low) ** (load / capacity) for a whole round, seconds of completion time;
     `high` and `low` bound it. `lengths_s` are the rounds' lengths in seconds, `round_s` that of a whole one.
@@ -129,13 +129,13 @@ class Board:
             self._rekey(number, self._index)
 
     def prices(self, number: int, chosen: Ints) -> Floats:
-        """What a device of each of these servers costs for the whole of round `number`."""
+        """The price of a device of each of these servers for the whole of round `number`."""
         fraction = np.minimum(self.load[number, chosen] / self._capacity[chosen], 1.0)
         found: Floats = self._low * self._ratio**fraction * self._scale[number]
         return found
 
     def take(self, number: int, placed: Placed, sign: int = 1) -> None:
-        """Load a round with what a job has there; `sign` -1 takes it off again."""
+        """Add the devices of a job in one round to the load; `sign` -1 removes them again."""
         if not placed:
             return
         chosen = np.array([server for server, _ in placed], dtype=np.int64)
@@ -156,7 +156,7 @@ class Board:
         """
         key = self._key + (near << _INDEX_BITS)
         if unit > 1:
-            # A server without a whole unit left is skipped: the few that are looked at must not be of these.
+            # Skip servers without a whole unit left, so that they do not fill the few places of the result.
             key |= np.where(self.free < unit, _NEVER, 0)
         most = min(most, key.shape[1])
         if most < key.shape[1]:
@@ -183,7 +183,7 @@ class Board:
 def plan_job(board: Board, demand: RoundDemand) -> DevicePlan | None:
     """The schedule with the least completion time plus price; None if nothing in `sizes` ever fits.
 
-    The Board is left as it is: `board.book(schedule)` takes what was planned (the price update of section 5.3).
+    The Board is unchanged: `board.book(schedule)` adds the planned load (the price update of section 5.3).
     """
     if not len(demand.sizes) or demand.work < 0.0 or demand.rates.max() <= 0.0:
         return None
@@ -195,7 +195,7 @@ def plan_job(board: Board, demand: RoundDemand) -> DevicePlan | None:
         return None
     found = _lay_out(board, demand, shapes, near, choice, ())
     if demand.held:
-        # To go on from where it is, or to begin elsewhere: whichever is the better.
+        # The better of going on with its devices and of starting elsewhere.
         stays = _lay_out(board, demand, shapes, near, choice, demand.held)
         if found is None or (stays is not None and stays.finish_s + stays.price <= found.finish_s + found.price):
             found = stays
@@ -203,7 +203,7 @@ def plan_job(board: Board, demand: RoundDemand) -> DevicePlan | None:
 
 
 class Shapes:
-    """How fast a job is on any placement, read from the table of its demand."""
+    """The speed of a job on any placement, from the table of its demand."""
 
     def __init__(self, servers: Servers, demand: RoundDemand) -> None:
         self._switches = servers.switches
@@ -233,7 +233,7 @@ class Shapes:
         return float(self.rate(np.array(index), np.array(len(chosen)), np.array(level)))
 
     def cell(self, placed: Placed) -> tuple[int, int]:
-        """The row and column of the table that say most about a placement whose size is among the sizes."""
+        """The row and column of the table that are nearest to a placement whose size is among the sizes."""
         index = self.size_index[sum(count for _, count in placed)]
         if len(placed) <= 1:
             return index, 0
@@ -250,9 +250,10 @@ class Shapes:
 
 
 def _nearness(board: Board, demand: RoundDemand) -> Ints:
-    """At equal prices: first what the job holds, then what is near it; for a new job the switch with the most room.
+    """The rank of servers at equal prices: those that the job holds, then near ones; for a new job, those below the
+    switch with the most room.
 
-    The server is rather one whose switch has room for the whole job: there the model promises most (section 5.3).
+    A switch with room for the whole job comes first, since the model predicts the highest speed there (section 5.3).
     """
     switches = board.servers.switches
     near = np.zeros(len(switches), dtype=np.int64)
@@ -296,9 +297,9 @@ def _options(board: Board, demand: RoundDemand, shapes: Shapes, near: Ints) -> t
 
 
 def _choose(board: Board, demand: RoundDemand, rates: Floats, costs: Floats) -> list[int] | None:
-    """For each round up to the end the index of the size, -1 for none: P(t, W) = min over w of P_t(t, w) + P(t-1, W-w).
+    """The index of the size for each round up to the end, -1 for none: P(t, W) = min over w of P_t(t, w) + P(t-1, W-w).
 
-    All completion times are enumerated in one pass, since the best prefix of each is the same table.
+    All completion times are enumerated in one pass, since the same table has the best prefix of each.
     """
     lengths_s, starts_s = board.lengths_s, board.starts_s
     part = max(demand.work, 1e-12) / NUM_PARTS
@@ -354,14 +355,14 @@ def _setup_s(demand: RoundDemand) -> Floats:
 def _lay_out(
     board: Board, demand: RoundDemand, shapes: Shapes, near: Ints, choice: Sequence[int], before: Placed
 ) -> DevicePlan | None:
-    """Place the sizes round by round, each going on from the one before (section 5.3), until the work is done."""
+    """Place the sizes round by round, each from the placement before (section 5.3), until the work is done."""
     left, price = float(demand.work), 0.0
     stretches: list[RoundStretch] = []
     wanted = int(demand.sizes[choice[0]]) if choice[0] >= 0 else 0
     for number, length_s in enumerate(board.lengths_s):
         if number < len(choice):
             wanted = int(demand.sizes[choice[number]]) if choice[number] >= 0 else 0
-        placed = _go_on(board, number, demand, shapes, near, before, wanted)
+        placed = _next_placement(board, number, demand, shapes, near, before, wanted)
         if not placed:
             continue
         rate = shapes.rate_of(placed)
@@ -389,10 +390,10 @@ def _lay_out(
     return None
 
 
-def _go_on(
+def _next_placement(
     board: Board, number: int, demand: RoundDemand, shapes: Shapes, near: Ints, before: Placed, wanted: int
 ) -> Placed:
-    """The placement of one round: from the one before, recycled where it is dearest or grown where it is cheapest."""
+    """The placement of one round: the one before, less its most expensive devices or plus the cheapest ones."""
     if not wanted:
         return ()
     free, unit = board.free[number], demand.unit
@@ -424,6 +425,6 @@ def _go_on(
     size = sum(count for _, count in placed)
     if size in shapes.size_index:
         return placed
-    # Where there is less room than was planned, the next smaller number of devices that the job runs on.
+    # If there is less room than was planned: the next smaller number of devices that the job runs on.
     smaller = [known for known in shapes.size_index if known < size]
-    return _go_on(board, number, demand, shapes, near, placed, max(smaller)) if smaller else ()
+    return _next_placement(board, number, demand, shapes, near, placed, max(smaller)) if smaller else ()

@@ -1,4 +1,4 @@
-"""Shares of a capacity that minimise the sum of completion times: the worth of a job's work, and all shares."""
+"""Shares of a capacity that minimise the sum of completion times: weights of the jobs' work, and the best shares."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-# The exact search visits jobs x sizes x capacity cells; above so many, shares are taken along concave hulls instead.
+# The exact search visits jobs x sizes x capacity cells; above this number, shares follow the concave hulls instead.
 MAX_CELLS = 6_000_000
 
 
 class _Hulls:
-    """Of all jobs so far: the most value that a part of the capacity can have, as segments of falling slope."""
+    """The largest value of a part of the capacity for the jobs so far, as segments of falling slope."""
 
     def __init__(self, capacity: float) -> None:
         self.capacity = capacity
@@ -25,14 +25,14 @@ class _Hulls:
         self.values: Floats = np.zeros(1)
 
     def value(self, capacity: Floats | Ints) -> Floats:
-        """The most value of each of several capacities."""
+        """The largest value of each capacity."""
         return np.interp(capacity, self.ends, self.values)
 
     def add(self, slopes: Floats, widths: Floats) -> None:
-        """Take in a job's segments, slopes falling; what lies beyond the capacity never counts again."""
-        at = np.searchsorted(-self.slopes, -slopes, side="right")
-        all_slopes = np.insert(self.slopes, at, slopes)
-        all_widths = np.insert(self.widths, at, widths)
+        """Add the segments of a job, slopes falling; segments beyond the capacity are dropped."""
+        index = np.searchsorted(-self.slopes, -slopes, side="right")
+        all_slopes = np.insert(self.slopes, index, slopes)
+        all_widths = np.insert(self.widths, index, widths)
         ends = np.concatenate(([0.0], np.cumsum(all_widths)))
         num = min(int(np.searchsorted(ends, self.capacity, side="left")), len(all_slopes))
         self.slopes, self.widths, self.ends = all_slopes[:num], all_widths[:num], ends[: num + 1]

@@ -1,7 +1,7 @@
-"""Which configuration to run as, to try next, or to stay with, for a goal: Bayesian optimisation over what is left.
+"""Bayesian optimisation for a goal: which configuration to move to, to try, or to stay with for the work left.
 
 Plain numbers: the same candidates in each phase of the work, each with the logarithm of its step time, the spread of
-that, and its price. Nothing here knows what a function is.
+that, and its price. Nothing here depends on functions.
 """
 
 from __future__ import annotations
@@ -16,44 +16,45 @@ import numpy.typing as npt
 from springtide.solvers.search.gaussian_process import Floats, lognormal_improvement, normal_cdf
 from springtide.solvers.search.phase_choice import Aim, GoalLimits, PhaseChoice, SwitchCosts, WorkPhase, choose
 
-# A configuration is counted on at so many standard deviations above what is expected of it.
+# Limits are checked with step times at so many standard deviations above the mean.
 CONFIDENCE = 2.0
-# Trying, or moving, is over once nothing promises more than this part of what is left to pay.
+# A trial or a move has to promise a gain of more than this part of what is left to pay,
 LEAST_GAIN_FRACTION = 0.01
-# Nor more than this part of the whole run, so that the last steps are not spent on changes.
+# and of more than this part of the whole run, so that the last steps are not spent on changes.
 _LEAST_OF_ALL_FRACTION = 0.004
-# So many different configurations are tried in one situation.
+# How many different configurations are tried in one phase.
 MAX_TRIED = 8
-# What is won has to be so many times what changing, or trying, costs.
+# The gain has to be so many times the cost of the change or trial.
 _GAIN_PER_COST = 2.0
-# Steps that a trial takes: the first is left out of the measurement, and three are measured.
+# The steps of a trial: the first is not measured, then three are.
 PROBE_STEPS = 4.0
-# Where nothing keeps the limits with full confidence: parts of it that are tried then, and how much nearer to limits
-# out of reach is worth a change.
+# If no candidate keeps the limits with full confidence: the fractions of it to use instead, and how much nearer to
+# unreachable limits a candidate must come to be worth a change.
 _LESS_CONFIDENCE = (0.5, 0.0)
 _NEARER = 0.9
-# Nothing is changed any more once what is left takes no longer than so many changes.
+# No change is made once the work left takes no longer than so many changes.
 _CHANGES_LEFT = 2.0
-# Of what is left of a limit, so much is planned with where a job is moved while it runs.
+# The part of a limit that is used in planning a move of a running job.
 _ROOM = 0.97
-# What a trial leaves in the dark: the deviation of the logarithm of what it measures from what later steps take.
+# The standard deviation of the logarithm of a trial's measurement from that of later steps.
 PROBE_NOISE = 0.025
 
 What = Literal["stay", "move", "probe"]
 
 
 class SearchState(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known when a decision is due: `phases` of the remaining work, the present one first.
+    """The input of a decision: `phases` of the remaining work, the present one first.
 
-    `change_s` is what passes from a decision to the first step under it, while what runs goes on.
+    `change_s` passes from a decision to the first step after the change; the running candidate goes on until then.
 
-    `running` is the candidate that runs (None: nothing does yet), `is_measured` whether a step of it has been seen,
-    `is_fresh` whether that was the last that was seen (if not, it has just come back to it, and only what endangers the
-    goal moves it), `tried` which candidates need not be tried in the present situation (they can be moved to),
-    `num_tried` how many candidates have been in the present situation. `behind` is what the work so far has cost, in
-    the aim's unit. `first` are the costs of going from what runs to each candidate, `later` those of going there from
-    any other. `beside` is the deviation of each log step over that of what runs, if that is less than all that is
-    unknown of it.
+    `running` is the candidate that runs (None: none yet), `is_measured` whether a step of it was measured, `is_fresh`
+    whether that was the last measurement; if not, the job has just come back to it, and moves only if the goal is in
+    danger. `tried` marks candidates that need no trial in the present phase (they can be moved to), `num_tried` counts
+    those that were tried in it. `behind` is what the work so far has cost, in the aim's unit.
+
+    `first` are the costs of a change from the running candidate to each other one, `later` those from any other.
+    `beside` is the deviation of each log step relative to that of the running candidate, if that is less than its whole
+    uncertainty.
     """
 
     phases: tuple[WorkPhase, ...]
@@ -75,11 +76,11 @@ class SearchState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SearchDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do now, and what it is worth, in the aim's own unit.
+    """The decision, and its value in the aim's own unit.
 
-    `candidate` is where to go or stay. `rest` is the objective over what is left as decided, `expected_gain` what the
-    move or the trial is expected to save of it, `cost` what trying costs. `plan` holds the choice for all phases.
-    `has_settled` says that no trial is worth its cost.
+    `candidate` is the one to move to, try or stay with. `rest` is the objective over the work left as decided,
+    `expected_gain` what the move or the trial is expected to save of it, `cost` the cost of the trial. `plan` is the
+    choice for all phases. `has_settled`: no trial is worth its cost.
     """
 
     what: What
@@ -92,9 +93,9 @@ class SearchDecision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decide(state: SearchState) -> SearchDecision:
-    """Stay, move to what is best as far as is known, or try what may be better.
+    """Stay, move to the best known candidate, or try one that may be better.
 
-    Where nothing is certain to keep the limits, what is likely to is counted on, at last what comes closest to them.
+    If no candidate is certain to keep the limits, one that is likely to is used, or at last the closest one.
     """
     best, confidence = _best(state)
     if state.running is None:
@@ -102,15 +103,15 @@ def decide(state: SearchState) -> SearchDecision:
     running = state.running
     stays = _chosen(state, confidence, running)
     if not state.is_measured:
-        # What was begun is looked at before anything else is.
+        # A candidate that was begun is measured before another one is considered.
         return SearchDecision(what="stay", candidate=running, rest=stays.objective, plan=stays)
     if stays.rest_s <= _CHANGES_LEFT * state.change_s:
-        # It would be nearly over before anything else began.
+        # The work would be nearly over before another candidate began.
         return SearchDecision(what="stay", candidate=running, rest=stays.objective, plan=stays, has_settled=True)
     best = _with_room(state, best, confidence)
     gain = stays.objective - best.objective
     is_rescue = _rescues(state, best, confidence, stays)
-    # What going there costs is in the objective once already.
+    # The objective includes the cost of the change once already.
     enough = max(
         _least_gain(state, best.objective),
         (_GAIN_PER_COST - 1.0) * float(state.first.objective(state.aim)[best.candidates[0]]),
@@ -145,7 +146,7 @@ def _chosen(state: SearchState, confidence: float, first_candidate: int | None =
 
 
 def _best(state: SearchState) -> tuple[PhaseChoice, float]:
-    """The best that keeps the limits with confidence; where nothing does, with as much of it as there is."""
+    """The best choice that keeps the limits, with the largest confidence at which there is one; and that confidence."""
     for part in (1.0, *_LESS_CONFIDENCE):
         found = _chosen(state, part * state.confidence)
         if found.is_within:
@@ -154,11 +155,11 @@ def _best(state: SearchState) -> tuple[PhaseChoice, float]:
 
 
 def _rescues(state: SearchState, best: PhaseChoice, confidence: float, stays: PhaseChoice) -> bool:
-    """Whether the goal is in danger where it is, and less so at `best`.
+    """Whether the goal is in danger with the running candidate, and less so with `best`.
 
-    Where nothing keeps the limits for certain, a plan that is expected to keep them stays: each change costs of the
-    little that is left, and the next one would look no better. Where nothing is expected to keep them, only what is
-    clearly nearer to them is worth a change.
+    If no choice is certain to keep the limits, a plan that is expected to keep them is not changed: a change uses up
+    some of the little that is left, and the next plan would look no better. If none is expected to keep them, only one
+    that comes clearly nearer is worth a change.
     """
     if stays.is_within:
         return False
@@ -170,24 +171,24 @@ def _rescues(state: SearchState, best: PhaseChoice, confidence: float, stays: Ph
 
 
 def _with_room(state: SearchState, best: PhaseChoice, confidence: float) -> PhaseChoice:
-    """Where a job is moved to, with some room beyond the limits, lest it must be moved again at once."""
+    """The choice to move to, with some distance to the limits, so that the next move is not due at once."""
     tighter = GoalLimits(left_s=_ROOM * state.limits.left_s, left_usd=_ROOM * state.limits.left_usd)
     found = _chosen(msgspec.structs.replace(state, limits=tighter), confidence)
     return found if found.is_within else best
 
 
 def _least_gain(state: SearchState, rest: float) -> float:
-    """What is not worth a change: a part of what is left, and a smaller part of the whole run.
+    """The least gain that is worth a change: a part of the work left, and a smaller part of the whole run.
 
-    The more has been tried, the more it has to be: near its best the objective is flat, and what is believed of
-    neighbours changes with each measurement by more than they differ.
+    It rises with the number of trials: near the optimum the objective is flat, and each measurement changes the
+    estimates of neighbouring candidates by more than they differ.
     """
     fraction = LEAST_GAIN_FRACTION * max(1.0, 0.5 * state.num_tried)
     return max(fraction * abs(rest), _LEAST_OF_ALL_FRACTION * (abs(rest) + state.behind))
 
 
 def _best_probe(state: SearchState, base: PhaseChoice) -> tuple[int, float, float] | None:
-    """The candidate whose trial promises most beyond its cost, its expected improvement over `base`, and that cost."""
+    """The candidate whose trial promises the most beyond its cost; its expected improvement over `base`; the cost."""
     expected, chance = improvements(state, base)
     cost = probe_costs(state, base, chance)
     net = np.where(is_safe(state, base), expected - _GAIN_PER_COST * cost, -math.inf)
@@ -203,13 +204,13 @@ def _best_probe(state: SearchState, base: PhaseChoice) -> tuple[int, float, floa
 
 
 def improvements(state: SearchState, base: PhaseChoice) -> tuple[Floats, Floats]:
-    """The expected improvement over `base` on what is left, for each candidate of the present phase, and its chance.
+    """The expected improvement over `base` on the work left, for each candidate of the present phase, and its chance.
 
-    A step of time t costs alpha t + beta in the objective, with the worth of the limited resource in it where later
-    phases can make up for it; better than `base` is a step below some time, and allowed one below another. What counts
-    is what will be expected after the trial: its mean is as uncertain now as the trial makes it certain (the knowledge
-    gradient; Frazier and others 2009), and what the trial leaves uncertain is kept off the limits then, too. Only by
-    what sets it apart from what runs can it be better than that.
+    A step of time t costs alpha t + beta in the objective, including the value of the limited resource if later phases
+    can trade it. It is better than `base` below one time, and within the limits below another. What counts is the
+    estimate after the trial (the knowledge gradient; Frazier and others 2009): its distribution now is the part of the
+    uncertainty that the trial resolves, and the unresolved part is kept as a distance to the limits. Only the part of
+    the uncertainty that is not shared with the running candidate can make a candidate better than it.
     """
     phase, anchor = state.phases[0], base.candidates[0]
     alpha, beta = _step_objective(state, base)
@@ -218,20 +219,20 @@ def improvements(state: SearchState, base: PhaseChoice) -> tuple[Floats, Floats]
     best_s = (now - beta - switch) / np.maximum(alpha, 1e-300)
     variance = phase.spread**2
     apart = variance if state.beside is None else np.minimum(state.beside**2, variance)
-    told = np.maximum(apart / np.sqrt(apart + PROBE_NOISE**2), 1e-6)
-    untold = np.sqrt(np.maximum(variance - told**2, 0.0) + phase.luck**2)
-    limit_s = np.minimum(_time_limit(state, base), _money_limit(state, base)) * np.exp(-state.confidence * untold)
-    saved = lognormal_improvement(phase.log_step, told, best_s, limit_s)
+    resolved = np.maximum(apart / np.sqrt(apart + PROBE_NOISE**2), 1e-6)
+    unresolved = np.sqrt(np.maximum(variance - resolved**2, 0.0) + phase.luck**2)
+    limit_s = np.minimum(_time_limit(state, base), _money_limit(state, base)) * np.exp(-state.confidence * unresolved)
+    saved = lognormal_improvement(phase.log_step, resolved, best_s, limit_s)
     edge = np.minimum(best_s, limit_s)
-    ratio = (np.log(np.maximum(edge, 1e-300)) - phase.log_step) / told
+    ratio = (np.log(np.maximum(edge, 1e-300)) - phase.log_step) / resolved
     chance = np.where(edge > 0.0, normal_cdf(ratio), 0.0)
     return np.asarray(np.where(phase.fits, phase.num_steps * alpha * saved, 0.0)), np.asarray(chance)
 
 
 def probe_costs(state: SearchState, base: PhaseChoice, chance: Floats) -> Floats:
-    """What trying each candidate costs if it turns out no better: going there, steps that are worse, and going on.
+    """The cost of trying each candidate if it turns out no better: two changes, and the worse steps in between.
 
-    What going there costs if it is better is in the improvement already.
+    The cost of the change if it turns out better is part of the improvement already.
     """
     phase, anchor = state.phases[0], base.candidates[0]
     alpha, beta = _step_objective(state, base)
@@ -243,7 +244,7 @@ def probe_costs(state: SearchState, base: PhaseChoice, chance: Floats) -> Floats
 
 
 def is_safe(state: SearchState, base: PhaseChoice) -> npt.NDArray[np.bool_]:
-    """Where a trial leaves enough time and money to finish as `base` does, even if the trial goes badly."""
+    """Which trials leave enough time and money to finish as `base` even if they go badly."""
     phase, anchor = state.phases[0], base.candidates[0]
     num_steps = min(PROBE_STEPS, phase.num_steps)
     upper_s = phase.step_s(state.confidence)

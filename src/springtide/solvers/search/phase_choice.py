@@ -1,7 +1,7 @@
-"""One configuration for each phase of what is left, chosen together: money is spent where a second is cheapest.
+"""Chooses one configuration for each phase of the work left, all together: money is spent where a second is cheapest.
 
-Phases differ in what a step takes (a batch schedule); a limit on time or money holds for all of them together. Labels
-of (limited resource, objective) are extended phase by phase, and those that others are better than are dropped.
+Phases differ in the time of a step (a batch schedule); a limit on time or money holds for all of them together. Labels
+of (limited resource, objective) are extended phase by phase, and dominated ones are dropped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from springtide.solvers.search.gaussian_process import Floats
 
 Ints = npt.NDArray[np.int64]
 
-# More candidates or labels than this are thinned; below it the choice is exact.
+# Above these numbers, candidates and labels are thinned out; below, the choice is exact.
 MAX_CANDIDATES = 48
 MAX_LABELS = 400
 
@@ -25,11 +25,11 @@ _NOTHING = 1e-9
 
 
 class WorkPhase(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of the work in which nothing changes, with each candidate's step as arrays of one entry each.
+    """A part of the work with constant steps, in arrays of one entry for each candidate.
 
-    `log_step` is the logarithm of its expected seconds, `spread` the standard deviation of that, and `luck` the part of
-    the phase's time by which it deviates whatever is known. A step of t seconds costs `base_usd` + t x `usd_per_s`.
-    `fits` says where a step is possible.
+    `log_step` is the logarithm of the expected seconds of a step, `spread` the standard deviation of that, and `luck`
+    the part of the phase's time by which it deviates even if the step is known. A step of t seconds costs `base_usd` +
+    t x `usd_per_s`. `fits`: a step is possible.
     """
 
     num_steps: float
@@ -41,24 +41,24 @@ class WorkPhase(msgspec.Struct, frozen=True, kw_only=True):
     fits: npt.NDArray[np.bool_]
 
     def step_s(self, confidence: float) -> Floats:
-        """Seconds of a step at so many deviations above what is expected."""
+        """Seconds of a step at so many deviations above the mean."""
         return np.asarray(np.exp(self.log_step + confidence * np.hypot(self.spread, self.luck)))
 
     def totals(self, confidence: float) -> tuple[Floats, Floats]:
-        """Seconds and dollars of the phase at so many deviations above what is expected."""
+        """Seconds and dollars of the phase at so many deviations above the mean."""
         step_s = self.step_s(confidence)
         return self.num_steps * step_s, self.num_steps * (self.base_usd + step_s * self.usd_per_s)
 
 
 class GoalLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What is left of time and money."""
+    """The time and money left."""
 
     left_s: float = math.inf
     left_usd: float = math.inf
 
 
 class Aim(msgspec.Struct, frozen=True, kw_only=True):
-    """What is minimised: `usd_weight` x dollars + `second_weight` x seconds."""
+    """The objective to minimise: `usd_weight` x dollars + `second_weight` x seconds."""
 
     usd_weight: float
     second_weight: float
@@ -77,7 +77,7 @@ FASTEST = Aim(usd_weight=0.0, second_weight=1.0)
 
 
 class SwitchCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds in which nothing is trained, and dollars, of going to each candidate."""
+    """The cost of a change to each candidate: seconds without training, and dollars."""
 
     seconds: Floats
     usd: Floats
@@ -87,11 +87,11 @@ class SwitchCosts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PhaseChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """A candidate for each phase; what all of it takes and costs, as expected and at the upper end.
+    """A candidate for each phase, and the time and cost of all phases, as expected and at the upper end.
 
-    `later_...` leave the present phase out. `resource_worth` is what a unit of the limited resource (seconds, or
-    dollars where the aim is time) is worth in the objective where later phases can trade it; 0 in a single phase.
-    `violation` is by what factor a limit is broken at the upper end (at most 1: none is).
+    `later_...` are without the present phase. `resource_worth` is the value in the objective of a unit of the limited
+    resource (seconds, or dollars if the aim is time) that later phases can trade; 0 with a single phase. `violation` is
+    the factor by which a limit is broken at the upper end (at most 1: none is).
     """
 
     candidates: tuple[int, ...]
@@ -107,7 +107,7 @@ class PhaseChoice(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_within(self) -> bool:
-        """Whether it keeps the limits at the upper end."""
+        """Whether the choice keeps the limits at the upper end."""
         return self.violation <= 1.0
 
 
@@ -123,9 +123,9 @@ def choose(
 ) -> PhaseChoice:
     """The candidates with the least objective within the limits at the upper end, or else those closest to them.
 
-    `first` is what going to each candidate costs now, `later` at the border of two phases. `first_candidate` fixes the
-    first phase's. Exact up to MAX_CANDIDATES candidates that are worth a look and MAX_LABELS labels; thinned labels are
-    never cheaper than they say.
+    `first` is the cost of a change to each candidate now, `later` that between two phases. `first_candidate` fixes the
+    candidate of the first phase. Exact up to MAX_CANDIDATES worthwhile candidates and MAX_LABELS labels; beyond, it may
+    miss the optimum, but its totals are those of the choice.
     """
     allowed = _worthwhile(phases, confidence, first, first_candidate)
     tables = [_Table(phase, aim, limits, confidence, allowed) for phase in phases]
@@ -161,23 +161,23 @@ def choose(
 
 
 def _over(used: Floats, left: float) -> Floats:
-    """By what factor more is used than is left."""
+    """The factor by which more is used than is left."""
     if math.isinf(left):
         return np.zeros(used.shape)
-    # Where nothing is left, least is still best.
+    # If nothing is left, the candidate that uses least is still the best.
     return np.asarray(used / max(left, _NOTHING))
 
 
 def _worthwhile(
     phases: tuple[WorkPhase, ...], confidence: float, first: SwitchCosts, first_candidate: int | None
 ) -> Ints:
-    """The candidates that are worth a look: with one phase all that fit, with more those on some phase's front."""
+    """The candidates to consider: with one phase all that fit, with more those on the Pareto front of some phase."""
     fits = np.logical_or.reduce([phase.fits for phase in phases])
     possible = np.flatnonzero(fits) if fits.any() else np.arange(len(fits))
     if len(phases) == 1 or len(possible) <= MAX_CANDIDATES:
         chosen = set(possible.tolist())
     else:
-        # What runs now costs nothing to go on with.
+        # The running candidate: going on with it costs nothing.
         chosen = {int(np.argmin(first.seconds))}
         each = max(2, MAX_CANDIDATES // len(phases))
         for phase in phases:
@@ -192,7 +192,7 @@ def _worthwhile(
 
 
 def _front(one: Floats, other: Floats) -> Ints:
-    """The indices that none is better than in both, ascending in the first."""
+    """The indices of the Pareto front, ascending in the first value."""
     order = np.lexsort((other, one))
     values = other[order]
     before = np.concatenate([[math.inf], np.minimum.accumulate(values)[:-1]])
@@ -200,7 +200,7 @@ def _front(one: Floats, other: Floats) -> Ints:
 
 
 class _Table:
-    """One phase's totals for the candidates that are looked at; infinite where it does not fit."""
+    """One phase's totals for the considered candidates; infinite where a step is not possible."""
 
     def __init__(self, phase: WorkPhase, aim: Aim, limits: GoalLimits, confidence: float, allowed: Ints) -> None:
         rest_s, rest_usd = (total[allowed] for total in phase.totals(0.0))
@@ -209,20 +209,20 @@ class _Table:
         fits = phase.fits[allowed]
         self.value: Floats = np.where(fits, aim.value(rest_s, rest_usd), math.inf)
         if not fits.any():
-            # Nothing is possible; what is least wrong is still an answer.
+            # No candidate is possible: the one that is least infeasible is still returned.
             self.value = aim.value(rest_s, rest_usd)
         self.resource: Floats = _resource(self.upper_s, self.upper_usd, aim, limits)
 
 
 def _resource(seconds: Floats, usd: Floats, aim: Aim, limits: GoalLimits) -> Floats:
-    """What is limited and not what is minimised: the seconds or the dollars at the upper end, or nothing."""
+    """The use of the limited resource that is not minimised: seconds or dollars at the upper end, or zeros."""
     if aim.is_time_first:
         return usd if math.isfinite(limits.left_usd) else np.zeros(usd.shape)
     return seconds if math.isfinite(limits.left_s) else np.zeros(seconds.shape)
 
 
 class _Moves:
-    """What going to each of the candidates costs at the border of two phases."""
+    """The costs of a change to each of the candidates between two phases."""
 
     def __init__(self, later: SwitchCosts, aim: Aim, limits: GoalLimits, allowed: Ints) -> None:
         self.seconds, self.usd = later.seconds[allowed], later.usd[allowed]
@@ -232,7 +232,7 @@ class _Moves:
 
 
 class _Labels(msgspec.Struct, frozen=True):
-    """Partial choices, one entry each; `last` is the place of its last candidate among those that are looked at."""
+    """Partial choices, one entry each; `last` is the index of its last candidate among the considered ones."""
 
     last: Ints
     value: Floats
@@ -247,7 +247,7 @@ class _Labels(msgspec.Struct, frozen=True):
 
 
 class _Parents(msgspec.Struct, frozen=True):
-    """For each label which one of those before it extends, and their last candidates."""
+    """For each label the index of the label that it extends, and the last candidates of those labels."""
 
     index: Ints
     last: Ints
@@ -270,7 +270,7 @@ def _begin(table: _Table, allowed: Ints, start: Ints, first: SwitchCosts, aim: A
 
 
 def _extend(labels: _Labels, table: _Table, moves: _Moves, spare: float) -> tuple[_Labels, _Parents]:
-    """Every label with every candidate for the next phase, less those that others are better than."""
+    """Every label extended by every candidate for the next phase, without dominated ones."""
     num_labels, num_candidates = len(labels.last), len(table.value)
     parent = np.repeat(np.arange(num_labels), num_candidates)
     last = np.tile(np.arange(num_candidates), num_labels)
@@ -296,10 +296,10 @@ def _extend(labels: _Labels, table: _Table, moves: _Moves, spare: float) -> tupl
 
 
 def _kept(last: Ints, value: Floats, resource: Floats, moves: _Moves, spare: float) -> Ints:
-    """The labels to go on with: one is dropped if another is no worse and ends alike, or is better by a move."""
+    """The labels to keep: one is dropped if another is no worse with the same last candidate, or better by a change."""
     index = np.flatnonzero((resource <= spare) & np.isfinite(value))
     if not len(index):
-        # The limit is broken whatever comes: those that break it least are kept.
+        # Every label breaks the limit: keep those that break it least.
         index = np.flatnonzero(np.isfinite(value))
         index = index[np.argsort(resource[index], kind="stable")[:MAX_LABELS]]
     order = index[np.lexsort((value[index], resource[index]))]
@@ -308,7 +308,8 @@ def _kept(last: Ints, value: Floats, resource: Floats, moves: _Moves, spare: flo
     before = np.searchsorted(sorted_resource, sorted_resource - float(moves.resource.max()), side="right")
     best = np.where(before > 0, least[np.maximum(before - 1, 0)], math.inf)
     order = order[sorted_value <= best + float(moves.value.max())]
-    # Among those that end alike, in the order of the resource, each has to be better in value than all before it.
+    # Among labels with the same last candidate, in the order of the resource, each must have a better value than those
+    # before it.
     order = order[np.argsort(last[order], kind="stable")]
     ends, values = last[order], value[order]
     borders = np.flatnonzero(np.diff(ends)) + 1
@@ -319,7 +320,7 @@ def _kept(last: Ints, value: Floats, resource: Floats, moves: _Moves, spare: flo
 
 
 def _thinned(kept: Ints, value: Floats, resource: Floats) -> Ints:
-    """At most about MAX_LABELS of them: the best in value of each stretch of the resource, and the thriftiest."""
+    """At most about MAX_LABELS labels: the best value in each interval of the resource, and the smallest resource."""
     if len(kept) <= MAX_LABELS:
         return kept
     order = kept[np.argsort(resource[kept], kind="stable")]
@@ -332,7 +333,7 @@ def _thinned(kept: Ints, value: Floats, resource: Floats) -> Ints:
 
 
 def _worth(labels: _Labels, index: int, tables: list[_Table]) -> float:
-    """What a unit of the limited resource is worth: the least that giving up a little of it would cost elsewhere."""
+    """The value of a unit of the limited resource: the least cost of giving up a little of it in a later phase."""
     value, resource = float(labels.value[index]), float(labels.resource[index])
     freely = sum(float(table.value.min()) for table in tables)
     saved = resource - labels.resource

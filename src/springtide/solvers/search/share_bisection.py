@@ -1,7 +1,7 @@
 """How much of a device a training function needs: its throughput by share, bisected for a request and a limit.
 
-Dilu, section 3.2: the request keeps 80 % of the throughput on a whole device, the limit all of it. Pure: asks for a
-share, is told its throughput.
+Dilu, section 3.2: the request keeps 80 % of the throughput on a whole device, the limit all of it. Pure: the caller
+passes the function that measures the throughput of a share.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import msgspec
 from springtide.core.errors import InvalidRequest
 
 REQUEST_FRACTION, LIMIT_FRACTION = 0.8, 1.0
-# A throughput this near to its target has reached it, and a share is known once its bracket is no wider.
+# A throughput within this fraction of its target has reached it; the search ends once the bracket is no wider.
 TOLERANCE = 0.02
-# Two trials that contradict each other (less of a device was faster by more than the tolerance) are measured again so
-# often; what contradicts itself even then is reported.
+# How often two trials that contradict each other (the smaller share was faster by more than the tolerance) are measured
+# again; contradictions that remain are reported.
 MAX_REPEATS = 4
 
 # Samples (or steps) a second on such a share of a device.
@@ -26,7 +26,7 @@ MeasureThroughput = Callable[[float], float]
 
 
 class ThroughputTrial(msgspec.Struct, frozen=True, kw_only=True):
-    """A share that was run, and its throughput; the mean of them where it was run more than once."""
+    """A share that was run, and its throughput; the mean if it was run more than once."""
 
     share: float
     throughput_per_s: float
@@ -64,8 +64,8 @@ def search_shares(
     """Bisect for the limit, then, with all that is known, for the request.
 
     At most 1 + 2 x ceil(log2(1 / tolerance)) trials, and MAX_REPEATS more where measurements contradict each other.
-    Every share in the answer was measured itself. Throughput is taken to grow with the share; where trials say
-    otherwise, they are repeated and averaged, and what is left of it is reported, never hidden. Raises InvalidRequest.
+    Every share in the result was measured. Throughput is assumed to grow with the share; trials that contradict this
+    are repeated and averaged, and contradictions that remain are reported. Raises InvalidRequest.
     """
     if not 0.0 < tolerance < request_fraction <= limit_fraction <= 1.0:
         raise InvalidRequest(
@@ -95,7 +95,7 @@ def _bisect(measure: MeasureThroughput, runs: dict[float, list[float]], fraction
         high_at = next(index for index, rate in enumerate(rates) if rate >= least)
         shares = list(known)
         low, high = (shares[high_at - 1] if high_at else 0.0), shares[high_at]
-        # Above 100 % nothing lies: every share within the tolerance of it would do, and the smallest is looked for.
+        # No throughput is above 100 %, so every share within the tolerance would do; the smallest is searched for.
         is_near = fraction < 1.0 and rates[high_at] <= target + tolerance * rates[-1]
         if is_near or high - low <= tolerance:
             return

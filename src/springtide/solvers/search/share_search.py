@@ -1,7 +1,7 @@
-"""Which share of a device, and which batch size, an inference model is to run with: a search by few trials.
+"""Searches the share of a device and the batch size for an inference model by few trials.
 
-The grid is that of Dilu's hybrid growth search (section 3.2): batch sizes double, shares grow by a tenth. Pure: asks
-for a trial, is told what it took.
+The grid is that of Dilu's hybrid growth search (section 3.2): batch sizes double, shares grow by a tenth. Pure: `ask`
+returns the next trial, `tell` takes its latency.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from springtide.solvers.search.share_surface import LatencyModel, ShapeBelief
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 SHARES = tuple(tenth / 10 for tenth in range(1, 11))
-# The search proper is over once no untried setting promises more efficacy than this fraction of the best one's.
+# The search ends once no untried setting promises to raise the best efficacy by more than this fraction,
 SEARCH_GAIN_FRACTION = 0.007
-# Surfaces are not always convex: so many checks more, of settings that promise at least this.
+# after so many further trials of settings that promise at least the following, since surfaces are not always convex;
 MAX_CHECKS = 2
 CHECK_GAIN_FRACTION = 0.001
-# Over it is in any case after so many trials.
+# in any case after so many trials.
 MAX_TRIALS = 12
-# What missed the bound by more than this is believed: a larger batch or a smaller share misses it, too.
+# If a setting misses the bound by more than this fraction, larger batches and smaller shares are taken to miss it, too.
 MISS_FRACTION = 0.03
-# While nothing has met the bound: below this chance, for every setting, the easiest one is tried, and decides.
+# While no trial has met the bound: if no setting has more than this chance to, the easiest one is tried, and decides.
 _LEAST_CHANCE = 0.02
 _ROOT_2_PI = math.sqrt(2.0 * math.pi)
 
@@ -58,11 +58,12 @@ class ShareTrial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EfficacyOptimum(msgspec.Struct, frozen=True, kw_only=True):
-    """What a search has found: `best` of `trials`, None where none of them met `bound_s`.
+    """The result of a search: the `best` of `trials`, None if none of them met `bound_s`.
 
-    `num_checks` of the trials only made sure. `left_fraction` is how much better the most promising untried setting is
-    expected to be, as a fraction of the best efficacy. `reason` says why the search ended: nothing promising is left,
-    the bound is out of reach, or too many trials. `model` is the most likely shape of the latencies that were seen.
+    `num_checks` of the trials were checks after the search proper. `left_fraction` is how much better the most
+    promising untried setting is expected to be, as a fraction of the best efficacy. `reason` is why the search ended:
+    no promising setting is left, the bound is out of reach, or too many trials. `model` is the most likely shape of the
+    measured latencies.
     """
 
     bound_s: float
@@ -75,12 +76,12 @@ class EfficacyOptimum(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def smallest_latency_s(self) -> float | None:
-        """The smallest latency of all trials; None where nothing could run."""
+        """The smallest latency of all trials; None if no setting could run."""
         return min((trial.latency_s for trial in self.trials if trial.latency_s is not None), default=None)
 
 
 def make_trial(batch_size: int, share: float, latency_s: float, bound_s: float) -> ShareTrial:
-    """A trial from what it took. Raises InvalidRequest for a latency that is none."""
+    """A trial from its latency. Raises InvalidRequest if that is not a valid latency."""
     if math.isnan(latency_s) or latency_s <= 0.0:
         raise InvalidRequest(f"a batch of {batch_size} on {share:.0%} took {latency_s:g} s, which is no latency")
     can_run = math.isfinite(latency_s)
@@ -96,11 +97,10 @@ def make_trial(batch_size: int, share: float, latency_s: float, bound_s: float) 
 class EfficacySearch:
     """Searches the setting of the largest efficacy among those whose latency is at most `bound_s` (half of the SLO).
 
-    Latencies are believed to have the shape of an execution model (share_surface.py) up to smooth and rough
-    deviations. Each turn `ask` gives the setting with the largest expected improvement, `tell` takes its latency.
-    The answer was always measured to meet the bound. It is the optimum of the grid unless a setting that was not tried
-    is better although hardly anything was expected of it (SEARCH_GAIN_FRACTION, after MAX_CHECKS checks), or lies
-    beyond a miss (MISS_FRACTION).
+    Latencies are assumed to have the shape of an execution model (share_surface.py) up to smooth and rough deviations.
+    `ask` returns the setting with the largest expected improvement, `tell` takes its latency. The result was always
+    measured to meet the bound. It is the optimum of the grid unless an untried setting is better although its expected
+    gain was small (SEARCH_GAIN_FRACTION, after MAX_CHECKS checks), or lies beyond a miss (MISS_FRACTION).
     """
 
     def __init__(
@@ -131,11 +131,11 @@ class EfficacySearch:
         self._choose()
 
     def ask(self) -> ShareConfiguration | None:
-        """The setting to try next; None when the search is over."""
+        """The setting to try next; None if the search has ended."""
         return None if self._next is None else self._settings[self._next]
 
     def tell(self, latency_s: float) -> None:
-        """What a batch took in the setting that was asked for; infinite where it cannot run (out of memory)."""
+        """Record the latency of a batch in the setting of the last `ask`; infinite if it cannot run (out of memory)."""
         assert self._next is not None, "nothing was asked for"
         index, setting = self._next, self._settings[self._next]
         trial = make_trial(setting.batch_size, setting.share, latency_s, self._bound_s)
@@ -190,8 +190,8 @@ class EfficacySearch:
     def _promises(self) -> tuple[Floats, Floats]:
         """Of every setting, the expected improvement of the logarithm of the efficacy, and the chance of one.
 
-        Improvement counts only where the latency meets the bound. While nothing does, it is that over the least
-        efficacy there can be: the smallest batch on the largest share, just within the bound.
+        An improvement counts only if the latency meets the bound. While no trial does, it is relative to the smallest
+        possible efficacy: the smallest batch on the largest share, just within the bound.
         """
         least = math.log(self._sizes.min() / self._shares.max())
         best = least if self._best is None else math.log(self._best.efficacy * self._bound_s)

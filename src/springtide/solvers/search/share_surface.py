@@ -1,6 +1,6 @@
-"""What is believed of latencies by batch size and share of a device: shapes of an execution model, and deviations.
+"""A model of latencies by batch size and share of a device: shapes of an execution model, and deviations from them.
 
-A shape is host time, plus device work that grows with the batch, over the part of the device that a batch can use.
+A shape is host time, plus device work that grows with the batch divided by the part of the device that it can use.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 from springtide.solvers.search.gaussian_process import Fit, Floats, squared_exponential
 
 _NUM_SHAPES = 4096
-# What of a device one sample can use at least, as a fraction; how much more of it each doubling of the batch, at most.
+# The smallest fraction of a device that one sample can use; how much more each doubling of the batch can use, at most.
 _LEAST_USABLE, _MOST_GROWTH = 0.1, 0.3
-# Up to how many times the whole device one sample could use (above 1: it is never too large for it).
+# The largest fraction of a device that one sample could use (above 1: no share is too large for it).
 _MOST_USABLE = 1.5
-# Work grows with the batch to a power between these, and falls with the share to one between those.
+# Work grows with the batch to a power between these, and falls with the share to a power between the next two.
 _BATCH_POWERS = (0.6, 1.0)
 _SHARE_POWERS = (0.7, 1.2)
 # Before the first trial: the smallest latency over the bound, as the median and the deviation of its logarithm.
@@ -28,10 +28,10 @@ _SCALE_MEDIAN, _SCALE_DEVIATION = 0.4, 1.0
 _SMOOTH, _SMOOTH_LENGTHS = 0.1, (1.5, 0.7)
 _ROUGH, _ROUGH_LENGTHS = 0.06, (0.7, 0.3)
 _NOISE = 0.03
-# Shapes that are this much less likely than the likeliest say nothing.
+# Shapes that are less likely than the most likely one by this factor are ignored.
 _LEAST_WEIGHT = 1e-4
 
-# Of settings that were tried, the place in the grid and the logarithm of the latency over the bound.
+# The index in the grid and the logarithm of the latency over the bound, for each setting that was tried.
 Seen = Sequence[tuple[int, float]]
 
 
@@ -60,7 +60,7 @@ class LatencyModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShapeBelief:
-    """A cloud of shapes over a grid of settings, weighed by how well they explain what was seen."""
+    """Many shapes over a grid of settings, weighted by how well they explain the measurements."""
 
     def __init__(self, batch_sizes: Floats, shares: Floats) -> None:
         self._draws = _spread(_NUM_SHAPES, 7)
@@ -72,7 +72,7 @@ class ShapeBelief:
         self._host_growth = host_growth**2
         self._batch_power = _between(_BATCH_POWERS, batch_power)
         self._share_power = _between(_SHARE_POWERS, share_power)
-        # The scale is left open: it is the constant part of the covariance.
+        # The scale is not fixed: it is the constant part of the covariance.
         self._mean: Floats = math.log(_SCALE_MEDIAN) + self._log_shapes(batch_sizes, shares)
         self._covariance = _covariance(np.log2(batch_sizes), np.log(shares))
 
@@ -86,9 +86,10 @@ class ShapeBelief:
         return np.asarray(np.log(self._host[:, None] * host + (1.0 - self._host[:, None]) * grown / part))
 
     def predict(self, seen: Seen) -> tuple[Floats, Floats, Floats]:
-        """Of each shape (rows) and setting the mean of the logarithm; of settings its deviation; of shapes the weight.
+        """The mean of the logarithm for each shape (rows) and setting, its deviation for each setting, and the weight
+        of each shape.
 
-        The deviation is that of a measurement, noise and all.
+        The deviation is that of a measurement, noise included.
         """
         variance = np.diag(self._covariance)
         if not seen:
@@ -102,7 +103,7 @@ class ShapeBelief:
         return mean, np.sqrt(left + _NOISE**2), weight[kept] / weight[kept].sum()
 
     def most_likely(self, seen: Seen, bound_s: float) -> LatencyModel:
-        """The shape that explains best what was seen, in the scale of what was seen."""
+        """The shape that explains the measurements best, at their scale."""
         places, white, _ = self._whiten(seen)
         best = int(np.argmin((white**2).sum(axis=1)))
         values = np.array([value for _, value in seen])
@@ -119,10 +120,11 @@ class ShapeBelief:
         )
 
     def _whiten(self, seen: Seen) -> tuple[list[int], Floats, Floats]:
-        """The places seen, what each shape leaves unexplained there as independent values, and the settings' parts."""
+        """The indices of the measured settings, the residuals of each shape as independent values, and the settings'
+        covariances with them."""
         places = [place for place, _ in seen]
         values = np.array([value for _, value in seen])
-        # The same covariance for every shape: one factorization.
+        # All shapes have the same covariance, so one factorization is enough.
         fit = Fit(self._covariance[np.ix_(places, places)], values, np.full(len(places), _NOISE))
         return places, fit.whitened(values[None] - self._mean[:, places]), fit.whitened(self._covariance[:, places])
 
@@ -132,7 +134,7 @@ def _between(bounds: tuple[float, float], fraction: Floats) -> Floats:
 
 
 def _covariance(doublings: Floats, log_shares: Floats) -> Floats:
-    """Between all settings, of the logarithms: the open scale, the smooth and the rough deviations."""
+    """The covariance of the logarithms between all settings: the free scale, the smooth and the rough deviations."""
     total: Floats = np.full((len(doublings), len(doublings)), _SCALE_DEVIATION**2)
     for deviation, lengths in ((_SMOOTH, _SMOOTH_LENGTHS), (_ROUGH, _ROUGH_LENGTHS)):
         over_batch = squared_exponential((doublings[:, None] - doublings[None]) / lengths[0])

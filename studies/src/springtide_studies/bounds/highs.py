@@ -36,10 +36,14 @@ def solve(costs: Any, integrality: Any, bounds: tuple[Any, Any], rows: tuple[Any
 
 @contextlib.contextmanager
 def _prints_elsewhere() -> Iterator[None]:
+<<<<<<< HEAD:studies/src/springtide_studies/bounds/highs.py
     """While a program is solved, send standard output to standard error.
+=======
+    """Redirect the standard output to the standard error output.
+>>>>>>> 732a39c (Docstrings of the solvers and the rivals name what they return):src/springtide/solvers/highs.py
 
-    The HiGHS in SciPy 1.17 prints a line of its own when it mends a solution; in the middle of a command's JSON that
-    would be an error. Nothing is lost, and where there is no standard output there is nothing to do.
+    The HiGHS in SciPy 1.17 prints a line of its own when it repairs a solution, which would break the JSON that a
+    command prints. Without a standard output, there is nothing to do.
     """
     try:
         kept = os.dup(STDOUT)
@@ -57,6 +61,6 @@ def _prints_elsewhere() -> Iterator[None]:
 
 
 def _flush() -> None:
-    """Write out what the C library holds back."""
+    """Flush the buffers of the C library."""
     with contextlib.suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).fflush(None)

@@ -12,7 +12,7 @@ from springtide.control.controller import check_plan
 from springtide.core.decision import Snapshot
 from springtide.core.resources import Topology, make_node
 from springtide.core.workload import JobState
-from springtide_studies.rivals.policies.tuned import OptimusOracle, TiresiasTuned, told_steps_left
+from springtide_studies.rivals.policies.tuned import OptimusOracle, TiresiasTuned, reported_steps_left
 
 ROOT = {count: count**0.5 for count in range(1, 9)}
 LINEAR = {count: float(count) for count in range(1, 9)}
@@ -71,9 +71,9 @@ def test_optimus_reckons_with_the_speeds_it_was_told():
 
 def test_optimus_counts_the_steps_since_the_last_report():
     view = replace(make_view("a", steps=1000, profile=LINEAR), state=JobState.RUNNING)
-    assert told_steps_left(view, 2, 100.0) == 800.0
-    assert told_steps_left(view, 0, 100.0) == 1000.0
-    assert told_steps_left(replace(view, total_steps=None), 2, 100.0) == 1.0
+    assert reported_steps_left(view, 2, 100.0) == 800.0
+    assert reported_steps_left(view, 0, 100.0) == 1000.0
+    assert reported_steps_left(replace(view, total_steps=None), 2, 100.0) == 1.0
 
 
 @pytest.mark.parametrize("policy", [OptimusOracle(), TiresiasTuned()])

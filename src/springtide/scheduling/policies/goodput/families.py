@@ -231,7 +231,7 @@ class FamilySpeed:
 
     @cached_property
     def _way(self) -> tuple[Floats, Floats]:
-        """The ends of the stretches, in progress, and the seconds up to each of them on each size [S, stretches + 1]."""
+        """The ends of the stretches (progress), and the seconds up to each of them by size [S, stretches + 1]."""
         if not self.adapts or not self.family.noise:
             rates = self.rates_at(None)[:, None]
             return np.array([0.0, 1.0]), np.concatenate([np.zeros_like(rates), _inverse(rates)], axis=1)

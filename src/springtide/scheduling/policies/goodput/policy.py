@@ -86,7 +86,7 @@ READS = Reads(
 
 
 class DerivedFamilies:
-    """Values derived from the memory and from earlier snapshots, kept for the next decision (see decisions/cache.py)."""
+    """Derived from the memory and from earlier snapshots, kept for the next decision (see decisions/cache.py)."""
 
     def __init__(self) -> None:
         self.fingerprints = Fingerprints(READS)

@@ -4,7 +4,7 @@ Ye et al., "Chronus: A Novel Deadline-aware Scheduler for Deep Learning Training
 time is cut into leases and a job holds its devices for whole leases; at each lease a MILP chooses the largest set of
 SLO jobs that can all make their deadlines, without giving up one that was accepted before; best-effort jobs share
 what is left, shortest remaining service first. Jobs run on the number of workers they asked for; never resized.
-An SLO job that cannot be accepted is not turned away: it runs behind all others, on what would idle.
+An SLO job that cannot be accepted is not rejected: it runs behind all others, on devices that would be idle.
 Differences: the MILP is solved on lease buckets that grow by doubling, with one overhead of a change reserved for each
 job that does not run now; where all fit a packing proves that there is nothing to choose. Placement by local search
 (4.3) is left to `place`. Devices that come free within a lease start waiting jobs at once. Soft deadlines count as
@@ -35,8 +35,8 @@ _ROUNDING = 1e-9
 class Chronus(msgspec.Struct, frozen=True, kw_only=True):
     """Services first, by load; then jobs by lease of `lease_s`.
 
-    At most `max_candidates` SLO jobs, the nearest deadlines first, are looked at in one lease: the others wait for it.
-    Raises InvalidRequest where the solver is not installed.
+    At most `max_candidates` SLO jobs, the nearest deadlines first, are considered in one lease; the others wait.
+    Raises InvalidRequest if the solver is not installed.
     """
 
     lease_s: float = 240.0
@@ -100,7 +100,7 @@ class Chronus(msgspec.Struct, frozen=True, kw_only=True):
         return first, makes_it
 
     def _on_grid(self, gangs: Gangs, view: JobView, accepted: set[WorkloadId]) -> LeaseJob:
-        """The job in whole leases. The last one it needs may be the one in which its deadline lies."""
+        """The job in whole leases; the last one may be the lease in which its deadline lies."""
         assert view.job.goal.deadline_s is not None
         need_s, left_s = self._need_s(gangs, view), view.job.goal.deadline_s - gangs.now_s
         num_needed = max(1, math.ceil(need_s / self.lease_s - _ROUNDING))
@@ -115,7 +115,7 @@ class Chronus(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _need_s(self, gangs: Gangs, view: JobView) -> float:
-        """The time it needs its devices for, the overhead of a start included if it does not run now."""
+        """Seconds that it needs its devices for, with the overhead of a start if it does not run now."""
         start_s = 0.0 if gangs.holds(view) else gangs.shares.snapshot.overheads.cost_s(max(1, gangs.size(view)))
         return gangs.remaining_s(view) + start_s
 

@@ -59,9 +59,9 @@ class EdfElastic(msgspec.Struct, frozen=True, kw_only=True):
 class EdfAdmission(msgspec.Struct, frozen=True, kw_only=True):
     """EDF that simulates itself before it promises a deadline, and rejects the job if any deadline would be missed.
 
-    Each arrival on its own; a job that is late already only stands in the way of jobs that would make theirs later.
-    Sizes are powers of two. Soft deadlines and best effort come after all promised ones, the former first. `hooks` as
-    for ElasticFlow.
+    Arrivals are tested one by one; a job that is late already only counts against jobs with later deadlines. Sizes are
+    powers of two. Soft deadlines and best effort come after all promised deadlines, the former first. `hooks` as for
+    ElasticFlow.
     """
 
     summary: ClassVar[str] = "EDF that turns away deadlines it cannot make (ElasticFlow's variant)."
@@ -89,7 +89,7 @@ class EdfAdmission(msgspec.Struct, frozen=True, kw_only=True):
         known = [index for index, row in enumerate(rows) if row.is_hard]
         promised = live.by_deadline([index for index in known if rows[index].view.promise.admitted_at_s is not None])
         ends_s = self._play(live, promised, num_devices)
-        # Progress comes in whole steps: no job is late by less than one.
+        # Progress is reported in whole steps, so a job is late only if it is late by at least one step.
         spare_s = live.deadlines_s + 1.0 / live.rates[:, 0] if rows else live.deadlines_s
         admitted: dict[int, float] = {}
         refused: dict[int, str] = {}
@@ -122,12 +122,12 @@ class EdfAdmission(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _play(self, live: LiveJobs, order: Sequence[int], num_devices: int) -> dict[int, float]:
-        """When each of these jobs ends if EDF runs them and nothing else comes."""
+        """When each of these jobs ends if EDF runs them and no other job arrives."""
         ends_s = play_in_turn(live.demands(order), live.now_s, num_devices) if order else np.empty(0)
         return dict(zip(order, ends_s.tolist(), strict=True))
 
     def _counts(self, live: LiveJobs, promised: Sequence[int], num_devices: int, refused: dict[int, str]) -> list[int]:
-        """Devices now: each job the largest size that is left, promised deadlines first."""
+        """The devices of this moment: for each job the largest size that is left, promised deadlines first."""
         others = sorted(
             (index for index in range(len(live.rows)) if index not in set(promised) and index not in refused),
             key=lambda index: (live.deadlines_s[index], index),

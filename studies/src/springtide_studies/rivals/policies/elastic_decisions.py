@@ -29,7 +29,7 @@ _NOTHING = PoolAllocation(device_ids=())
 
 
 class ElasticVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What a policy decided: devices by job, the jobs it promised an end or refused, and when to look again."""
+    """The decision of a policy: devices by job, the jobs that it promised an end or refused, when to decide again."""
 
     counts: Mapping[WorkloadId, int]
     until_s: float | None = None
@@ -40,7 +40,7 @@ class ElasticVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DerivedShares:
-    """What follows from the snapshots of one policy: rows of jobs, what was decided last, and whether it still stands.
+    """Values derived from the snapshots of one policy: rows of jobs, and the last decision if it is still valid.
 
     It only saves time (see springtide.scheduling.decisions.cache): with an empty one the decisions are the same. `rule`
     names the policy with its parameters; no policy takes up the memory of another.
@@ -53,9 +53,9 @@ class DerivedShares:
         self._placed: tuple[Any, Allocations] | None = None
 
     def recall(self, snapshot: Snapshot, rows: Sequence[ElasticRow], slot_s: float | None) -> Plan | None:
-        """The plan that still stands, or None if it is time to decide.
+        """The plan that is still valid, or None if it is time to decide.
 
-        With `slot_s` newcomers and freed devices wait until that long after the last decision; lost nodes do not.
+        With `slot_s`, new jobs and freed devices wait until so long after the last decision; lost nodes do not.
         """
         memory = own_memory(snapshot, self.rule)
         if memory is None:
@@ -70,7 +70,7 @@ class DerivedShares:
             most = {row.job_id: most_workers(row.view) for row in rows}
             kept = {job_id: given for job_id, given in self._allocations(snapshot, memory).items() if job_id in most}
             if any(given.num_devices > most[job_id] for job_id, given in kept.items()):
-                # Its owner allows it fewer from now on.
+                # Its owner allows it fewer devices now.
                 return None
             return self._plan(snapshot, kept, memory, memory["at_s"] + slot_s)
         return None
@@ -82,7 +82,7 @@ class DerivedShares:
         verdict: ElasticVerdict,
         slot_s: float | None = None,
     ) -> Plan:
-        """Place what was decided and remember it."""
+        """The plan of a decision, with devices chosen and the memory."""
         counts = {**service_shares(snapshot).counts, **verdict.counts}
         before = own_memory(snapshot, self.rule)
         wanted: Allocations = EMPTY if before is None else self._allocations(snapshot, before)
@@ -91,7 +91,7 @@ class DerivedShares:
             counts,
             snapshot,
             movable=frozenset(elastic),
-            # What came true is held by now; a job that is still on the way should not be sent elsewhere.
+            # A job that is still moving to the devices of the last decision should not be sent elsewhere.
             wanted={
                 job_id: given.device_ids
                 for job_id, given in wanted.items()
@@ -121,7 +121,7 @@ class DerivedShares:
         return msgspec.structs.replace(plan, admitted=verdict.admitted, rejected=refusals, future=verdict.future)
 
     def _allocations(self, snapshot: Snapshot, memory: Mapping[str, Any]) -> Allocations:
-        """The devices in a memory, or nothing if the nodes are others now."""
+        """The devices in a memory; none if the nodes have changed."""
         if memory["cluster"] != self._fingerprints.nodes(snapshot.cluster):
             # Numbers of devices are meaningless on other nodes.
             return EMPTY
@@ -152,14 +152,14 @@ class DerivedShares:
 
 
 def own_memory(snapshot: Snapshot, rule: str) -> Mapping[str, Any] | None:
-    """What the policy of that rule remembers; None if it is another's, or of another form."""
+    """The memory of the policy with that rule; None if it is of another policy or format."""
     memory = snapshot.memory
     is_own = isinstance(memory, dict) and memory.get("rule") == rule and memory.keys() == set(_KEYS)
     return memory if is_own else None
 
 
 def service_shares(snapshot: Snapshot) -> AllocationLedger:
-    """A ledger in which the services have what they need; jobs get what is left."""
+    """A ledger in which the services have what they need; the rest is for jobs."""
     shares = AllocationLedger(snapshot)
     if snapshot.services:
         serve_minimum(shares)

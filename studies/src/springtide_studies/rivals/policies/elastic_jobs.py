@@ -30,7 +30,7 @@ from springtide_studies.rivals.solvers.minimum_share import Demands, Floats, Int
 UNKNOWN_RUN_S = 3600.0
 # A job that should have ended by now still counts with this much work.
 LEAST_RUN_S = 1.0
-# Measured speeds that differ by less than this are the same: noise is no reason to decide anew.
+# Measured speeds that differ by less than this fraction count as equal: noise is no reason to decide anew.
 SPEED_STEP_FRACTION = 0.1
 
 
@@ -58,16 +58,16 @@ class ElasticRow:
         has_speed = curve.source != "guess" and bool(curve.sizes)
         self.is_known = has_speed and view.total_steps is not None
         if not job.elastic:
-            # Its processes cannot change their number.
+            # It cannot change the number of its workers while it runs.
             most = min(view.bounds.max_workers, job.num_virtual_shards)
             self.sizes: tuple[int, ...] = (min(view.num_replicas or most, most),)
         elif curve.source == "guess" or not curve.sizes:
-            # Nothing is known of its speed: the least it takes to find out, or what it has where no other job needs it.
+            # Its speed is not known: its minimum, to measure it, or what it has if no other job needs the devices.
             most = most_workers(view)
             least = min(view.bounds.min_workers, most)
             self.sizes = tuple(sorted({least, max(least, min(view.num_replicas, most))}))
         else:
-            # The smallest that it accepts is a level too: on a small cluster it may be the only one that fits.
+            # The smallest size that it accepts is a level, too: on a small cluster it may be the only one that fits.
             self.sizes = tuple(sorted({curve.sizes[0], *curve.doubling_sizes})) if only_doublings else curve.sizes
         self.rates = tuple(curve.rate(size) for size in self.sizes)
         if self.rates[0] <= 0:
@@ -78,7 +78,7 @@ class ElasticRow:
 
     @property
     def is_hard(self) -> bool:
-        """Whether the job has a deadline that is a condition, and enough is known to promise it."""
+        """Whether the job has a hard deadline, and its length and speed are known well enough to promise it."""
         return self.is_known and self.view.job.goal.is_hard
 
     def rate(self, num_devices: int) -> float:
@@ -89,9 +89,9 @@ class ElasticRow:
         return 0.0
 
     def work_left(self, now_s: float, num_held: int, overheads: Overheads) -> float:
-        """Steps still to do at `now_s`: what was reported, and what was done since at the speed of the devices held.
+        """Steps left at `now_s`: by the last report, less those done since at the speed of the devices held.
 
-        After a change the job is taken to have stood still for the whole price of a fresh set of devices.
+        After a change, the job is assumed to have made no progress for the whole cost of a fresh set of devices.
         """
         if self.total_steps is None:
             return UNKNOWN_RUN_S * self.rates[0]

@@ -21,7 +21,7 @@ from springtide_studies.rivals.solvers.minimum_share import FreeDevices, Minimum
 # Time is planned in slots of this length, and Algorithm 2 fills the next one: a slot of the paper's experiments (60 s;
 # §6 and the artifact). A slot has one size, so a share begins up to a slot before the last moment.
 SLOT_S = 60.0
-# So many new ends are tried for broken promises in one decision, three for each; in a landslide the rest has to wait.
+# How many new ends are tried for broken promises in one decision, three for each promise; further ones have to wait.
 MAX_TRIALS = 12
 
 # Row of a job -> why a rule of the operator rejects it; None if none does.
@@ -68,7 +68,7 @@ def decide_elastic(
     each row at its largest size.
     """
     planner = _Planner(live, num_promised, rules, reserves_s)
-    planner.settle()
+    planner.find_late_jobs()
     admitted, refused = planner.admit(review) if rules.admits else ({}, {})
     counts = planner.counts_now()
     planner.give_to_late(counts, num_devices)
@@ -115,11 +115,11 @@ class _Planner:
             late_jobs_claim=self.rules.late_jobs_claim and not stops_at_misfit,
         )
 
-    def settle(self) -> None:
-        """Find the jobs whose promises cannot be kept any more, and decide what becomes of their claims."""
+    def find_late_jobs(self) -> None:
+        """Find the jobs whose promises cannot be kept any more, and decide which claims they get instead."""
         if self.shares.fits.all():
             return
-        # Progress comes in whole steps, and the reserve is there to be used: a job that fits without them is in time.
+        # Progress is reported in whole steps, and the reserve may be used: a job that fits without both is in time.
         late = [self.claims[row] for row in np.flatnonzero(~self.shares.fits)]
         self.ends_s = self.ends_s.copy()
         for index in late:
@@ -131,16 +131,16 @@ class _Planner:
         if self.late and not self.rules.late_jobs_claim:
             lost = set(self.late)
             self.claims = [index for index in self.claims if index not in lost]
-            # Those that are left were filled as if the others were not there.
+            # Fill again without the late jobs, which have no claim now.
             self.shares = self._fill(self.claims)
             for index in self.late:
-                self._promise_again(index)
+                self._claim_earliest_end(index)
 
-    def _promise_again(self, index: int) -> None:
+    def _claim_earliest_end(self, index: int) -> None:
         """Keep the delay of a broken promise short: the job claims the earliest end that breaks no other promise.
 
-        Newcomers have to leave it that, but it stands in the way of no admission: it fits. Where progressive
-        filling does not find what there is, it has no claim and takes what is left.
+        New jobs must respect the claim; since it fits, it does not block admissions by itself. If progressive filling
+        finds no such end, the job has no claim and takes what is left.
         """
         live = self.live
         row, work = live.rows[index], float(live.work[index])
@@ -152,7 +152,7 @@ class _Planner:
             self.num_trials += 1
             if end_s == math.inf:
                 continue
-            # A thousandth more: the work of the last instant must not be lost to rounding.
+            # A thousandth of a second more, so that rounding does not lose the work of the last instant.
             self.ends_s[index] = end_s + 0.001
             claims = sorted([*self.claims, index], key=lambda each: (self.ends_s[each], each))
             shares = self._fill(claims, stops_at_misfit=True)
@@ -179,7 +179,7 @@ class _Planner:
                     admitted[index] = float(self.ends_s[index])
             self.claims = [index for index in trial if index not in refused]
             self.shares = shares if len(self.claims) == len(trial) else self._fill(self.claims)
-        # A job that has run already, because its length was not known, goes on without a promise.
+        # A job that has run already, while its length was not known, goes on without a promise.
         has_run = [index for index in refused if self.live.rows[index].view.started_at_s is not None]
         return admitted, {index: why for index, why in refused.items() if index not in has_run}
 
@@ -250,7 +250,7 @@ class _Planner:
                 counts[index] = row_sizes[level - 1]
 
     def _clipped_costs(self, index: int, row: int) -> list[float]:
-        """For a job that others leave little: what it has planned and what is free besides is there for it."""
+        """The costs of a job to which others leave few devices: it can use its own claim and what is free besides."""
         live = self.live
         share, free = self.shares.clipped[row], self.shares.free
         held = share.counts[np.searchsorted(share.times_s, free.times_s, side="right") - 1]
@@ -267,7 +267,7 @@ class _Planner:
         return listed
 
     def next_moment(self, counts: Sequence[int]) -> float | None:
-        """When the first share asks for more than its job has now."""
+        """When the first job needs more devices by its share than it has now."""
         shares, now_s = self.shares, self.now_s
         moments: list[float] = []
         if self.claims:
@@ -290,7 +290,7 @@ def _level_of(count: int, sizes: Sequence[int]) -> int:
 
 
 class ElasticFuture(Mapping[WorkloadId, Schedule]):
-    """The schedules of a decision, worked out when they are read."""
+    """The schedules of a decision, computed when they are read."""
 
     def __init__(self, live: LiveJobs, outcome: ElasticOutcome) -> None:
         self._live, self._outcome = live, outcome
@@ -303,7 +303,7 @@ class ElasticFuture(Mapping[WorkloadId, Schedule]):
         return len(self._index)
 
     def __getitem__(self, job_id: WorkloadId) -> Schedule:
-        """From now what the job has, later what its share needs, to the end of its work."""
+        """The devices that the job has now, then those that its share needs, to the end of its work."""
         index = self._index[job_id]
         live, outcome = self._live, self._outcome
         count, now_s, work = outcome.counts[index], live.now_s, float(live.work[index])

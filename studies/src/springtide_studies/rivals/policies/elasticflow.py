@@ -24,7 +24,7 @@ from springtide_studies.rivals.policies.elastic_plan import ElasticFuture, Elast
 
 
 class ElasticParameters(Protocol):
-    """What the policies of this family are set to; `rules` is what tells them apart."""
+    """The parameters of the policies of this family; they differ in `rules`."""
 
     @property
     def levels(self) -> Literal["doubling", "all"]:
@@ -33,7 +33,7 @@ class ElasticParameters(Protocol):
 
     @property
     def reserves_overhead(self) -> bool:
-        """Whether the price of one change is kept free before every deadline."""
+        """Whether time for one change is kept free before every deadline."""
         ...
 
     @property
@@ -53,7 +53,7 @@ class ElasticParameters(Protocol):
 
     @property
     def rules(self) -> Rules:
-        """Where the policy departs from the paper."""
+        """Where the policy differs from the paper."""
         ...
 
 
@@ -119,7 +119,7 @@ class ElasticFlow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rules(self) -> Rules:
-        """What makes it the paper's."""
+        """The rules of the paper."""
         return Rules(reserves_overhead=self.reserves_overhead)
 
     def make_derived(self) -> DerivedShares:
@@ -132,7 +132,7 @@ class ElasticFlow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ElasticFlowArtifact(ElasticFlow, frozen=True, kw_only=True):
-    """The published artifact's way, where it departs from the paper (pkusys/ElasticFlow, `ef-accessctrl`).
+    """As the published artifact does where it differs from the paper (pkusys/ElasticFlow, `ef-accessctrl`).
 
     From the artifact: arrivals wait for the end of a slot (60 s, 240 s on the testbed) and are admitted together or
     not at all; a job that is late keeps its claim, and no job is admitted until it has ended; spare devices go to the
@@ -146,5 +146,5 @@ class ElasticFlowArtifact(ElasticFlow, frozen=True, kw_only=True):
 
     @property
     def rules(self) -> Rules:
-        """What makes it the artifact's."""
+        """The rules of the artifact."""
         return Rules(in_batches=True, late_jobs_claim=True, is_reversed=True, reserves_overhead=self.reserves_overhead)

@@ -61,11 +61,11 @@ class Gandiva(msgspec.Struct, frozen=True, kw_only=True):
         running = [view for view in queue if gangs.holds(view)]
         others = [view for view in queue if not gangs.holds(view)]
         if ends_at_s is None or gangs.now_s < ends_at_s:
-            # Within a turn no job is stopped; what others left is taken up at once.
+            # Within a turn no job is stopped, and devices that become free are used at once.
             gangs.keep(running)
             gangs.fill(others)
         else:
-            # The turn is over: jobs that ran go to the back, and the front of the queue has the first choice.
+            # The turn is over: jobs that ran go to the back of the queue, and those at its front start first.
             queue = [*others, *running]
             gangs.fill(queue)
             ends_at_s = None

@@ -57,13 +57,13 @@ class Optimus(msgspec.Struct, frozen=True, kw_only=True):
             self._share_out(gangs)
             next_s = gangs.now_s + self.interval_s
         else:
-            self._go_on(gangs)
+            self._keep_between_intervals(gangs)
         gangs.note_stopped("jobs that end sooner need the devices")
         gangs.note_waiting(lambda view: f"waits for {devices_text(_least(gangs, view))}: shorter jobs come first")
         return (next_s, {"next_s": next_s}) if gangs.views else (None, {})
 
-    def _go_on(self, gangs: Gangs) -> None:
-        """Between two intervals: each job keeps what it has, new jobs start on their minimum."""
+    def _keep_between_intervals(self, gangs: Gangs) -> None:
+        """Between two intervals, let each job keep its devices and new jobs start on their minimum."""
         shares = gangs.shares
         for view in gangs.views:
             if gangs.holds(view):
@@ -88,7 +88,7 @@ class Optimus(msgspec.Struct, frozen=True, kw_only=True):
             count = shares.of(views[number].job.job_id)
             size = _next_size(curve, count)
             if count and size and views[number].job.elastic:
-                # A job whose end cannot be foretold is served after the others, by speedup.
+                # A job whose end cannot be predicted comes after the others, by speedup.
                 is_unknown = math.isinf(left)
                 weight = curve.rate(curve.sizes[0]) if is_unknown else left
                 gain_s = weight / curve.rate(count) - weight / curve.rate(size)

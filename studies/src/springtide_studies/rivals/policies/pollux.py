@@ -37,8 +37,8 @@ _WIDEST_NODE = 127
 class Pollux(msgspec.Struct, frozen=True, kw_only=True):
     """Services first, by load; then jobs that cannot change their number; then the others, every `round_s`.
 
-    `population` and `generations` are the search's, `restart_s` what a restart is reckoned to cost. No job gets more
-    than `max_workers` on `max_nodes` nodes. Defaults are the artifact's.
+    `population` and `generations` are parameters of the search, `restart_s` is the assumed cost of a restart. No job
+    gets more than `max_workers` on `max_nodes` nodes. Defaults are the artifact's.
     """
 
     round_s: float = 60.0
@@ -56,19 +56,19 @@ class Pollux(msgspec.Struct, frozen=True, kw_only=True):
 
     def _decide(self, now: Round) -> RoundDecision:
         state = now.state or {"jobs": [], "nodes": [], "population": None, "restarts": {}, "ran": {}}
-        grants = _Grants(now)
-        grants.give_rigid()
+        round_devices = _RoundDevices(now)
+        round_devices.give_rigid()
         ran = {v.job.job_id: max(_most_run(v, now.held), state["ran"].get(v.job.job_id, 0)) for v in now.snapshot.jobs}
         restarts: dict[str, int] = state["restarts"]
         jobs = [
             _Job(view, self._most(view, ran[view.job.job_id], len(now.held[view.job.job_id])))
-            for view in grants.elastic()
+            for view in round_devices.elastic()
         ]
         jobs.sort(key=lambda job: (job.view.attained_service_s(now.snapshot.now_s), job.view.submitted_at_s))
-        nodes = grants.nodes()
+        nodes = round_devices.nodes()
         population: Counts | None = None
         if jobs and nodes:
-            problem = self._problem(now, grants, jobs, nodes, restarts)
+            problem = self._problem(now, round_devices, jobs, nodes, restarts)
             initial = _adapt(state, [job.job_id for job in jobs], nodes, by_name=self.fixes_faults)
             found = search(
                 problem,
@@ -77,9 +77,9 @@ class Pollux(msgspec.Struct, frozen=True, kw_only=True):
                 population=self.population,
                 generations=self.generations,
             )
-            grants.give(jobs, nodes, found.best)
+            round_devices.give(jobs, nodes, found.best)
             population = found.front
-        allocations = grants.allocations
+        allocations = round_devices.allocations
         return RoundDecision(
             allocations=allocations,
             state={
@@ -92,9 +92,9 @@ class Pollux(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _most(self, view: JobView, ran: int, num_held: int) -> int:
-        """The most workers a job may get: twice what it has run on (at first its least), within all bounds.
+        """The most workers for a job: twice the number that it has run on (at first its minimum), within all bounds.
 
-        Never fewer than it holds: what another policy gave it is not taken away for not being known.
+        Never fewer than it holds, since another policy may have given it more than is known here.
         """
         most = min(max(2 * ran, num_held, 1), self.max_workers)
         bounds, job = view.job.batch, view.job
@@ -104,14 +104,14 @@ class Pollux(msgspec.Struct, frozen=True, kw_only=True):
     def _problem(
         self,
         now: Round,
-        grants: _Grants,
+        round_devices: _RoundDevices,
         jobs: Sequence[_Job],
         nodes: Sequence[NodeId],
         restarts: Mapping[str, int],
     ) -> AllocationProblem:
-        capacities = np.array([min(len(grants.free[node]), _WIDEST_NODE) for node in nodes])
+        capacities = np.array([min(len(round_devices.free[node]), _WIDEST_NODE) for node in nodes])
         total = int(capacities.sum())
-        # Rows a multiple of eight wide are compared eight entries at a time; nodes without devices fill them up.
+        # Rows are compared eight entries at a time, so nodes without devices are added up to a multiple of eight.
         num_columns = -(-len(nodes) // 8) * 8
         capacities = np.pad(capacities, (0, num_columns - len(nodes)))
         most = np.array([min(job.most, total) for job in jobs])
@@ -121,8 +121,8 @@ class Pollux(msgspec.Struct, frozen=True, kw_only=True):
         held = np.zeros((len(jobs), num_columns), dtype=np.int8)
         column_of = {node: column for column, node in enumerate(nodes)}
         for row, job in enumerate(jobs):
-            for device in grants.held(job.job_id):
-                held[row, column_of[grants.node_of[device]]] += 1
+            for device in round_devices.held(job.job_id):
+                held[row, column_of[round_devices.node_of[device]]] += 1
         age_s = np.array([now.snapshot.now_s - job.view.submitted_at_s for job in jobs])
         spent_s = self.restart_s * np.array([restarts.get(job.job_id, 0) for job in jobs])
         return AllocationProblem(
@@ -139,7 +139,7 @@ class Pollux(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Job:
-    """A job that takes part in the search: what is known of its speed."""
+    """A job that takes part in the search, with what is known of its speed."""
 
     def __init__(self, view: JobView, most: int) -> None:
         self.view = view
@@ -150,7 +150,8 @@ class _Job:
     def speedups(self, width: int, fair: int, fair_nodes: int) -> NDArray[np.float64]:
         """Speed over that of the fair share, by one node or several, by 0 .. `width` workers: [2, width + 1].
 
-        Whose steps were never measured is as fast as its known curve says, else in proportion to its workers.
+        A job whose steps were never measured is as fast as its known curve says; without one, in proportion to its
+        workers.
         """
         table = np.zeros((2, width + 1))
         workers = np.arange(1, width + 1)
@@ -171,7 +172,7 @@ class _Job:
         return table
 
     def batch(self, num_nodes: int, num_workers: int) -> int | None:
-        """The batch with the highest goodput there; None for a job that keeps its own."""
+        """The batch with the highest goodput on so many nodes and workers; None for a job with a fixed batch."""
         bounds, initial = self.view.job.batch, self.view.job.global_batch_size
         if bounds is None:
             return None
@@ -193,7 +194,7 @@ def _largest_share(view: JobView) -> int:
 
 
 def _most_run(view: JobView, held: Mapping[WorkloadId, tuple[DeviceId, ...]]) -> int:
-    """The most workers that it is known to have run on."""
+    """The largest number of workers that the job is known to have run on."""
     running = len(held[view.job.job_id]) if view.state is JobState.RUNNING else 0
     measured = max((sum(step.placement) for step in view.learnt.step_times), default=0)
     return max(running, measured, *view.learnt.throughput_samples_per_s, 0)
@@ -202,7 +203,7 @@ def _most_run(view: JobView, held: Mapping[WorkloadId, tuple[DeviceId, ...]]) ->
 def _count_restarts(
     now: Round, allocations: Mapping[WorkloadId, PoolAllocation], restarts: Mapping[str, int]
 ) -> dict[str, int]:
-    """How often each job that has run was given other devices than before."""
+    """How often each job that has run got other devices than before."""
     counted: dict[str, int] = {}
     for view in now.snapshot.jobs:
         job_id = view.job.job_id
@@ -214,8 +215,8 @@ def _count_restarts(
     return counted
 
 
-class _Grants:
-    """The devices of a round, node by node, and the job that each was given to."""
+class _RoundDevices:
+    """The devices of a round by node, and the job that gets each of them."""
 
     def __init__(self, now: Round) -> None:
         self.now = now
@@ -226,7 +227,7 @@ class _Grants:
         self.allocations: dict[WorkloadId, PoolAllocation] = {}
 
     def nodes(self) -> list[NodeId]:
-        """Those that still have devices, in the cluster's order."""
+        """The nodes that still have devices, in the cluster's order."""
         return [node for node, devices in self.free.items() if devices]
 
     def elastic(self) -> list[JobView]:
@@ -235,11 +236,11 @@ class _Grants:
         return [view for view in self.now.snapshot.jobs if view.job.elastic and view.bounds.min_workers <= total]
 
     def held(self, job_id: WorkloadId) -> list[DeviceId]:
-        """What it was given in the round that ends, as far as no rigid job has been given it since."""
+        """The devices of the job in the round that ends, without those given to a rigid job since."""
         return [device for device in self.now.held[job_id] if device in self.free[self.node_of[device]]]
 
     def give_rigid(self) -> None:
-        """Jobs that cannot change their number go on, or start in order of arrival where enough is left for them."""
+        """Let jobs that cannot change their number of workers go on, or start in order of arrival if enough is left."""
         total = len(self.now.devices)
         rigid = [view for view in self.now.snapshot.jobs if not view.job.elastic]
         taken = {device for devices in self.now.held.values() for device in devices}
@@ -255,7 +256,7 @@ class _Grants:
                 self._hand_over(view.job.job_id, sorted(devices, key=taken.__contains__)[:size])
 
     def give(self, jobs: Sequence[_Job], nodes: Sequence[NodeId], counts: Counts) -> None:
-        """Turn the matrix [J, N] into devices: a job that keeps its number on a node keeps its devices there."""
+        """Choose devices by the matrix [J, N]: a job that keeps its number on a node keeps its devices there."""
         kept: list[list[DeviceId]] = []
         wanted = [dict(zip(nodes, row.tolist(), strict=False)) for row in counts]
         for job, on_node in zip(jobs, wanted, strict=True):
@@ -291,10 +292,10 @@ def _pack(population: Counts | None) -> dict[str, Any] | None:
 
 
 def _adapt(state: Mapping[str, Any], jobs: Sequence[str], nodes: Sequence[str], *, by_name: bool) -> Counts | None:
-    """The last round's population for today's jobs and nodes; None without one.
+    """The last round's population for the present jobs and nodes; None without one.
 
-    The artifact pairs the jobs that are still there by their places in the old order and in the new one, so that
-    where the order has changed one job gets what was found for another. `by_name` gives each its own.
+    The artifact pairs the jobs that are still there by their indices in the old order and in the new one, so that after
+    a change of the order one job gets the row of another. With `by_name`, each job gets its own row.
     """
     packed = state["population"]
     if packed is None:

@@ -1,4 +1,4 @@
-"""Other ways to choose devices for sharers: whole devices, INFless+ by limit or by request, FaST-GS+."""
+"""Rival packers of shares: whole devices, INFless+ by limit or by request, FaST-GS+."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class ExclusivePacker(msgspec.Struct, frozen=True, kw_only=True):
     summary: ClassVar[str] = "A device of its own for every workload with a share."
 
     def booked(self, share: Share) -> Share:
-        """The whole device, whatever part of it is asked for; its memory is not shared either."""
+        """The whole device with all of its memory, whatever part of it is declared."""
         return Share(request=1.0, limit=1.0, memory_mb=share.memory_mb)
 
     def choose(self, ledger: ShareLedger, request: PlacementRequest) -> tuple[DeviceId, ...] | None:
-        """So many different idle devices, or None; the ledger stays as it is."""
+        """Different idle devices, or None. The ledger is unchanged."""
         room = _room(ledger, request) & ~ledger.is_open
         return _first_fit(ledger, room, request)
 
@@ -47,7 +47,7 @@ class InflessLimit(msgspec.Struct, frozen=True, kw_only=True):
         return Share(request=share.limit, limit=share.limit, memory_mb=share.memory_mb)
 
     def choose(self, ledger: ShareLedger, request: PlacementRequest) -> tuple[DeviceId, ...] | None:
-        """So many different devices with room, or None; the ledger stays as it is."""
+        """Different devices with room, or None. The ledger is unchanged."""
         return _fullest(ledger, request)
 
 
@@ -61,7 +61,7 @@ class InflessRequest(msgspec.Struct, frozen=True, kw_only=True):
         return Share(request=share.request, limit=share.request, memory_mb=share.memory_mb)
 
     def choose(self, ledger: ShareLedger, request: PlacementRequest) -> tuple[DeviceId, ...] | None:
-        """So many different devices with room, or None; the ledger stays as it is."""
+        """Different devices with room, or None. The ledger is unchanged."""
         return _fullest(ledger, request)
 
 
@@ -80,7 +80,7 @@ class FastGsPacker(msgspec.Struct, frozen=True, kw_only=True):
         return share
 
     def choose(self, ledger: ShareLedger, request: PlacementRequest) -> tuple[DeviceId, ...] | None:
-        """So many different devices with room, or None; the ledger stays as it is."""
+        """Different devices with room, or None. The ledger is unchanged."""
         demand = demand_of(request.share)
         size = _sides(demand)
         room = _room(ledger, request)

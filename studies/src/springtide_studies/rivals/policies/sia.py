@@ -54,7 +54,7 @@ class Sia(msgspec.Struct, frozen=True, kw_only=True):
         if self.power >= 0.0:
             raise InvalidRequest(f"sia minimises a sum of powers below zero: power={self.power} must be below 0")
         if self.solver == "highs" and not highs.is_available():
-            # Said when the policy is chosen, not in the middle of the first round.
+            # Fails when the policy is chosen, not in the middle of the first round.
             choose_sizes((), 0, self.waiting_cost)
 
     def decide(self, snapshot: Snapshot) -> Plan:
@@ -63,47 +63,47 @@ class Sia(msgspec.Struct, frozen=True, kw_only=True):
 
     def _decide(self, now: Round) -> RoundDecision:
         state = now.state or {"restarts": {}, "ran": {}, "changed_s": {}}
-        standing = _Standing(now, state)
+        history = _JobHistory(now, state)
         width = _widest_node(now)
         total = len(now.devices)
         counts: dict[WorkloadId, int] = {}
         asking: list[JobView] = []
         for view in now.snapshot.jobs:
-            if self._is_pinned(standing, view):
+            if self._is_pinned(history, view):
                 counts[view.job.job_id] = len(now.held[view.job.job_id])
             elif view.restarts.runnable_at_s <= now.snapshot.now_s or now.held[view.job.job_id]:
                 asking.append(view)
         left = total - sum(counts.values())
-        offers = [self._offer(standing, view, total, width) for view in asking]
+        offers = [self._offer(history, view, total, width) for view in asking]
         solve = choose_sizes if self.solver == "highs" else choose_by_table
         for view, size in zip(asking, solve(offers, left, self.waiting_cost), strict=True):
             if size:
                 counts[view.job.job_id] = size
-        allocations = _place(now, counts, standing)
-        return RoundDecision(allocations=allocations, state=standing.remember(allocations))
+        allocations = _place(now, counts, history)
+        return RoundDecision(allocations=allocations, state=history.remember(allocations))
 
-    def _is_pinned(self, standing: _Standing, view: JobView) -> bool:
-        """Whether the job keeps what it has: it is restarting, or runs and cannot change its number."""
-        held = len(standing.now.held[view.job.job_id])
+    def _is_pinned(self, history: _JobHistory, view: JobView) -> bool:
+        """Whether the job keeps its devices: it is restarting, or it runs and cannot change their number."""
+        held = len(history.now.held[view.job.job_id])
         if not held:
             return False
         if not view.job.elastic:
-            return held == fixed_size(view, len(standing.now.devices))
-        since_s = standing.now.snapshot.now_s - standing.changed_s.get(view.job.job_id, -math.inf)
-        return since_s < self._restart_s(standing.now.snapshot) and held <= most_workers(view)
+            return held == fixed_size(view, len(history.now.devices))
+        since_s = history.now.snapshot.now_s - history.changed_s.get(view.job.job_id, -math.inf)
+        return since_s < self._restart_s(history.now.snapshot) and held <= most_workers(view)
 
     def _restart_s(self, snapshot: Snapshot) -> float:
         return snapshot.overheads.cost_s(1) if self.restart_s is None else self.restart_s
 
-    def _offer(self, standing: _Standing, view: JobView, total: int, width: int) -> Offer:
-        """The sizes for one job and what each costs: its speedup, less by restarts where it is not the present one."""
+    def _offer(self, history: _JobHistory, view: JobView, total: int, width: int) -> Offer:
+        """The sizes for one job and their costs, by speedup; a size other than the present one pays for a restart."""
         if not view.job.elastic:
             size = fixed_size(view, total)
             return Offer(sizes=(size,), costs=(self._cost(float(size)),)) if size else Offer(sizes=(), costs=())
-        sizes = self._sizes(standing, view, total, width)
-        held = len(standing.now.held[view.job.job_id])
+        sizes = self._sizes(history, view, total, width)
+        held = len(history.now.held[view.job.job_id])
         speedups = _speedups(view, sizes, width, held)
-        factor = self._restart_factor(standing, view) if held else 1.0
+        factor = self._restart_factor(history, view) if held else 1.0
         costs = [
             self._cost(speedup if size == held else speedup * factor)
             for size, speedup in zip(sizes, speedups, strict=True)
@@ -111,34 +111,34 @@ class Sia(msgspec.Struct, frozen=True, kw_only=True):
         kept = [(size, cost) for size, cost in zip(sizes, costs, strict=True) if cost < _LARGEST_COST]
         return Offer(sizes=tuple(size for size, _ in kept), costs=tuple(cost for _, cost in kept))
 
-    def _sizes(self, standing: _Standing, view: JobView, total: int, width: int) -> list[int]:
+    def _sizes(self, history: _JobHistory, view: JobView, total: int, width: int) -> list[int]:
         """Powers of two within a node, then whole nodes, up to twice the most it has run on, within its bounds.
 
-        Where the bounds hold none of them it is offered its minimum.
+        If none of these is within the bounds, the minimum.
         """
         least = max(1, view.bounds.min_workers)
         bounds = view.job.batch
         largest = view.job.global_batch_size if bounds is None else bounds.max_size // bounds.min_local_size
-        held = len(standing.now.held[view.job.job_id])
-        most = max(2 * standing.ran[view.job.job_id], held, least)
+        held = len(history.now.held[view.job.job_id])
+        most = max(2 * history.ran[view.job.job_id], held, least)
         most = min(most, self.max_workers, most_workers(view), max(1, largest))
         sizes = [size for size in _configurations(width, min(most, total)) if size >= least]
         return sizes or ([least] if least <= total else [])
 
-    def _restart_factor(self, standing: _Standing, view: JobView) -> float:
-        """What part of its life a job would have run for after one more restart (Pollux, section 4.2.1, as in Sia)."""
-        age_s = standing.now.snapshot.now_s - view.submitted_at_s
-        cost_s = self._restart_s(standing.now.snapshot)
+    def _restart_factor(self, history: _JobHistory, view: JobView) -> float:
+        """The part of its life that a job would have run after one more restart (Pollux, section 4.2.1, as in Sia)."""
+        age_s = history.now.snapshot.now_s - view.submitted_at_s
+        cost_s = self._restart_s(history.now.snapshot)
         if age_s < cost_s or age_s + cost_s <= 0.0:
             return 1.0
-        return max(age_s - standing.restarts.get(view.job.job_id, 0) * cost_s, 0.0) / (age_s + cost_s)
+        return max(age_s - history.restarts.get(view.job.job_id, 0) * cost_s, 0.0) / (age_s + cost_s)
 
     def _cost(self, speedup: float) -> float:
         return min(round(speedup**self.power, _DIGITS), _LARGEST_COST) if speedup > 0.0 else _LARGEST_COST
 
 
-class _Standing:
-    """What is remembered of jobs from round to round, and how it goes on."""
+class _JobHistory:
+    """The history of jobs that is remembered from round to round."""
 
     def __init__(self, now: Round, state: Mapping[str, Any]) -> None:
         self.now = now
@@ -174,7 +174,7 @@ def _configurations(width: int, most: int) -> list[int]:
 
 
 def _widest_node(now: Round) -> int:
-    """How many devices the widest node has that no service takes."""
+    """The largest number of devices on one node that no service takes."""
     node_of = now.snapshot.cluster.node_of
     on_node: dict[str, int] = {}
     for device in now.devices:
@@ -183,7 +183,7 @@ def _widest_node(now: Round) -> int:
 
 
 def _most_run(view: JobView, held: int) -> int:
-    """The most workers that it is known to have run on."""
+    """The largest number of workers that the job is known to have run on."""
     measured = max((sum(step.placement) for step in view.learnt.step_times), default=0)
     return max(held if view.state is JobState.RUNNING else 0, measured, *view.learnt.throughput_samples_per_s, 0)
 
@@ -191,8 +191,8 @@ def _most_run(view: JobView, held: int) -> int:
 def _speedups(view: JobView, sizes: Sequence[int], width: int, held: int) -> list[float]:
     """Goodput on each size over the least goodput among them; 0.0 where the job cannot run.
 
-    A job whose steps were never measured is as fast as its known curve says; of a job without one, the least size is
-    worth 1, and up to the `held` devices each is assumed to be worth its part.
+    A job whose steps were never measured is as fast as its known curve says. Without a curve, the smallest size is
+    worth 1, and larger ones up to the `held` devices are worth their proportion.
     """
     best = _best(view, [(-(-size // width), size) for size in sizes])
     if best is not None:
@@ -213,10 +213,10 @@ def _best(view: JobView, pairs: Sequence[tuple[int, int]]) -> BestBatches | None
     return best_batches(model, view.learnt.noise, pairs, view.job.batch, view.job.global_batch_size)
 
 
-def _place(now: Round, counts: Mapping[WorkloadId, int], standing: _Standing) -> dict[WorkloadId, PoolAllocation]:
-    """Devices for the counts, out of those that no service takes, each job with its best batch there.
+def _place(now: Round, counts: Mapping[WorkloadId, int], history: _JobHistory) -> dict[WorkloadId, PoolAllocation]:
+    """Devices for the counts, of those that no service takes, and the best batch of each job on them.
 
-    A job that keeps its number keeps its devices, unless it has to make room for one that would be scattered otherwise.
+    A job that keeps its count keeps its devices, unless it has to make room for one that would be scattered otherwise.
     """
     snapshot = now.snapshot
     free = frozenset(now.devices)
@@ -245,7 +245,7 @@ def _place(now: Round, counts: Mapping[WorkloadId, int], standing: _Standing) ->
 
 
 def _batch(view: JobView, given: PoolAllocation, cluster: Topology) -> int | None:
-    """The batch with the highest goodput there; None for a job that keeps its own."""
+    """The batch with the highest goodput on these devices; None for a job with a fixed batch."""
     bounds = view.job.batch
     if bounds is None:
         return None

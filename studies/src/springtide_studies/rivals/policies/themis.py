@@ -68,7 +68,7 @@ class Themis(msgspec.Struct, frozen=True, kw_only=True):
         serve_demand(shares)
         rho = {view.job.job_id: self.unfairness(gangs, view) for view in gangs.views}
         bidders = [view for view in gangs.views if not shares.of(view.job.job_id) and gangs.size(view)]
-        # Between equals the job that holds devices keeps them: a lease that is renewed costs nothing.
+        # Among equals, the job that holds devices keeps them: renewing a lease costs nothing.
         bidders.sort(key=lambda view: (-rho[view.job.job_id], not gangs.holds(view), view.submitted_at_s))
         num_offered = math.ceil(len(bidders) * (1.0 - self.fairness_fraction) - 1e-9)
         gangs.fill(self._by_bid(gangs, bidders[:num_offered]))
@@ -86,7 +86,7 @@ class Themis(msgspec.Struct, frozen=True, kw_only=True):
     def unfairness(self, gangs: Gangs, view: JobView) -> float:
         """rho of a job if it got its devices now (section 3.1).
 
-        Where its length or speed is not known, the time since its arrival over the time that it ran.
+        If its length or speed is not known: the time since its arrival divided by the time that it ran.
         """
         size = max(1, gangs.size(view))
         elapsed_s = gangs.now_s - view.submitted_at_s
@@ -94,12 +94,12 @@ class Themis(msgspec.Struct, frozen=True, kw_only=True):
         if not math.isfinite(left_s) or view.total_steps is None:
             return elapsed_s / max(view.attained_service_s(gangs.now_s) / size, self.lease_s)
         alone_s = max(view.total_steps / curve_of(view).rate(size), 1e-9)
-        # On 1/N of the cluster it would run on fewer workers where it asked for more than that.
+        # On 1/N of the cluster, a job that asked for more devices would run on fewer workers.
         slowdown = max(1.0, size * len(gangs.views) / max(1, gangs.total))
         return (elapsed_s + left_s) / (alone_s * slowdown)
 
     def _by_bid(self, gangs: Gangs, bidders: Sequence[JobView]) -> list[JobView]:
-        """In order of what a device adds to the logarithm of the product of all valuations (section 4.1)."""
+        """The bidders by what a device adds to the logarithm of the product of all valuations (section 4.1)."""
 
         def gain(view: JobView) -> tuple[float, float, WorkloadId]:
             left_s = gangs.remaining_s(view)

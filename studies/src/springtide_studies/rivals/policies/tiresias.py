@@ -28,7 +28,7 @@ from springtide.scheduling.placement.allocation_ledger import AllocationLedger, 
 from springtide.scheduling.placement.gangs import devices_text
 from springtide_studies.rivals.policies.gangs import Gangs
 
-# A crossing is looked at this long after it happened, so that rounding never finds it just ahead.
+# The policy decides so long after a crossing, so that a rounded time is never just before it.
 _AFTER_S = 0.001
 
 
@@ -70,7 +70,7 @@ class Tiresias(msgspec.Struct, frozen=True, kw_only=True):
             service_s = attained[view.job.job_id]
             queue = bisect.bisect_right(self.thresholds_s, service_s)
             index = gittins_index(history, service_s, self._quantum_s(queue)) if history else 0.0
-            # First started, first served: a job that has never run cannot stop one of its own queue.
+            # First started, first served: a job that has never run cannot stop a running one of the same queue.
             started_s = math.inf if view.started_at_s is None else view.started_at_s
             return (queue, -index, started_s, view.submitted_at_s)
 
@@ -86,14 +86,14 @@ class Tiresias(msgspec.Struct, frozen=True, kw_only=True):
         return self._next_moment_s(gangs, attained, since), remembered
 
     def _quantum_s(self, queue: int) -> float:
-        """The service until the next threshold; in the last queue what the first ones take together."""
+        """The service between two thresholds; in the last queue, as much as all queues before it together."""
         edges = (0.0, *self.thresholds_s)
         if queue < len(self.thresholds_s):
             return edges[queue + 1] - edges[queue]
         return edges[-1] or 1.0
 
     def _promote(self, gangs: Gangs, state: State) -> tuple[dict[WorkloadId, float], dict[WorkloadId, float]]:
-        """Since when each started job stands still, and how much service each promoted one is forgiven."""
+        """Since when each started job has been stopped, and how much service of each promoted one does not count."""
         if not self.promotion_factor:
             return {}, {}
         was_since, was_forgiven = state.get("since", {}), state.get("forgiven", {})
@@ -116,7 +116,7 @@ class Tiresias(msgspec.Struct, frozen=True, kw_only=True):
     ) -> float:
         attained_s = view.attained_service_s(gangs.now_s) - forgiven.get(view.job.job_id, 0.0)
         if attained_s <= 0.0:
-            # It is where a promotion would put it.
+            # It is in the first queue already.
             return math.inf
         executed_s = attained_s / max(1, gangs.size(view))
         return since[view.job.job_id] + max(_AFTER_S, self.promotion_factor * executed_s)
@@ -135,7 +135,7 @@ class Tiresias(msgspec.Struct, frozen=True, kw_only=True):
             if count and queue < len(self.thresholds_s):
                 moments.append(gangs.now_s + (self.thresholds_s[queue] - service_s) / count + _AFTER_S)
         if self.promotion_factor:
-            # A job that was stopped just now stands still from now on.
+            # A job that is stopped now waits from now on.
             for view in waiting:
                 if view.started_at_s is not None:
                     since.setdefault(view.job.job_id, gangs.now_s)
@@ -146,10 +146,10 @@ class Tiresias(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gittins_index(history_device_s: Sequence[float], attained_s: float, quantum_s: float) -> float:
-    """The Gittins index of a job that has attained so much (Tiresias, section 3.2.2, equation of G).
+    """The Gittins index of a job with this attained service (Tiresias, section 3.2.2, equation of G).
 
-    The chance that it ends within the next `quantum_s` of service, over the service it is expected to take of them,
-    by the earlier jobs (ascending) that needed more than it has had; 0 where none did.
+    The chance that it ends within the next `quantum_s` of service, divided by the service that it is expected to take
+    of them, by the earlier jobs (ascending) that needed more than it has had; 0 if none did.
     """
     longer = history_device_s[bisect.bisect_right(history_device_s, attained_s) :]
     if not longer:

@@ -21,7 +21,7 @@ from springtide.scheduling.decisions.rounds import Devices, Round, RoundDecision
 from springtide.scheduling.placement.allocation_ledger import most_workers
 from springtide.scheduling.placement.gangs import fixed_size
 
-# The job, the devices that it holds and the present moment -> its steps left.
+# (job, number of devices that it holds, present moment) -> steps left.
 StepsLeft = Callable[[JobView, int, float], float]
 
 
@@ -70,8 +70,8 @@ class TiresiasTuned(msgspec.Struct, frozen=True, kw_only=True):
 class OptimusOracle(msgspec.Struct, frozen=True, kw_only=True):
     """Services first, by load; then each job a worker, by arrival, and one more at a time to the job it helps most.
 
-    What helps is the seconds that the steps left would take less; speeds are those that the job came with. A
-    job that keeps its number keeps its devices.
+    The help is measured in seconds that the steps left take less, by the speeds that the job was submitted with. A job
+    that keeps its number keeps its devices.
     """
 
     summary: ClassVar[str] = "Optimus as Pollux's published artifact plays it, every minute, told all speeds."
@@ -80,16 +80,16 @@ class OptimusOracle(msgspec.Struct, frozen=True, kw_only=True):
 
     def decide(self, snapshot: Snapshot) -> Plan:
         """Return the plan for this snapshot."""
-        return decide_in_rounds(repr(self), self.round_s, snapshot, lambda now: share_by_gain(now, told_steps_left))
+        return decide_in_rounds(repr(self), self.round_s, snapshot, lambda now: share_by_gain(now, reported_steps_left))
 
 
-def told_steps_left(view: JobView, num_held: int, now_s: float) -> float:
-    """Steps left, with those since the last report taken off; one where the length is not known or is over."""
+def reported_steps_left(view: JobView, num_held: int, now_s: float) -> float:
+    """Steps left, less those done since the last report; 1 if the length is not known or has been reached."""
     if view.total_steps is None:
         return 1.0
     steps = view.total_steps - (view.equivalent_steps or view.progress.step)
     if num_held and view.state is JobState.RUNNING:
-        rates = _told_steps_per_s(view)
+        rates = _submitted_steps_per_s(view)
         steps -= rates[min(num_held, len(rates) - 1)] * max(0.0, now_s - view.progress.progress_at_s)
     return max(1.0, steps)
 
@@ -100,14 +100,14 @@ def share_by_gain(now: Round, steps_left: StepsLeft) -> RoundDecision:
     counts: dict[WorkloadId, int] = {}
     gains: dict[WorkloadId, float] = {}
     views = {view.job.job_id: view for view in now.snapshot.jobs}
-    rates_of = {who: _told_steps_per_s(view) for who, view in views.items()}
+    rates_of = {who: _submitted_steps_per_s(view) for who, view in views.items()}
     steps = {who: steps_left(view, len(now.held[who]), now.snapshot.now_s) for who, view in views.items()}
 
     def gain(who: WorkloadId) -> float:
         count, rates = counts[who], rates_of[who]
         if not views[who].job.elastic or count + 1 >= len(rates) or left < 1:
             return 0.0
-        # On fewer workers than it runs on a job gains without end.
+        # A job without speed on its present number of workers gains infinitely by one more.
         return steps[who] * (1.0 / rates[count] - 1.0 / rates[count + 1]) if rates[count] > 0.0 else math.inf
 
     for who, view in views.items():
@@ -126,8 +126,8 @@ def share_by_gain(now: Round, steps_left: StepsLeft) -> RoundDecision:
     return RoundDecision(allocations=_spread_out(now, counts, order), state=None)
 
 
-def _told_steps_per_s(view: JobView) -> tuple[float, ...]:
-    """Steps a second by workers as the job came with them, not corrected by what was measured since."""
+def _submitted_steps_per_s(view: JobView) -> tuple[float, ...]:
+    """Steps a second by number of workers as submitted, not corrected by measurements."""
     told = interpolate(view.job.profile_steps_per_s, most_workers(view))
     return told if len(told) > 1 else curve_of(view).steps_per_s
 
@@ -135,7 +135,7 @@ def _told_steps_per_s(view: JobView) -> tuple[float, ...]:
 def _spread_out(
     now: Round, counts: Mapping[WorkloadId, int], order: Iterable[WorkloadId]
 ) -> dict[WorkloadId, PoolAllocation]:
-    """A job that holds its count stays; the others, in `order`, fill the emptiest node first (the artifact)."""
+    """Let a job that holds its count stay; the others, in `order`, fill the emptiest node first (the artifact)."""
     given: dict[WorkloadId, Devices] = {}
     for who, devices in now.held.items():
         if devices and len(devices) == counts.get(who, 0):
