@@ -57,7 +57,7 @@ class Loaning(msgspec.Struct, frozen=True, kw_only=True):
         left = TrainingView(pools, verdict, served)
         memory = snapshot.memory.get("training") if isinstance(snapshot.memory, dict) else None
         capacity = self.strategy.capacity(pools, verdict) or snapshot.capacity
-        plan, given = left.decide(derived.training, replace(snapshot, memory=memory, capacity=capacity))
+        plan, given = left.plan_training(derived.training, replace(snapshot, memory=memory, capacity=capacity))
         idle_at_s = next_idle_at_s(snapshot.services, snapshot.now_s)
         moments = [at for at in (plan.revisit_at_s, verdict.revisit_at_s, idle_at_s) if at is not None]
         return replace(
@@ -118,7 +118,7 @@ class TrainingView:
             # A cordoned node keeps the label under which jobs may stay.
             self.open.append((seen, node.pool if label == "inference" else label, devices))
 
-    def decide(self, policy: Policy, whole: Snapshot) -> tuple[Plan, dict[WorkloadId, PoolAllocation]]:
+    def plan_training(self, policy: Policy, whole: Snapshot) -> tuple[Plan, dict[WorkloadId, PoolAllocation]]:
         """The policy's plan for the part of `whole` that is left to training, and the allocations of jobs by it.
 
         No other job may get a device that a job gives up on a cordoned node. If the policy gives it to one, it decides
