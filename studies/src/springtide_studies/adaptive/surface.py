@@ -15,13 +15,8 @@ from springtide.core.errors import InvalidRequest
 class LinearSurface:
     """Values of shape [K, V] at points of shape [K, D], interpolated barycentrically (Qhull's Delaunay simplices).
 
-<<<<<<< HEAD:studies/src/springtide_studies/adaptive/surface.py
     Outside of the hull of the points it takes the value of the nearest one, distances counted in spans of each axis.
     Raises InvalidRequest if SciPy is not installed.
-=======
-    Outside of the hull of the points it has the value of the nearest point, with distances relative to the span of each
-    axis. Raises InvalidRequest if SciPy is not installed.
->>>>>>> 732a39c (Docstrings of the solvers and the rivals name what they return):src/springtide/solvers/surface.py
     """
 
     def __init__(self, points: ArrayLike, values: ArrayLike) -> None:

@@ -36,11 +36,7 @@ def solve(costs: Any, integrality: Any, bounds: tuple[Any, Any], rows: tuple[Any
 
 @contextlib.contextmanager
 def _prints_elsewhere() -> Iterator[None]:
-<<<<<<< HEAD:studies/src/springtide_studies/bounds/highs.py
     """While a program is solved, send standard output to standard error.
-=======
-    """Redirect the standard output to the standard error output.
->>>>>>> 732a39c (Docstrings of the solvers and the rivals name what they return):src/springtide/solvers/highs.py
 
     The HiGHS in SciPy 1.17 prints a line of its own when it repairs a solution, which would break the JSON that a
     command prints. Without a standard output, there is nothing to do.

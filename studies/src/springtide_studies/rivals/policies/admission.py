@@ -23,17 +23,10 @@ Ledger = Mapping[str, Any]
 
 
 class Hook(Protocol):
-<<<<<<< HEAD:studies/src/springtide_studies/rivals/policies/admission.py
     """A rule that is applied to every job that could be promised its deadline, before the promise is given.
 
     `ledger` holds the plain values that the hook returned last time: its only memory, journaled with the policy's. A
     hook is pure, as policies are.
-=======
-    """A rule of the operator that reviews every job that could be promised its deadline, before it is promised.
-
-    A hook is pure, as policies are. Its only memory is `ledger`, the plain values that it returned the last time, which
-    are journaled with the policy's memory.
->>>>>>> e5d9af0 (The docstrings of elastic, fapes and goodput say what each part computes):src/springtide/scheduling/admission.py
     """
 
     @property
@@ -122,11 +115,7 @@ class UrgencyPricing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PriceGate(msgspec.Struct, frozen=True, kw_only=True):
-<<<<<<< HEAD:studies/src/springtide_studies/rivals/policies/admission.py
     """Reject a job whose price is above its budget. A job without a budget pays any price."""
-=======
-    """Reject a job whose price is above its budget. A job without a budget has no limit."""
->>>>>>> e5d9af0 (The docstrings of elastic, fapes and goodput say what each part computes):src/springtide/scheduling/admission.py
 
     pricing: Pricing
 
