@@ -23,7 +23,7 @@ from typing import NoReturn, TextIO
 from springtide.core.errors import InvalidRequest, SpringtideError
 from springtide.core.wire.workers import WorkerSpec
 from springtide.core.workload import InferenceService
-from springtide.runtime.elastic.step_spool import SPOOL_NAME, said_of
+from springtide.runtime.elastic.step_spool import SPOOL_NAME, missing_lines
 from springtide.runtime.process.exits import EXIT_UNFIT
 from springtide.runtime.process.pod_place import fetch_source, keep_log, leave_word, open_prestop, read_spec
 
@@ -77,7 +77,7 @@ def say_steps(spec: WorkerSpec) -> None:
     """
     if not spec.store_url:
         return
-    for line in said_of(Path(spec.work_dir) / SPOOL_NAME):
+    for line in missing_lines(Path(spec.work_dir) / SPOOL_NAME):
         with contextlib.suppress(OSError):
             sys.stdout.write(f"{line}\n")
     with contextlib.suppress(OSError):

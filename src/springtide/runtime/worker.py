@@ -1,4 +1,4 @@
-"""A worker process from birth to exit: it connects, runs what its entrypoint names, and reports how that ended."""
+"""The main function of a worker process: it connects, runs the workload's entrypoint, and reports how that ended."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from springtide.runtime.script import run_script
 
 
 def run_worker(spec: WorkerSpec) -> int:
-    """Run the worker described by `spec` and return its exit code: 0 done or left, 1 the user's code failed."""
+    """Run the worker that `spec` describes; returns its exit code: 0 if it finished or left, 1 if user code failed."""
     torch.set_num_threads(max(1, spec.num_threads))
     os.environ.update(spec.environment)
     link = ControlLink(spec)
@@ -67,8 +67,8 @@ def _run_trainer(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoint) ->
     trainer = Trainer(spec, link, device, catchup=catchup)
     membership = trainer.membership
 
-    def take(order: Order) -> None:
-        """On the control thread: must not block."""
+    def handle_order(order: Order) -> None:
+        """Called on the control thread, so it must not block."""
         if isinstance(order, FenceOrder):
             exit_now(EXIT_FENCED)
         elif isinstance(order, Stop):
@@ -83,14 +83,14 @@ def _run_trainer(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoint) ->
 
     def leave() -> None:
         if spec.store_url:
-            # Only this worker's place goes away: those on other machines keep theirs.
+            # Only this pod is being removed: the members on other machines train on.
             membership.take_departure()
             trainer.abort_receiver()
         else:
             membership.take_preempt(None)
         exit_at(job.grace_s)
 
-    link.on_order = take
+    link.on_order = handle_order
     link.on_lease_expired = leave
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda *_: leave())
@@ -99,7 +99,7 @@ def _run_trainer(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoint) ->
         trainer, TrainerArtifacts(trainer), Path(spec.work_dir), device, job.params, spec.store_url
     )
     try:
-        # Every worker must build the same model, so that even a first group, which has no state to copy, agrees.
+        # Seeded alike on every worker: a first group copies no state, so each must build the same initial model.
         seed_everything(job.seed)
         function = as_function(load_object(entrypoint, f"springtide_user_{os.getpid()}"))
         link.phases.ended("import")
@@ -115,7 +115,7 @@ def _run_trainer(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoint) ->
     except WorkerExit as stop:
         return stop.code
     except (Exception, SystemExit) as error:
-        # A function that calls sys.exit() has not crashed: starting it anew would end the same way.
+        # sys.exit() in user code counts as a failure, not as a crash: a restart would end the same way.
         return _fail(spec, link, membership.generation, error)
 
 
@@ -129,11 +129,11 @@ def _fail(spec: WorkerSpec, link: ControlLink, generation: int, error: Exception
 
 
 def _run_script_worker(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoint) -> int:
-    """Scripts cannot be resized in place: a member that is to leave or to start over simply ends."""
+    """Run a torchrun script. It cannot be resized in place: a member that must leave or start over exits."""
     formed = threading.Event()
     orders: list[FormGroup] = []
 
-    def take(order: Order) -> None:
+    def handle_order(order: Order) -> None:
         if isinstance(order, FormGroup):
             if spec.replica_id in order.members and not orders:
                 orders.append(order)
@@ -143,7 +143,7 @@ def _run_script_worker(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoi
         elif isinstance(order, Stop | Preempt):
             exit_now(0)
 
-    link.on_order = take
+    link.on_order = handle_order
     link.on_lease_expired = lambda: exit_now(1)
     link.update(is_ready=True)
     link.start()

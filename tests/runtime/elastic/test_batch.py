@@ -28,7 +28,7 @@ def replayed_hash(plane, directory, monkeypatch):
 
     def next_shard(worker):
         if worker._batch is None:
-            worker.course.take_batch_size(size_of.get(worker.step, 0))
+            worker.training_cursor.set_batch_size(size_of.get(worker.step, 0))
         return begin(worker)
 
     monkeypatch.setattr(inprocess._OneWorker, "next_shard", next_shard)

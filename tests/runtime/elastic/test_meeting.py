@@ -34,10 +34,10 @@ def test_waiting_ends_when_the_key_comes_when_the_time_is_over_and_when_the_plac
     place = MeetingPlace(tmp_path / "g1", 30.0)
     threading.Timer(0.02, place.set, ("late", "1")).start()
     assert place.get("late") == b"1"
-    with pytest.raises(RuntimeError, match="nobody has set never in time"):
+    with pytest.raises(RuntimeError, match="no member has set never in time"):
         place.wait(["never"], timedelta(seconds=0.01))
     place.set_timeout(timedelta(seconds=0.01))
-    with pytest.raises(RuntimeError, match="nobody has set never"):
+    with pytest.raises(RuntimeError, match="no member has set never"):
         place.get("never")
     for path in (tmp_path / "g1").iterdir():
         path.unlink()

@@ -17,7 +17,7 @@ from springtide.core.workload import WorkloadId
 from springtide.runtime.elastic import remote_steps
 from springtide.runtime.elastic.remote_steps import RemoteStepLog
 from springtide.runtime.elastic.step_log import StepRecord
-from springtide.runtime.elastic.step_spool import SPOOL_NAME, StepSpool, said_of
+from springtide.runtime.elastic.step_spool import SPOOL_NAME, StepSpool, missing_lines
 from springtide.storage.step_lines import gap_line, is_gap, lines_above, pack_lines, unpack_lines
 from springtide.storage.stores.open import open_store
 from springtide.storage.workloads.store import WorkloadStore
@@ -59,7 +59,7 @@ def test_steps_are_written_in_the_background_when_many_wait(open_log, url, monke
         return step
 
     monkeypatch.setattr(log._store, "log_steps", tell)
-    monkeypatch.setattr(remote_steps, "_MANY_LINES", 100)
+    monkeypatch.setattr(remote_steps, "_WRITE_LINES", 100)
     monkeypatch.setattr(log, "_interval_s", 1e9)
     remember(log, 1, 99)
     log.write(1)
@@ -267,7 +267,7 @@ def test_a_disk_without_room_costs_no_step(open_log, url, tmp_path):
 
 
 def heard(log):
-    return unpack_lines(said_of(log._spool._directory))
+    return unpack_lines(missing_lines(log._spool._directory))
 
 
 def test_the_keeper_says_what_the_store_lacks_of_a_leader_however_that_ended(open_log, url, monkeypatch):
@@ -293,14 +293,14 @@ def test_a_line_that_a_death_has_cut_is_none(tmp_path):
     spool.note(leads=True, written_step=0)
     (path,) = (tmp_path / SPOOL_NAME).glob("*.jsonl")
     path.write_bytes(path.read_bytes()[:-5])
-    assert [step for step, _ in unpack_lines(said_of(tmp_path / SPOOL_NAME))] == [1]
+    assert [step for step, _ in unpack_lines(missing_lines(tmp_path / SPOOL_NAME))] == [1]
 
 
 def test_of_too_many_the_newest_are_said_and_how_many_are_not(tmp_path):
     spool = StepSpool(tmp_path / SPOOL_NAME)
     spool.add((step, json.dumps({"generation": 3, "step": step})) for step in range(1, 301))
     spool.note(leads=True, written_step=20)
-    said = said_of(tmp_path / SPOOL_NAME, max_lines=200)
+    said = missing_lines(tmp_path / SPOOL_NAME, max_lines=200)
     assert max(map(len, said)) < 16_000
     lines = unpack_lines(said)
     assert lines[0] == gap_line(3, 21, 100)

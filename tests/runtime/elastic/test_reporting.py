@@ -37,7 +37,7 @@ def clock(monkeypatch):
     return now
 
 
-def train(clock, course, squares, num_steps, world_size=2, step_s=0.5, sync_s=0.1):
+def train(clock, training_cursor, squares, num_steps, world_size=2, step_s=0.5, sync_s=0.1):
     told = Told()
     reporter = Reporter(told)
     formation = SimpleNamespace(
@@ -46,19 +46,19 @@ def train(clock, course, squares, num_steps, world_size=2, step_s=0.5, sync_s=0.
     reporter.group_changed(formation, None, 0)
     for _ in range(num_steps):
         reporter.step_begins()
-        batch = course.next_batch()
-        course.commit(batch, squares, course.last_square)
+        batch = training_cursor.next_batch()
+        training_cursor.commit(batch, squares, training_cursor.last_square)
         clock.s += step_s
-        reporter.step_ended(course, batch, 1.0, sync_s=sync_s)
+        reporter.step_ended(training_cursor, batch, 1.0, sync_s=sync_s)
     reporter.flush()
     assert any(isinstance(report, Switched) for report in told.reports)
     return told
 
 
 def test_a_fixed_batch_reports_its_steps_and_their_time_and_no_noise(clock):
-    course = TrainingCursor(make_job())
-    course.start(160)
-    report = train(clock, course, None, 5).newest()
+    training_cursor = TrainingCursor(make_job())
+    training_cursor.start(160)
+    report = train(clock, training_cursor, None, 5).newest()
     assert (report.step, report.total_steps) == (5, 20)
     assert report.samples_per_s == pytest.approx(32.0)
     assert (report.progress, report.total_progress, report.global_batch_size) == (5.0, 20.0, 16)
@@ -67,10 +67,10 @@ def test_a_fixed_batch_reports_its_steps_and_their_time_and_no_noise(clock):
 
 
 def test_a_batch_that_may_change_reports_a_step_as_one_pass_over_a_workers_share(clock):
-    course = TrainingCursor(make_job(batch=ADAPTIVE, num_epochs=9))
-    course.start(1600)
-    course.take_batch_size(40)
-    report = train(clock, course, (4.0, 1.5), LEAST_NOISE_STEPS + 1).newest()
+    training_cursor = TrainingCursor(make_job(batch=ADAPTIVE, num_epochs=9))
+    training_cursor.start(1600)
+    training_cursor.set_batch_size(40)
+    report = train(clock, training_cursor, (4.0, 1.5), LEAST_NOISE_STEPS + 1).newest()
     assert (report.global_batch_size, report.local_batch_size, report.world_size) == (40, 20, 2)
     assert report.step_s == pytest.approx(0.5)
     assert report.sync_s == pytest.approx(0.1)
@@ -81,25 +81,25 @@ def test_a_batch_that_may_change_reports_a_step_as_one_pass_over_a_workers_share
 
 
 def test_a_short_last_batch_counts_in_proportion(clock):
-    course = TrainingCursor(make_job(batch=ADAPTIVE, num_epochs=9))
-    course.start(24)
+    training_cursor = TrainingCursor(make_job(batch=ADAPTIVE, num_epochs=9))
+    training_cursor.start(24)
     # Every other batch has half the samples; here it takes as long, so a full step is reckoned longer.
-    report = train(clock, course, None, 5).newest()
+    report = train(clock, training_cursor, None, 5).newest()
     assert report.step_s == pytest.approx(0.5 * 4 / 3)
 
 
 @pytest.mark.parametrize(("squares", "num_steps"), [((4.0, 1.5), LEAST_NOISE_STEPS), ((4.0, 0.9), 40)])
 def test_noise_is_not_told_before_it_is_known_nor_where_no_signal_is_left(clock, squares, num_steps):
-    course = TrainingCursor(make_job(batch=ADAPTIVE, num_epochs=9))
-    course.start(1600)
-    report = train(clock, course, squares, num_steps).newest()
+    training_cursor = TrainingCursor(make_job(batch=ADAPTIVE, num_epochs=9))
+    training_cursor.start(1600)
+    report = train(clock, training_cursor, squares, num_steps).newest()
     assert report.grad_sqr is report.grad_var is None
     assert report.step_s is not None
 
 
 def test_steps_longer_than_the_window_have_a_speed_too(clock):
-    course = TrainingCursor(make_job())
-    course.start(160)
-    newest = train(clock, course, (), 3, step_s=20.0).newest()
-    assert newest.samples_per_s == pytest.approx(course.cursor.global_batch_size / 20.0)
+    training_cursor = TrainingCursor(make_job())
+    training_cursor.start(160)
+    newest = train(clock, training_cursor, (), 3, step_s=20.0).newest()
+    assert newest.samples_per_s == pytest.approx(training_cursor.cursor.global_batch_size / 20.0)
     assert newest.step_s == pytest.approx(20.0)

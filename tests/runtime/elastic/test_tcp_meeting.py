@@ -47,9 +47,9 @@ def test_members_at_addresses_of_their_own_exchange_tensors(rendezvous):
 
     with ThreadPoolExecutor(3) as pool:
         assert list(pool.map(gather, groups)) == [[0.0, 1.0, 2.0]] * 3
-    assert not groups[1].has_note("switched")
-    groups[0].note("switched")
-    assert groups[1].has_note("switched")
+    assert not groups[1].has_flag("switched")
+    groups[0].set_flag("switched")
+    assert groups[1].has_flag("switched")
     for group in groups:
         group.close()
 
@@ -87,7 +87,7 @@ def test_a_member_that_hangs_at_the_meeting_place_is_freed_by_an_abort(rendezvou
     def wait():
         waiting.set()
         with pytest.raises(PeerLost, match="meeting place is gone"):
-            groups[1]._meet(lambda: groups[1].store.get("never"))
+            groups[1]._use_store(lambda: groups[1].store.get("never"))
         return True
 
     with ThreadPoolExecutor(1) as pool:
@@ -106,7 +106,7 @@ def test_the_meeting_place_ends_with_its_host(rendezvous):
     pause = threading.Event()
 
     def ask_until_gone():
-        while not second.has_note("gone"):
+        while not second.has_flag("gone"):
             pause.wait(0.01)
 
     with pytest.raises(PeerLost, match="meeting place is gone"):
@@ -137,9 +137,9 @@ def test_keys_are_there_for_all_members(rendezvous):
     first.wait(["late"])
     waits.join()
     first.set_timeout(timedelta(seconds=0.02))
-    with pytest.raises(RuntimeError, match="nobody has set never in time"):
+    with pytest.raises(RuntimeError, match="no member has set never in time"):
         first.get("never")
-    with pytest.raises(RuntimeError, match="nobody has set b, never in time"):
+    with pytest.raises(RuntimeError, match="no member has set b, never in time"):
         second.wait(["b", "never"], timedelta(seconds=0.02))
     host.close()
     host.close()
@@ -155,7 +155,7 @@ def test_a_meeting_is_of_one_group_and_nobody_waits_for_it_in_vain(rendezvous):
         form_group(rendezvous, 3, 0, 2, CPU, is_wanted=lambda: True, listen_host="127.0.0.1")
     host.close()
     asked = []
-    with pytest.raises(PeerLost, match="nobody hosts the meeting"):
+    with pytest.raises(PeerLost, match="no member hosts the meeting"):
         # Given up at the second look, long before the time is over.
         form_group(rendezvous, 3, 1, 2, CPU, is_wanted=lambda: asked.append(0) or len(asked) < 2)
     assert len(asked) == 2
@@ -219,15 +219,15 @@ def test_who_departs_commits_as_the_newest_generation_that_counts_it_in(monkeypa
     assert membership.is_leaving
     assert membership.leaving_generation == 2
     # Nobody counts it in: others go on.
-    assert membership.await_turn(2) is None
+    assert membership.await_newer_order(2) is None
     # A planned change leaves those in the old group where they are.
     membership.take_formation(order(3, "a", "b", "c"))
     assert membership.leaving_generation == 2
     membership.take_formation(order(4, "a", forced=True))
     assert membership.leaving_generation == 4
-    assert membership.await_turn(2) == 4
+    assert membership.await_newer_order(2) == 4
     membership.take_formation(order(5, "b", forced=True))
-    assert membership.await_turn(4) is None
+    assert membership.await_newer_order(4) is None
     membership.take_preempt(9)
     assert membership.leaving_generation == 9
-    assert membership.await_turn(8) is None
+    assert membership.await_newer_order(8) is None

@@ -25,73 +25,73 @@ from springtide.runtime.models.named_tensors import TrainingState
 
 @given(st.integers(1, 150), st.integers(1, 3), st.lists(st.integers(1, 64), min_size=1, max_size=8))
 def test_every_sample_of_every_epoch_is_used_once_whatever_the_batches(num_samples, num_epochs, sizes):
-    course = TrainingCursor(make_job(num_epochs=num_epochs, batch=ADAPTIVE))
-    course.start(num_samples)
+    training_cursor = TrainingCursor(make_job(num_epochs=num_epochs, batch=ADAPTIVE))
+    training_cursor.start(num_samples)
     seen = {epoch: [] for epoch in range(num_epochs)}
-    while not course.is_over:
-        course.take_batch_size(sizes[course.step % len(sizes)])
-        total_steps = course.total_steps
-        batch = course.next_batch()
-        assert batch.epoch == course.epoch
-        assert len(batch.ids) <= course.cursor.global_batch_size
+    while not training_cursor.is_over:
+        training_cursor.set_batch_size(sizes[training_cursor.step % len(sizes)])
+        total_steps = training_cursor.total_steps
+        batch = training_cursor.next_batch()
+        assert batch.epoch == training_cursor.epoch
+        assert len(batch.ids) <= training_cursor.cursor.global_batch_size
         parts = [batch.shard_bounds(shard, 4) for shard in range(4)]
         seen[batch.epoch] += [int(i) for low, high in parts for i in batch.ids[low:high]]
-        course.commit(batch, None, 0.0)
-        assert course.total_steps == total_steps
+        training_cursor.commit(batch, None, 0.0)
+        assert training_cursor.total_steps == total_steps
     assert all(sorted(ids) == list(range(num_samples)) for ids in seen.values())
-    assert course.progress == course.total_progress
+    assert training_cursor.progress == training_cursor.total_progress
 
 
 def test_a_cursor_of_a_checkpoint_that_says_only_the_step_stands_where_it_always_did():
-    course = TrainingCursor(make_job())
-    course.cursor = Cursor(step=17, num_seen=None)
-    course.take_batch_size(0)
-    course.start(200)
+    training_cursor = TrainingCursor(make_job())
+    training_cursor.cursor = Cursor(step=17, num_seen=None)
+    training_cursor.set_batch_size(0)
+    training_cursor.start(200)
     # 13 steps an epoch of 200 samples: the fifth of the second epoch is next.
-    assert (course.epoch, course.num_seen, course.total_steps) == (1, 264, 26)
+    assert (training_cursor.epoch, training_cursor.num_seen, training_cursor.total_steps) == (1, 264, 26)
     other = TrainingCursor(make_job())
     other.start(200)
     for _ in range(17):
         other.commit(other.next_batch(), None, 0.0)
-    assert np.array_equal(course.next_batch().ids, other.next_batch().ids)
+    assert np.array_equal(training_cursor.next_batch().ids, other.next_batch().ids)
 
 
 def test_progress_is_steps_of_the_initial_batch_and_steps_where_it_never_changes():
     fixed, changing = TrainingCursor(make_job()), TrainingCursor(make_job(batch=ADAPTIVE))
-    for course in (fixed, changing):
-        course.start(200)
-        course.take_batch_size(16)
-        course.commit(course.next_batch(), None, 0.0)
-    changing.take_batch_size(48)
-    for course in (fixed, changing):
-        course.commit(course.next_batch(), None, 0.0)
+    for training_cursor in (fixed, changing):
+        training_cursor.start(200)
+        training_cursor.set_batch_size(16)
+        training_cursor.commit(training_cursor.next_batch(), None, 0.0)
+    changing.set_batch_size(48)
+    for training_cursor in (fixed, changing):
+        training_cursor.commit(training_cursor.next_batch(), None, 0.0)
     assert (fixed.progress, changing.progress) == (2.0, 4.0)
 
 
 def test_a_cursor_survives_its_journey_as_json():
-    course = TrainingCursor(make_job(batch=ADAPTIVE))
-    course.start(200)
+    training_cursor = TrainingCursor(make_job(batch=ADAPTIVE))
+    training_cursor.start(200)
     for square in (3.1, 2.7, 1.0 / 3.0):
-        course.commit(course.next_batch(), (square, square / 7), course.last_square)
-    assert msgspec.json.decode(msgspec.json.encode(course.cursor), type=Cursor) == course.cursor
+        training_cursor.commit(training_cursor.next_batch(), (square, square / 7), training_cursor.last_square)
+    assert msgspec.json.decode(msgspec.json.encode(training_cursor.cursor), type=Cursor) == training_cursor.cursor
 
 
 def run_noise(batch_size, *, num_steps=400, sigma=2.0, mean=0.5, dimension=20):
     """A gradient that is `mean` in every coordinate plus noise of variance sigma^2 for each sample."""
     rng = np.random.default_rng(3)
     job = make_job(num_epochs=10_000, num_virtual_shards=4, batch=ADAPTIVE)
-    course = TrainingCursor(job)
-    course.start(1024)
-    course.take_batch_size(batch_size)
+    training_cursor = TrainingCursor(job)
+    training_cursor.start(1024)
+    training_cursor.set_batch_size(batch_size)
     for _ in range(num_steps):
-        batch = course.next_batch()
+        batch = training_cursor.next_batch()
         parts = [batch.shard_bounds(shard, 4) for shard in range(4)]
         sizes = np.array([high - low for low, high in parts if high > low])
         shards = mean + sigma * rng.standard_normal((len(sizes), dimension)) / np.sqrt(sizes)[:, None]
         weights = sizes / sizes.sum()
         squares = float(weights @ (shards**2).sum(1)), float(((weights @ shards) ** 2).sum())
-        course.commit(batch, squares, course.last_square)
-    return course.noise
+        training_cursor.commit(batch, squares, training_cursor.last_square)
+    return training_cursor.noise
 
 
 @pytest.mark.parametrize("batch_size", [16, 64])
@@ -103,78 +103,82 @@ def test_the_noise_is_that_of_the_initial_batch_whatever_the_batch_in_force(batc
 
 def test_rank_zeros_square_is_the_one_that_counts():
     one, other = TrainingCursor(make_job(batch=ADAPTIVE)), TrainingCursor(make_job(batch=ADAPTIVE))
-    for course, own in ((one, 1.0), (other, 1.0 + 1e-7)):
-        course.start(2000)
+    for training_cursor, own in ((one, 1.0), (other, 1.0 + 1e-7)):
+        training_cursor.start(2000)
         for _ in range(LEAST_NOISE_STEPS + 1):
-            course.commit(course.next_batch(), (4.0, own), 1.0)
+            training_cursor.commit(training_cursor.next_batch(), (4.0, own), 1.0)
     assert one.noise == other.noise is not None
 
 
 def test_after_a_beginning_one_step_of_four_is_measured_and_counts_for_all():
-    course = TrainingCursor(make_job(batch=ADAPTIVE, num_epochs=100))
-    course.start(1600)
+    training_cursor = TrainingCursor(make_job(batch=ADAPTIVE, num_epochs=100))
+    training_cursor.start(1600)
     measured = []
     for _ in range(NUM_DENSE_STEPS + 16):
-        if course.measures_step:
-            measured.append(course.step)
-        course.commit(course.next_batch(), (4.0, 1.0) if course.measures_step else None, course.last_square)
+        if training_cursor.measures_step:
+            measured.append(training_cursor.step)
+        training_cursor.commit(
+            training_cursor.next_batch(),
+            (4.0, 1.0) if training_cursor.measures_step else None,
+            training_cursor.last_square,
+        )
     assert measured == [*range(NUM_DENSE_STEPS), *range(NUM_DENSE_STEPS, NUM_DENSE_STEPS + 16, NOISE_STRIDE)]
-    assert course.cursor.noise.num_samples == NUM_DENSE_STEPS + 4
+    assert training_cursor.cursor.noise.num_samples == NUM_DENSE_STEPS + 4
     # Each stands for four: as heavy as if all had been measured.
-    assert course.cursor.noise.weight == pytest.approx(1 - DECAY ** (NUM_DENSE_STEPS + 16), rel=0.02)
+    assert training_cursor.cursor.noise.weight == pytest.approx(1 - DECAY ** (NUM_DENSE_STEPS + 16), rel=0.02)
 
 
 def test_a_square_that_is_no_number_leaves_the_noise_as_it_was():
-    course = TrainingCursor(make_job(batch=ADAPTIVE))
-    course.start(200)
-    course.commit(course.next_batch(), (4.0, 1.0), 0.0)
-    course.commit(course.next_batch(), (float("nan"), float("inf")), 1.0)
-    before = course.cursor.noise
+    training_cursor = TrainingCursor(make_job(batch=ADAPTIVE))
+    training_cursor.start(200)
+    training_cursor.commit(training_cursor.next_batch(), (4.0, 1.0), 0.0)
+    training_cursor.commit(training_cursor.next_batch(), (float("nan"), float("inf")), 1.0)
+    before = training_cursor.cursor.noise
     assert before.num_samples == 1
-    course.commit(course.next_batch(), (4.0, 1.0), 1.0)
-    course.commit(course.next_batch(), (4.0, 1.0), float("nan"))
-    assert course.cursor.noise == before
+    training_cursor.commit(training_cursor.next_batch(), (4.0, 1.0), 1.0)
+    training_cursor.commit(training_cursor.next_batch(), (4.0, 1.0), float("nan"))
+    assert training_cursor.cursor.noise == before
 
 
 @pytest.mark.parametrize(("rule", "factor"), [("linear", 4.0), ("sqrt", 2.0), ("none", 1.0)])
 def test_the_rate_follows_the_batch_by_the_jobs_rule(rule, factor):
-    course = TrainingCursor(make_job(batch=AdaptiveBatch(min_size=16, max_size=64, learning_rate=rule)))
-    assert course.learning_rate_factor == 1.0
-    course.take_batch_size(64)
-    assert course.learning_rate_factor == factor
+    training_cursor = TrainingCursor(make_job(batch=AdaptiveBatch(min_size=16, max_size=64, learning_rate=rule)))
+    assert training_cursor.learning_rate_factor == 1.0
+    training_cursor.set_batch_size(64)
+    assert training_cursor.learning_rate_factor == factor
 
 
 def test_adascale_gives_the_gain_of_the_batch():
-    course = TrainingCursor(make_job(batch=AdaptiveBatch(min_size=16, max_size=64, learning_rate="adascale")))
-    course.start(2000)
-    course.take_batch_size(64)
+    training_cursor = TrainingCursor(make_job(batch=AdaptiveBatch(min_size=16, max_size=64, learning_rate="adascale")))
+    training_cursor.start(2000)
+    training_cursor.set_batch_size(64)
     for _ in range(LEAST_NOISE_STEPS + 1):
         # A few steps say too little to stake the rate on.
-        assert course.learning_rate_factor == 1.0
-        course.commit(course.next_batch(), (4.0, 1.5), course.last_square)
-    noise = course.noise
+        assert training_cursor.learning_rate_factor == 1.0
+        training_cursor.commit(training_cursor.next_batch(), (4.0, 1.5), training_cursor.last_square)
+    noise = training_cursor.noise
     gain = (noise.grad_var + noise.grad_sqr) / (noise.grad_var / 4 + noise.grad_sqr)
-    assert course.learning_rate_factor == pytest.approx(gain)
-    assert 1.0 < course.learning_rate_factor < 4.0
+    assert training_cursor.learning_rate_factor == pytest.approx(gain)
+    assert 1.0 < training_cursor.learning_rate_factor < 4.0
 
 
 def test_a_job_that_keeps_its_batch_never_sees_a_factor_and_measures_nothing():
-    course = TrainingCursor(make_job())
-    assert not course.measures_noise
-    assert course.learning_rate_factor == 1.0
+    training_cursor = TrainingCursor(make_job())
+    assert not training_cursor.measures_noise
+    assert training_cursor.learning_rate_factor == 1.0
 
 
 def test_a_length_in_progress_ends_when_that_is_made_and_not_after_so_many_epochs():
-    course = TrainingCursor(make_job(batch=ADAPTIVE, length_unit="progress", num_epochs=1))
-    course.start(640)
-    course.take_batch_size(64)
-    while not course.is_over:
-        course.commit(course.next_batch(), (4.0, 3.9), course.last_square)
+    training_cursor = TrainingCursor(make_job(batch=ADAPTIVE, length_unit="progress", num_epochs=1))
+    training_cursor.start(640)
+    training_cursor.set_batch_size(64)
+    while not training_cursor.is_over:
+        training_cursor.commit(training_cursor.next_batch(), (4.0, 3.9), training_cursor.last_square)
     # Hardly any noise: four times the batch is worth little more than one step of the initial size.
-    assert course.total_progress == 40.0
-    assert 20 < course.step <= 41
-    assert course.num_seen > 640
-    assert course.progress == 40.0
+    assert training_cursor.total_progress == 40.0
+    assert 20 < training_cursor.step <= 41
+    assert training_cursor.num_seen > 640
+    assert training_cursor.progress == 40.0
 
 
 def test_an_empty_dataset_is_refused():

@@ -22,7 +22,7 @@ from springtide.core.errors import BackendError
 from springtide.core.tokens import gateway_token
 from springtide.core.wire.workers import Failed, Left, Ready, Stop
 from springtide.core.workload import ReplicaId
-from springtide.runtime.serving.listeners import GuardedDoor, HandshakeGuard, tcp_address
+from springtide.runtime.serving.listeners import HandshakeGuard, TcpListener, tcp_address
 from springtide.runtime.serving.pod import run_serving_pod
 from springtide.serving.frames import (
     Answered,
@@ -47,7 +47,7 @@ REPLICA = ReplicaId("s1-r1")
 RUNNER = """
 import sys, msgspec
 from springtide.core.wire.workers import WorkerSpec
-from springtide.runtime.serving.listeners import GuardedDoor, HandshakeGuard, tcp_address
+from springtide.runtime.serving.listeners import TcpListener, HandshakeGuard, tcp_address
 from springtide.runtime.serving.pod import run_serving_pod
 spec = msgspec.json.decode(sys.stdin.buffer.read(), type=WorkerSpec)
 code = run_serving_pod(spec, sys.argv[1])
@@ -191,17 +191,17 @@ def test_whoever_does_not_know_the_secret_gets_nothing(tmp_path):
         assert recorded.next() is None, "nobody proves themselves twice"
 
 
-def test_strangers_cannot_keep_the_gateway_out(tmp_path):
+def test_unauthenticated_peers_cannot_keep_the_gateway_out(tmp_path):
     with closing(Pod(tmp_path)) as pod, ExitStack() as stack:
         address = pod.plane.next(Ready).address
-        unidentified = [stack.enter_context(closing(Caller(address))) for _ in range(40)]
-        assert all(isinstance(stranger.next(), Challenge) for stranger in unidentified[8:])
+        unauthenticated = [stack.enter_context(closing(Caller(address))) for _ in range(40)]
+        assert all(isinstance(peer.next(), Challenge) for peer in unauthenticated[8:])
         gateway = stack.enter_context(closing(Caller(address).greet()))
         assert isinstance(gateway.next(), Welcome)
-        assert isinstance(unidentified[0].next(), Challenge | None), "the oldest had to go"
+        assert isinstance(unauthenticated[0].next(), Challenge | None), "the oldest had to go"
         gateway.send(Predict(batch_id=1, calls=(b'{"values": [4]}',)))
         assert gateway.next().outcomes[0].body == b"[8]"
-        assert unidentified[-1].next() is None, "and nobody may stay silent for long"
+        assert unauthenticated[-1].next() is None, "a peer may not stay silent for long"
 
 
 def test_health_speaks_the_open_inference_protocol(tmp_path):
@@ -255,8 +255,8 @@ def test_a_replica_may_have_an_address_of_either_kind():
     assert tcp_address("10.1.2.3", 8789) == "tcp://10.1.2.3:8789"
     assert tcp_address("fd00::7", 8789) == "tcp://[fd00::7]:8789"
     try:
-        door = GuardedDoor(HandshakeGuard("::1", 0, "secret"))
+        listener = TcpListener(HandshakeGuard("::1", 0, "secret"))
     except OSError:
         pytest.skip("this machine has no address of that kind")
-    with closing(door.listener):
-        assert door.address == f"tcp://[::1]:{door.listener.getsockname()[1]}"
+    with closing(listener.socket):
+        assert listener.address == f"tcp://[::1]:{listener.socket.getsockname()[1]}"

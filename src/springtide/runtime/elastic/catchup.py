@@ -1,9 +1,9 @@
-"""A joiner takes the training state bucket by bucket while training goes on, so that the pause of a grow stays small.
+"""Copying the training state to a joiner while training goes on, so that a grow pauses the job only briefly.
 
-The source sends parameters and their optimizer state as they are at a step boundary, and from then on, for what it
-has sent, every step's reduced gradients. The joiner takes the same optimizer steps on what it holds; when it holds
-everything it is exactly in step, and the switch moves no state at all. Only for optimizers that treat every
-parameter on its own.
+A member of the current group (the source) sends buckets of parameters with their optimizer state, each as of a step
+boundary. For every bucket sent it then forwards each step's reduced gradients, and the joiner applies the same
+optimizer steps. Once the joiner holds all buckets it is exactly in step, and the switch moves no parameters at all.
+This works only for optimizers that update every parameter independently of the others.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ _TOKEN_BYTES = 32
 
 
 def listen_for_stream(host: str) -> tuple[socket.socket, str]:
-    """A socket that one other worker may connect to, and the address to give it. Raises OSError.
+    """A listening socket for one other worker, and the address to connect to. Raises OSError.
 
-    `host` is where others reach this worker; empty where they are on its machine.
+    `host` is the address at which other machines reach this worker; empty if all members are on this machine.
     """
     if host:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, 0), family=family, backlog=1)
         return listener, f"{_TCP}{host}:{listener.getsockname()[1]}"
-    # An abstract name has no length limit of a path and no file to clean up.
+    # Unlike a path, an abstract name has no length limit that matters and leaves no file to clean up.
     name = f"springtide-{secrets.token_hex(16)}"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(f"\0{name}")
@@ -101,7 +101,7 @@ def supports_catchup(optimizer: torch.optim.Optimizer) -> bool:
 
 
 class Lease:
-    """A vector that several readers hold; the last one to release it gives it back to the pool."""
+    """A reference-counted vector of a pool: the last holder's `release` returns it to the pool."""
 
     def __init__(self, vector: torch.Tensor, pool: BufferPool) -> None:
         self.vector = vector
@@ -135,7 +135,7 @@ class _Bucket:
 
 
 def _buckets(state: TrainingState, payload: StepVector) -> list[_Bucket]:
-    """Runs of parameters, those with gradients first and in the payload's order."""
+    """Group all parameters into buckets: those with gradients first, in the order of the step vector."""
     trained = set(payload.names)
     names = payload.names + [name for name in state.parameters if name not in trained]
     sizes = {name: state.parameters[name].numel() * state.parameters[name].element_size() for name in names}
@@ -150,22 +150,22 @@ def _buckets(state: TrainingState, payload: StepVector) -> list[_Bucket]:
 
 
 class CatchupSource:
-    """Feeds one joiner. Training calls it around every update and at the switch; its own thread does the sending."""
+    """Sends the state to one joiner. The training thread queues messages; a thread of its own sends them."""
 
     def __init__(self, state: TrainingState, payload: StepVector, formation: Formation, rank: int) -> None:
-        """Feed the joiner that is to be `rank` in the group that is being formed."""
+        """Start sending to the joiner that will have `rank` in the formation's group."""
         self._state = state
         self._payload = payload
         self._formation = formation
         self._rank = rank
         self._is_wanted = formation.is_wanted
         self._queue: queue.SimpleQueue[_Message | None] = queue.SimpleQueue()
-        # One message under way besides the one being made: training waits for the joiner instead of queueing more.
+        # At most one message is queued: beyond that, training waits for the joiner instead of using more memory.
         self._slots = threading.Semaphore(1)
         self._buckets = _buckets(state, payload)
         self._num_sent = 0
         self._num_held = 0
-        self._num_looks = 0
+        self._num_checks = 0
         self._acknowledged_step = -1
         self._is_connected = False
         self.has_failed = False
@@ -173,7 +173,10 @@ class CatchupSource:
         self._thread.start()
 
     def before_update(self, step: int, lease: Lease, has_gradient: list[bool], factor: float = 1.0) -> None:
-        """Step number `step` (from 1) is certain: queue its gradients for what was sent, with the rates' factor."""
+        """Queue the gradients of `step` (from 1) for the parameters already sent.
+
+        `factor` is what the step multiplies the learning rates by.
+        """
         if self._is_connected and not self.has_failed and self._num_sent:
             groups, group_tensors = self._state.pack_groups()
             end = self._payload.ends[self._num_held - 1] if self._num_held else 0
@@ -184,7 +187,7 @@ class CatchupSource:
             self._put(_Message(header, [*tensors, lease.vector[:end]], lease))
 
     def after_update(self, step: int) -> None:
-        """The step is committed here: queue the next bucket as it is now."""
+        """Queue the next bucket, as of the committed step `step`."""
         if self._is_connected and not self.has_failed and self._num_sent < len(self._buckets):
             names = self._buckets[self._num_sent].names
             packed, tensors_by_name = self._state.pack_optimizer([n for n in names if n in self._state.optimised])
@@ -195,33 +198,33 @@ class CatchupSource:
             self._num_held += sum(1 for name in names if self._state.parameters[name].requires_grad)
 
     def is_in_step(self, step: int) -> bool:
-        """Whether the joiner holds everything and has taken all of `step` committed steps.
+        """Whether the joiner holds all buckets and has applied all of the `step` committed steps.
 
-        The others wait in their first common step for what it lacks. Where steps are shorter than an acknowledgement
-        takes to come back it never shows as in step; then two steps behind do.
+        Acknowledgements lag behind: if steps are shorter than a round trip, the joiner never appears exactly in step.
+        So after some calls a lag of two steps is accepted; the others then wait for it in their first common step.
         """
         if not self._is_connected or self.has_failed or self._num_sent < len(self._buckets):
             return False
-        self._num_looks += 1
-        max_lag_steps = _MAX_LAG_STEPS if self._num_looks > _PATIENCE_STEPS else 0
+        self._num_checks += 1
+        max_lag_steps = _MAX_LAG_STEPS if self._num_checks > _PATIENCE_STEPS else 0
         return self._acknowledged_step >= step - max_lag_steps
 
     def switch(self, cursor: Cursor, steps: Sequence[Mapping[str, Any]]) -> None:
-        """The joiner is to go on by itself from `cursor`: queue the buffers, log lines and the end."""
+        """Queue the last message: `cursor`, the model's buffers and the newest lines of the step log."""
         groups, group_tensors = self._state.pack_groups()
         tensors = [tensor.clone() for _, tensor in sorted(group_tensors.items())]
         tensors += [buffer.clone() for _, buffer in sorted(self._state.buffers().items())]
-        # No waiting for a slot here: this lies within the pause.
+        # Does not wait for a slot: training is paused during the switch.
         header = {"kind": "switch", "cursor": msgspec.to_builtins(cursor), "groups": groups, "steps": list(steps)}
         self._queue.put(_Message(header, tensors))
         self.close()
 
     def close(self) -> None:
-        """Send what is queued and end the stream."""
+        """Send what is queued, then end the stream."""
         self._queue.put(None)
 
     def _put(self, message: _Message) -> None:
-        """Queue a message; while one is on its way, training waits for the joiner, within a limit."""
+        """Queue a message, waiting for the previous one to be sent; after a time limit the stream has failed."""
         if not self.has_failed and self._slots.acquire(timeout=_BLOCKED_LIMIT_S):
             self._queue.put(message)
             return
@@ -231,7 +234,7 @@ class CatchupSource:
 
     def _run(self) -> None:
         try:
-            # Here, not on the training thread: a meeting place on another machine may keep one waiting.
+            # Not on the training thread: a rendezvous store on another machine may answer slowly.
             store, key = self._formation.store(), f"catchup/{self._rank}"
             wait_for_keys(store, [key], lambda: self._is_wanted() and not self.has_failed)
             address, _, token = store.get(key).decode().rpartition("#")
@@ -242,10 +245,10 @@ class CatchupSource:
                 try:
                     self._send_all(link)
                 finally:
-                    # Closing is not enough: the reader's copy keeps the connection open, and the joiner waits.
+                    # Closing is not enough: the acknowledgement thread's duplicate keeps the connection open.
                     link.shutdown(socket.SHUT_WR)
         except (OSError, CollectiveError, RuntimeError, ValueError):
-            # Whatever breaks the stream, the joiner then gets its state at the switch instead.
+            # Without the stream the joiner gets the whole state at the switch instead.
             self.has_failed = True
         finally:
             self._drain()
@@ -284,14 +287,14 @@ class CatchupSource:
 
 
 class CatchupSources:
-    """All joiners that this member feeds for the group that is being formed. Used by the training thread only."""
+    """The streams from this member to joiners of the group that is being formed. For the training thread only."""
 
     def __init__(self) -> None:
         self._sources: list[CatchupSource] = []
         self._generation = 0
 
     def open(self, state: TrainingState, payload: StepVector, pending: Formation, joiners: Sequence[ReplicaId]) -> None:
-        """Begin to feed this member's part of the joiners, once for a formation."""
+        """Start a stream to each joiner that this member serves; does nothing if that was done for this formation."""
         if self._generation == pending.generation:
             return
         self.close()
@@ -302,13 +305,13 @@ class CatchupSources:
             if survivors[index % len(survivors)] == pending.rank:
                 self._sources.append(CatchupSource(state, payload, pending, members.index(name)))
 
-    def standing(self, step: int) -> tuple[bool, bool]:
-        """Whether all joiners are in step or beyond help, and whether any is beyond help."""
+    def readiness(self, step: int) -> tuple[bool, bool]:
+        """Whether every stream is in step or has failed, and whether any has failed."""
         is_settled = all(source.has_failed or source.is_in_step(step) for source in self._sources)
         return is_settled, any(source.has_failed for source in self._sources)
 
     def before_update(self, step: int, lease: Lease, has_gradient: list[bool], factor: float = 1.0) -> None:
-        """A step is certain; its learning rates are those in the groups times `factor`."""
+        """Forward a step's gradients to every joiner; see CatchupSource.before_update."""
         for source in self._sources:
             source.before_update(step, lease, has_gradient, factor)
 
@@ -317,7 +320,7 @@ class CatchupSources:
             source.after_update(step)
 
     def switch(self, cursor: Cursor, step_log: StepMemory) -> None:
-        """The joiners go on by themselves from `cursor`, knowing the last steps of the log."""
+        """Complete every stream with `cursor` and the newest lines of the step log."""
         steps = step_log.newest() if self._sources else []
         for source in self._sources:
             source.switch(cursor, steps)
@@ -329,7 +332,7 @@ class CatchupSources:
 
 
 class CatchupReceiver:
-    """The joiner's end. Open it before the group is formed, so that the source finds it."""
+    """The joiner's end of the stream. Create it before the group is formed, so that the source finds its address."""
 
     def __init__(
         self,
@@ -338,12 +341,12 @@ class CatchupReceiver:
         step_log: StepMemory,
         formation: Formation,
     ) -> None:
-        """Raises CollectiveError where the members' meeting place cannot be reached."""
+        """Listen and publish the address. Raises CollectiveError if the rendezvous store cannot be reached."""
         self._state = state
         self._payload = payload
         self._step_log = step_log
         self._link: socket.socket | None = None
-        # A connection without the token is refused.
+        # Connections that do not begin with the token are refused.
         self._token = secrets.token_bytes(_TOKEN_BYTES)
         self._listener, address = listen_for_stream(formation.listen_host)
         self._listener.settimeout(_POLL_S)
@@ -355,7 +358,7 @@ class CatchupReceiver:
             raise PeerLost(f"the meeting place is gone: {error}") from error
 
     def receive(self, is_wanted: Callable[[], bool]) -> Cursor | None:
-        """Follow the source to the switch; returns where training stands, or None where the state must be synced."""
+        """Apply the stream up to the switch and return the cursor; None if the state must be synced instead."""
         try:
             link = self._accept(is_wanted)
             if link is None:

@@ -1,7 +1,7 @@
-"""Checkpoints of a job: safetensors and a manifest with a hash of every file, visible only when complete.
+"""Checkpoints of a job: safetensors files and a manifest with a hash of each, visible only when complete.
 
-Snapshots are copied into warm memory at a step boundary and written by a background thread under the job's fence.
-A checkpoint whose bytes do not match its manifest, or which does not fit the live model, is never loaded.
+The state is copied into reused memory at a step boundary, and a background thread writes the copy under the job's
+fence. A checkpoint whose bytes do not match its manifest, or that does not fit the live model, is never loaded.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MANIFEST = "manifest.json"
 
 @dataclass(slots=True)
 class StateSnapshot:
-    """A copy of a training state at a step boundary, in memory that is used again for the next one."""
+    """A copy of a training state at a step boundary; its memory is reused for the next copy."""
 
     cursor: Cursor = field(default_factory=Cursor)
     epoch: int = 0
@@ -80,8 +80,8 @@ def _sha256(path: Path) -> str:
 def write_checkpoint(work_dir: Path, snapshot: StateSnapshot, generation: int) -> Checkpoint:
     """Publish the snapshot as `checkpoints/<generation>-<step>` and remove all but the newest two.
 
-    The bytes are written and synced beside it first: the fence is held for the publication alone, because the step
-    log needs it too. Raises StorageError (nothing is visible then, the old ones stand) and Fenced.
+    The files are written and synced in a staging directory first: the fence is held only for the publication, because
+    the step log needs it too. Raises StorageError (nothing new is visible then, older checkpoints remain) and Fenced.
     """
     root = work_dir / "checkpoints"
     path = root / f"{generation:08d}-{snapshot.step:010d}"
@@ -136,7 +136,7 @@ def list_checkpoints(work_dir: Path) -> list[Path]:
 
 def _remove_old(directory: Path) -> None:
     for path in list_checkpoints(directory.parent)[_NUM_KEPT:]:
-        # The manifest goes first: what is half removed is not a checkpoint any more.
+        # The manifest goes first: a directory without one is not a checkpoint.
         (path / MANIFEST).unlink(missing_ok=True)
         shutil.rmtree(path, ignore_errors=True)
     for path in directory.glob(".*.tmp"):
@@ -147,7 +147,7 @@ def _remove_old(directory: Path) -> None:
 
 
 def load_newest(work_dir: Path, state: TrainingState) -> Cursor | None:
-    """Restore the newest checkpoint that is whole and return its cursor; None where there is none at all.
+    """Restore the newest intact checkpoint and return its cursor; None if there are no checkpoints.
 
     Raises CheckpointError if there are checkpoints but none can be loaded.
     """
@@ -187,7 +187,7 @@ def load_checkpoint(path: Path, state: TrainingState) -> Cursor:
 
 
 def _cursor(manifest: Mapping[str, Any]) -> Cursor:
-    """Where the training stands. Checkpoints of jobs whose batch could not change say only the step."""
+    """The cursor in a manifest. Old checkpoints of jobs with a fixed batch hold only the step."""
     step = int(manifest["step"])
     if "cursor" not in manifest:
         return Cursor(step=step, num_seen=None, progress=float(step))
@@ -254,7 +254,10 @@ class CheckpointWriter:
         on_written: Callable[[Checkpoint], object],
         on_fenced: Callable[[str], None],
     ) -> None:
-        """`write` publishes a snapshot as a generation. It raises StorageError and Fenced."""
+        """`write(snapshot, generation)` publishes a checkpoint, or raises StorageError or Fenced.
+
+        `on_written` and `on_fenced` (with the error's text) are called on the thread that writes.
+        """
         self._publish = write
         self._on_written = on_written
         self._on_fenced = on_fenced
@@ -266,7 +269,7 @@ class CheckpointWriter:
         return self._thread is not None and self._thread.is_alive()
 
     def write_in_background(self, state: TrainingState, cursor: Cursor, epoch: int, generation: int) -> None:
-        """Copy the state now and publish it soon. Only when not busy."""
+        """Copy the state now and publish it from a background thread. Only when not busy."""
         assert not self.is_busy
         self._snapshot.take(state, cursor, epoch)
         self._thread = threading.Thread(target=self._write, args=(generation,), name="springtide-checkpoint")

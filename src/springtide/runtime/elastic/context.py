@@ -1,4 +1,4 @@
-"""The TrainContext that a training function gets: it turns the user's loop into shards and steps of the trainer."""
+"""The TrainContext passed to training functions: it maps the user's loop to the trainer's shards and steps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PUBLISH_RETRY_S = 1.0
 
 
 class ShardTrainer(Protocol):
-    """The part of a trainer that a context calls: shards out, losses in."""
+    """What a context needs from a trainer: it takes shards from it and gives it their losses."""
 
     @property
     def step(self) -> int:
@@ -38,7 +38,7 @@ class ShardTrainer(Protocol):
 
     @property
     def progress(self) -> float:
-        """Committed work, in optimizer steps of the first batch size."""
+        """Committed work, in optimizer steps of the initial batch size."""
 
     @property
     def epoch(self) -> int:
@@ -46,29 +46,29 @@ class ShardTrainer(Protocol):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Numbers to report with the progress; the context adds to them."""
+        """The user's metrics, reported with the progress; the context adds to this dict."""
 
     def attach(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Take over the model and its optimizer."""
 
     def start(self, num_samples: int, reader: SampleReader | None = None) -> None:
-        """The dataset is known. Raises InvalidRequest."""
+        """Set the dataset's length and, for a platform dataset, its reader. Raises InvalidRequest."""
 
     def next_shard(self) -> tuple[GlobalBatch, int, tuple[int, int]] | None:
-        """The next shard with the bounds of its samples, seeded; None when all steps are done."""
+        """The next shard's global batch, number and (first, end) samples; None when all steps are done."""
 
     def contribute(self, loss: torch.Tensor) -> None:
-        """Backward for the current shard; after the last one of a step, update the model."""
+        """Run backward for the current shard; after the step's last shard, update the model."""
 
 
 class ArtifactWriter(Protocol):
     """Where a context saves the model's weights."""
 
     def write(self, file_name: str) -> str:
-        """Write the weights and return the path. Raises Fenced, StorageError."""
+        """Write the weights and return their path. Raises Fenced, StorageError."""
 
     def path(self, file_name: str) -> str:
-        """The path at which the weights would be."""
+        """The path that `write` would return."""
 
 
 class TrainerArtifacts:
@@ -78,17 +78,20 @@ class TrainerArtifacts:
         self._trainer = trainer
 
     def write(self, file_name: str) -> str:
-        """Publish the weights if this worker is rank 0; the path. Raises Fenced if a newer generation owns the job."""
+        """Publish the weights if this worker is rank 0, and return their path on every rank.
+
+        Raises Fenced if a newer generation owns the job.
+        """
         return write_artifact(file_name, self._trainer) if self._trainer.rank == 0 else self.path(file_name)
 
     def path(self, file_name: str) -> str:
-        """The path for the present generation and step."""
+        """The path for the current generation and step."""
         trainer = self._trainer
         return trainer.storage.artifact_path(file_name, trainer.membership.generation, trainer.step)
 
 
 class ElasticContext:
-    """Implements core.context.TrainContext over any trainer of shards."""
+    """Implements core.context.TrainContext on top of a ShardTrainer."""
 
     def __init__(
         self,
@@ -99,7 +102,7 @@ class ElasticContext:
         params: Mapping[str, str],
         store_url: str = "",
     ) -> None:
-        """`store_url` is where named datasets are, for a worker that cannot see the platform's directory."""
+        """`store_url` is the store of named datasets; empty if this worker can read the platform's directory."""
         self._trainer = trainer
         self._artifacts = artifacts
         self._work_dir = work_dir
@@ -122,7 +125,7 @@ class ElasticContext:
 
     @property
     def progress(self) -> float:
-        """Committed work, in optimizer steps of the first batch size."""
+        """Committed work, in optimizer steps of the initial batch size."""
         return self._trainer.progress
 
     @property
@@ -136,9 +139,10 @@ class ElasticContext:
         return self._device
 
     def prepare(self, model: ModelT, optimizer: OptimizerT | Callable[[Any], OptimizerT]) -> tuple[ModelT, OptimizerT]:
-        """Take over the model and its optimizer (or a factory that gets the parameters); call it exactly once.
+        """Register the model and its optimizer (or a factory called with the parameters); call it exactly once.
 
-        Returns when this worker is a member of a running group and holds its state.
+        Returns both, with the model on this worker's device, once this worker is a member of a running group and holds
+        that group's training state. Raises InvalidRequest.
         """
         if self._is_prepared:
             raise InvalidRequest("ctx.prepare() was called a second time; call it once, before the loop")
@@ -155,12 +159,15 @@ class ElasticContext:
         return model, made  # type: ignore[return-value]
 
     def batches(self, dataset: Any) -> Iterator[Batch]:
-        """Yield this worker's shards of every remaining global batch; the group may change between two of them."""
+        """Yield this worker's shards of every remaining global batch; the group may change between two of them.
+
+        Raises InvalidRequest if a batch was not followed by `step`, StorageError if a named dataset cannot be read.
+        """
         if not self._is_prepared:
             raise InvalidRequest(
                 "ctx.batches() needs a model first; call ctx.prepare(model, optimizer) before the loop"
             )
-        fetch, num_samples = fetcher(dataset, _state_dir_of(self._work_dir), self._store_url)
+        fetch, num_samples = sample_fetcher(dataset, _state_dir_of(self._work_dir), self._store_url)
         self._trainer.start(num_samples, fetch.reader if isinstance(fetch, _NamedFetch) else None)
         while True:
             if self._num_yielded != self._num_stepped:
@@ -183,9 +190,10 @@ class ElasticContext:
             )
 
     def step(self, loss: Any) -> bool:
-        """Backward now; after the last shard of the global batch exchange gradients and update the model.
+        """Run backward; after the last shard of the global batch also exchange gradients and update the model.
 
-        True where that completed a global step.
+        `loss` is the mean over the batch, a tensor with one element. Returns True if this call completed a global step.
+        Raises InvalidRequest for another loss, or if no new batch was taken since the last call.
         """
         if self._num_yielded == self._num_stepped:
             raise InvalidRequest("ctx.step() was called without a new batch; call it once inside the loop over batches")
@@ -197,20 +205,20 @@ class ElasticContext:
         return self._trainer.step > before
 
     def metrics(self, **values: float) -> None:
-        """Attach numbers (an accuracy, say) to the progress report."""
+        """Attach numbers, for example an accuracy, to the progress reports; a later value replaces an earlier one."""
         self._trainer.metrics.update({name: float(value) for name, value in values.items()})
 
     def save(self, name: str = "model") -> str:
-        """Write the model's weights to the job's artifacts as safetensors and return the path (rank 0 writes).
+        """Write the model's weights as `<name>.safetensors` to the job's artifacts and return the path.
 
-        Raises Fenced if a newer generation owns the job.
+        Only rank 0 writes; every rank gets the path. Raises Fenced if a newer generation owns the job.
         """
         file_name = f"{validate_name(name, 'artifact name')}.safetensors"
         return self._artifacts.write(file_name) if self._is_prepared else self._artifacts.path(file_name)
 
     @property
     def is_prepared(self) -> bool:
-        """Whether the function has handed over a model."""
+        """Whether `prepare` was called."""
         return self._is_prepared
 
     def _to_device(self, value: Any) -> Any:
@@ -226,7 +234,7 @@ class ElasticContext:
 
 
 def write_artifact(name: str, trainer: Trainer) -> str:
-    """Publish the weights under the names of `state_dict`; returns where they are. Raises StorageError, Fenced."""
+    """Publish the weights under their `state_dict` names and return the path. Raises StorageError, Fenced."""
     state = trainer.state.model.state_dict()
     # Tied weights share memory, which safetensors refuses: every name gets its own copy.
     data = save({name: tensor.detach().cpu().clone().contiguous() for name, tensor in state.items()})
@@ -234,16 +242,17 @@ def write_artifact(name: str, trainer: Trainer) -> str:
 
 
 def publish_result(trainer: Trainer) -> str:
-    """Write the final model where this worker leads and return its path, elsewhere, and where it is fenced, "".
+    """On rank 0, write the final model and return its path; returns "" on other ranks and on a fenced worker.
 
-    A full disk is waited out for ten minutes: all the work is done but for this. Raises StorageError then.
+    Retries for ten minutes while storage fails (a full disk, say), because all training is done; then raises
+    StorageError.
     """
     end_s = time.monotonic() + _PUBLISH_PATIENCE_S
     while trainer.rank == 0:
         try:
             return write_artifact("model.safetensors", trainer)
         except Fenced:
-            # A newer group owns the job. If this worker is in it, the order to join it comes, and then it writes.
+            # A newer group owns the job. If it includes this worker, an order to join arrives, and it writes then.
             return ""
         except StorageError as error:
             if time.monotonic() > end_s:
@@ -262,11 +271,11 @@ def _build(factory: Any, model: torch.nn.Module) -> Any:
 Fetch = Callable[[Sequence[int]], tuple[Any, Any, Any]]
 
 
-def fetcher(dataset: Any, state_dir: Path | None = None, store_url: str = "") -> tuple[Fetch, int]:
-    """How to get samples by index as (x, y, fields), and how many there are. Raises InvalidRequest, StorageError.
+def sample_fetcher(dataset: Any, state_dir: Path | None = None, store_url: str = "") -> tuple[Fetch, int]:
+    """A function from sample ids to (x, y, fields), and the number of samples. Raises InvalidRequest, StorageError.
 
-    A named dataset is looked for in the store of this URL, else in that of the platform with this state directory
-    (None: this user's).
+    A named dataset is read from the store at `store_url`; without one, from that of the platform with this state
+    directory (None: the user's default).
     """
     if isinstance(dataset, DatasetReference):
         return _named(dataset, state_dir, store_url)
@@ -284,18 +293,18 @@ def fetcher(dataset: Any, state_dir: Path | None = None, store_url: str = "") ->
 
 
 class _NamedFetch:
-    """Samples of a dataset that the platform keeps, as tensors; `reader` knows in which order they come best."""
+    """Reads samples of a named dataset as tensors; `reader` also gives the order that reads each shard once."""
 
     def __init__(self, reader: SampleReader) -> None:
         self.reader = reader
 
     def __call__(self, ids: Sequence[int]) -> tuple[Any, Any, Any]:
-        """The samples of these numbers. Raises StorageError."""
+        """The samples with these ids as (x, y, fields). Raises StorageError."""
         return _as_fields([torch.from_numpy(array) for array in self.reader.fetch(ids)])
 
 
 def _state_dir_of(work_dir: Path) -> Path | None:
-    """The state directory of the platform whose worker works here (<state>/workloads/<id>); None outside one."""
+    """The platform's state directory if `work_dir` is <state>/workloads/<id>, else None."""
     return work_dir.parents[1] if work_dir.parent.name == "workloads" else None
 
 
@@ -328,12 +337,12 @@ def _as_fields(collated: Any) -> tuple[Any, Any, Any]:
 
 
 def cuda_or_cpu(device_kind: str, device_index: int) -> torch.device:
-    """The device of a worker. Raises InvalidRequest where a GPU was promised and there is none."""
+    """The torch device of a worker. Raises InvalidRequest if it was given a GPU and torch sees none."""
     if device_kind == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise InvalidRequest("this worker was given a GPU, but torch sees none; install a CUDA build of torch")
-    # The worker may see only its own device, whatever its number on the machine.
+    # With one visible device that device has index 0, whatever its index on the machine.
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     index = 0 if visible is not None and "," not in visible else device_index
     torch.cuda.set_device(index)

@@ -1,7 +1,7 @@
-"""Groups of workers that exchange tensors: one process group per generation, every operation with a deadline.
+"""Groups of workers that exchange tensors: one torch process group per generation, every operation with a deadline.
 
-The one way to get out of a hung gloo operation is to shut down the group's connected sockets from another thread;
-its own abort() aborts nothing. Listening sockets must be left alone, or gloo ends the process.
+A hung gloo operation can only be ended by shutting down the group's connected sockets from another thread: gloo's own
+abort() does nothing. Listening sockets must not be shut down, because gloo then ends the process.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ FORM_TIMEOUT_S = 30.0
 OPERATION_TIMEOUT_S = 10.0
 _POLL_S = 0.002
 _LARGE_BYTES = 1 << 20
-_LOOK_S = 0.2
+_ABORT_POLL_S = 0.2
 _ABORT_GRACE_S = 1.0
 
 
 def _connected_sockets(peers: frozenset[str] = frozenset(), port: int = 0) -> dict[int, int]:
-    """The inodes of this process's connected internet sockets, by descriptor: to these hosts and port, where given."""
+    """The inodes of this process's connected IP sockets, by descriptor; only those to `peers` and `port`, if given."""
     found: dict[int, int] = {}
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -47,7 +47,7 @@ def _connected_sockets(peers: frozenset[str] = frozenset(), port: int = 0) -> di
 
 
 def _peer_of(descriptor: int) -> tuple[str, int] | None:
-    """Host and port at the other end of a connected internet socket; None for any other."""
+    """Host and port at the other end of a connected IP socket; None for any other descriptor."""
     with socket.socket(fileno=os.dup(descriptor)) as duplicate:
         if duplicate.family not in (socket.AF_INET, socket.AF_INET6):
             return None
@@ -55,7 +55,7 @@ def _peer_of(descriptor: int) -> tuple[str, int] | None:
             return None
         with contextlib.suppress(OSError):
             host, port = duplicate.getpeername()[:2]
-            # A server on both kinds of addresses sees those of the older kind like that.
+            # A dual-stack server sees IPv4 peers as IPv4-mapped IPv6 addresses.
             return str(host).removeprefix("::ffff:"), int(port)
     return None
 
@@ -66,9 +66,10 @@ def open_store(
     timeout_s: float = FORM_TIMEOUT_S,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> c10d.Store:
-    """The members' meeting place: `file:///directory`, or `tcp://host:port`, where the first member hosts it.
+    """Open the members' rendezvous store: `file:///directory`, or `tcp://host:port`, which the first member hosts.
 
-    Raises PeerLost if no host answers within `timeout_s` seconds, or once `is_wanted` returns false.
+    Raises PeerLost if no host answers within `timeout_s` seconds or once `is_wanted` returns false, and BackendError
+    for any other scheme.
     """
     if rendezvous.startswith("file://"):
         return MeetingPlace(Path(rendezvous.removeprefix("file://")) / f"g{generation}", timeout_s)
@@ -91,7 +92,7 @@ def is_on_one_machine(rendezvous: str) -> bool:
 
 
 class Group:
-    """The members of one generation, connected. Operations raise PeerLost; `abort` may come from any thread."""
+    """The connected members of one generation. Operations raise PeerLost; `abort` may be called from any thread."""
 
     def __init__(
         self,
@@ -105,8 +106,11 @@ class Group:
         listen_host: str = "",
         peers: frozenset[str] = frozenset(),
     ) -> None:
-        """Connect all members. `listen_host` is where this one listens (empty: wherever the machine's name leads);
-        `peers` are the hosts of all, so that connections to other hosts are never taken for the group's."""
+        """Connect all members. Raises PeerLost.
+
+        This member listens at `listen_host`; if that is empty, at the address that the machine's name resolves to.
+        `peers` are the hosts of all members, so that `abort` never touches a connection to another host.
+        """
         self.rank = rank
         self.world_size = world_size
         self.store = store
@@ -127,26 +131,26 @@ class Group:
         self._sockets = {fd: inode for fd, inode in after.items() if before.get(fd) != inode}
 
     def own_meeting(self, rendezvous: str, host: MeetingHost | None) -> None:
-        """Connections to a meeting place over tcp are the group's, too, so that `abort` ends what hangs in one.
+        """Have `abort` also shut down the connections to a tcp:// rendezvous store, which may hang too.
 
-        `host` is what this member keeps for the others: it ends with the group.
+        `host` is the store's server, if this member runs it: it closes with the group.
         """
         self._host = host
         if rendezvous.startswith("tcp://"):
             address, port = _host_and_port(rendezvous)
             self._sockets |= _connected_sockets(frozenset({address}), port)
 
-    def note(self, key: str) -> None:
-        """Leave a note in the meeting place for the other members. Raises PeerLost where that is gone."""
-        self._meet(lambda: self.store.set(key, "1"))
+    def set_flag(self, key: str) -> None:
+        """Set a flag for the other members in the rendezvous store. Raises PeerLost if the store is gone."""
+        self._use_store(lambda: self.store.set(key, "1"))
 
-    def has_note(self, key: str) -> bool:
-        """Whether a member has left that note. Raises PeerLost where the meeting place is gone."""
-        return bool(self._meet(lambda: self.store.check([key])))
+    def has_flag(self, key: str) -> bool:
+        """Whether a member has set the flag. Raises PeerLost if the rendezvous store is gone."""
+        return bool(self._use_store(lambda: self.store.check([key])))
 
-    def _meet(self, ask: Callable[[], Any]) -> Any:
+    def _use_store(self, operation: Callable[[], Any]) -> Any:
         try:
-            return ask()
+            return operation()
         except RuntimeError as error:
             raise PeerLost(f"the meeting place is gone: {_first_line(error)}") from error
 
@@ -166,7 +170,7 @@ class Group:
             output.copy_(source)
             return
         if not self._is_gpu and source.numel() * source.element_size() >= _LARGE_BYTES:
-            # gloo's own gathers into fresh memory and copies it out; for a large model that is most of a step.
+            # gloo's own allgather allocates memory and copies out of it; for a large model that is most of a step.
             parts = output.view(self.world_size, -1)
             parts[self.rank].copy_(source.view(-1))
             for rank in range(self.world_size):
@@ -199,22 +203,22 @@ class Group:
         self._run(lambda _: self._process_group.recv([tensor], rank, 0), is_pairwise=True)
 
     def abort(self) -> None:
-        """Make every operation under way, and every later one, fail at once. Call it from any thread, repeatedly."""
+        """Make every running and every later operation fail at once. Safe from any thread, and repeatedly."""
         self._is_aborted.set()
         if self._host is not None:
             self._host.close()
         for descriptor, inode in self._sockets.items():
             with contextlib.suppress(OSError):
-                # The number may have been used again since: the inode tells whether it is still the group's socket.
+                # The descriptor may have been reused: the inode tells whether it is still the group's socket.
                 if os.fstat(descriptor).st_ino == inode:
                     with socket.socket(fileno=os.dup(descriptor)) as duplicate:
                         duplicate.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Leave the group. Operations of others with this member fail."""
+        """Leave the group. The other members' operations then fail."""
         self.abort()
         left, self._process_group = [self._process_group, self.store], None
-        # Taking it down waits for its threads, and for an operation that hangs in one: not here.
+        # Destroying a process group waits for its threads, which may hang in an operation: do it in the background.
         threading.Thread(target=left.clear, name="springtide-close", daemon=True).start()
 
     def _run(
@@ -228,7 +232,7 @@ class Group:
         try:
             work = start(timeout)
             if self._is_gpu or is_pairwise:
-                # gloo closes a pair whose operation was waited for in vain, so there can be only one wait.
+                # gloo closes a pair after a wait that timed out, so there can be only one wait.
                 work.wait(timeout)
             if self._is_gpu:
                 torch.cuda.current_stream().synchronize()
@@ -238,11 +242,10 @@ class Group:
             raise PeerLost(_first_line(error)) from error
 
     def _wait(self, work: Any, timeout_s: float) -> None:
-        """Wait for the end of an operation, its deadline, or a while after `abort`, whichever comes first.
+        """Wait until the operation ends, its deadline passes, or one second has passed after `abort`.
 
-        An operation that is begun while a peer's connection ends may miss both that and the shutdown of its sockets:
-        then `abort` alone would leave it, and the training thread in it, to the deadline. The while lets it end where
-        it can, because it might still be writing.
+        An operation that starts while a peer disconnects may notice neither that nor the shutdown of its sockets, and
+        would block the training thread until the deadline. It gets the second because it might still be writing.
         """
         deadline_s = time.monotonic() + timeout_s
         while not work.is_completed():
@@ -251,11 +254,11 @@ class Group:
                 deadline_s = min(deadline_s, time.monotonic() + _ABORT_GRACE_S)
                 left_s = min(left_s, _ABORT_GRACE_S)
             try:
-                work.wait(timedelta(seconds=max(0.001, min(left_s, _LOOK_S))))
+                work.wait(timedelta(seconds=max(0.001, min(left_s, _ABORT_POLL_S))))
             except RuntimeError:
                 if not work.is_completed() and time.monotonic() >= deadline_s:
                     raise
-        # It is complete: this tells whether well.
+        # Complete: this raises if it has failed.
         work.wait(timedelta(seconds=1))
 
 
@@ -266,7 +269,7 @@ def _connect(
         return c10d.ProcessGroupNCCL(store, rank, world_size, c10d.ProcessGroupNCCL.Options())
     gloo: Any = c10d.ProcessGroupGloo
     options = gloo._Options()
-    # gloo gives connecting members this long, and every operation without a deadline of its own.
+    # The limit for connecting, and for operations without a timeout of their own.
     options._timeout = timedelta(seconds=FORM_TIMEOUT_S)
     options._threads = 1
     create_device: Any = (
@@ -291,10 +294,8 @@ def form_group(
 ) -> Group:
     """Wait until every member has arrived, then connect. Raises CollectiveError as soon as `is_wanted` turns false.
 
-    Members on different machines each say at which `listen_host` they can be reached.
-
-    Arriving is separate from connecting because a connection attempt with an absent member can only end by its
-    timeout.
+    Members on different machines publish the `listen_host` at which each can be reached. Arriving is separate from
+    connecting because an attempt to connect to an absent member ends only by its timeout.
     """
     is_local = is_on_one_machine(rendezvous)
     if world_size == 1 and not rendezvous.startswith("file://"):
@@ -338,6 +339,6 @@ def wait_for_keys(store: c10d.Store, keys: list[str], is_wanted: Callable[[], bo
 
 
 def _first_line(error: BaseException) -> str:
-    """gloo's first sentence, without the source position before it and the advice after it."""
+    """The first sentence of gloo's message, without the source position before it and the advice after it."""
     line = str(error).strip().partition("\n")[0]
     return re.sub(r"^\[[^\]]*\] ", "", line).partition(". This is typically")[0][:300]

@@ -1,4 +1,4 @@
-"""Where what outlives a job's workers goes: into the job's directory, or into an object store."""
+"""Storage of what outlives a job's workers: in the job's directory, or in an object store."""
 
 from __future__ import annotations
 
@@ -37,29 +37,35 @@ _RESTORE_RETRY_S = 1.0
 
 
 class JobStorage(Protocol):
-    """Publishes as a generation: everything raises StorageError, and Fenced where a newer generation owns the job."""
+    """Checkpoints, artifacts and step log of one job.
+
+    Methods that write raise StorageError, and Fenced if a newer generation owns the job.
+    """
 
     step_log: StepMemory
 
     def write_checkpoint(self, snapshot: StateSnapshot, generation: int) -> Checkpoint:
-        """Publish the snapshot, visible once it is whole, and remove all but the newest two."""
+        """Publish the snapshot, visible only when complete, and remove all but the newest two checkpoints."""
         ...
 
     def load_newest(self, state: TrainingState) -> Cursor | None:
-        """Restore the newest checkpoint that is whole; None where there is none. Raises CheckpointError."""
+        """Restore the newest intact checkpoint and return its cursor; None if there are no checkpoints.
+
+        Raises CheckpointError if none of them can be loaded.
+        """
         ...
 
     def artifact_path(self, name: str, generation: int, step: int) -> str:
-        """Where an artifact that is written now can be found."""
+        """The path or key at which `publish_artifact` would write."""
         ...
 
     def publish_artifact(self, name: str, data: bytes, generation: int, step: int) -> str:
-        """Write an artifact, or replace it; returns where it can be found."""
+        """Write or replace an artifact and return its path or key."""
         ...
 
 
 def open_storage(spec: WorkerSpec) -> JobStorage:
-    """The storage of a worker's job. Raises InvalidRequest, StorageError for a store that cannot be one."""
+    """The storage of a worker's job. Raises InvalidRequest, StorageError if the spec's store cannot be opened."""
     work_dir = Path(spec.work_dir)
     if spec.store_url:
         return RemoteStorage(open_workload_store(spec.store_url, spec.workload_id), work_dir)
@@ -78,7 +84,7 @@ class LocalStorage:
         return write_checkpoint(self._work_dir, snapshot, generation)
 
     def load_newest(self, state: TrainingState) -> Cursor | None:
-        """Restore the newest checkpoint that is whole; None where there is none at all."""
+        """Restore the newest intact checkpoint; None if there are no checkpoints."""
         return load_newest(self._work_dir, state)
 
     def artifact_path(self, name: str, generation: int, step: int) -> str:
@@ -94,7 +100,7 @@ class LocalStorage:
 
 
 class RemoteStorage:
-    """The job's part of an object store; `work_dir` is this worker's own, for what is on its way up or down."""
+    """The job's part of an object store. `work_dir` is this worker's own, for files being uploaded or downloaded."""
 
     def __init__(self, store: WorkloadStore, work_dir: Path) -> None:
         self._store = store
@@ -102,7 +108,7 @@ class RemoteStorage:
         self.step_log: StepMemory = RemoteStepLog(store, work_dir)
 
     def write_checkpoint(self, snapshot: StateSnapshot, generation: int) -> Checkpoint:
-        """Write the files here, upload them, and only then have them count: after the log of all steps in them."""
+        """Flush the step log, write the files locally, upload them, and then publish the checkpoint."""
         name = version_name(generation, snapshot.step)
         staging = self._work_dir / "checkpoints" / f"{name}.up"
         try:
@@ -117,9 +123,10 @@ class RemoteStorage:
             shutil.rmtree(staging, ignore_errors=True)
 
     def load_newest(self, state: TrainingState) -> Cursor | None:
-        """Download and restore the newest checkpoint that is whole; None where the store says that there is none.
+        """Download and restore the newest intact checkpoint; None if the store has none.
 
-        A store that does not answer is waited for; in the end the worker gives up its place, not the job.
+        Retries for two minutes while the store fails; then raises WorkerExit, so that the worker is replaced and the
+        job does not fail.
         """
         end_s = time.monotonic() + _RESTORE_PATIENCE_S
         while True:
@@ -151,6 +158,6 @@ class RemoteStorage:
         return self._store.artifact_key(name, generation, step)
 
     def publish_artifact(self, name: str, data: bytes, generation: int, step: int) -> str:
-        """Upload the artifact, after the log of all steps that are in it."""
+        """Flush the step log, then upload the artifact."""
         self.step_log.flush(generation)
         return self._store.publish_artifact(name, data, generation, step)

@@ -1,7 +1,7 @@
-"""Where the members of a group on one machine find each other: a directory with one file for each key.
+"""The rendezvous store of a group on one machine: a directory with one file for each key.
 
-torch's FileStore appends records to one file. A member that is killed while it appends leaves half a record, and every
-other that looks at the file from then on reads for ever. Here a key is there whole or not at all.
+torch's FileStore appends records to one file. A member that is killed while it appends leaves half a record, on which
+every later reader hangs. Here each key is written by rename, so it is either complete or absent.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _PRIVATE = "~"
 
 
 class MeetingPlace(c10d.Store):
-    """A c10d store in a directory that all members can reach. Safe between threads and processes.
+    """A c10d store in a directory that all members can access. Safe for several threads and processes.
 
-    Waiting raises RuntimeError when the time is over, as torch's stores do, and so does a directory that is gone.
+    Like torch's stores it raises RuntimeError on a timeout, and also if the directory was removed.
     """
 
     def __init__(self, directory: Path, timeout_s: float) -> None:
@@ -46,7 +46,7 @@ class MeetingPlace(c10d.Store):
             raise RuntimeError(f"the meeting place {self._directory} is gone: {error.strerror}") from error
 
     def get(self, key: str) -> bytes:
-        """The value, once it is there."""
+        """Wait for the key and return its value."""
         self.wait([key])
         with open(self._path(key), "rb") as file:
             return file.read()
@@ -55,19 +55,19 @@ class MeetingPlace(c10d.Store):
         return all(os.path.exists(self._path(key)) for key in keys)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Wait until all keys are there."""
+        """Wait until all keys are set."""
         end_s = time.monotonic() + (self._timeout_s if timeout is None else timeout.total_seconds())
         while not self.check(keys):
             if time.monotonic() > end_s:
-                raise RuntimeError(f"nobody has set {', '.join(keys)} in time")
+                raise RuntimeError(f"no member has set {', '.join(keys)} in time")
             if not self._directory.is_dir():
                 raise RuntimeError(f"the meeting place {self._directory} is gone")
             time.sleep(_POLL_S)
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a number, which begins with 0; returns the sum."""
+        """Add to an integer key, which starts at 0; returns the sum."""
         with open(self._directory / (_PRIVATE + _LOCK), "wb") as lock:
-            # The lock is released when the process that holds it ends, however it ends.
+            # The kernel releases the lock when the process that holds it ends, also when it is killed.
             fcntl.flock(lock, fcntl.LOCK_EX)
             known = self.get(key) if self.check([key]) else b"0"
             total = int(known) + amount
@@ -75,16 +75,16 @@ class MeetingPlace(c10d.Store):
         return total
 
     def delete_key(self, key: str) -> bool:
-        """Take the key away; whether it was there."""
+        """Remove the key; returns whether it was set."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path(key))
             return True
         return False
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """How long waiting lasts where nothing else is said."""
+        """Set the default timeout of `wait` and `get`."""
         self._timeout_s = timeout.total_seconds()
 
     def _path(self, key: str) -> str:
-        # Any text can be a key, not any text a file's name.
+        # Hexadecimal, because a key may hold characters that a file name cannot.
         return str(self._directory / key.encode().hex())

@@ -1,4 +1,7 @@
-"""The members of the group: orders are taken on the control thread and looked up by training at step boundaries."""
+"""Which group this worker is in, and which it was ordered to form.
+
+The control thread stores orders here; the training thread reads them at step boundaries.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,12 @@ from springtide.core.workload import ReplicaId
 from springtide.runtime.elastic.group import Group, form_group, is_on_one_machine, open_store
 
 _POLL_S = 0.1
-# An order is on its way when the fence has been raised for it.
-_TURN_S = 3.0
+# The fence is raised just before an order is sent, so the order arrives soon after.
+_NEWER_ORDER_WAIT_S = 3.0
 
 
 class Formation:
-    """A group in the making: it is connected in the background while training goes on in the one before."""
+    """A group being formed: a background thread connects it while training goes on in the current group."""
 
     def __init__(
         self,
@@ -31,7 +34,7 @@ class Formation:
         listen_host: str = "",
     ) -> None:
         self.order = order
-        # Where others reach this member; empty: they are on its machine.
+        # The address at which other members reach this one; empty if all are on one machine.
         self.listen_host = listen_host
         self.generation = order.generation
         self.is_member = replica_id in order.members
@@ -52,36 +55,36 @@ class Formation:
 
     @property
     def is_ready(self) -> bool:
-        """Whether this replica could switch now: the group stands, or it is not to be in it."""
+        """Whether this member can switch now: the group is connected, or does not include this member."""
         return self._done.is_set() and not self.error and self._is_wanted
 
     @property
     def is_done(self) -> bool:
-        """Whether the forming has ended, with a group or an error."""
+        """Whether forming has ended, with a group or an error."""
         return self._done.is_set()
 
     @property
-    def is_in_reach(self) -> bool:
-        """Whether a stream of their own can be opened between members."""
+    def is_reachable(self) -> bool:
+        """Whether members can open direct streams to each other."""
         return bool(self.listen_host) or is_on_one_machine(self.order.rendezvous)
 
     def wait_prepared(self) -> None:
-        """Wait until what this replica needs in the group is there. It always comes to an end."""
+        """Wait until this member has allocated its buffers for the group, or forming has failed."""
         self._is_prepared.wait()
 
     def wait_done(self, timeout_s: float) -> bool:
         return self._done.wait(timeout_s)
 
     def is_wanted(self) -> bool:
-        """False once the group was given up."""
+        """False after `give_up`."""
         return self._is_wanted
 
     def store(self) -> c10d.Store:
-        """A connection of its own to the members' meeting place."""
+        """A new connection to the members' rendezvous store."""
         return open_store(self.order.rendezvous, self.generation, is_wanted=self.is_wanted)
 
     def give_up(self) -> None:
-        """This group is not wanted any more: end its forming, or every operation in it. From any thread."""
+        """Abandon this group: stop forming it, or abort every operation in it. From any thread."""
         self._is_wanted = False
         group = self.group
         if group is not None:
@@ -90,7 +93,7 @@ class Formation:
     def _form(self) -> None:
         try:
             if not self.order.forced:
-                # After a loss the other members wait; before a planned change they train on, so there is time.
+                # Before a planned change members still train, so there is time; after a loss the others wait.
                 self._prepare(self.rank, self.world_size)
             self._is_prepared.set()
             group = form_group(
@@ -113,22 +116,23 @@ class Formation:
 
 
 class Membership:
-    """The orders that wait for the training thread. `take_*` is called by the control thread, the rest by training."""
+    """The current group and pending orders. The control thread calls `take_*`, the training thread all else."""
 
     def __init__(self, replica_id: ReplicaId, device: torch.device, listen_host: str = "") -> None:
         self._replica_id = replica_id
         self._device = device
         self._listen_host = listen_host
-        # Called in background before a planned group is formed, with rank, world size and whether joiners are fed.
+        # Called in the background before a planned group is formed, with rank, world size and whether there are
+        # joiners.
         self.prepare: Callable[[int, int, bool], None] = lambda rank, world_size, feeds_joiners: None
         self.changed = threading.Condition()
         self._formations: dict[int, Formation] = {}
         self._newest: Formation | None = None
         self.current: Formation | None = None
         self.preempt_generation: int | None = None
-        # This member is to leave, whatever the others do.
+        # This member was asked to leave; the others may go on.
         self.is_departing = False
-        # Set by training when it finds the fence above its generation: a newer order exists that it has not heard.
+        # Set by training when the fence is above its generation: a newer order exists that has not arrived yet.
         self.is_outdated = False
 
     @property
@@ -137,7 +141,7 @@ class Membership:
         return self.current.generation if self.current is not None else 0
 
     def take_formation(self, order: FormGroup) -> Formation | None:
-        """Begin to form the ordered group; None if the order is a repetition or of the past."""
+        """Begin to form the ordered group; None if the order is a repetition or outdated."""
         with self.changed:
             newest = self._newest
             if order.generation <= max(self.generation, newest.generation if newest is not None else 0):
@@ -161,13 +165,16 @@ class Membership:
             return formation
 
     def take_preempt(self, generation: int | None) -> None:
-        """Stop at the next boundary; None stands for the present generation. Safe in a signal handler."""
+        """Have all members stop at the next step boundary, as `generation` (None: the current one).
+
+        Safe in a signal handler.
+        """
         with self.changed:
             self.preempt_generation = max(self.generation, generation or 0, self.preempt_generation or 0)
             self.changed.notify_all()
 
     def take_departure(self) -> None:
-        """Leave alone at the next boundary: the others go on without this member. Safe in a signal handler."""
+        """Leave at the next step boundary; the others go on without this member. Safe in a signal handler."""
         with self.changed:
             self.is_departing = True
             self.changed.notify_all()
@@ -190,27 +197,27 @@ class Membership:
     def await_order(self, tried_generation: int) -> Formation | None:
         """Wait for an order to form a group above the one tried last, or to leave; returns the group to be formed."""
 
-        def is_told() -> bool:
+        def has_newer_order() -> bool:
             pending = self.pending
             return self.is_leaving or (pending is not None and pending.generation > tried_generation)
 
-        self.wait_for(is_told)
+        self.wait_for(has_newer_order)
         return self.pending
 
-    def await_turn(self, generation: int) -> int | None:
-        """A departing member was refused as `generation`: wait a while for an order that counts it in.
+    def await_newer_order(self, generation: int) -> int | None:
+        """Wait some seconds for an order newer than `generation`, whose checkpoint the fence refused.
 
-        The last member of its group is in the next one, even if it is to leave. Returns that
-        generation, or None where others go on without this member.
+        Only for a departing member: if it is the last of its group, the next group still includes it, and it commits as
+        that generation. Returns the generation, or None if the others go on without this member.
         """
         if not self.is_departing or self.preempt_generation is not None:
             return None
 
-        def is_told() -> bool:
+        def has_newer_order() -> bool:
             pending = self.pending
             return pending is not None and pending.generation > generation
 
-        self.wait_for(is_told, _TURN_S)
+        self.wait_for(has_newer_order, _NEWER_ORDER_WAIT_S)
         newer = self.leaving_generation
         return newer if newer > generation else None
 
@@ -227,25 +234,25 @@ class Membership:
         return self.is_outdated or (pending is not None and pending.order.forced)
 
     def adopt(self, formation: Formation) -> None:
-        """The formation's group is the one that trains from now on."""
+        """Make the formation's group the current one."""
         with self.changed:
             self.current = formation
             self.is_outdated = False
             self._formations = {key: value for key, value in self._formations.items() if key > formation.generation}
 
     def agreed(self, generation: int) -> Formation:
-        """The formation that all members had ready."""
+        """The formation of the generation that all members reported ready."""
         with self.changed:
             return self._formations[generation]
 
     def drop_superseded(self, generation: int) -> None:
-        """No agreement can fall on a formation below `generation` any more: give those up."""
+        """Give up formations below `generation`: members can no longer agree on them."""
         with self.changed:
             for older in [key for key in self._formations if key < generation]:
                 self._formations.pop(older).give_up()
 
     def wait_for(self, predicate: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Sleep until the predicate holds; it is looked at on every order and several times a second."""
+        """Wait until the predicate holds; it is evaluated on every order and several times a second."""
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         with self.changed:
             while not predicate():

@@ -1,7 +1,8 @@
-"""The one order in which gradients are added: a binary tree over the virtual shards, however the ranks hold them.
+"""Gradients are always added in the same order: along a binary tree over the virtual shards, whichever rank holds them.
 
-A rank adds its own shards into maximal aligned subtrees; the owner of each chunk of the flat vector adds the subtrees
-of all ranks in tree order and hands the sums out. So the result is bit-identical for every number of workers.
+Each rank adds its own shards into maximal aligned subtrees. Each rank then owns one chunk of the flat vector, adds the
+subtrees of all ranks for it in tree order, and sends the sum to all. So the result is bit-identical for every number of
+workers.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Block:
 
 
 def aligned_blocks(start: int, stop: int) -> list[Block]:
-    """Cut [start, stop) into the fewest aligned blocks, in order: what a rank is left with after its own additions."""
+    """Cut [start, stop) into the fewest aligned blocks, in order: what remains after a rank added its own shards."""
     blocks: list[Block] = []
     for shard in range(start, stop):
         block = Block(shard, 1)
@@ -40,14 +41,14 @@ def aligned_blocks(start: int, stop: int) -> list[Block]:
 
 
 def add_into(left: torch.Tensor, right: torch.Tensor, num_summed: int) -> None:
-    """left += right for the first `num_summed` elements; the rest takes the elementwise maximum."""
+    """Add `right` into `left` in the first `num_summed` elements; take the elementwise maximum in the rest."""
     left[:num_summed] += right[:num_summed]
     if num_summed < left.numel():
         torch.maximum(left[num_summed:], right[num_summed:], out=left[num_summed:])
 
 
 def reduce_blocks(blocks: Sequence[Block], vectors: Iterable[torch.Tensor], num_summed: int) -> torch.Tensor:
-    """Add the vectors of consecutive blocks that make up the whole tree, in place, in tree order."""
+    """Combine, in place and in tree order, the vectors of consecutive blocks that cover the whole tree."""
     stack: list[tuple[Block, torch.Tensor]] = []
     for block, vector in zip(blocks, vectors, strict=True):
         whole = (block, vector)
@@ -61,20 +62,21 @@ def reduce_blocks(blocks: Sequence[Block], vectors: Iterable[torch.Tensor], num_
 
 
 def num_vectors(start: int, stop: int) -> int:
-    """How many vectors a rank has in use at most in a step on the virtual shards [start, stop), at least two.
+    """The most vectors that a rank uses at once in a step on the virtual shards [start, stop); at least two.
 
-    That is all blocks so far and the next shard's vector, or the blocks and what is received for the reduction.
+    These are the blocks so far and the next shard's vector, or the blocks and the buffer that the exchange receives
+    into.
     """
     return max(len(aligned_blocks(start, shard)) for shard in range(start, stop + 1)) + 1
 
 
 class BufferPool:
-    """Flat vectors that are used again and again, so that no step pays for fresh pages."""
+    """A pool of reused flat vectors: fresh memory would cost page faults in every step."""
 
     def __init__(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> None:
         self._num_elements, self._dtype, self._device = num_elements, dtype, device
         self._free: list[torch.Tensor] = []
-        # How many vectors there are, in use or free.
+        # Vectors made and not forgotten, in use or free.
         self.num_made = 0
 
     def take(self) -> torch.Tensor:
@@ -85,18 +87,18 @@ class BufferPool:
             return self._make()
 
     def warm(self, num_vectors: int) -> None:
-        """See to it that there are so many vectors, in use or free, with all their pages. Safe from any thread."""
+        """Allocate until `num_vectors` exist, in use or free, with all pages touched. Safe from any thread."""
         while self.num_made < num_vectors:
             self.give(self._make())
 
     def take_at_least(self, num_elements: int) -> torch.Tensor:
-        """A vector with arbitrary content and at least so many elements; `give` takes back what is the pool's."""
+        """A vector with arbitrary content and at least `num_elements`; one larger than the pool's is not pooled."""
         if num_elements <= self._num_elements:
             return self.take()
         return torch.empty(num_elements, dtype=self._dtype, device=self._device)
 
     def forget(self, vectors: Iterable[torch.Tensor]) -> None:
-        """These vectors will not come back."""
+        """Stop counting these vectors: they will not be given back."""
         self.num_made -= sum(vector.numel() == self._num_elements for vector in vectors)
 
     def _make(self) -> torch.Tensor:
@@ -104,7 +106,7 @@ class BufferPool:
         return torch.zeros(self._num_elements, dtype=self._dtype, device=self._device)
 
     def give(self, vector: torch.Tensor) -> None:
-        """Hand a vector back; the caller forgets it. Safe from any thread: a list append is atomic."""
+        """Return a vector, which the caller must not use again. Safe from any thread: a list append is atomic."""
         if vector.numel() == self._num_elements:
             self._free.append(vector)
 
@@ -118,7 +120,7 @@ class Accumulator:
         self.blocks: list[tuple[Block, torch.Tensor]] = []
 
     def add(self, shard: int, vector: torch.Tensor) -> None:
-        """Take over the vector of the next shard of this rank's run."""
+        """Add the next shard of this rank's run; its vector then belongs to the accumulator."""
         whole = (Block(shard, 1), vector)
         while self.blocks and self.blocks[-1][0].is_left_of(whole[0]):
             left_block, left = self.blocks.pop()
@@ -160,9 +162,9 @@ def exchange(
 ) -> torch.Tensor:
     """Reduce the block vectors of all ranks into one vector from the pool, identical on every rank.
 
-    `parts` names the blocks of every rank, `own` holds this rank's vectors from the pool, which are used up. Vectors
-    of the pool must be at least `world_size` elements longer than `num_elements`. Where a collective fails, the
-    vectors in use are left to it and never used again: it may still be writing.
+    `parts` holds the blocks of every rank, `own` this rank's vectors from the pool, which are consumed. Vectors of the
+    pool must be at least `world_size` elements longer than `num_elements`. Raises CollectiveError; the vectors in use
+    then never return to the pool, because the collective may still be writing to them.
     """
     world_size, rank = group.world_size, group.rank
     chunk = -(-num_elements // world_size)

@@ -1,7 +1,7 @@
-"""The step log of a job whose workers share no file system: lines go up in the background, some seconds at a time.
+"""The step log of a job whose workers share no file system: uploaded in the background, every few seconds.
 
-Until the store has them they are in memory and on the worker's own disk (step_spool.py): a store that is away for hours
-costs none of them, and neither does the worker's death, as long as its disk can still be read.
+Until the store has the lines they are kept in memory and on the worker's own disk (step_spool.py). So none is lost when
+the store is unavailable for hours, or when the worker is killed and its disk can still be read.
 """
 
 from __future__ import annotations
@@ -23,23 +23,24 @@ from springtide.runtime.elastic.step_spool import SPOOL_NAME, StepSpool
 from springtide.storage.step_lines import Line, is_gap, lines_above, lost_steps
 from springtide.storage.workloads.store import WorkloadStore
 
-# A leader that dies leaves out what waits to be written: so many lines, and those of a write under way. A member
-# that takes over a state gets more lines than that, so that any one member that is left can make the log whole.
-_MANY_LINES = 512
-_NUM_HANDED_OVER = 4 * _MANY_LINES
+# So many waiting lines trigger a write. When rank 0 dies, these and the lines of a running write are missing from the
+# log; members get more lines than that with a training state, so that any one survivor can complete the log.
+_WRITE_LINES = 512
+_NUM_HANDED_OVER = 4 * _WRITE_LINES
 _NUM_REMEMBERED = 16384
-# Every write makes an object: a job that runs for long makes them more rarely.
+# Every write makes an object, so the interval between writes grows with the length of the run.
 _FIRST_INTERVAL_S = 1.0
 _LAST_INTERVAL_S = 15.0
 _GROWTH = 1.5
-# What came with a state goes to the disk in pieces of so many lines, one with each step: the group stands still then.
+# Lines received with a training state are spooled in pieces of this size, one piece in each step, because the whole
+# group is paused when they arrive.
 _SPOOLED_AT_ONCE = 256
-# A member that has to leave does not wait for a store that failed to answer within these last seconds.
-_AWAY_S = 20.0
+# A member that leaves does not wait for a store that failed within this many seconds before.
+_STORE_DOWN_S = 20.0
 
 
 class RemoteStepLog:
-    """A StepMemory that remembers on the training thread and writes on one of its own, which ends with the process."""
+    """A StepMemory that is filled by the training thread and uploaded by a daemon thread of its own."""
 
     def __init__(self, store: WorkloadStore, work_dir: Path) -> None:
         self._remembered: deque[StepRecord] = deque(maxlen=_NUM_REMEMBERED)
@@ -48,7 +49,7 @@ class RemoteStepLog:
         self._unspooled: deque[StepRecord] = deque(maxlen=_NUM_REMEMBERED)
         self._failed_at_s = -math.inf
         self._lock = threading.Lock()
-        # One write at a time: the later one then finds what the earlier one has written.
+        # Serialises writes, so that each one knows what the one before it has written.
         self._writing = threading.Lock()
         self._wake = threading.Event()
         self._asked_generation = 0
@@ -67,18 +68,17 @@ class RemoteStepLog:
             self._spool.add(_line(self._unspooled.popleft()) for _ in range(num_now))
 
     def newest(self) -> list[dict[str, Any]]:
-        """The last steps remembered, for a member that takes over this one's state and may come to lead."""
+        """The last steps, for a member that copies this one's state and may become rank 0."""
         with self._lock:
             records = list(self._remembered)
             num_lines = _NUM_HANDED_OVER
             if self._asked_generation and records:
-                # A leader knows what waits, also where the store has been away for long.
+                # Rank 0 hands over all unwritten lines, which are many if the store was unavailable for long.
                 num_lines = max(num_lines, records[-1].step - self._written_step)
-            # The whole group is paused meanwhile.
             return [_plain(record) for record in records[-num_lines:]]
 
     def take_over(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Remember what the giver of the state remembers. Raises TypeError."""
+        """Replace the remembered steps by those that came with a training state. Raises TypeError."""
         taken = [StepRecord(**record) for record in records]
         with self._lock:
             self._remembered.clear()
@@ -88,15 +88,15 @@ class RemoteStepLog:
             self._unspooled.extend(self._remembered)
 
     def forget_written(self) -> None:
-        """Another member leads and writes: should this one come to lead, it finds out what the log holds."""
+        """Drop what is known of the log's content: another member is rank 0 and writes it."""
         with self._lock:
             self._after = None
             self._spool.note(leads=False, written_step=0)
-            # A new leader has the lines that the leader before it left out: write them soon.
+            # If this member becomes rank 0, it must soon write the lines that the previous one did not.
             self._interval_s, self._written_at_s = _FIRST_INTERVAL_S, -math.inf
 
     def restart_at(self, step: int) -> None:
-        """The job goes on from a checkpoint of `step`: later lines in the log are to be written again."""
+        """Continue from a checkpoint of `step`: the steps after it are written again."""
         with self._lock:
             self._remembered.clear()
             self._spool.clear()
@@ -104,9 +104,9 @@ class RemoteStepLog:
             self._after = self._written_step = step
 
     def write(self, generation: int, *, is_leader: bool = True) -> None:
-        """Have the steps written when enough of them wait, or enough time has passed; at once where there is no leader.
+        """Wake the writer if enough steps wait or enough time has passed; without `is_leader`, write now.
 
-        Raises Fenced once an earlier write was refused, StorageError.
+        Raises Fenced if an earlier write was refused. StorageError only without `is_leader`.
         """
         if not is_leader:
             self.flush(generation)
@@ -117,7 +117,7 @@ class RemoteStepLog:
             self._asked_generation = generation
             self._spool.note(leads=True, written_step=self._written_step)
             num_waiting = self._remembered[-1].step - self._written_step if self._remembered else 0
-            is_due = time.monotonic() - self._written_at_s >= self._interval_s or num_waiting >= _MANY_LINES
+            is_due = time.monotonic() - self._written_at_s >= self._interval_s or num_waiting >= _WRITE_LINES
         if is_due and not self._wake.is_set():
             self._wake.set()
             if self._thread is None:
@@ -125,8 +125,8 @@ class RemoteStepLog:
                 self._thread.start()
 
     def leave(self, generation: int, *, is_leader: bool) -> None:
-        """Write a leader's unwritten lines; what fails stays on its disk for the container's first process."""
-        if is_leader and time.monotonic() - self._failed_at_s >= _AWAY_S:
+        """Write rank 0's unwritten lines; if that fails, the container's first process prints them from the disk."""
+        if is_leader and time.monotonic() - self._failed_at_s >= _STORE_DOWN_S:
             with contextlib.suppress(OSError, StorageError):
                 self.flush(generation)
 
@@ -156,8 +156,8 @@ class RemoteStepLog:
             if lacking and lacking[0][0] > step + 1:
                 lacking = [*self._spool.lines(step, lacking[0][0]), *lacking]
         lines = lines_above(lacking, step)
-        if lines and is_gap(told := json.loads(lines[0][1])):
-            first, last = lost_steps(told)
+        if lines and is_gap(gap := json.loads(lines[0][1])):
+            first, last = lost_steps(gap)
             lost = f"{last - first + 1} steps, {first} to {last}"
             sys.stderr.write(f"springtide: the step log will lack {lost}: no member has them any more\n")
         return lines
@@ -181,7 +181,7 @@ class RemoteStepLog:
 
 
 def _plain(record: StepRecord) -> dict[str, Any]:
-    # By hand: asdict takes ten times as long.
+    # dataclasses.asdict takes ten times as long.
     return {name: getattr(record, name) for name in StepRecord.__slots__}
 
 

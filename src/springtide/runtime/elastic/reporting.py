@@ -1,4 +1,4 @@
-"""What the control plane is told about training: progress a few times a second, and every switch with its pause."""
+"""Reports from training to the control plane: progress a few times a second, and every switch with its pause."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ _WINDOW_S = 5.0
 Direction = Literal["start", "grow", "shrink", "recover", "resume", "replace"]
 
 
-class _Ended(NamedTuple):
-    """A committed step."""
-
+class _CommittedStep(NamedTuple):
     at_s: float
     num_samples: int
     sync_s: float
@@ -32,7 +30,7 @@ class Reporter:
     """Turns step boundaries into reports. Every member sends Switched, only rank 0 sends Progress."""
 
     def __init__(self, link: ControlLink, slot: SlotWriter | None = None) -> None:
-        """`slot` is where a worker tells when it computes (None: it has its device to itself)."""
+        """`slot` tells the share daemon when this worker computes; None if it holds the whole device."""
         self._link = link
         self._slot = slot
         self._formation: Formation | None = None
@@ -40,13 +38,13 @@ class Reporter:
         self._pause_s: float | None = None
         self._last_end_s: float | None = None
         self._sent_at_s = 0.0
-        self._window: deque[_Ended] = deque()
+        self._window: deque[_CommittedStep] = deque()
         self._progress: Progress | None = None
         self._step = 0
         self.metrics: dict[str, float] = {}
 
     def group_changed(self, formation: Formation, previous: Formation | None, step: int) -> None:
-        """A new group begins; it is reported after its first step."""
+        """Note a new group; the switch is reported after its first step, when the pause is known."""
         self._formation = formation
         self._direction = _direction(formation, previous, step)
         self._pause_s = None
@@ -54,67 +52,69 @@ class Reporter:
         self._window.clear()
 
     def step_begins(self, num_samples: int = 0) -> None:
-        """Training is about to compute again, here on about so many samples."""
+        """Note that this member starts to compute a step, on about `num_samples` samples."""
         if self._slot is not None:
             self._slot.begin(num_samples)
         if self._direction is not None and self._pause_s is None:
             self._pause_s = time.monotonic() - self._last_end_s if self._last_end_s is not None else 0.0
 
     def computation_ended(self) -> float:
-        """This member has computed its part of the step; what follows waits for the others. The moment it is now."""
+        """Note that this member's computation is done and the exchange begins; returns the monotonic time."""
         if self._slot is not None:
             self._slot.end()
         return time.monotonic()
 
     def step_given_up(self) -> None:
-        """The step cannot be completed: its time is not counted."""
+        """Note that the step was discarded, so that its time is not counted."""
         if self._slot is not None:
             self._slot.abandon()
 
     def since_last_end_s(self) -> float:
-        """How long ago this member committed a step; 0 where it has not."""
+        """Seconds since this member last committed a step; 0 before the first."""
         return time.monotonic() - self._last_end_s if self._last_end_s is not None else 0.0
 
-    def step_ended(self, course: TrainingCursor, batch: GlobalBatch, loss: float, *, sync_s: float) -> None:
-        """A step on `batch` is committed; from its exchange on it took `sync_s`."""
+    def step_ended(self, training_cursor: TrainingCursor, batch: GlobalBatch, loss: float, *, sync_s: float) -> None:
+        """Report a committed step on `batch`; `sync_s` is the time from the start of its exchange to its end."""
         now_s, num_samples = time.monotonic(), len(batch.ids)
-        self._last_end_s, self._step = now_s, course.step
-        self._link.update(step=course.step)
+        self._last_end_s, self._step = now_s, training_cursor.step
+        self._link.update(step=training_cursor.step)
         formation = self._formation
         assert formation is not None
         self._send_switched()
         if formation.rank != 0:
             return
-        self._window.append(_Ended(now_s, num_samples, sync_s))
-        # Two ends of steps always stay, or steps longer than the window would have no speed.
+        self._window.append(_CommittedStep(now_s, num_samples, sync_s))
+        # Keep at least two steps, so that steps longer than the window have a speed too.
         while len(self._window) > 2 and now_s - self._window[0].at_s > _WINDOW_S:
             self._window.popleft()
         span_s = now_s - self._window[0].at_s
         num_in_span = sum(ended.num_samples for ended in self._window) - self._window[0].num_samples
-        total_steps = course.total_steps
+        total_steps = training_cursor.total_steps
         self._progress = Progress(
             generation=formation.generation,
-            step=course.step,
+            step=training_cursor.step,
             total_steps=total_steps,
             world_size=formation.world_size,
             epoch=batch.epoch,
             loss=loss if abs(loss) < float("inf") else None,
             samples_per_s=num_in_span / span_s if span_s > 0 else None,
             metrics={name: value for name, value in self.metrics.items() if math.isfinite(value)},
-            **self._measured(course, span_s, num_in_span, formation.world_size),
+            **self._measured(training_cursor, span_s, num_in_span, formation.world_size),
         )
-        if now_s - self._sent_at_s >= _PROGRESS_INTERVAL_S or course.is_over:
+        if now_s - self._sent_at_s >= _PROGRESS_INTERVAL_S or training_cursor.is_over:
             self._sent_at_s = now_s
             self._link.send(self._progress)
 
-    def _measured(self, course: TrainingCursor, span_s: float, num_samples: int, world_size: int) -> dict[str, Any]:
-        """What is said beyond steps: progress over changing batches, how long a step takes, gradient noise.
+    def _measured(
+        self, training_cursor: TrainingCursor, span_s: float, num_samples: int, world_size: int
+    ) -> dict[str, Any]:
+        """The fields of Progress beyond steps: progress over changing batches, durations of a step, gradient noise.
 
-        A worker's share of a step counts as one pass over `local_batch_size` samples, though it goes over its virtual
-        shards one after the other: that number never changes, so time still grows in proportion to the share. A step
-        lasts from commit to commit, the user's own code included; epochs' short last batches count in proportion.
+        `local_batch_size` is a worker's part of a step, although it runs its virtual shards one after the other: their
+        number never changes, so the time still grows in proportion. A step lasts from commit to commit, including user
+        code between; an epoch's smaller last batch counts as a fraction of a step.
         """
-        size = course.cursor.global_batch_size
+        size = training_cursor.cursor.global_batch_size
         num_steps = num_samples / size
         timed: dict[str, Any] = {}
         if num_steps > 0.0:
@@ -125,19 +125,19 @@ class Reporter:
                 "step_s": step_s,
                 "sync_s": min(sync_s, step_s),
             }
-        noise = course.noise
-        # Where no signal is left above the noise, the last figures stand: "infinitely noisy" is nothing to choose by.
+        noise = training_cursor.noise
+        # Without a signal above the noise nothing is reported, so the controller keeps the last estimate.
         if noise is not None and noise.grad_sqr > 0.0:
             timed |= {"grad_sqr": noise.grad_sqr, "grad_var": noise.grad_var}
         return {
-            "progress": course.progress,
-            "total_progress": course.total_progress,
+            "progress": training_cursor.progress,
+            "total_progress": training_cursor.total_progress,
             "global_batch_size": size,
             **timed,
         }
 
     def flush(self) -> None:
-        """No step follows: report a switch that has had none, and the last progress."""
+        """Send a switch that was not reported yet, and the last progress; for the end of training."""
         self._send_switched()
         if self._progress is not None:
             self._link.send(self._progress)

@@ -1,4 +1,4 @@
-"""The job's step log: one line for every committed optimizer step, written by the leader under the fence."""
+"""The job's step log: one JSON line for every committed optimizer step, written by rank 0 under the fence."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any, Protocol
 
 from springtide.storage.fence import Fence
 
-# A full disk must not cost lines: this many steps may pass before there is room for them again.
+# How many steps stay in memory: a disk may be full for that long without losing lines.
 _NUM_REMEMBERED = 4096
 _TAIL_BYTES = 1 << 14
-# A member that takes over a state gets this many lines with it: a leader that dies leaves out one or two.
+# How many lines a member receives with a training state; rank 0 leaves one or two unwritten when it dies.
 _NUM_HANDED_OVER = 16
 
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One committed step, counted from 1. `ids_digest` names its samples; `took_s` is from commit to commit."""
+    """One committed step, counted from 1. `ids_digest` identifies its samples; `took_s` is from commit to commit."""
 
     generation: int
     step: int
@@ -32,42 +32,42 @@ class StepRecord:
 
 
 class StepMemory(Protocol):
-    """Every member remembers its last steps, so that a new leader can write what the old one had not written yet.
+    """The last steps in a member's memory, so that a new rank 0 can write what the previous one had not written.
 
-    After a restart from a checkpoint steps are replayed: then the line of the highest generation counts.
+    After a restart from a checkpoint steps are replayed: the line with the highest generation is then the valid one.
     """
 
     def remember(self, record: StepRecord) -> None:
         """Note a committed step."""
 
     def newest(self) -> list[dict[str, Any]]:
-        """The last steps remembered, for a member that takes over this one's state and may come to lead."""
+        """The last steps, for a member that copies this one's state and may become rank 0."""
 
     def take_over(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Remember what the giver of the state remembers. Raises TypeError."""
+        """Replace the remembered steps by those that came with a training state. Raises TypeError."""
 
     def forget_written(self) -> None:
-        """Another member leads and writes: if this one comes to lead, it must look up what the log holds."""
+        """Drop what is known of the log's content: another member is rank 0 and writes it."""
 
     def restart_at(self, step: int) -> None:
-        """The job continues from a checkpoint of `step`: later lines in the log are to be written again."""
+        """Continue from a checkpoint of `step`: the steps after it are written again."""
 
     def write(self, generation: int, *, is_leader: bool = True) -> None:
-        """Write all remembered steps that the log lacks, soon where this member leads, else before returning.
+        """Write all remembered steps that the log lacks: soon if `is_leader`, else before returning.
 
-        Raises Fenced if a newer generation owns the job, OSError, StorageError. A member that does not lead does not
-        know what the log holds, and looks.
+        A member that is not rank 0 reads the log first to see what it holds. Raises Fenced if a newer generation owns
+        the job, OSError, StorageError.
         """
 
     def leave(self, generation: int, *, is_leader: bool) -> None:
-        """Called before this member leaves: writes its unwritten lines, unless the store fails."""
+        """Write rank 0's unwritten lines before this member leaves; a store that fails is ignored."""
 
     def flush(self, generation: int) -> None:
-        """Return when the log holds every step that the leader has asked to write. Raises as `write` does."""
+        """Return once the log holds every step passed to `write`. Raises as `write` does."""
 
 
 class StepLog:
-    """A StepMemory whose log is a file in the job's directory; what is written is in the file at once."""
+    """A StepMemory whose log is a file in the job's directory; `write` appends to it before it returns."""
 
     def __init__(self, work_dir: Path) -> None:
         self._remembered: deque[StepRecord] = deque(maxlen=_NUM_REMEMBERED)
@@ -80,28 +80,28 @@ class StepLog:
         self._remembered.append(record)
 
     def newest(self) -> list[dict[str, Any]]:
-        """The last steps remembered."""
+        """The last steps, as plain values."""
         return [asdict(record) for record in list(self._remembered)[-_NUM_HANDED_OVER:]]
 
     def take_over(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Remember what the giver of the state remembers. Raises TypeError."""
+        """Replace the remembered steps by those that came with a training state. Raises TypeError."""
         taken = [StepRecord(**record) for record in records]
         self._remembered.clear()
         self._remembered.extend(taken)
 
     def forget_written(self) -> None:
-        """Another member leads and writes: should this one come to lead, it must look up what the log holds."""
+        """Drop what is known of the log's content: another member is rank 0 and writes it."""
         self._written_step = None
 
     def restart_at(self, step: int) -> None:
-        """The job goes on from a checkpoint of `step`: later lines in the log are to be written again."""
+        """Continue from a checkpoint of `step`: the steps after it are written again."""
         self._remembered.clear()
         self._written_step = step
 
     def write(self, generation: int, *, is_leader: bool = True) -> None:
         """Append all remembered steps that the log lacks. Raises Fenced if a newer generation owns the job, OSError.
 
-        A member that does not lead knows nothing of what the log holds, and looks.
+        A member that is not rank 0 reads the log's last line first.
         """
         if not self._remembered:
             return
@@ -118,13 +118,13 @@ class StepLog:
                 self._written_step = lines[0].step
 
     def leave(self, generation: int, *, is_leader: bool) -> None:
-        """Nothing waits to be written."""
+        """Does nothing: `write` leaves no lines unwritten."""
 
     def flush(self, generation: int) -> None:
-        """Nothing waits to be written."""
+        """Does nothing: `write` leaves no lines unwritten."""
 
     def _last_step(self) -> int:
-        """The last whole line's step; a torn last line (the writer was killed) is cut off."""
+        """The step of the last complete line; an incomplete one after it (the writer was killed) is cut off."""
         if not self._path.exists():
             return 0
         with open(self._path, "r+b") as file:
@@ -140,7 +140,7 @@ class StepLog:
 
 
 def _append_whole(path: Path, text: str) -> None:
-    """Append all of it or nothing, so that a second attempt repeats no line. Raises OSError."""
+    """Append the whole text or nothing, so that a retry repeats no line. Raises OSError."""
     data = text.encode()
     with open(path, "ab", buffering=0) as file:
         size = file.tell()

@@ -1,9 +1,10 @@
-"""Step lines on a worker's own disk until the store has them: more than memory holds, and there after its death.
+"""Step lines on a worker's own disk until the store has them: more than fit in memory, and they survive the worker.
 
-    <directory>/<first step>.jsonl     lines of steps in a row, the newest file being written
-    <directory>/standing               whether this worker leads, and up to which step the store has the log
+    <directory>/<first step>.jsonl     lines of consecutive steps; the newest file is being written
+    <directory>/standing               whether this worker is rank 0, and up to which step the store has the log
 
-The keeper of the container reads it when the worker has ended, however it ended, and says what the store lacks.
+After the worker has ended, also by a signal, the container's first process reads the files and prints the lines that
+the store lacks.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from pathlib import Path
 
 from springtide.storage.step_lines import Line, gap_line, pack_lines, whole_lines
 
-# A line has some 170 bytes: two hundred thousand of them. Beyond that the oldest are dropped.
+# Room for about 200,000 lines of 170 bytes. Beyond that the oldest are dropped.
 MAX_BYTES = 32 << 20
 _PART_LINES = 8192
 _STANDING = "standing"
-# In the worker's own directory.
+# The spool's directory within the worker's directory.
 SPOOL_NAME = "steps"
-# Of what the store lacks after a worker's end so many lines are said, the newest ones.
-MAX_LINES_SAID = 20_000
+# At most this many lines, the newest, are printed after a worker's end.
+MAX_PRINTED_LINES = 20_000
 
 
 class StepSpool:
-    """For one thread at a time. A disk without room costs lines of the spool, never a step."""
+    """For one thread at a time. On a full disk it loses lines; it never raises into a training step."""
 
     def __init__(self, directory: Path, max_bytes: int = MAX_BYTES, part_lines: int = _PART_LINES) -> None:
         self._directory = directory
@@ -37,26 +38,26 @@ class StepSpool:
         self._parts: list[tuple[int, int, int]] = []
         self._descriptor: int | None = None
         self._num_lines = 0
-        self._told: tuple[bool, int] | None = None
+        self._noted: tuple[bool, int] | None = None
 
     def add(self, lines: Iterable[Line]) -> None:
-        """Write lines, ascending, after those that are there."""
+        """Append lines, in ascending order of their steps."""
         for step, line in lines:
             try:
                 self._add(step, f"{line}\n".encode())
             except OSError:
-                # What was written of it must not join the next one.
+                # Begin a new file, so that the next line does not continue a partly written one.
                 self._close()
 
     def lines(self, above: int, below: int) -> list[Line]:
-        """The lines of the steps between these two, as far as they are kept."""
+        """The kept lines with `above` < step < `below`."""
         found = [part for part in self._parts if part[1] > above and part[0] < below]
         kept = (line for first, _, _ in found for line in _read(self._path(first)))
         return [line for line in kept if above < line[0] < below]
 
     def note(self, *, leads: bool, written_step: int) -> None:
-        """Note whether this member writes the log, and up to which step the store has it; older files are removed."""
-        if self._told == (leads, written_step):
+        """Record whether this member writes the log, and up to which step the store has it; remove older files."""
+        if self._noted == (leads, written_step):
             return
         if self._parts and self._parts[-1][1] <= written_step:
             self.clear()
@@ -64,14 +65,14 @@ class StepSpool:
             self._drop_oldest()
         with contextlib.suppress(OSError):
             self._directory.mkdir(parents=True, exist_ok=True)
-            # Renamed, so that a reader after this process's death finds the old or the new note, whole.
+            # By rename, so that a reader after this process was killed finds a complete file.
             temporary = self._directory / f"{_STANDING}.tmp"
             temporary.write_text(json.dumps({"leads": leads, "written": written_step}))
             temporary.replace(self._directory / _STANDING)
-            self._told = (leads, written_step)
+            self._noted = (leads, written_step)
 
     def clear(self) -> None:
-        """Forget all lines: the steps are made again."""
+        """Remove all lines: the steps will be repeated."""
         self._close()
         while self._parts:
             self._drop_oldest()
@@ -104,8 +105,8 @@ class StepSpool:
         return self._directory / f"{first_step:010d}.jsonl"
 
 
-def said_of(directory: Path, max_lines: int = MAX_LINES_SAID) -> list[str]:
-    """What is to be said of lines that the store lacks after a worker's end; empty if another member writes the log."""
+def missing_lines(directory: Path, max_lines: int = MAX_PRINTED_LINES) -> list[str]:
+    """The step lines that the store lacks after a worker's end, encoded for printing; empty unless it was rank 0."""
     try:
         standing = json.loads((directory / _STANDING).read_text())
         leads, written_step = bool(standing["leads"]), int(standing["written"])

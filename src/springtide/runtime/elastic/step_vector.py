@@ -1,9 +1,9 @@
-"""The vector that one step reduces: gradients, the loss, what buffers changed by, and the members' control flags.
+"""The flat vector that one step reduces: gradients, the loss, changes of buffers, and the members' control flags.
 
-The numbers in the optimizer's groups travel too, from rank 0: user code sets a learning rate in its loop, and a rank
-whose shards of a small batch are all empty does not run the loop. Where gradient noise is measured, so do the square
-norms of the shards' gradients. All of it lies in one flat vector. The first `num_summed` elements are added over the
-shards, each weighted by its part of the global batch; the rest takes the maximum.
+It also carries the numbers in the optimizer's parameter groups from rank 0, because user code may set a learning rate
+in its loop, and a rank whose shards of a small batch are all empty does not run the loop. If gradient noise is
+measured, it carries the square norms of the shards' gradients too. The first `num_summed` elements are summed over the
+shards, each weighted by its part of the global batch; of the rest the maximum is taken.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from springtide.runtime.data.shards import shards_of_rank
 from springtide.runtime.elastic.reduce import BufferPool, num_vectors
 from springtide.runtime.models.named_tensors import TrainingState
 
-# Control flags, in the part that takes the maximum. READY and MINUS_READY hold the generation whose group a member
-# has ready and its negative, so that both agree exactly if all members have the same one ready.
+# Indices of the control flags, which are reduced by maximum. READY and MINUS_READY hold the generation whose group a
+# member has connected, and its negative: after the maximum they cancel only if all members reported the same one.
 READY, MINUS_READY, NEEDS_SYNC, PREEMPT = range(4)
 _NUM_FLAGS = 4
 _MAX_EXACT_INTEGER = 1 << 24
 
 
 class StepVector:
-    """The layout of the flat vector of one model, and the ways in and out of it."""
+    """The layout of one model's flat vector, with methods that fill it and apply it."""
 
     def __init__(self, state: TrainingState, num_shards: int, *, measures_noise: bool = False) -> None:
         self._state = state
@@ -46,19 +46,19 @@ class StepVector:
         self._counts_at = total + sum(buffers[name].numel() for name in self._float_buffers)
         self._loss_at = self._counts_at + len(self.parameters)
         self._numbers_at = self._loss_at + 1
-        # The last number is none of the optimizer's: what rank 0 found the last mean gradient's square norm to be.
+        # The last number is not the optimizer's: rank 0's square norm of the previous step's mean gradient.
         self._square_at = self._numbers_at + 3 * (state.num_numbers + measures_noise)
         self.num_summed = self._square_at + measures_noise
         self._integers_at = self.num_summed
         self._flags_at = self._integers_at + sum(buffers[name].numel() for name in self._integer_buffers)
         self.num_elements = self._flags_at + _NUM_FLAGS
-        # No group is larger than the number of virtual shards, and its chunks may need one element more each.
+        # Padding to equal chunks needs at most one element for each rank, of which there are at most `num_shards`.
         self.pool = BufferPool(self.num_elements + num_shards, self.dtype, state.device)
         self._start: dict[str, torch.Tensor] = {}
         self._views: dict[int, list[torch.Tensor]] = {}
 
     def warm(self, rank: int, world_size: int, feeds_joiners: bool) -> None:
-        """Make the vectors that a rank of a coming group needs, and one more to feed joiners from. From any thread."""
+        """Allocate the vectors that a rank of the next group needs, and one more to feed joiners. From any thread."""
         run = shards_of_rank(self._num_shards, rank, world_size)
         self.pool.warm(num_vectors(run.start, run.stop) + feeds_joiners)
 
@@ -79,7 +79,7 @@ class StepVector:
         self._start = {name: buffer.detach().clone() for name, buffer in self._state.buffers().items()}
 
     def begin_shard(self) -> None:
-        """Give the model the buffers of the step's beginning, and no gradients."""
+        """Reset the model's buffers to the step's start, and clear its gradients."""
         with torch.no_grad():
             for name, buffer in self._state.buffers().items():
                 buffer.copy_(self._start[name])
@@ -91,9 +91,9 @@ class StepVector:
         return self._flagless(self.pool.take().zero_())
 
     def capture(self, loss: float, weight: float, *, is_measured: bool = False) -> torch.Tensor:
-        """Take the shard's gradients (already weighted), its loss and what it changed the buffers by.
+        """A vector with the shard's gradients (already weighted), its loss and its changes of the buffers.
 
-        `is_measured` takes their square norm, too.
+        With `is_measured` it also holds the gradients' square norm.
         """
         vector = self.pool.take()
         with torch.no_grad():
@@ -126,7 +126,7 @@ class StepVector:
         at = self._floats_at
         for name in self._float_buffers:
             now, start = buffers[name].detach().to(self.dtype), self._start[name].to(self.dtype)
-            # The change is what is averaged: a constant buffer (a mask with infinities, say) stays exactly as it is.
+            # Changes are averaged, not values, so that a constant buffer (a mask with infinities, say) stays exact.
             change = torch.where(now == start, 0.0, (now - start) * weight).to(self.dtype)
             vector[at : at + now.numel()] = change.reshape(-1)
             at += now.numel()
@@ -137,16 +137,16 @@ class StepVector:
             at += change.numel()
 
     def set_numbers(self, vector: torch.Tensor, square: float = 0.0) -> None:
-        """Write the optimizer's numbers, each split so that no bit is lost; only for rank 0's first vector.
+        """Write the optimizer's numbers, each split so that no bit is lost; only into rank 0's first vector.
 
-        `square` is the square norm of the last step's mean gradient, where noise is measured.
+        `square` is the square norm of the last step's mean gradient; used only if noise is measured.
         """
         numbers = [*self._state.numbers(), square] if self._measures_noise else self._state.numbers()
         parts = [part for number in numbers for part in _split(number)]
         vector[self._numbers_at : self._square_at] = torch.tensor(parts, dtype=self.dtype)
 
     def apply_numbers(self, vector: torch.Tensor) -> float:
-        """Give this member's optimizer rank 0's numbers; returns rank 0's `square`."""
+        """Set rank 0's numbers in this member's optimizer; returns rank 0's `square`, 0 if noise is not measured."""
         parts = vector[self._numbers_at : self._square_at].tolist()
         numbers = [sum(parts[at : at + 3]) for at in range(0, len(parts), 3)]
         square = numbers.pop() if self._measures_noise else 0.0
@@ -154,9 +154,10 @@ class StepVector:
         return square
 
     def squares(self, vector: torch.Tensor) -> tuple[float, float]:
-        """Of a measured step: the shards' mean square norm, weighted by their samples, and that of the mean gradient.
+        """Of a measured step: the shards' mean square norm, weighted by samples, and that of their mean gradient.
 
-        The former is the same on every member; the latter is added up here, so rank 0's is the one that counts.
+        The first was reduced, so it is the same on every member. The second is computed locally and may differ in its
+        last bits, so members use rank 0's.
         """
         assert self._measures_noise
         gradients = vector[: self.num_gradients]
@@ -169,7 +170,7 @@ class StepVector:
         )
 
     def flags(self, vector: torch.Tensor) -> tuple[int, bool, int]:
-        """The members' common ready generation (0: none), whether any needs a sync, the preempting generation."""
+        """The generation that all members have ready (0: none), whether any needs a sync, the preempting generation."""
         values = vector[self._flags_at : self.num_elements].tolist()
         ready = int(values[READY]) if values[READY] == -values[MINUS_READY] else 0
         return ready, values[NEEDS_SYNC] > 0, int(values[PREEMPT])
@@ -194,12 +195,12 @@ class StepVector:
                 parameter.grad = None
 
     def detach(self) -> None:
-        """Let go of the vector that `attach` made the gradients."""
+        """Drop the gradients that `attach` set, so that the vector can be reused."""
         for parameter in self.parameters:
             parameter.grad = None
 
     def apply_buffers(self, vector: torch.Tensor) -> None:
-        """Set the buffers to the step's beginning plus the agreed change."""
+        """Set the buffers to their values at the step's start plus the reduced change."""
         if not self._start:
             return
         with torch.no_grad():
@@ -219,7 +220,7 @@ class StepVector:
 
 
 def _split(number: float) -> tuple[float, float, float]:
-    """Three numbers that float32 holds exactly and whose sum is the float64 `number` (in the range of float32)."""
+    """Three float32 values whose sum is exactly the float64 `number`, if that is within the range of float32."""
     high = _as_float32(number)
     middle = _as_float32(number - high)
     return high, middle, _as_float32(number - high - middle)

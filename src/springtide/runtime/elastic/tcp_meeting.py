@@ -1,7 +1,7 @@
-"""Where the members of a group on several machines find each other: the first member keeps the keys for all of them.
+"""The rendezvous store of a group on several machines: the first member's process holds the keys for all members.
 
-torch's TCPStore asks the name service for the name of every peer, which costs ten seconds where that does not answer,
-and waits for a vanished host without an end. Here every request has a deadline, and no name is ever looked up.
+torch's TCPStore resolves the name of every peer, which takes ten seconds if the name service does not answer, and waits
+without a limit for a host that vanished. Here every request has a deadline, and no name is resolved.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch._C import _distributed_c10d as c10d
 
 _POLL_S = 0.005
 _CONNECT_POLL_S = 0.05
-# A host that does not answer a request for so long is gone.
+# A host that does not answer a request within this time counts as gone.
 _REQUEST_S = 5.0
 _MAX_FRAME_BYTES = 1 << 22
 _LENGTH = struct.Struct(">I")
@@ -30,10 +30,10 @@ _ANSWER = msgspec.msgpack.Decoder(tuple[bool, bytes])
 
 
 class MeetingHost:
-    """Keeps the keys of one group, from the first member's process. One thread for each member, which ends with it."""
+    """The server: holds the keys of one group in the first member's process, with one thread for each connection."""
 
     def __init__(self, host: str, port: int, generation: int) -> None:
-        """Raises OSError where the address cannot be had."""
+        """Listen. Raises OSError if the address is not available."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._generation = str(generation)
         self._listener = socket.create_server((host, port), family=family)
@@ -44,7 +44,7 @@ class MeetingHost:
         threading.Thread(target=self._accept, name="springtide-meeting", daemon=True).start()
 
     def close(self) -> None:
-        """End the meeting: every member finds it gone. From any thread, repeatedly."""
+        """Disconnect every member and stop listening. Safe from any thread, and repeatedly."""
         with self._lock:
             self._is_closed = True
             members = [self._listener, *self._members]
@@ -77,7 +77,7 @@ class MeetingHost:
         known, key = self._keys, keys[0]
         with self._lock:
             if verb == "join":
-                # An earlier group may have had this port, and a late member of that group may connect here.
+                # A late member of an earlier group that used the same port may connect here.
                 return key == self._generation, b""
             if verb == "set":
                 known[key] = value
@@ -92,60 +92,60 @@ class MeetingHost:
 
 
 class TcpMeeting(c10d.Store):
-    """A member's way to the keys. Safe between threads.
+    """The client: a c10d store over one connection to the MeetingHost. Thread-safe.
 
-    Everything raises RuntimeError where the host is gone or the time is over, as torch's stores do.
+    Like torch's stores it raises RuntimeError if the host is gone or on a timeout.
     """
 
     def __init__(
         self, host: str, port: int, generation: int, timeout_s: float, is_wanted: Callable[[], bool] = lambda: True
     ) -> None:
-        """Wait until the host is there, as long as `is_wanted` holds."""
+        """Connect, waiting for the host while `is_wanted` returns true."""
         super().__init__()
         self._lock = threading.Lock()
         self._timeout_s = timeout_s
-        self._place = f"{host}:{port}"
+        self._address = f"{host}:{port}"
         self._link = self._connect(host, port, is_wanted)
-        is_this, _ = self._ask("join", [str(generation)])
+        is_this, _ = self._request("join", [str(generation)])
         if not is_this:
-            raise RuntimeError(f"at {self._place} another group meets")
+            raise RuntimeError(f"at {self._address} another group meets")
 
     def __del__(self) -> None:
-        # A connection that could not be made leaves nothing to close.
+        # `_link` is missing if __init__ could not connect.
         if hasattr(self, "_link"):
             self._link.close()
 
     def set(self, key: str, value: str | bytes) -> None:
-        self._ask("set", [key], value.encode() if isinstance(value, str) else bytes(value))
+        self._request("set", [key], value.encode() if isinstance(value, str) else bytes(value))
 
     def get(self, key: str) -> bytes:
-        """The value, once it is there."""
+        """Wait for the key and return its value."""
         end_s = time.monotonic() + self._timeout_s
         while True:
-            is_there, value = self._ask("get", [key])
+            is_there, value = self._request("get", [key])
             if is_there:
                 return value
             self._pause(end_s, [key])
 
     def check(self, keys: Sequence[str]) -> bool:
-        return not keys or self._ask("check", list(keys))[0]
+        return not keys or self._request("check", list(keys))[0]
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Wait until all keys are there."""
+        """Wait until all keys are set."""
         end_s = time.monotonic() + (self._timeout_s if timeout is None else timeout.total_seconds())
         while not self.check(keys):
             self._pause(end_s, keys)
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a number, which begins with 0; returns the sum."""
-        return int(self._ask("add", [key], str(amount).encode())[1])
+        """Add to an integer key, which starts at 0; returns the sum."""
+        return int(self._request("add", [key], str(amount).encode())[1])
 
     def delete_key(self, key: str) -> bool:
-        """Take the key away; whether it was there."""
-        return self._ask("delete", [key])[0]
+        """Remove the key; returns whether it was set."""
+        return self._request("delete", [key])[0]
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """How long waiting lasts where nothing else is said."""
+        """Set the default timeout of `wait` and `get`."""
         self._timeout_s = timeout.total_seconds()
 
     def _connect(self, host: str, port: int, is_wanted: Callable[[], bool]) -> socket.socket:
@@ -157,23 +157,23 @@ class TcpMeeting(c10d.Store):
                 return link
             except OSError as error:
                 if time.monotonic() > end_s or not is_wanted():
-                    raise RuntimeError(f"nobody hosts the meeting at {self._place}: {error}") from error
+                    raise RuntimeError(f"no member hosts the meeting at {self._address}: {error}") from error
             time.sleep(_CONNECT_POLL_S)
 
     def _pause(self, end_s: float, keys: Sequence[str]) -> None:
         if time.monotonic() > end_s:
-            raise RuntimeError(f"nobody has set {', '.join(keys)} in time")
+            raise RuntimeError(f"no member has set {', '.join(keys)} in time")
         time.sleep(_POLL_S)
 
-    def _ask(self, verb: str, keys: list[str], value: bytes = b"") -> tuple[bool, bytes]:
+    def _request(self, verb: str, keys: list[str], value: bytes = b"") -> tuple[bool, bytes]:
         with self._lock:
             try:
                 _send(self._link, (verb, keys, value))
                 return _ANSWER.decode(_receive(self._link))
             except (OSError, ValueError) as error:
-                # A late answer to this request would be taken for the next one's.
+                # A late answer to this request would be read as the answer to the next one.
                 self._link.close()
-                raise RuntimeError(f"{self._place} does not answer: {error}") from error
+                raise RuntimeError(f"{self._address} does not answer: {error}") from error
 
 
 def _send(link: socket.socket, message: Any) -> None:

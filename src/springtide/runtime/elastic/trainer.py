@@ -1,8 +1,8 @@
 """The elastic trainer: what happens at a step boundary, and what happens when a step cannot be completed.
 
-Everything here runs on the training thread; orders are taken by the control thread and only looked up. A step is
-committed on every member or replayed on every member: the reduction is its one point of agreement, and control flags
-travel in it, so that a switch of the group needs no round of its own.
+Everything here runs on the training thread. The control thread receives orders; the training thread reads them at step
+boundaries. A step is committed on every member or replayed on every member: the reduction is the only point where
+members agree, and control flags travel in it, so switching the group needs no extra round of communication.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Trainer:
         self._catchup = catchup
         self.storage = open_storage(spec)
         self.membership = Membership(spec.replica_id, device, spec.listen_host)
-        self.course = TrainingCursor(self.job, measures_noise=measures_noise)
+        self.training_cursor = TrainingCursor(self.job, measures_noise=measures_noise)
         self._has_state = False
         self._group: Group | None = None
         self._old_group: Group | None = None
@@ -88,10 +88,10 @@ class Trainer:
     def attach(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Take over the model and its optimizer, report readiness and wait for the first group."""
         self.state = TrainingState(model, optimizer, self._device)
-        measures_noise = self.course.measures_noise
+        measures_noise = self.training_cursor.measures_noise
         self.payload = StepVector(self.state, self.job.num_virtual_shards, measures_noise=measures_noise)
         self._accumulator = Accumulator(self.payload.pool, self.payload.num_summed)
-        # Memory pages are touched before others wait for this member: here, and while a group is being formed.
+        # Touch memory pages while no other member waits for this one: here, and while a group is being formed.
         touch_gradients(self.payload.parameters)
         self.membership.prepare = self.payload.warm
         self._link.update(is_ready=True)
@@ -99,22 +99,22 @@ class Trainer:
         self._enter_next()
 
     def start(self, num_samples: int, reader: SampleReader | None = None) -> None:
-        """The dataset is known: all that is to be trained follows from its length. Raises InvalidRequest."""
-        self.course.start(num_samples, reader)
+        """Set the dataset's length, from which all steps of the training follow. Raises InvalidRequest."""
+        self.training_cursor.start(num_samples, reader)
 
     @property
     def step(self) -> int:
-        return self.course.step
+        return self.training_cursor.step
 
     @property
     def progress(self) -> float:
-        """What is done, in steps of the initial batch size."""
-        return self.course.progress
+        """Committed work, in optimizer steps of the initial batch size."""
+        return self.training_cursor.progress
 
     @property
     def epoch(self) -> int:
         """The epoch of the next step (of the last one, at the end)."""
-        return self.course.epoch
+        return self.training_cursor.epoch
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -125,8 +125,11 @@ class Trainer:
         return self._group.rank if self._group is not None else 0
 
     def next_shard(self) -> tuple[GlobalBatch, int, tuple[int, int]] | None:
-        """The next shard to work on with the bounds of its samples, seeded; None when all steps are committed."""
-        while not self.course.is_over:
+        """The next shard's global batch, number and (first, end) samples; None when all steps are committed.
+
+        Seeds the random generators for that shard.
+        """
+        while not self.training_cursor.is_over:
             if self.membership.must_leave_step:
                 self._recover("")
             elif self._batch is None:
@@ -141,7 +144,7 @@ class Trainer:
         return None
 
     def contribute(self, loss: torch.Tensor) -> None:
-        """Backward for the shard at hand; after the last one of the step, exchange, update and commit."""
+        """Run backward for the current shard; after the step's last shard, exchange, update and commit."""
         if self.membership.must_leave_step:
             self._recover("")
             return
@@ -151,16 +154,18 @@ class Trainer:
         weight = (high - low) / len(self._batch.ids)
         torch.autograd.backward(loss * weight)
         self._accumulator.add(
-            shard, self.payload.capture(float(loss.detach()), weight, is_measured=self.course.measures_step)
+            shard, self.payload.capture(float(loss.detach()), weight, is_measured=self.training_cursor.measures_step)
         )
         self._shards.pop(0)
         if not self._drain_empty_shards():
             self._finish_step()
 
     def finish(self, publish: Callable[[], str]) -> int:
-        """The user's function returned: report it until it is acknowledged, serving members that are behind meanwhile.
+        """Report that the user's function returned, until the control plane acknowledges it; returns the exit code.
 
-        `publish` writes the result where this member leads, which it may only do once another has died.
+        If another member dies meanwhile, this one joins the new group, so that members behind can copy its state.
+        `publish` writes the result if this member is rank 0; it is called again after each change of the group,
+        because this member may become rank 0 only then.
         """
         self._writer.wait()
         self._sources.close()
@@ -179,7 +184,7 @@ class Trainer:
         return 0
 
     def abort_receiver(self) -> None:
-        """A forced order has come: stop receiving a state, if this member does. For the control thread."""
+        """Stop receiving a catch-up stream, if one is open. Called by the control thread on a forced order."""
         receiver = self._receiver
         if receiver is not None:
             receiver.abort()
@@ -188,7 +193,7 @@ class Trainer:
 
     def _begin_step(self) -> None:
         assert self._group is not None
-        self._batch = self.course.next_batch()
+        self._batch = self.training_cursor.next_batch()
         self._shards = list(shards_of_rank(self.job.num_virtual_shards, self._group.rank, self._group.world_size))
         self._accumulator.clear()
         self.payload.begin_step()
@@ -200,7 +205,7 @@ class Trainer:
         return self._batch.shard_bounds(shard, self.job.num_virtual_shards)
 
     def _drain_empty_shards(self) -> bool:
-        """Contribute zeros for shards without samples; whether a shard with samples is left."""
+        """Contribute zeros for leading shards without samples; returns whether a shard with samples is left."""
         assert self._batch is not None
         while self._shards:
             low, high = self._bounds(self._shards[0])
@@ -220,7 +225,7 @@ class Trainer:
         preempt = membership.preempt_generation or 0
         first = self._accumulator.blocks[0][1]
         if self.rank == 0:
-            self.payload.set_numbers(first, self.course.last_square)
+            self.payload.set_numbers(first, self.training_cursor.last_square)
         self.payload.set_flags(first, ready=ready, needs_sync=needs_sync, preempt=preempt)
         self._exchange_began_at_s = self._reporter.computation_ended()
         try:
@@ -253,23 +258,23 @@ class Trainer:
         least_s = OPERATION_TIMEOUT_S if self._num_steps_in_generation else _FIRST_STEP_TIMEOUT_S
         group.timeout_s = max(least_s, _DEADLINE_STEPS * self._longest_step_s)
         payload, own = self.payload, [vector for _, vector in blocks]
-        # From here on they are the exchange's: where it fails it may still be at work on them.
+        # The exchange owns the vectors from here on: after a failure it may still be writing to them.
         blocks.clear()
         return exchange(group, parts, own, payload.num_elements, payload.num_summed, payload.pool)
 
     def _commit(self, vector: torch.Tensor) -> None:
-        """Update the model with the reduced vector; from here on the step counts as committed."""
+        """Update the model with the reduced vector. The step then counts as committed."""
         assert self._batch is not None
         has_gradient = self.payload.has_gradient(vector)
         loss = self.payload.loss(vector)
         self.payload.apply_buffers(vector)
-        told_square = self.payload.apply_numbers(vector)
+        rank0_square = self.payload.apply_numbers(vector)
         batch, self._batch = self._batch, None
-        squares = self.payload.squares(vector) if self.course.measures_step else None
-        self.course.commit(batch, squares, told_square)
-        factor = self.course.learning_rate_factor
+        squares = self.payload.squares(vector) if self.training_cursor.measures_step else None
+        self.training_cursor.commit(batch, squares, rank0_square)
+        factor = self.training_cursor.learning_rate_factor
         lease = Lease(vector, self.payload.pool)
-        # Joiners take the same step at the same time as this member, not after it.
+        # Queued before this member's own update, so that joiners apply the step at the same time, not after it.
         self._sources.before_update(self.step, lease, has_gradient, factor)
         self.payload.attach(vector, has_gradient)
         self.state.update(factor)
@@ -285,7 +290,7 @@ class Trainer:
         self._after_commit(batch, loss)
 
     def _after_commit(self, batch: GlobalBatch, loss: float) -> None:
-        generation, group, course = self.membership.generation, self._group, self.course
+        generation, group, training_cursor = self.membership.generation, self._group, self.training_cursor
         assert group is not None
         self._step_log.remember(
             StepRecord(
@@ -301,19 +306,20 @@ class Trainer:
         self._write_step_log()
         if group.rank == 0:
             due_s = self._checkpointed_at_s + self.job.checkpoint_interval_s
-            if time.monotonic() >= due_s and not self._writer.is_busy and not course.is_over:
+            if time.monotonic() >= due_s and not self._writer.is_busy and not training_cursor.is_over:
                 self._checkpointed_at_s = time.monotonic()
-                self._writer.write_in_background(self.state, course.cursor, self.epoch, generation)
-        self._reporter.step_ended(course, batch, loss, sync_s=time.monotonic() - self._exchange_began_at_s)
+                self._writer.write_in_background(self.state, training_cursor.cursor, self.epoch, generation)
+        self._reporter.step_ended(training_cursor, batch, loss, sync_s=time.monotonic() - self._exchange_began_at_s)
 
     def _write_step_log(self) -> None:
-        """Where this member leads, write what the log lacks: its own steps, and what a leader before it left out."""
+        """On rank 0, write the steps that the log lacks: its own, and those that an earlier rank 0 did not write."""
         if self.rank != 0:
             return
         try:
             self._step_log.write(self.membership.generation)
         except Fenced:
-            # The order that raised the fence is on its way, and may well name this member: its state is needed then.
+            # A newer order raised the fence and has not arrived yet. It may include this member and need its state,
+            # so the worker waits for the order instead of exiting.
             self.membership.is_outdated = True
         except (OSError, StorageError) as error:
             _log(f"the step log could not be written, it will be tried again: {error}")
@@ -321,7 +327,7 @@ class Trainer:
     # --- a change of the group --------------------------------------------------------------------------------
 
     def _readiness(self, pending: Formation | None) -> tuple[int, bool]:
-        """The generation that this member could switch to now (0: none), and whether joiners must then be synced."""
+        """The generation that this member can switch to now (0: none), and whether joiners then need a full sync."""
         if pending is None or pending.order.forced:
             return 0, False
         if pending.error and pending.generation > self._tried_generation:
@@ -337,18 +343,18 @@ class Trainer:
         if not self._can_catch_up(pending):
             return (pending.generation if pending.is_ready else 0), True
         self._sources.open(self.state, self.payload, pending, joiners)
-        in_step, has_failed = self._sources.standing(self.step)
+        in_step, has_failed = self._sources.readiness(self.step)
         return (pending.generation if pending.is_ready and in_step else 0), has_failed
 
     def _can_catch_up(self, formation: Formation) -> bool:
-        return self._catchup and formation.is_in_reach and supports_catchup(self.state.optimizer)
+        return self._catchup and formation.is_reachable and supports_catchup(self.state.optimizer)
 
     def _switch(self, formation: Formation, needs_sync: bool) -> None:
-        """All members of the old group are at the same step and have the new group ready: go over to it."""
+        """Switch to the new group: all members of the old one are at the same step and have connected the new one."""
         if not formation.is_member:
             self._leave(formation.generation)
         if not needs_sync:
-            self._sources.switch(self.course.cursor, self._step_log)
+            self._sources.switch(self.training_cursor.cursor, self._step_log)
         self._sources.close()
         previous = self.membership.current
         self._old_group, self._group = self._group, formation.group
@@ -357,16 +363,16 @@ class Trainer:
             if needs_sync:
                 self._sync(formation)
             elif formation.group is not None and formation.world_size > 1:
-                formation.group.note("switched")
+                formation.group.set_flag("switched")
         except CollectiveError as error:
             self._recover(str(error))
             return
         self._begin_generation(formation, previous)
 
     def _recover(self, detail: str) -> None:
-        """The step cannot be completed: forget it, and go on with the next group from the last committed step.
+        """Discard the step that cannot be completed, and continue in the next group from the last committed step.
 
-        An empty `detail` says that the control plane knows already.
+        `detail` is reported to the control plane, unless it is empty because the control plane knows already.
         """
         if detail and not self.membership.must_leave_step:
             self._link.send(GroupBrokenReport(generation=self.membership.generation, detail=detail[:500]))
@@ -374,7 +380,7 @@ class Trainer:
         self._enter_next()
 
     def _break_up(self) -> None:
-        """Leave all operations with other members, and go back to the last committed step."""
+        """Close the groups and discard the current step; model and optimizer are at the last committed step."""
         for group in (self._group, self._old_group):
             if group is not None:
                 group.close()
@@ -387,7 +393,7 @@ class Trainer:
         self._reporter.step_given_up()
 
     def _enter_next(self) -> None:
-        """Wait for an order to form a group and go into it; repeat until that succeeds."""
+        """Wait for an order to form a group and join that group; repeat until that succeeds."""
         while True:
             pending = self.membership.await_order(self._tried_generation)
             self._leave_if_asked()
@@ -402,7 +408,7 @@ class Trainer:
                 pending.give_up()
 
     def _enter(self, formation: Formation) -> None:
-        """Go into a group from outside: at the start, as a joiner, or after a failure."""
+        """Join a group while in none: at the start, as a joiner, or after a failure."""
         membership = self.membership
         if not formation.is_member:
             self._leave(formation.generation)
@@ -425,7 +431,7 @@ class Trainer:
         if cursor is None:
             self._sync(formation)
         else:
-            self.course.cursor, self._has_state = cursor, True
+            self.training_cursor.cursor, self._has_state = cursor, True
         self._begin_generation(formation, previous)
 
     def _sync(self, formation: Formation) -> None:
@@ -433,14 +439,14 @@ class Trainer:
         group = formation.group
         assert group is not None
         group.timeout_s = _FIRST_STEP_TIMEOUT_S
-        known = self.course.cursor if self._has_state else None
+        known = self.training_cursor.cursor if self._has_state else None
 
         def is_wanted() -> bool:
-            # A member that missed the others' switch cannot sync with them: the group has to form anew.
-            missed = group.world_size > 1 and group.has_note("switched")
+            # A member that missed the others' switch cannot sync with them: a new group has to form.
+            missed = group.world_size > 1 and group.has_flag("switched")
             return formation.is_wanted() and not missed and not self.membership.is_leaving
 
-        self.course.cursor, is_fresh = synchronise(
+        self.training_cursor.cursor, is_fresh = synchronise(
             group, self.state, self._step_log, known, is_wanted, lambda: self.storage.load_newest(self.state)
         )
         if is_fresh:
@@ -449,7 +455,7 @@ class Trainer:
 
     def _begin_generation(self, formation: Formation, previous: Formation | None) -> None:
         self._num_steps_in_generation = 0
-        self.course.take_batch_size(formation.order.global_batch_size)
+        self.training_cursor.set_batch_size(formation.order.global_batch_size)
         if self.rank != 0:
             self._step_log.forget_written()
         self._link.update(generation=formation.generation, step=self.step)
@@ -466,20 +472,20 @@ class Trainer:
         raise WorkerExit(0)
 
     def _leave_if_asked(self) -> None:
-        """Between two groups: if this member is to leave, it does, with what it has."""
+        """Between two groups: if this member was ordered to leave, commit the state it has and exit."""
         if self.membership.is_leaving:
             self._leave_with_checkpoint(self.membership.leaving_generation, is_writer=self._has_state)
 
     def _leave_with_checkpoint(self, generation: int, *, is_writer: bool) -> None:
-        """Commit the present step as `generation`, then leave."""
+        """If `is_writer`, commit a checkpoint of the current step as `generation`; then leave."""
         while is_writer:
             try:
-                # A checkpoint of a step says that the log holds it: a leader may have died before it wrote the line.
+                # A checkpoint implies that the log holds its steps: a rank 0 that died may not have written them.
                 self._step_log.write(generation, is_leader=False)
-                self._writer.write_now(self.state, self.course.cursor, self.epoch, generation)
+                self._writer.write_now(self.state, self.training_cursor.cursor, self.epoch, generation)
                 break
             except (OSError, StorageError) as error:
-                newer = self.membership.await_turn(generation) if isinstance(error, Fenced) else None
+                newer = self.membership.await_newer_order(generation) if isinstance(error, Fenced) else None
                 if newer is None:
                     _log(f"{error}; the older checkpoint stands")
                     break
@@ -488,8 +494,10 @@ class Trainer:
 
     def _send_finished(self, path: str) -> int:
         self._reporter.flush()
-        told, generation = bool(path), self.membership.generation
-        return self._link.send(Finished(generation=generation, step=self.step, artifact_path=path, has_result=told))
+        report = Finished(
+            generation=self.membership.generation, step=self.step, artifact_path=path, has_result=bool(path)
+        )
+        return self._link.send(report)
 
 
 def _log(line: str) -> None:

@@ -1,7 +1,7 @@
-"""Where a training stands and what follows from it: the sample cursor, the batch in force, gradient noise, the rate.
+"""The position of a training and what follows from it: next samples, batch size, gradient noise, learning-rate factor.
 
-Everything here is a function of the sequence of (step, batch size) and of what was reduced, so it is the same on every
-member; the cursor travels with the model's state wherever that goes.
+All of it is a function of the sequence of (step, batch size) and of reduced values, so it is the same on every member.
+The cursor is part of the training state: checkpoints and joiners get it with the model.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from springtide.perf.noise_scale import NoiseMeter, NoiseSample, sample_noise
 from springtide.runtime.data.dataset_reader import SampleReader
 from springtide.runtime.data.shards import GlobalBatch, SampleSchedule
 
-# A few steps alone often have less signal than noise, which would read as "any batch will do" and be acted on.
+# In a few steps alone noise often exceeds the signal; the estimate would then allow any batch size.
 LEAST_NOISE_STEPS = 16
-# To square a large model's gradients costs several per cent of a step. Noise changes slowly, so once a beginning is
-# made a part of the steps is measured and each counts for the others.
+# Squaring a large model's gradients costs several per cent of a step. Noise changes slowly, so after the first
+# NUM_DENSE_STEPS only every NOISE_STRIDE-th step is measured, and each measurement counts for the steps between.
 NUM_DENSE_STEPS = 128
 NOISE_STRIDE = 4
 
 
 class Squares(msgspec.Struct, frozen=True, kw_only=True):
-    """What one step says about the noise of its gradient.
+    """One step's measurement of gradient noise.
 
-    `shard_square` is the mean over `num_shards` shards of the square norm of a shard's gradient, `mean_square` that of
-    their mean; both over `num_samples` samples.
+    `shard_square` is the mean over `num_shards` shards of the square norm of a shard's gradient, `mean_square` the
+    square norm of the mean gradient; both over `num_samples` samples.
     """
 
     num_shards: int
@@ -39,7 +39,7 @@ class Squares(msgspec.Struct, frozen=True, kw_only=True):
     mean_square: float
 
     def sample(self, mean_square: float) -> NoiseSample | None:
-        """The step as an estimate of the noise, with rank 0's figure for the mean gradient."""
+        """The step's estimate of the noise, with rank 0's value of `mean_square`."""
         shards = range(self.num_shards)
         sizes = [
             (at + 1) * self.num_samples // self.num_shards - at * self.num_samples // self.num_shards for at in shards
@@ -48,12 +48,12 @@ class Squares(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cursor(msgspec.Struct, frozen=True, kw_only=True):
-    """What a training state carries beside the model and its optimizer, after `step` committed steps.
+    """The part of a training state beside the model and its optimizer, after `step` committed steps.
 
-    `num_seen` samples lie behind it, over all epochs (None: as many as that many steps of the job's own batch have;
-    checkpoints once did not say). `global_batch_size` is what the next step is made of. `progress` is in steps of the
-    initial batch size, of which a larger one brings the gain. `squares` is the last step's: it enters `noise` one step
-    later, when rank 0's figure has come round.
+    `num_seen` counts samples used, over all epochs (None, in old checkpoints: `step` steps of the initial batch size).
+    `global_batch_size` is that of the next step. `progress` is in steps of the initial batch size; a step of a larger
+    batch counts as perf.goodput.gain says. `squares` is the last step's measurement: it enters `noise` one step later,
+    when rank 0's value has reached all members.
     """
 
     step: int = 0
@@ -65,7 +65,7 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainingCursor:
-    """Keeps a job's cursor. `start` comes once the dataset is known; before it only the cursor can be looked at."""
+    """Advances a job's cursor. Call `start` once the dataset is known; before that only `cursor` can be used."""
 
     def __init__(self, job: TrainingJob, *, measures_noise: bool | None = None) -> None:
         self._job = job
@@ -78,9 +78,9 @@ class TrainingCursor:
         return self.cursor.step
 
     def start(self, num_samples: int, reader: SampleReader | None = None) -> None:
-        """The dataset is known: which samples come next follows from its length. Raises InvalidRequest.
+        """Set the dataset's length, from which the samples of every step follow. Raises InvalidRequest if it is 0.
 
-        One that the platform keeps in shards comes with its `reader`, which knows a better order.
+        The `reader` of a platform dataset gives an order in which each stored shard is read once.
         """
         if num_samples <= 0:
             raise InvalidRequest("the dataset is empty; hand over at least one sample")
@@ -94,14 +94,14 @@ class TrainingCursor:
             arrange=None if reader is None else reader.arranged,
         )
 
-    def take_batch_size(self, size: int) -> None:
-        """From the next step on a batch has so many samples (0: as before)."""
+    def set_batch_size(self, size: int) -> None:
+        """Use global batches of `size` samples from the next step on (0: no change)."""
         size = size or self.cursor.global_batch_size or self._job.global_batch_size
         self.cursor = msgspec.structs.replace(self.cursor, global_batch_size=size)
 
     @property
     def num_seen(self) -> int:
-        """How many samples lie behind, over all epochs."""
+        """How many samples were used, over all epochs."""
         num_seen = self.cursor.num_seen
         return num_seen if num_seen is not None else self._known_schedule.num_seen(self.cursor.step)
 
@@ -121,7 +121,7 @@ class TrainingCursor:
 
     @property
     def total_steps(self) -> int:
-        """How many steps it will have been, if the batch stays as it is."""
+        """The number of steps at the end, if the batch size stays as it is."""
         if self._job.length_unit == "progress":
             left = max(0.0, self.total_progress - self.cursor.progress)
             return self.step + math.ceil(left / self._gain(self.cursor.global_batch_size))
@@ -129,14 +129,14 @@ class TrainingCursor:
 
     @property
     def total_progress(self) -> float:
-        """The job's length in steps of the initial batch size; where the batch never changes, the number of steps."""
+        """The job's length in steps of the initial batch size; for a fixed batch, the number of steps."""
         if self._job.batch is None:
             return float(self._known_schedule.total_steps)
         return self._known_schedule.num_samples * self._job.num_epochs / self._job.global_batch_size
 
     @property
     def progress(self) -> float:
-        """What is done of it; where the batch never changes, the number of steps."""
+        """The committed part of `total_progress`; for a fixed batch, the number of committed steps."""
         if self._job.batch is None or self._schedule is None:
             return float(self.step)
         if self._job.length_unit == "progress":
@@ -145,14 +145,14 @@ class TrainingCursor:
 
     @property
     def noise(self) -> GradientNoise | None:
-        """The gradient's square norm and variance as estimated by now; None before enough steps were seen."""
+        """The current estimate of the gradient's square norm and variance; None before LEAST_NOISE_STEPS."""
         if self.cursor.noise.num_samples < LEAST_NOISE_STEPS:
             return None
         return self.cursor.noise.noise(self._job.global_batch_size)
 
     @property
     def learning_rate_factor(self) -> float:
-        """What the batch in force makes of the user's learning rate; exactly 1 for a job that keeps its batch."""
+        """The factor on the user's learning rate for the current batch size; exactly 1 for a fixed batch."""
         batch = self._job.batch
         if batch is None:
             return 1.0
@@ -161,27 +161,30 @@ class TrainingCursor:
 
     @property
     def last_square(self) -> float:
-        """What rank 0 tells the others: the square norm of the last step's mean gradient."""
+        """The square norm of the last step's mean gradient, which rank 0 sends to the others; 0 if not measured."""
         return self.cursor.squares.mean_square if self.cursor.squares is not None else 0.0
 
     @property
     def measures_step(self) -> bool:
-        """Whether the next step's gradients are measured: by its number alone, so on every member or on none."""
+        """Whether noise is measured in the next step. It depends on the step's number only, so all members agree."""
         return self.measures_noise and _stride(self.cursor.step) > 0
 
     def next_batch(self) -> GlobalBatch:
         cursor = self.cursor
         return self._known_schedule.batch_at(cursor.step, self.num_seen, cursor.global_batch_size)
 
-    def commit(self, batch: GlobalBatch, squares: tuple[float, float] | None, told_square: float) -> None:
-        """Record the committed step on `batch`. `told_square` is rank 0's `last_square` for the step before."""
+    def commit(self, batch: GlobalBatch, squares: tuple[float, float] | None, rank0_square: float) -> None:
+        """Advance the cursor by a committed step on `batch`.
+
+        `squares` are StepVector.squares of this step, if it was measured; `rank0_square` is rank 0's `last_square`.
+        """
         cursor = self.cursor
         noise = cursor.noise
         if cursor.squares is not None:
             scale = cursor.squares.num_samples / self._job.global_batch_size
-            noise = noise.update(cursor.squares.sample(told_square), scale * _stride(cursor.step - 1))
+            noise = noise.update(cursor.squares.sample(rank0_square), scale * _stride(cursor.step - 1))
         measured = None
-        # NaN and infinity cannot be stored in a checkpoint's JSON either.
+        # NaN and infinity would spoil the estimate, and the JSON of a checkpoint cannot hold them.
         if squares is not None and self.measures_step and all(math.isfinite(square) for square in squares):
             num_shards = batch.num_filled(self._job.num_virtual_shards)
             measured = Squares(
@@ -208,7 +211,7 @@ class TrainingCursor:
 
 
 def _stride(step: int) -> int:
-    """For how many steps the measurement of step number `step` (from 0) stands; 0 where it is not measured."""
+    """How many steps the measurement of step `step` (from 0) counts for; 0 if it is not measured."""
     if step < NUM_DENSE_STEPS:
         return 1
     return NOISE_STRIDE if step % NOISE_STRIDE == 0 else 0

@@ -30,15 +30,15 @@ def synchronise(
     is_wanted: Callable[[], bool],
     restore: Callable[[], Cursor | None],
 ) -> tuple[Cursor, bool]:
-    """Give the state of those with the highest committed step to all behind, with the log's last lines.
+    """Copy the state of the members with the highest committed step to all others, with the step log's last lines.
 
-    Returns where the training stands then. `cursor` None says that this member has no state. Where no member has any,
-    rank 0 gets it from `restore`, and the second value returned is true. Raises CollectiveError.
+    `cursor` is this member's, None if it has no state. If no member has any, rank 0 calls `restore`. Returns the
+    group's cursor, and whether the state was restored. Raises CollectiveError, also once `is_wanted` returns false.
     """
     claims = [0 if cursor is None else cursor.step + 1]
     if group.world_size > 1:
         if cursor is not None:
-            # A joiner that waits for a catch-up stream learns that there will be none.
+            # Tells a joiner that waits for a catch-up stream that there will be none.
             group.store.set("sync", "1")
         group.store.set(f"claim/{group.rank}", str(claims[0]))
         keys = [f"claim/{rank}" for rank in range(group.world_size)]
@@ -67,8 +67,8 @@ def synchronise(
 def send_state(group: Group, state: TrainingState, cursor: Cursor, rank: int, step_log: StepMemory) -> None:
     """Send the model, the optimizer, the cursor and the log's last lines to `rank`, which runs `receive_state`."""
     packed, model_tensors, optimizer_tensors = state.pack_all()
-    told = {"cursor": msgspec.to_builtins(cursor), "packed": packed, "steps": step_log.newest()}
-    header = json.dumps(told).encode()
+    plain = {"cursor": msgspec.to_builtins(cursor), "packed": packed, "steps": step_log.newest()}
+    header = json.dumps(plain).encode()
     group.send(torch.tensor([len(header)], dtype=torch.int64, device=state.device), rank)
     group.send(torch.frombuffer(bytearray(header), dtype=torch.uint8).to(state.device), rank)
     small, large = _split(model_tensors, optimizer_tensors)
@@ -79,7 +79,7 @@ def send_state(group: Group, state: TrainingState, cursor: Cursor, rank: int, st
 
 
 def receive_state(group: Group, state: TrainingState, rank: int, step_log: StepMemory) -> Cursor:
-    """Take over what `rank` sends; returns its cursor."""
+    """Receive the state that `rank` sends; returns its cursor."""
     length = torch.zeros(1, dtype=torch.int64, device=state.device)
     group.receive(length, rank)
     raw = torch.zeros(int(length), dtype=torch.uint8, device=state.device)
@@ -113,7 +113,10 @@ def _num_bytes(tensor: torch.Tensor) -> int:
 def _split(
     model_tensors: Mapping[str, torch.Tensor], optimizer_tensors: Mapping[str, torch.Tensor]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Both sides see the same names in the same order, so the order alone says which bytes are whose."""
+    """All tensors in order of their names, the small ones (sent as one message) and the large ones.
+
+    Sender and receiver have the same names, so no names are sent.
+    """
     tensors = [tensor for mapping in (model_tensors, optimizer_tensors) for _, tensor in sorted(mapping.items())]
     tensors = [tensor for tensor in tensors if tensor.numel()]
     small = [tensor for tensor in tensors if _num_bytes(tensor) < _SMALL_BYTES]

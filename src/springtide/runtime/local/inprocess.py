@@ -30,7 +30,7 @@ class _OneWorker:
 
     def __init__(self, job: TrainingJob, device: torch.device, report: Callable[[_OneWorker, int], None]) -> None:
         self.job = job
-        self.course = TrainingCursor(job)
+        self.training_cursor = TrainingCursor(job)
         self.loss: float | None = None
         self.metrics: dict[str, float] = {}
         self._device = device
@@ -40,33 +40,33 @@ class _OneWorker:
 
     def attach(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.state = TrainingState(model, optimizer, self._device)
-        self.payload = StepVector(self.state, 1, measures_noise=self.course.measures_noise)
+        self.payload = StepVector(self.state, 1, measures_noise=self.training_cursor.measures_noise)
         self._accumulator = Accumulator(self.payload.pool, self.payload.num_summed)
 
     def start(self, num_samples: int, reader: SampleReader | None = None) -> None:
         """The dataset is known: all that is to be trained follows from its length. Raises InvalidRequest."""
-        self.course.start(num_samples, reader)
+        self.training_cursor.start(num_samples, reader)
 
     @property
     def step(self) -> int:
-        return self.course.step
+        return self.training_cursor.step
 
     @property
     def progress(self) -> float:
         """What is done, in steps of the initial batch size."""
-        return self.course.progress
+        return self.training_cursor.progress
 
     @property
     def epoch(self) -> int:
         """The epoch of the next step (of the last one, at the end)."""
-        return self.course.epoch
+        return self.training_cursor.epoch
 
     def next_shard(self) -> tuple[GlobalBatch, int, tuple[int, int]] | None:
         """The next shard to work on with the bounds of its samples, seeded; None when all steps are done."""
         if self._batch is None:
-            if self.course.is_over:
+            if self.training_cursor.is_over:
                 return None
-            self._batch = self.course.next_batch()
+            self._batch = self.training_cursor.next_batch()
             self._shards = list(range(self.job.num_virtual_shards))
             self.payload.begin_step()
             self._skip_empty_shards()
@@ -83,7 +83,7 @@ class _OneWorker:
         weight = (high - low) / len(self._batch.ids)
         torch.autograd.backward(loss * weight)
         self._accumulator.add(
-            shard, self.payload.capture(float(loss.detach()), weight, is_measured=self.course.measures_step)
+            shard, self.payload.capture(float(loss.detach()), weight, is_measured=self.training_cursor.measures_step)
         )
         self._skip_empty_shards()
         if not self._shards:
@@ -102,16 +102,16 @@ class _OneWorker:
             self._accumulator.add(self._shards.pop(0), self.payload.zeros())
 
     def _commit(self, batch: GlobalBatch) -> None:
-        payload, course = self.payload, self.course
+        payload, training_cursor = self.payload, self.training_cursor
         ((_, vector),) = self._accumulator.blocks
         # The optimizer's numbers take the way that they take between workers, because it rounds the smallest of them.
-        payload.set_numbers(vector, course.last_square)
+        payload.set_numbers(vector, training_cursor.last_square)
         self.loss = payload.loss(vector)
         payload.apply_buffers(vector)
-        told_square = payload.apply_numbers(vector)
-        course.commit(batch, payload.squares(vector) if course.measures_step else None, told_square)
+        rank0_square = payload.apply_numbers(vector)
+        training_cursor.commit(batch, payload.squares(vector) if training_cursor.measures_step else None, rank0_square)
         payload.attach(vector, payload.has_gradient(vector))
-        self.state.update(course.learning_rate_factor)
+        self.state.update(training_cursor.learning_rate_factor)
         payload.detach()
         self._accumulator.clear()
         self._batch = None
@@ -140,7 +140,7 @@ class _DirectoryArtifacts:
 
 def _reporter(lines: LossLines) -> Callable[[_OneWorker, int], None]:
     def report(worker: _OneWorker, num_samples: int) -> None:
-        lines.report(worker.step, worker.course.total_steps, worker.loss, num_samples, worker.metrics)
+        lines.report(worker.step, worker.training_cursor.total_steps, worker.loss, num_samples, worker.metrics)
 
     return report
 

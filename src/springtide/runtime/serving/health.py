@@ -1,6 +1,6 @@
-"""A replica's health over HTTP, with the paths of the Open Inference Protocol: for probes over a network.
+"""A replica's health over HTTP, at the paths of the Open Inference Protocol, for probes over a network.
 
-It tells no secret and changes nothing, so it asks for no token; the platform itself goes by what the replica reports.
+It reveals no secret and changes nothing, so it needs no token. The platform itself relies on the replica's reports.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from springtide.runtime.serving.server import ReplicaServer
 from springtide.serving.inference_protocol import model_metadata
 
 _LOG = logging.getLogger("springtide.replica")
-# Seconds that a request may keep its thread, and requests at once: probes come once in a second or two.
+# Limits for one request and for concurrent requests: probes arrive every second or two.
 _TIMEOUT_S = 5.0
 _MAX_AT_ONCE = 16
 
 
 class HealthServer:
-    """Answers at an address from the moment it is made. `serves` tells it that the replica is ready. Raises OSError.
+    """Answers health probes from construction on; `attach` makes it report ready. The constructor raises OSError.
 
-    Live: the process answers. Ready: the model is loaded, the gateway can ask it, and it does not drain.
+    Live: the process answers. Ready: the model is loaded, the gateway can send requests, and no drain has begun.
     """
 
     def __init__(self, host: str, port: int, service: InferenceService) -> None:
@@ -35,7 +35,7 @@ class HealthServer:
         health = self
 
         class Handler(_Handler):
-            def tell(self, path: str) -> tuple[int, dict[str, Any]]:
+            def respond(self, path: str) -> tuple[int, dict[str, Any]]:
                 return health.answer(path)
 
         self._server = _Server((host, port), Handler)
@@ -47,12 +47,12 @@ class HealthServer:
         serving = self._serving
         return serving is not None and not serving.is_draining
 
-    def serves(self, server: ReplicaServer) -> None:
-        """The model is loaded and this answers for it."""
+    def attach(self, server: ReplicaServer) -> None:
+        """Report the state of `server` from now on; its model is loaded."""
         self._serving = server
 
     def answer(self, path: str) -> tuple[int, dict[str, Any]]:
-        """Return the status and the body for a path: 503 for what is not ready, 404 for what is not here."""
+        """The HTTP status and JSON body for a path: 503 if not ready, 404 for an unknown path."""
         parts = path.partition("?")[0].strip("/").split("/")
         if parts == ["v2", "health", "live"]:
             return 200, {"live": True}
@@ -83,36 +83,36 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self._room = threading.BoundedSemaphore(_MAX_AT_ONCE)
+        self._request_slots = threading.BoundedSemaphore(_MAX_AT_ONCE)
         super().__init__(address, handler)
 
     def server_bind(self) -> None:
-        """Bind, and leave out the look-up of a name for the address, which may take seconds."""
+        """Bind without the base class's reverse name look-up, which may take seconds."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer on a thread of its own, or hang up where too many are at it."""
-        if not self._room.acquire(blocking=False):
+        """Answer on a new thread, or close the connection if too many requests are being answered."""
+        if not self._request_slots.acquire(blocking=False):
             self.shutdown_request(request)
             return
         try:
             super().process_request(request, client_address)
         except BaseException:
-            self._room.release()
+            self._request_slots.release()
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._room.release()
+            self._request_slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that leaves in the middle is nothing to make noise about."""
-        _LOG.debug("a question about health came to nothing", exc_info=True)
+        """Log at debug level only: clients that disconnect early are normal."""
+        _LOG.debug("a health request failed", exc_info=True)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -120,20 +120,20 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "springtide"
     sys_version = ""
 
-    def tell(self, path: str) -> tuple[int, dict[str, Any]]:
-        """Return status and body for a path."""
+    def respond(self, path: str) -> tuple[int, dict[str, Any]]:
+        """The HTTP status and JSON body for a path."""
         raise NotImplementedError
 
     def do_GET(self) -> None:
         self._answer(with_body=True)
 
     def do_HEAD(self) -> None:
-        """The same without the body."""
+        """Answer as do_GET does, without the body."""
         self._answer(with_body=False)
 
     def _answer(self, *, with_body: bool) -> None:
-        status, told = self.tell(self.path)
-        body = msgspec.json.encode(told)
+        status, answer = self.respond(self.path)
+        body = msgspec.json.encode(answer)
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
@@ -142,4 +142,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Probes come all the time: they are no news."""
+        """Does nothing: probes would fill the log."""

@@ -1,4 +1,4 @@
-"""Where a serving replica listens: a private socket of its machine, or an address of its own behind a secret."""
+"""Where a serving replica listens: a private unix socket, or a TCP address that requires a handshake with a secret."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_SOCKET_PATH_BYTES = 100
 
 
 class HandshakeGuard(msgspec.Struct, frozen=True):
-    """Where a replica listens that others reach over a network, and the secret that they share with it."""
+    """The address at which a replica listens for other machines, and the secret that it shares with gateways."""
 
     host: str
     port: int
@@ -26,33 +26,33 @@ class HandshakeGuard(msgspec.Struct, frozen=True):
 
 
 class ReplicaListener(Protocol):
-    """A listening socket. `address` is what the gateway connects to; a client that does not know `token` is refused."""
+    """A listening socket. The gateway connects to `address`; with a `token`, clients must prove that they know it."""
 
     address: str
     token: str
-    listener: socket.socket
+    socket: socket.socket
 
     def remove(self) -> None:
-        """Take away what listening has left behind; the socket is closed already."""
+        """Remove what listening has left behind. The caller has closed the socket."""
         ...
 
 
-class PrivateDoor:
-    """A unix socket (0600) in a directory that only this user can enter. Raises OSError."""
+class UnixListener:
+    """A unix socket (mode 0600) in a directory that only this user can enter. The constructor raises OSError."""
 
     token = ""
 
     def __init__(self, directory: Path, replica_id: ReplicaId) -> None:
         self._path, self._own_directory = _socket_path(directory, replica_id)
         self.address = f"unix://{self._path}"
-        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            # The directory is private before the socket is in it, so there is no instant at which it is not.
-            self.listener.bind(str(self._path))
+            # The directory is private already, so the socket is never reachable for other users before chmod.
+            self.socket.bind(str(self._path))
             os.chmod(self._path, 0o600)
-            self.listener.listen(MAX_CONNECTIONS)
+            self.socket.listen(MAX_CONNECTIONS)
         except OSError:
-            self.listener.close()
+            self.socket.close()
             raise
 
     def remove(self) -> None:
@@ -61,33 +61,33 @@ class PrivateDoor:
             self._own_directory.cleanup()
 
 
-class GuardedDoor:
-    """A TCP socket at the replica's own address, and at no other of the machine. Raises OSError."""
+class TcpListener:
+    """A TCP socket at the replica's own address only, not at all of the machine's. The constructor raises OSError."""
 
     def __init__(self, guard: HandshakeGuard) -> None:
         self.token = guard.token
         family = socket.AF_INET6 if ":" in guard.host else socket.AF_INET
-        self.listener = socket.socket(family, socket.SOCK_STREAM)
+        self.socket = socket.socket(family, socket.SOCK_STREAM)
         try:
-            self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self.listener.bind((guard.host, guard.port))
-            self.listener.listen(_BACKLOG)
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self.socket.bind((guard.host, guard.port))
+            self.socket.listen(_BACKLOG)
         except OSError:
-            self.listener.close()
+            self.socket.close()
             raise
-        self.address = tcp_address(guard.host, self.listener.getsockname()[1])
+        self.address = tcp_address(guard.host, self.socket.getsockname()[1])
 
     def remove(self) -> None:
-        """A port leaves nothing behind."""
+        """Does nothing: a port leaves nothing behind."""
 
 
 def tcp_address(host: str, port: int) -> str:
-    """The address of a host and a port, as gateways and workers take it."""
+    """`tcp://host:port`, with an IPv6 host in brackets."""
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
 def _socket_path(directory: Path, replica_id: ReplicaId) -> tuple[Path, tempfile.TemporaryDirectory[str] | None]:
-    """Return a path short enough for a unix socket, in a directory that only this user can enter."""
+    """A socket path below the system's length limit, in a private directory; a temporary one if `directory` is long."""
     private = directory / "sockets"
     path = private / f"{replica_id}.sock"
     if len(os.fsencode(path)) < _MAX_SOCKET_PATH_BYTES:

@@ -1,6 +1,6 @@
-"""A serving replica with an address of its own: it listens for gateways there, behind the secret of its service.
+"""A serving replica in a container: it listens for gateways at its own address, and they must prove its secret.
 
-No torch here: what a model needs, the user's file imports.
+This module does not import torch; the user's file imports what its model needs.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from springtide.runtime.serving.listeners import HandshakeGuard
 from springtide.runtime.serving.replica import run_replica
 from springtide.serving.frames import HEALTH_PORT, SERVING_PORT
 
-# Other ports than the usual ones, for replicas that share an address.
+# Override the default ports, for replicas that share an address.
 SERVING_PORT_VARIABLE = "SPRINGTIDE_SERVING_PORT"
 HEALTH_PORT_VARIABLE = "SPRINGTIDE_HEALTH_PORT"
 
 
 def run_serving_pod(spec: WorkerSpec, key: str, *, prepare: Callable[[], WorkerSpec] | None = None) -> int:
-    """Serve at `spec.listen_host` and return the exit code, as run_replica does. On the main thread, for SIGTERM.
+    """Serve at `spec.listen_host` and return the exit code, as run_replica does. Call it on the main thread.
 
-    `key` is the workload's. Health is told from the beginning; then `prepare` fetches what is needed and returns the
-    spec that is to be served. Raises BackendError if there is no address or no key, OSError if a port is taken.
+    `key` is the workload's key. Health probes are answered from the beginning; `prepare` then fetches what is needed
+    and returns the spec to serve. Raises BackendError if there is no address or no key, OSError if a port is taken.
     """
     service = spec.workload
     assert isinstance(service, InferenceService), "run_serving_pod is for services"
@@ -46,7 +46,7 @@ def run_serving_pod(spec: WorkerSpec, key: str, *, prepare: Callable[[], WorkerS
         link = ControlLink(spec)
         link.start()
         try:
-            return run_replica(spec, link, guard=guard, on_serving=health.serves)
+            return run_replica(spec, link, guard=guard, on_serving=health.attach)
         finally:
             link.close()
     finally:
@@ -54,7 +54,7 @@ def run_serving_pod(spec: WorkerSpec, key: str, *, prepare: Callable[[], WorkerS
 
 
 def main(spec: WorkerSpec) -> int:
-    """Be the worker of a service's container and return the exit code; 5 where the container lacks what it needs."""
+    """Run the worker of a service's container and return its exit code; 5 if the container lacks what it needs."""
     try:
         key_file = os.environ.get(KEY_FILE_VARIABLE, "")
         key = Path(key_file).read_text().strip() if key_file else ""
@@ -64,8 +64,8 @@ def main(spec: WorkerSpec) -> int:
         return EXIT_UNFIT
 
 
-def _port(variable: str, usual: int) -> int:
+def _port(variable: str, default: int) -> int:
     text = os.environ.get(variable, "")
     if text and not (text.isdecimal() and int(text) < 1 << 16):
         raise BackendError(f"{variable} is {text!r:.40}, which is no port")
-    return int(text or usual)
+    return int(text or default)

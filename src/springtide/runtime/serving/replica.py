@@ -1,7 +1,7 @@
-"""A serving replica: loads the user's class and answers batches until it is told to stop.
+"""A serving replica: loads the user's class and answers batches until the platform stops it.
 
-The main thread runs the user's code and nothing else does; where it listens and what it reads is replica_server.py.
-No torch here: what a model needs, the user's file imports.
+Only the main thread runs user code; listening and reading are in listeners.py and server.py. This module does not
+import torch; the user's file imports what its model needs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from springtide.core.workload import Entrypoint, InferenceService
 from springtide.runtime.process.control_link import ControlLink
 from springtide.runtime.process.entry import describe_error, load_object
 from springtide.runtime.process.share_slot import iteration, open_slot
-from springtide.runtime.serving.listeners import GuardedDoor, HandshakeGuard, PrivateDoor, ReplicaListener
+from springtide.runtime.serving.listeners import HandshakeGuard, ReplicaListener, TcpListener, UnixListener
 from springtide.runtime.serving.server import ReplicaServer
 from springtide.serving.frames import MAX_FRAME_BYTES, BatchOutcome
 from springtide.serving.schema import ServiceSchema, call_decoder, derive_schema
@@ -36,7 +36,7 @@ _EXIT_MARGIN_FRACTION = 0.1
 
 
 def load_served_class(entrypoint: Entrypoint) -> type:
-    """Import the user's file and return the served class. Raises InvalidRequest, or whatever the file raises."""
+    """Import the user's file and return the class to serve. Raises InvalidRequest, and errors of the user's file."""
     if entrypoint.kind != "class":
         raise InvalidRequest(f"a service needs a class to serve, {entrypoint.object_name!r} is a {entrypoint.kind}")
     found = load_object(entrypoint, f"springtide_served_{os.getpid()}")
@@ -49,9 +49,9 @@ def load_served_class(entrypoint: Entrypoint) -> type:
 
 
 class ServedUserModel:
-    """The user's object with its schema: turns calls into outcomes. Only one thread may call `answer`.
+    """The user's object with its schema. Only one thread may call `answer`.
 
-    `slot` is where a replica tells when it predicts (None: it has its device to itself).
+    `slot` tells the share daemon when the replica predicts; None if it holds the whole device.
     """
 
     def __init__(
@@ -70,7 +70,10 @@ class ServedUserModel:
             load()
 
     def answer(self, calls: Sequence[bytes]) -> tuple[BatchOutcome, ...]:
-        """Return one outcome per call. Calls that may share a batch are predicted together, in order."""
+        """Return one outcome per call (the JSON arguments of `predict`), in order.
+
+        If the class takes lists, the calls are predicted together as one batch.
+        """
         outcomes: list[BatchOutcome | None] = [None] * len(calls)
         arguments: dict[int, dict[str, Any]] = {}
         for index, call in enumerate(calls):
@@ -89,7 +92,7 @@ class ServedUserModel:
         return tuple(outcome for outcome in outcomes if outcome is not None)
 
     def _predict_together(self, arguments: dict[int, dict[str, Any]]) -> dict[int, BatchOutcome]:
-        """Concatenate the lists, predict in chunks of at most `max_batch_size` items, and cut the outputs again."""
+        """Concatenate the lists, predict in chunks of at most `max_batch_size` items, and split the outputs by call."""
         if not arguments:
             return {}
         first = next(iter(arguments.values()))
@@ -100,7 +103,7 @@ class ServedUserModel:
             or any(name not in given or len(given[name]) != len(given[names[0]]) for name in names)
             for given in arguments.values()
         ):
-            # The gateway does not mix these; another client of the socket may.
+            # The gateway does not mix such calls, but another client of the socket may.
             return {index: self._checked_alone(given, names) for index, given in arguments.items()}
         columns = {name: [item for given in arguments.values() for item in given[name]] for name in names}
         num_items = len(columns[names[0]])
@@ -115,7 +118,7 @@ class ServedUserModel:
         except (Exception, SystemExit) as error:
             if len(arguments) == 1:
                 return {index: _failure(error) for index in arguments}
-            # One request's input must not fail its neighbours: each is tried alone, and the culprit fails alone.
+            # One bad request must not fail the others of its batch, so each is predicted alone.
             return {index: self._predict_together({index: given})[index] for index, given in arguments.items()}
         answers: dict[int, BatchOutcome] = {}
         start = 0
@@ -140,15 +143,15 @@ class ServedUserModel:
         return list(result)
 
     def _predict(self, arguments: dict[str, Any], num_items: int) -> Any:
-        """Run the user's code on one batch; arrays come back as lists, so that a device has done its work by then."""
+        """Run `predict` on one batch. Converting arrays to lists also waits for a device to finish its work."""
         slot = self._slot
         if slot is None:
             return _plain(self._instance.predict(**arguments))
         with iteration(slot, num_items):
             return _plain(self._instance.predict(**arguments))
 
-    def waits(self, num_batches: int) -> None:
-        """So many batches wait for the one at work to end. Any thread may say so."""
+    def set_queue_length(self, num_batches: int) -> None:
+        """Report how many batches wait for the current one to end. Thread-safe."""
         if self._slot is not None:
             self._slot.queued(num_batches)
 
@@ -169,7 +172,7 @@ def _type_of(value: object) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Turn arrays and tensors into lists; leave the rest."""
+    """Arrays and tensors as lists; other values unchanged."""
     tolist = getattr(value, "tolist", None)
     return tolist() if callable(tolist) else value
 
@@ -185,7 +188,7 @@ _ENCODER = msgspec.json.Encoder(enc_hook=_encode_hook)
 
 
 def _encoded(result: Any) -> BatchOutcome:
-    """Write the result as JSON (a NaN becomes null, for JSON has none)."""
+    """The outcome with `result` as JSON; NaN becomes null, because JSON has no NaN."""
     try:
         body = _ENCODER.encode(result)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -213,20 +216,20 @@ def run_replica(
 ) -> int:
     """Load the service's class, serve it, and return the exit code: 0 after a drain, 1 if the class does not load.
 
-    The caller has started `link` and closes it. Loading counts as starting: Ready is reported only when the socket
-    answers, and `on_serving` gets what answers there. It listens at `guard`'s address, or privately on its machine.
-    A Stop (or SIGTERM) ends the process within its grace even if the user's code hangs, through `terminate`.
+    The caller has started `link` and closes it. The replica listens at `guard`'s address, or at a private unix socket
+    without one. When the model is loaded and the socket answers, `on_serving` is called with the server and Ready is
+    reported. After a Stop order or SIGTERM, `terminate` ends the process within its grace even if user code hangs.
     """
     service = spec.workload
     assert isinstance(service, InferenceService), "run_replica is for services"
     stop = _Stopping(terminate)
     link.on_lease_expired = lambda: stop.begin(service.grace_s)
-    link.on_order = stop.take
+    link.on_order = stop.handle_order
     while not link.orders.empty():
-        # What came before there was a callback.
-        stop.take(link.orders.get())
+        # Orders that arrived before the callback was set.
+        stop.handle_order(link.orders.get())
     if threading.current_thread() is threading.main_thread():
-        # A handler runs between two instructions of this thread, which may hold the lock that `begin` wants.
+        # On another thread: a signal handler interrupts this one, which may hold the lock that `begin` acquires.
         signal.signal(
             signal.SIGTERM, lambda *_: threading.Thread(target=stop.begin, args=(service.grace_s,), daemon=True).start()
         )
@@ -245,13 +248,13 @@ def run_replica(
 def _load(
     spec: WorkerSpec, service: InferenceService, link: ControlLink, guard: HandshakeGuard | None
 ) -> ReplicaServer | None:
-    """Return what listens for the loaded model; None, after a report of why, if that came to nothing."""
+    """The server of the loaded model; None, after reporting the reason, if the model cannot be loaded."""
     try:
         served = load_served_class(service.entrypoint)
         link.phases.ended("import")
         model = ServedUserModel(served, service.max_batch_size, service.params, open_slot(spec))
-        door: ReplicaListener = GuardedDoor(guard) if guard else PrivateDoor(Path(spec.work_dir), spec.replica_id)
-        return ReplicaServer(spec.replica_id, model, door)
+        listener: ReplicaListener = TcpListener(guard) if guard else UnixListener(Path(spec.work_dir), spec.replica_id)
+        return ReplicaServer(spec.replica_id, model, listener)
     except (Exception, SystemExit) as error:
         _LOG.error("the service %s does not load", service.name, exc_info=error)
         is_ours = isinstance(error, SpringtideError)
@@ -275,7 +278,7 @@ def _serve(spec: WorkerSpec, link: ControlLink, stop: _Stopping, server: Replica
 
 
 class _Stopping:
-    """Turns orders into a drain, and sees to it that the process ends in time."""
+    """Drains the server on a Stop order and ends the process at the end of its grace."""
 
     def __init__(self, terminate: Callable[[int], None]) -> None:
         self._terminate = terminate
@@ -284,8 +287,8 @@ class _Stopping:
         self._deadline_s: float | None = None
         self._watchdog: threading.Timer | None = None
 
-    def take(self, order: Order) -> None:
-        """Handle one order, on the control thread."""
+    def handle_order(self, order: Order) -> None:
+        """Called on the control thread, so it must not block."""
         if isinstance(order, Stop | Preempt):
             self.begin(order.grace_s)
         elif isinstance(order, FenceOrder):
@@ -293,7 +296,7 @@ class _Stopping:
             self._terminate(0)
 
     def begin(self, grace_s: float) -> None:
-        """Drain now, and end the process just before `grace_s` have passed."""
+        """Start to drain, and end the process just before `grace_s` have passed."""
         with self._lock:
             if self._deadline_s is not None:
                 return
@@ -303,11 +306,11 @@ class _Stopping:
             self._watchdog.daemon = True
             self._watchdog.start()
         if server is not None:
-            # Telling the gateways may take a while if one does not read, and heartbeats come from this thread.
+            # On another thread: a gateway that does not read blocks `drain`, and this thread sends heartbeats.
             threading.Thread(target=server.drain, name="springtide-drain", daemon=True).start()
 
     def attach(self, server: ReplicaServer) -> None:
-        """Let orders reach the server; one that came while it loaded takes effect now."""
+        """Set the server to drain; drains it now if a Stop arrived while the model was loading."""
         with self._lock:
             self._server = server
             is_stopping = self._deadline_s is not None
@@ -315,7 +318,7 @@ class _Stopping:
             server.drain()
 
     def end(self) -> None:
-        """The process ends by itself: stop the watchdog."""
+        """Cancel the watchdog: the process ends by itself."""
         with self._lock:
             if self._watchdog is not None:
                 self._watchdog.cancel()

@@ -1,6 +1,7 @@
-"""The gateway's side of a serving replica: connections, batches in, answers out, and a drain that loses nothing.
+"""The server of a serving replica: it accepts gateways' connections, queues their batches and answers them.
 
-One thread per connection reads, so that health and draining are answered while a prediction runs.
+Each connection has a reading thread, so that pings are answered while a prediction runs. A drain answers every accepted
+batch.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ from springtide.serving.frames import (
 from springtide.serving.schema import ServiceSchema
 
 _LOG = logging.getLogger("springtide.replica")
-# So many that have proved nothing yet may be connected, and for so long.
-_MAX_STRANGERS = 32
+# Limits for connections that have not authenticated yet.
+_MAX_UNAUTHENTICATED = 32
 _GREETING_S = 5.0
 _MAX_OUTSTANDING = 64
 _READ_BYTES = 1 << 18
@@ -58,15 +59,15 @@ class Answerer(Protocol):
         """Return one outcome per call."""
         ...
 
-    def waits(self, num_batches: int) -> None:
-        """So many batches wait for the one at work to end."""
+    def set_queue_length(self, num_batches: int) -> None:
+        """Report how many batches wait for the current one to end. Called by several threads."""
         ...
 
 
 class ReplicaServer:
-    """Reads, and hands batches to the thread that calls `run`. `drain` and `address` may be used by any."""
+    """Queues batches for the thread that calls `run`. `drain` and `address` may be used from any thread."""
 
-    def __init__(self, replica_id: ReplicaId, model: Answerer, door: ReplicaListener) -> None:
+    def __init__(self, replica_id: ReplicaId, model: Answerer, listener: ReplicaListener) -> None:
         self._model = model
         self._replica_id = replica_id
         self._welcome = encode_frame(Welcome(replica_id=replica_id, schema=model.schema))
@@ -76,10 +77,10 @@ class ReplicaServer:
         self._is_draining = False
         self._peers: set[_Peer] = set()
         # Peers that have not authenticated yet, the longest connected first.
-        self._strangers: dict[_Peer, None] = {}
-        self._door = door
+        self._unauthenticated: dict[_Peer, None] = {}
+        self._listener = listener
         self.schema = model.schema
-        self.address = door.address
+        self.address = listener.address
         threading.Thread(target=self._accept, name="springtide-accept", daemon=True).start()
 
     @property
@@ -87,71 +88,71 @@ class ReplicaServer:
         return self._is_draining
 
     def run(self) -> None:
-        """Answer batches until drained: what was accepted before `drain` is answered, then this returns."""
+        """Answer batches until `drain` is called and every batch accepted before it is answered."""
         while True:
             entry = self._batches.get()
             if entry is None:
                 return
             peer, predict = entry
-            self._model.waits(self._num_outstanding - 1)
+            self._model.set_queue_length(self._num_outstanding - 1)
             started_s = time.perf_counter()
             outcomes = self._model.answer(predict.calls)
             took_s = time.perf_counter() - started_s
-            # Before the answer goes out: a client that has it must not see the batch counted as outstanding.
+            # Before the answer is sent: a client that has it must not see the batch counted as outstanding.
             with self._lock:
                 self._num_outstanding -= 1
             peer.send(Answered(batch_id=predict.batch_id, outcomes=outcomes, predict_s=took_s))
 
     def drain(self) -> None:
-        """Take nothing new from now on; `run` returns once everything accepted is answered."""
+        """Refuse new batches; `run` returns once all accepted ones are answered."""
         with self._lock:
             if self._is_draining:
                 return
             self._is_draining = True
             peers, num_outstanding = list(self._peers), self._num_outstanding
         for peer in peers:
-            # Unasked, so that a gateway stops sending before the first batch has to be turned away.
+            # An unsolicited Pong lets gateways stop sending before a batch has to be refused.
             peer.send(Pong(nonce=0, num_outstanding=num_outstanding, is_draining=True))
-        # Last, because `run` may return at once: whatever was accepted lies before this mark.
+        # Last, because `run` may return at once: every accepted batch is in the queue before this sentinel.
         self._batches.put(None)
 
     def close(self) -> None:
         with self._lock:
             self._is_draining = True
-            peers = [*self._peers, *self._strangers]
-        _shut(self._door.listener)
+            peers = [*self._peers, *self._unauthenticated]
+        _shut(self._listener.socket)
         for peer in peers:
             peer.close()
-        self._door.remove()
+        self._listener.remove()
 
     def _accept(self) -> None:
         while True:
             try:
-                connection, _ = self._door.listener.accept()
+                connection, _ = self._listener.socket.accept()
             except OSError:
                 return
             peer = _Peer(connection)
-            # On a socket of the machine the connection itself proves whose it is.
-            if not (self._make_room(peer) if self._door.token else self._admit(peer)):
+            # Only this user can connect to the unix socket, so no handshake is needed there.
+            if not (self._admit_unauthenticated(peer) if self._listener.token else self._admit(peer)):
                 peer.close()
                 continue
             threading.Thread(target=self._read, args=(peer,), name="springtide-read", daemon=True).start()
 
-    def _make_room(self, peer: _Peer) -> bool:
-        """Take in a stranger, in place of the oldest where there are too many: a gateway proves itself at once."""
+    def _admit_unauthenticated(self, peer: _Peer) -> bool:
+        """Admit a peer until it authenticates; over the limit the oldest is dropped: gateways authenticate at once."""
         with self._lock:
-            oldest = next(iter(self._strangers)) if len(self._strangers) >= _MAX_STRANGERS else None
+            oldest = next(iter(self._unauthenticated)) if len(self._unauthenticated) >= _MAX_UNAUTHENTICATED else None
             if oldest is not None:
-                del self._strangers[oldest]
-            self._strangers[peer] = None
+                del self._unauthenticated[oldest]
+            self._unauthenticated[peer] = None
         if oldest is not None:
-            # Its own thread closes what it reads from.
+            # The thread that reads from the connection closes it.
             oldest.hang_up()
         return True
 
     def _admit(self, peer: _Peer) -> bool:
         with self._lock:
-            self._strangers.pop(peer, None)
+            self._unauthenticated.pop(peer, None)
             if len(self._peers) >= MAX_CONNECTIONS:
                 return False
             self._peers.add(peer)
@@ -160,7 +161,7 @@ class ReplicaServer:
     def _read(self, peer: _Peer) -> None:
         reader: FrameReader[Question] = FrameReader(Question)
         try:
-            welcome = self._greeted(peer, reader) if self._door.token else self._welcome
+            welcome = self._authenticate(peer, reader) if self._listener.token else self._welcome
             peer.send_bytes(welcome)
             if self._is_draining:
                 peer.send(Pong(nonce=0, is_draining=True))
@@ -171,12 +172,12 @@ class ReplicaServer:
             _LOG.info("a connection ended: %s", error)
         finally:
             with self._lock:
-                self._strangers.pop(peer, None)
+                self._unauthenticated.pop(peer, None)
                 self._peers.discard(peer)
             peer.close()
 
-    def _greeted(self, peer: _Peer, reader: FrameReader[Question]) -> bytes:
-        """Return the Welcome for a peer that has proved to know the secret. Raises BackendError, OSError for others."""
+    def _authenticate(self, peer: _Peer, reader: FrameReader[Question]) -> bytes:
+        """Authenticate a peer and return its Welcome. Raises BackendError or OSError if it cannot prove the secret."""
         challenge = new_nonce()
         peer.send_bytes(encode_frame(Challenge(nonce=challenge)))
         reader.max_frame_bytes = MAX_GREETING_BYTES
@@ -191,13 +192,13 @@ class ReplicaServer:
         greet = questions[0]
         if len(questions) > 1 or not isinstance(greet, Greet):
             raise BackendError("it asked for something before it had proved anything")
-        if not is_proof(greet.proof, gateway_proof(self._door.token, self._replica_id, challenge, greet.nonce)):
+        if not is_proof(greet.proof, gateway_proof(self._listener.token, self._replica_id, challenge, greet.nonce)):
             raise BackendError("it does not know the secret of this service's gateway")
         if not self._admit(peer):
             raise BackendError(f"more than {MAX_CONNECTIONS} gateways at a time")
         peer.connection.settimeout(None)
         reader.max_frame_bytes = MAX_FRAME_BYTES
-        proof = replica_proof(self._door.token, self._replica_id, challenge, greet.nonce)
+        proof = replica_proof(self._listener.token, self._replica_id, challenge, greet.nonce)
         return encode_frame(Welcome(replica_id=self._replica_id, schema=self._model.schema, proof=proof))
 
     def _take(self, peer: _Peer, question: Question) -> None:
@@ -206,10 +207,10 @@ class ReplicaServer:
             if isinstance(question, Predict) and num_outstanding >= _MAX_OUTSTANDING:
                 raise BackendError(f"more than {_MAX_OUTSTANDING} batches at a time")
             if isinstance(question, Predict) and not is_draining:
-                # Under the lock: an accepted batch lies before the mark that ends `run`.
+                # Under the lock, so that accepted batches are queued before the sentinel that ends `run`.
                 self._num_outstanding += 1
                 self._batches.put((peer, question))
-                self._model.waits(num_outstanding)
+                self._model.set_queue_length(num_outstanding)
                 return
         if isinstance(question, Ping):
             peer.send(Pong(nonce=question.nonce, num_outstanding=num_outstanding, is_draining=is_draining))
@@ -220,20 +221,20 @@ class ReplicaServer:
 
 
 class _Peer:
-    """One connection: frames may be sent from several threads, whole."""
+    """One connection; frames are sent atomically, from any thread."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self._lock = threading.Lock()
         seconds = int(_SEND_TIMEOUT_S)
         timeout = seconds.to_bytes(8, sys.byteorder) + bytes(8)
-        # Only sending is bounded: a gateway that does not read must not stop the replica.
+        # Only sending has a timeout: a gateway that does not read must not block the replica.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
         if connection.family != socket.AF_UNIX:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, reply: Reply) -> None:
-        """Send a reply, or drop the connection if that cannot be done."""
+        """Send a reply; closes the connection if that fails. Outcomes too large for a frame become errors."""
         try:
             frame = encode_frame(reply)
         except BackendError as error:
@@ -251,7 +252,7 @@ class _Peer:
             self.close()
 
     def hang_up(self) -> None:
-        """End the connection for both sides; the thread that reads it closes it."""
+        """Shut the connection down; the thread that reads from it then closes it."""
         try:
             self.connection.shutdown(socket.SHUT_RDWR)
         except OSError:

@@ -14,7 +14,7 @@ from springtide.core.model import call_factory
 from springtide.core.ports import Store
 from springtide.runtime.data.samples import Fetch, Samples, dataset_of, named_samples
 from springtide.runtime.data.shards import seed_everything
-from springtide.runtime.elastic.context import fetcher
+from springtide.runtime.elastic.context import sample_fetcher
 from springtide.runtime.functions.pipeline.state import StageTraining
 from springtide.runtime.functions.spilling import bring_back
 from springtide.runtime.models.layers import Layer, Stage, build_stage, is_plain_sequence, layers_of
@@ -107,7 +107,7 @@ def tensor_samples(dataset: Any, store: Store | None) -> Samples:
             return torch.from_numpy(x), None if y is None else torch.from_numpy(y)
 
         return replace(named, fetch=fetch_tensors)
-    fetch, num_samples = fetcher(dataset)
+    fetch, num_samples = sample_fetcher(dataset)
     if num_samples <= 0:
         raise InvalidRequest("the dataset is empty; hand over at least one sample")
     return Samples(lambda ids: fetch(ids)[:2], num_samples)
