@@ -68,7 +68,7 @@ nas_optuna = st.Task(
 
 def main() -> None:
     """Run as a program: ten trials for five cents."""
-    study = st.tune(nas_optuna, trials=10, budget="$0.05", parallel=2, tell=print)
+    study = st.tune(nas_optuna, trials=10, budget="$0.05", parallel=2, on_progress=print)
     for trial in study.trials:
         print(trial.number, trial.state, trial.params, trial.value, f"${trial.spent_usd:.5f}")
     best = study.best

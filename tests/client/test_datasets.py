@@ -136,11 +136,11 @@ def test_an_upload_that_broke_off_goes_on_where_it_was(platform, monkeypatch):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        send_pieces(platform, "digits", "put", [arrays], shard_bytes=1000, tell=broken)
+        send_pieces(platform, "digits", "put", [arrays], shard_bytes=1000, on_progress=broken)
     assert datasets(client=platform) == []
     platform.asked.clear()
     told = []
-    send_pieces(platform, "digits", "put", [arrays], shard_bytes=1000, tell=lambda *each: told.append(each[0]))
+    send_pieces(platform, "digits", "put", [arrays], shard_bytes=1000, on_progress=lambda *each: told.append(each[0]))
     assert platform.asked.count(("PUT", 3)) == 5
     assert told == list(range(125, 1001, 125))
 

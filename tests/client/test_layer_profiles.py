@@ -58,7 +58,7 @@ class Platform:
 def test_a_profile_that_is_given_goes_with_the_request(source: Any, tmp_path: Path) -> None:
     said: list[str] = []
     path = write_profile(tmp_path / "p.json")
-    told = with_layers({"seed": 3}, source, "wave", micro_batch=4, profile=path, tell=said.append)
+    told = with_layers({"seed": 3}, source, "wave", micro_batch=4, profile=path, on_progress=said.append)
     assert (told["seed"], told["num_samples"], said) == (3, 90, [])
     assert told["layer_profile"]["layers"][0]["forward_s"] == (0.1,)
     declared = with_layers({"num_samples": 7}, source, "wave", micro_batch=4, profile=path)
@@ -68,7 +68,7 @@ def test_a_profile_that_is_given_goes_with_the_request(source: Any, tmp_path: Pa
 def test_a_changed_file_is_told_and_another_task_refused(source: Any, tmp_path: Path) -> None:
     said: list[str] = []
     path = write_profile(tmp_path / "p.json", source_sha256="0" * 64)
-    with_layers({}, source, "wave", micro_batch=4, profile=path, tell=said.append)
+    with_layers({}, source, "wave", micro_batch=4, profile=path, on_progress=said.append)
     assert "has changed since its layers were profiled" in said[0]
     other = write_profile(tmp_path / "q.json", object_name="tide")
     with pytest.raises(InvalidRequest, match=r"is a profile of 'tide', wave\.py has 'wave'"):
@@ -138,12 +138,12 @@ def test_layers_are_those_of_the_jobs_params(source: Any, tmp_path: Path, monkey
     assert asked == [{"width": "8"}, {}]
     said: list[str] = []
     with_layers(
-        {"params": {"width": "16"}}, source, "wave", micro_batch=4, profile=tmp_path / "p.json", tell=said.append
+        {"params": {"width": "16"}}, source, "wave", micro_batch=4, profile=tmp_path / "p.json", on_progress=said.append
     )
     assert said == [f"{tmp_path / 'p.json'} was taken with params {{'width': '8'}}, the job has {{'width': '16'}}; "
                     "its layers may be others"]  # fmt: skip
     with_layers(
-        {"params": {"width": "8"}}, source, "wave", micro_batch=4, profile=tmp_path / "p.json", tell=said.append
+        {"params": {"width": "8"}}, source, "wave", micro_batch=4, profile=tmp_path / "p.json", on_progress=said.append
     )
     assert len(said) == 1
 

@@ -17,10 +17,10 @@ from springtide.core.errors import InvalidRequest
 from springtide.core.tokens import replica_token
 from springtide.core.wire.workers import WorkerSpec
 from springtide.core.workload import Entrypoint, ReplicaId, TrainingJob, WorkloadId
-from springtide.runtime.pod import PodLog, keep
+from springtide.runtime.pod import PodLog, upload_output
 from springtide.runtime.prestop import run_prestop
 from springtide.runtime.process.exits import EXIT_UNFIT
-from springtide.runtime.process.pod_place import fetch_source, leave_word, open_prestop, read_spec
+from springtide.runtime.process.pod_place import fetch_source, open_prestop, read_spec, write_termination_message
 from springtide.storage.workloads.store import open_workload_store
 
 
@@ -139,15 +139,15 @@ def test_the_newest_output_is_kept_within_its_bounds(tmp_path):
 def test_output_is_uploaded_for_a_while_only(tmp_path, monkeypatch):
     monkeypatch.setattr("springtide.runtime.pod._UPLOAD_S", 0.05)
     hang = threading.Event()
-    keep(make_spec(tmp_path), b"words", upload=lambda spec, output: hang.wait(60))
+    upload_output(make_spec(tmp_path), b"words", upload=lambda spec, output: hang.wait(60))
     hang.set()
 
 
 def test_last_words_go_where_the_cluster_made_a_place_for_them(tmp_path):
-    leave_word({"SPRINGTIDE_TERMINATION_LOG": str(tmp_path / "none")}, "bye")
+    write_termination_message({"SPRINGTIDE_TERMINATION_LOG": str(tmp_path / "none")}, "bye")
     assert not (tmp_path / "none").exists()
     (tmp_path / "words").touch()
-    leave_word({"SPRINGTIDE_TERMINATION_LOG": str(tmp_path / "words")}, "x" * 9999)
+    write_termination_message({"SPRINGTIDE_TERMINATION_LOG": str(tmp_path / "words")}, "x" * 9999)
     assert len((tmp_path / "words").read_text()) == 2048
 
 
@@ -158,13 +158,13 @@ def test_a_hook_waits_until_the_worker_is_gone(tmp_path):
     listener = open_prestop(read_spec(environment))
     order = []
 
-    def keeper():
+    def first_process():
         connection, _ = listener.accept()
         order.append("asked")
         order.append("gone")
         connection.close()
 
-    thread = threading.Thread(target=keeper)
+    thread = threading.Thread(target=first_process)
     thread.start()
     assert run_prestop(environment) == 0
     order.append("returned")
@@ -192,7 +192,7 @@ def test_a_hook_imports_next_to_nothing():
     assert json.loads(ran.stdout) == []
 
 
-def test_the_keeper_itself_has_neither_torch_nor_threads_of_a_store():
+def test_the_first_process_itself_has_neither_torch_nor_threads_of_a_store():
     program = (
         "import json, sys, threading, springtide.runtime.pod; "
         "loaded = [name for name in ('torch', 'safetensors', 'obstore') if name in sys.modules]; "

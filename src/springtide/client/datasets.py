@@ -118,14 +118,14 @@ def send_pieces(
     pieces: Iterable[Mapping[str, Any]],
     *,
     shard_bytes: int,
-    tell: Tell = lambda num_samples, num_bytes: None,
+    on_progress: Tell = lambda num_samples, num_bytes: None,
 ) -> DatasetStatus:
     """Send named arrays piece by piece: all of them as one whole dataset ("put"), or each as one append.
 
-    `tell(num_samples, num_bytes)` is called after each shard, with what has been sent or found there so far. Raises
-    as `upload_dataset` does, InvalidRequest also where there is no piece.
+    `on_progress(num_samples, num_bytes)` is called after each shard, with what has been sent or found there so far.
+    Raises as `upload_dataset` does, InvalidRequest also where there is no piece.
     """
-    sender = _Sender(client, name, shard_bytes, tell)
+    sender = _Sender(client, name, shard_bytes, on_progress)
     arrays: tuple[DatasetArray, ...] = ()
     shards: list[ShardEntry] = []
     status: DatasetStatus | None = None
@@ -146,11 +146,11 @@ def send_pieces(
 class _Sender:
     """Cuts arrays into shards and sends those that are not there yet."""
 
-    def __init__(self, client: Client, name: str, shard_bytes: int, tell: Tell) -> None:
+    def __init__(self, client: Client, name: str, shard_bytes: int, on_progress: Tell) -> None:
         self._client = client
         self._name = validate_name(name, "the dataset's name")
         self._shard_bytes = shard_bytes
-        self._tell = tell
+        self._on_progress = on_progress
         self._num_samples = 0
         self._num_bytes = 0
         # What stands under the name before anything is sent.
@@ -179,7 +179,7 @@ class _Sender:
             shards.append(entry)
             self._num_samples += num_samples
             self._num_bytes += len(frame)
-            self._tell(self._num_samples, self._num_bytes)
+            self._on_progress(self._num_samples, self._num_bytes)
         return spec, shards
 
     def commit(self, verb: Verb, arrays: tuple[DatasetArray, ...], shards: list[ShardEntry]) -> DatasetStatus:

@@ -316,14 +316,15 @@ def submit_job(
     client: Client | None = None,
     *,
     profile: str | Path | None = None,
-    tell: Callable[[str], None] = lambda _: None,
+    on_progress: Callable[[str], None] = lambda _: None,
 ) -> JobHandle:
     """Submit any source file as a job; the name in the options wins over `name`.
 
-    For one on functions `profile` is a profile of its layers; without one they are measured. `tell` gets progress.
+    For one on functions `profile` is a profile of its layers; without one they are measured. `on_progress` gets
+    progress.
     """
     connected = _connect() if client is None else client
-    asked = job_request(source, options, name, connected, profile=profile, tell=tell)
+    asked = job_request(source, options, name, connected, profile=profile, on_progress=on_progress)
     return JobHandle(connected, connected.submit_job(**asked).job_id)
 
 
@@ -334,7 +335,7 @@ def quote_job(
     client: Client | None = None,
     *,
     profile: str | Path | None = None,
-    tell: Callable[[str], None] = lambda _: None,
+    on_progress: Callable[[str], None] = lambda _: None,
     compares: bool = False,
 ) -> Quote:
     """Ask what submitting any source file as a job would meet; the name in the options wins over `name`.
@@ -342,7 +343,7 @@ def quote_job(
     With `compares` a quote for the cluster says what the same job would meet on functions, where there are any.
     """
     connected = _connect() if client is None else client
-    asked = job_request(source, options, name, connected, profile=profile, tell=tell, compares=compares)
+    asked = job_request(source, options, name, connected, profile=profile, on_progress=on_progress, compares=compares)
     return connected.quote(**asked)
 
 
@@ -353,14 +354,14 @@ def job_request(
     client: Client,
     *,
     profile: str | Path | None = None,
-    tell: Callable[[str], None] = lambda _: None,
+    on_progress: Callable[[str], None] = lambda _: None,
     compares: bool = False,
 ) -> dict[str, Any]:
     """The keywords of Client.submit_job and Client.quote. Raises InvalidRequest, also where there are no functions."""
     if is_auto(options.values["share"]):
         from springtide.client.share_profiles import job_as_profiled
 
-        options = job_as_profiled(options, source, tell, client.sharing())
+        options = job_as_profiled(options, source, on_progress, client.sharing())
     status = client.status()
     devices = status.devices
     has_functions = any(device.kind == "function" for device in devices)
@@ -379,7 +380,7 @@ def job_request(
             largest_micro_batch=options.largest_micro_batch_size(),
             state_dir=str(getattr(client, "state_dir", "")),
             profile=profile,
-            tell=tell,
+            on_progress=on_progress,
         )
     sent = source if status.cluster is None else for_pods(source)
     return {"name": called, "source": sent, "options": request}
@@ -391,17 +392,17 @@ def deploy_service(
     name: str,
     client: Client | None = None,
     *,
-    tell: Callable[[str], None] = lambda _: None,
+    on_progress: Callable[[str], None] = lambda _: None,
 ) -> ServiceHandle:
     """Deploy any source file as a service; the name in the options wins over `name`.
 
-    `tell` gets what is to be known of it.
+    `on_progress` gets what is to be known of it.
     """
     connected = _connect() if client is None else client
     if is_auto(options.values["share"]):
         from springtide.client.share_profiles import service_as_profiled
 
-        options = service_as_profiled(options, source, tell, connected.sharing())
+        options = service_as_profiled(options, source, on_progress, connected.sharing())
     if connected.status().cluster is not None:
         source = for_pods(source)
     status = connected.deploy_service(

@@ -35,15 +35,15 @@ def with_layers(
     largest_micro_batch: int = 0,
     state_dir: str = "",
     profile: str | Path | None = None,
-    tell: Callable[[str], None] = lambda _: None,
+    on_progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """The options of POST /v1/jobs with what a plan for functions is made from: the layers, and the dataset's length.
 
     A task whose dataset is a stream names it instead. The layers are those of a model with the request's params; one
     that is measured whole may take up to `largest_micro_batch` samples at a time (0: no more than `micro_batch`).
-    `state_dir` is that of the platform whose datasets the task names. `profile` is what
-    `springtide profile FILE --layers` wrote; without one the layers are measured, or known from an earlier time. `tell`
-    gets a line about what is done. Raises InvalidRequest, BackendError.
+    `state_dir` is that of the platform whose datasets the task names. `profile` is what `springtide profile FILE
+    --layers` wrote; without one the layers are measured, or known from an earlier time. `on_progress` gets a line about
+    what is done. Raises InvalidRequest, BackendError.
     """
     # Imported only where layers are measured or read.
     from springtide.runtime.profiling.layer_profiling import cached_source_layers, read_layer_profile
@@ -57,9 +57,11 @@ def with_layers(
                 "profile that one"
             )
         if taken.source_sha256 != hashlib.sha256(source.text.encode()).hexdigest():
-            tell(f"{source.filename} has changed since its layers were profiled; their times may be others")
+            on_progress(f"{source.filename} has changed since its layers were profiled; their times may be others")
         if taken.params != params:
-            tell(f"{profile} was taken with params {taken.params}, the job has {params}; its layers may be others")
+            on_progress(
+                f"{profile} was taken with params {taken.params}, the job has {params}; its layers may be others"
+            )
     else:
         entrypoint = Entrypoint(
             source_path=str(Path(source.import_root) / source.filename),
@@ -74,7 +76,7 @@ def with_layers(
             largest_micro_batch=largest_micro_batch,
             params=params,
             state_dir=state_dir,
-            tell=tell,
+            on_progress=on_progress,
         )
     told = {**request, "layer_profile": msgspec.to_builtins(taken.profile)}
     if taken.stream and told.get("on") == "functions":

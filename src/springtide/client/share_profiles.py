@@ -32,33 +32,35 @@ _SAME_DEVICE = 0.05
 
 
 def service_as_profiled(
-    options: ServeOptions, source: SourceFile, tell: Tell = lambda _: None, sharing: SharingStatus = UNKNOWN
+    options: ServeOptions, source: SourceFile, on_progress: Tell = lambda _: None, sharing: SharingStatus = UNKNOWN
 ) -> ServeOptions:
     """The options with what the file's profile says where the share is "auto"; any others as they are.
 
-    What the owner names beside it stands: an objective, a batch size, a capacity. `tell` gets a line where the profile
-    is of something else, `sharing` says what devices are here. Raises InvalidRequest where there is no profile.
+    What the owner names beside it stands: an objective, a batch size, a capacity. `on_progress` gets a line where the
+    profile is of something else, `sharing` says what devices are here. Raises InvalidRequest where there is no profile.
     """
     if not is_auto(options.values["share"]):
         return options
     profile = _profile_of(source, InferenceShareProfile, "a service")
-    tell(
+    on_progress(
         f"as profiled: {share_text(profile.share)} of a device, batches of {profile.batch_size}, "
         f"{profile.capacity_per_s:.4g} samples/s of one replica at its limit"
     )
     for line in _differences(profile, source, sharing):
-        tell(line)
+        on_progress(line)
     values = options.values
     slo = values["slo"]
     if slo is not None and objective_s(slo) < profile.slo_s * (1.0 - 1e-9):
-        tell(
+        on_progress(
             f"{source.object_name} was profiled for {format_duration(profile.slo_s)}, longer than its "
             f"objective of {format_duration(objective_s(slo))}; profile it anew with --slo "
             f"{objective_s(slo) * 1000:g}ms"
         )
     is_free = values["max_batch"] == DEFAULT_MAX_BATCH
     if not is_free and values["max_batch"] != profile.batch_size:
-        tell(f"its share was profiled in batches of {profile.batch_size}, and max_batch says {values['max_batch']}")
+        on_progress(
+            f"its share was profiled in batches of {profile.batch_size}, and max_batch says {values['max_batch']}"
+        )
     return options.override(
         {
             "share": (profile.share.request, profile.share.limit),
@@ -71,18 +73,18 @@ def service_as_profiled(
 
 
 def job_as_profiled(
-    options: TrainOptions, source: SourceFile, tell: Tell = lambda _: None, sharing: SharingStatus = UNKNOWN
+    options: TrainOptions, source: SourceFile, on_progress: Tell = lambda _: None, sharing: SharingStatus = UNKNOWN
 ) -> TrainOptions:
     """As `service_as_profiled`, for a training job."""
     if not is_auto(options.values["share"]):
         return options
     profile = _profile_of(source, TrainingShareProfile, "a training job")
-    tell(
+    on_progress(
         f"as profiled: {share_text(profile.share)} of a device, {profile.request_throughput_per_s:.4g} to "
         f"{profile.limit_throughput_per_s:.4g} samples/s of one worker"
     )
     for line in _differences(profile, source, sharing):
-        tell(line)
+        on_progress(line)
     memory = options.values["memory"]
     return options.override(
         {

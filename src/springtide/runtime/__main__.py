@@ -1,4 +1,4 @@
-"""The entry points of the runtime: what workers, warm processes, probes and profiles are started by."""
+"""The entry points of the runtime: the commands that start workers, zygotes, probes and profiles."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ def _parser() -> argparse.ArgumentParser:
     zygote.add_argument("--socket", required=True, type=Path)
     worker = commands.add_parser("worker", help="run one worker")
     worker.add_argument("--spec", required=True, type=Path, help="a WorkerSpec as JSON")
-    commands.add_parser("pod", help="be the first process of a worker's container, as the environment says")
+    commands.add_parser(
+        "pod", help="run as the first process of a worker's container, with the spec in the environment"
+    )
     hook = commands.add_parser("prestop", help="ask the worker of this container to save and leave, and wait for it")
     hook.add_argument("--grace", type=float, help="seconds to wait at most (the workload's own)")
     probe = commands.add_parser("probe-resize", help="measure the pause of every kind of resize")
     probe.add_argument("--json", action="store_true", help="print the rows as JSON")
     probe.add_argument("--small", action="store_true", help="leave out the large model")
-    profile = commands.add_parser("profile", help="be one worker of a profile")
+    profile = commands.add_parser("profile", help="run one worker of a profile")
     profile.add_argument("--spec", required=True, type=Path, help="a ProfileSpec as JSON")
-    sample = commands.add_parser("sample-communication", help="be one member of a measurement of collectives")
+    sample = commands.add_parser("sample-communication", help="run one member of a measurement of collectives")
     sample.add_argument("--spec", required=True, type=Path, help="a SampleSpec as JSON")
     layers = commands.add_parser("profile-layers", help="profile the layers of a task, on one thread")
-    layers.add_argument("--spec", type=Path, help="a LayerSpec as JSON: be the process that measures")
+    layers.add_argument("--spec", type=Path, help="a LayerSpec as JSON: run the process that measures")
     layers.add_argument("--source", help="the file that declares an st.Task")
     layers.add_argument("--object", help="its name in the file")
     layers.add_argument("--import-root", default="")
@@ -39,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _read(path: Path, kind: type[T]) -> T:
-    # The preStop hook only connects to a worker's listener: it must not wait for imports that other commands need.
+    # Imported here because the preStop hook needs no decoding and must start fast.
     import msgspec
 
     return msgspec.json.decode(path.read_bytes(), type=kind)
@@ -48,7 +50,7 @@ def _read(path: Path, kind: type[T]) -> T:
 def main(arguments: list[str]) -> int:
     """Run one entry point and return the process's exit code."""
     options = _parser().parse_args(arguments)
-    # No thread pool may come up before the worker says how many threads it wants.
+    # Libraries must not start thread pools before the worker sets its number of threads.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if options.command == "prestop":
         from springtide.runtime.prestop import run_prestop
@@ -68,7 +70,7 @@ def main(arguments: list[str]) -> int:
         from springtide.runtime.process.exits import exit_now
         from springtide.runtime.worker import main as run_worker
 
-        # Threads of process groups may still be about: one that wakes up amid the interpreter's end aborts it.
+        # Threads of process groups may still run: one that wakes up during interpreter shutdown aborts the process.
         exit_now(run_worker(_read(options.spec, WorkerSpec)))
     if options.command == "profile":
         from springtide.runtime.profiling.step_profiling import ProfileSpec

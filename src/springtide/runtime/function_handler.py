@@ -180,7 +180,7 @@ def _profile(order: ProfileOrder, store: Store, context: HandlerInvocation) -> P
                 seed=source.job.seed,
                 params=source.job.params,
                 store=store,
-                tell=_tell,
+                on_progress=_tell,
             )
         return ProfileResult(profile=taken.profile, num_samples=taken.num_samples or 0)
     except (Exception, SystemExit) as error:

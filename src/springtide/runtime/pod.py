@@ -1,7 +1,7 @@
-"""`python -m springtide.runtime pod`: the first process of a worker's container, which keeps the worker proper.
+"""`python -m springtide.runtime pod`: the first process of a worker's container, which supervises the worker.
 
-It forks the worker before anything heavy is imported, hands on what that prints, passes on requests to end, reaps
-whatever is left without a parent, and, however the worker ended, keeps its output and ends with its exit code.
+It forks the worker before heavy imports, copies the worker's output, forwards requests to stop, and reaps orphans. When
+the worker has ended, also by a signal, it saves the output and exits with the worker's exit code.
 """
 
 from __future__ import annotations
@@ -25,12 +25,18 @@ from springtide.core.wire.workers import WorkerSpec
 from springtide.core.workload import InferenceService
 from springtide.runtime.elastic.step_spool import SPOOL_NAME, missing_lines
 from springtide.runtime.process.exits import EXIT_UNFIT
-from springtide.runtime.process.pod_place import fetch_source, keep_log, leave_word, open_prestop, read_spec
+from springtide.runtime.process.pod_place import (
+    fetch_source,
+    open_prestop,
+    read_spec,
+    upload_log,
+    write_termination_message,
+)
 
 _READ_BYTES = 1 << 16
-# Of an output without end the newest part is kept, in two files of this length at most.
+# Only the newest output is kept, in two files of at most this length.
 _LOG_BYTES = 4 << 20
-_LAST_WORDS_S = 0.5
+_LAST_OUTPUT_S = 0.5
 _UPLOAD_S = 5.0
 _HOOK_S = 0.2
 _EXIT_CRASHED = 1
@@ -49,31 +55,31 @@ def run_pod() -> int:
         listener = open_prestop(spec)
     except (InvalidRequest, OSError) as error:
         sys.stderr.write(f"springtide: {error}\n")
-        leave_word(os.environ, str(error))
+        write_termination_message(os.environ, str(error))
         return EXIT_UNFIT
-    # Signals are blocked until both the worker and the handler that passes them on to it are there.
+    # Signals stay blocked until both the worker and the handler that forwards them to it exist.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     reading, writing = os.pipe()
-    keeper_pid = os.getpid()
+    supervisor_pid = os.getpid()
     pid = os.fork()
     if pid == 0:
         os.close(reading)
         listener.close()
-        _become_worker(spec, writing, keeper_pid)
+        _become_worker(spec, writing, supervisor_pid)
     os.close(writing)
-    keeper = _Keeper(spec, pid, reading, listener)
-    code = keeper.run()
-    leave_word(os.environ, keeper.log.last_line() if code else "")
-    say_steps(spec)
-    keep(spec, keeper.log.read())
-    keeper.close()
+    supervisor = _Supervisor(spec, pid, reading, listener)
+    code = supervisor.run()
+    write_termination_message(os.environ, supervisor.log.last_line() if code else "")
+    print_missing_steps(spec)
+    upload_output(spec, supervisor.log.read())
+    supervisor.close()
     return code
 
 
-def say_steps(spec: WorkerSpec) -> None:
-    """Print the steps that the store's log lacks, for the service that follows the container's output.
+def print_missing_steps(spec: WorkerSpec) -> None:
+    """Print the step lines that the store lacks; the platform reads them from the container's output.
 
-    The container's disk is removed with it.
+    They would be lost otherwise: the container's disk is removed with it.
     """
     if not spec.store_url:
         return
@@ -84,8 +90,8 @@ def say_steps(spec: WorkerSpec) -> None:
         sys.stdout.flush()
 
 
-def keep(spec: WorkerSpec, output: bytes, upload: Callable[[WorkerSpec, bytes], None] = keep_log) -> None:
-    """Upload the output, for a few seconds at most: the container is about to be gone."""
+def upload_output(spec: WorkerSpec, output: bytes, upload: Callable[[WorkerSpec, bytes], None] = upload_log) -> None:
+    """Upload the output, within a few seconds at most: the container is about to be removed."""
 
     def run() -> None:
         try:
@@ -98,13 +104,13 @@ def keep(spec: WorkerSpec, output: bytes, upload: Callable[[WorkerSpec, bytes], 
     thread.join(_UPLOAD_S)
 
 
-def _become_worker(spec: WorkerSpec, output: int, keeper_pid: int) -> NoReturn:
-    """In the child: take the pipe for stdout and stderr, fetch the source, run the worker, and never return."""
+def _become_worker(spec: WorkerSpec, output: int, supervisor_pid: int) -> NoReturn:
+    """In the child: redirect stdout and stderr to the pipe, fetch the source, run the worker, and never return."""
     code = _EXIT_CRASHED
     try:
         os.setpgid(0, 0)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != keeper_pid:
+        if os.getppid() != supervisor_pid:
             os._exit(code)
         for name in _SIGNALS:
             signal.signal(name, signal.SIG_DFL)
@@ -112,9 +118,9 @@ def _become_worker(spec: WorkerSpec, output: int, keeper_pid: int) -> NoReturn:
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.close(output)
-        # New ones: those at hand were made for whatever the container's own output is.
+        # The inherited streams were configured for the container's own output.
         sys.stdout, sys.stderr = _stream(1), _stream(2)
-        _be_somebody(os.environ, spec.work_dir)
+        _set_user_and_home(os.environ, spec.work_dir)
         os.environ.update(spec.environment)
         code = _serve(spec) if isinstance(spec.workload, InferenceService) else _train(spec)
         sys.stdout.flush()
@@ -123,12 +129,12 @@ def _become_worker(spec: WorkerSpec, output: int, keeper_pid: int) -> NoReturn:
         traceback.print_exc()
         sys.stderr.flush()
     finally:
-        # Not sys.exit: the frames of the keeper below must not run on in the child.
+        # Not sys.exit: the supervisor's stack frames must not unwind in the child.
         os._exit(code)
 
 
-def _be_somebody(environment: MutableMapping[str, str], home: str) -> None:
-    """A container's user often has neither a name nor a home, and libraries ask for both."""
+def _set_user_and_home(environment: MutableMapping[str, str], home: str) -> None:
+    """Set a user name and a home directory: a container's user often has neither, and libraries need both."""
     for name in ("USER", "LOGNAME"):
         environment.setdefault(name, "springtide")
     if environment.get("HOME", "/") == "/":
@@ -147,7 +153,7 @@ def _train(spec: WorkerSpec) -> int:
 
 
 def _serve(spec: WorkerSpec) -> int:
-    # Without torch, unless the user's code imports it.
+    # This imports torch only if the user's code does.
     from springtide.runtime.serving.pod import main
 
     return main(spec)
@@ -158,7 +164,7 @@ def _stream(descriptor: int) -> TextIO:
 
 
 class PodLog:
-    """A worker's output in its file, and what was there before that in another; never more than twice the limit."""
+    """A worker's newest output, in one file and an older one; at most twice `limit_bytes` in all."""
 
     def __init__(self, path: Path, limit_bytes: int = _LOG_BYTES) -> None:
         self._path = path
@@ -168,7 +174,7 @@ class PodLog:
         self._file = path.open("wb", buffering=0)
 
     def write(self, data: bytes) -> None:
-        """Add output. Where the disk has no room it is lost here, not on its way to the container's log."""
+        """Append output. On a full disk it is dropped here, but still reaches the container's log."""
         try:
             if self._num_bytes + len(data) > self._limit_bytes:
                 self._file.close()
@@ -190,8 +196,8 @@ class PodLog:
         self._file.close()
 
 
-class _Keeper:
-    """Watches the worker until it has ended. One thread, which waits for events only."""
+class _Supervisor:
+    """Supervises the worker until it has ended, with one thread and an event loop."""
 
     def __init__(self, spec: WorkerSpec, pid: int, output: int, listener: socket.socket) -> None:
         self.log = PodLog(Path(spec.log_path))
@@ -211,21 +217,21 @@ class _Keeper:
         """Copy output, forward signals and reap children until the worker is gone; returns its exit code."""
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         for name in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(name, lambda *_: self._ask_to_end())
+            signal.signal(name, lambda *_: self._terminate_worker())
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         while self._code is None:
             self._turn(None)
-        # What it printed last may still be on its way; what it started, and left, may hold its end of the pipe.
+        # Its last output may still be in the pipe, and processes that it started may hold the pipe open.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._pid, signal.SIGKILL)
-        end_s = time.monotonic() + _LAST_WORDS_S
+        end_s = time.monotonic() + _LAST_OUTPUT_S
         while self._output is not None and time.monotonic() < end_s:
             self._turn(max(0.0, end_s - time.monotonic()))
         return self._code
 
     def close(self) -> None:
-        """Tell the hooks that wait that the worker is gone; without the pause they would be killed before they end."""
+        """Disconnect waiting preStop hooks, which then exit; the pause lets them do so before the container ends."""
         for hook in self._hooks:
             hook.close()
         if self._hooks:
@@ -238,20 +244,20 @@ class _Keeper:
             if key.fileobj is self._listener:
                 with contextlib.suppress(OSError):
                     self._hooks.append(self._listener.accept()[0])
-                    self._ask_to_end()
+                    self._terminate_worker()
             elif key.fileobj is self._wake:
                 with contextlib.suppress(BlockingIOError):
                     self._wake.recv(_READ_BYTES)
             else:
-                self._hand_on()
+                self._copy_output()
         self._reap()
 
-    def _ask_to_end(self) -> None:
+    def _terminate_worker(self) -> None:
         if self._code is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGTERM)
 
-    def _hand_on(self) -> None:
+    def _copy_output(self) -> None:
         assert self._output is not None
         data = os.read(self._output, _READ_BYTES)
         if not data:
@@ -265,11 +271,11 @@ class _Keeper:
             while view:
                 view = view[os.write(1, view) :]
         except OSError:
-            # The container's log is not read any more: the worker's own file has it.
+            # The container's log is not read any more; the log file has the output.
             return
 
     def _reap(self) -> None:
-        """Take note of the worker's end, and clear away orphans that fell to this process."""
+        """Reap ended children: note the worker's exit code, and drop orphans that this process inherited."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)

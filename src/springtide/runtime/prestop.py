@@ -1,6 +1,6 @@
-"""`python -m springtide.runtime prestop`: the hook before a container's end. It asks its worker to save and leave.
+"""`python -m springtide.runtime prestop`: the preStop hook of a container, which asks the worker to save and leave.
 
-It imports nothing beyond the standard library: the seconds that it takes to start are taken from the worker's grace.
+It imports only the standard library, because its own start takes time from the worker's grace.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _DEFAULT_GRACE_S = 15.0
 
 
 def run_prestop(environment: Mapping[str, str] | None = None, grace_s: float | None = None) -> int:
-    """Ask the worker of this container to end, and return 0 when it has, or when its grace is over.
+    """Ask the worker of this container to leave; returns 0 once it has ended or its grace is over.
 
-    1 where there is no worker to ask, which then hears of its end by TERM alone.
+    Returns 1 if no worker can be reached; a worker then learns of the container's end only by SIGTERM.
     """
     environment = os.environ if environment is None else environment
     try:
@@ -30,11 +30,11 @@ def run_prestop(environment: Mapping[str, str] | None = None, grace_s: float | N
         work_dir = spec.get("work_dir") or Path(tempfile.gettempdir()) / WORK_DIR_NAME
         wait_s = grace_s if grace_s is not None else float(spec["workload"].get("grace_s", _DEFAULT_GRACE_S))
         directory = os.open(work_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knock:
-            knock.settimeout(wait_s)
-            knock.connect(f"/proc/self/fd/{directory}/{SOCKET_NAME}")
-            # The worker's keeper answers by closing, once the worker is gone.
-            while knock.recv(64):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(wait_s)
+            connection.connect(f"/proc/self/fd/{directory}/{SOCKET_NAME}")
+            # The container's first process closes the connection once the worker has ended.
+            while connection.recv(64):
                 continue
     except TimeoutError:
         sys.stderr.write(f"springtide: the worker has not ended within its grace of {wait_s:g} s\n")

@@ -1,4 +1,4 @@
-"""Scripts written for torchrun: the whole file runs as `__main__` under torchrun's variables."""
+"""Running scripts written for torchrun: the file runs as `__main__` with torchrun's environment variables."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from springtide.core.workload import Entrypoint, ReplicaId, TrainingJob
 def torchrun_environment(
     order: FormGroup, replica_id: ReplicaId, job: TrainingJob, *, is_alone: bool = False
 ) -> dict[str, str]:
-    """The variables that torchrun would set for this member, and what else the plan says.
+    """The environment variables that torchrun would set for this member, and Springtide's own (SPRINGTIDE_*).
 
-    `is_alone`: no other member is on its machine. Raises InvalidRequest without a tcp:// rendezvous.
+    `is_alone`: no other member runs on the same machine. Raises InvalidRequest without a tcp:// rendezvous.
     """
     if not order.rendezvous.startswith("tcp://"):
         raise InvalidRequest(f"a script needs a tcp:// rendezvous, got {order.rendezvous!r}")
@@ -42,7 +42,7 @@ def torchrun_environment(
 
 
 def run_script(entrypoint: Entrypoint, spec: WorkerSpec, order: FormGroup) -> int:
-    """Run the file to its end and return its exit code. What it raises goes to the caller."""
+    """Run the script to its end and return its exit code. Raises what the script raises."""
     assert isinstance(spec.workload, TrainingJob)
     os.environ.update(torchrun_environment(order, spec.replica_id, spec.workload, is_alone=bool(spec.listen_host)))
     path = Path(entrypoint.source_path)

@@ -1,7 +1,8 @@
 """The zygote: a warm, single-threaded process that forks workers, so that a worker starts in milliseconds.
 
-It holds torch with one optimizer step behind it, no thread but its own, no socket but its control connection, and
-never any user code. A multi-threaded operation before the fork would hang every child's first one.
+It has imported torch and taken one optimizer step, has no thread but the main one, no socket but its control
+connection, and never runs user code. Had it used torch with several threads before a fork, the child's first such
+operation would hang.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _EXIT_CRASHED = 1
 
 
 def warm_up() -> None:
-    """Take one step of SGD and of AdamW, at one thread, so that no child imports anything at its first step."""
+    """Take one step of SGD and of AdamW on one thread, so that children need no imports at their first step."""
     torch.set_num_threads(1)
     for make in (torch.optim.SGD, torch.optim.AdamW):
         model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2), torch.nn.Dropout())
@@ -51,7 +52,7 @@ def warm_up() -> None:
 
 
 class Zygote:
-    """Listens at `path`, serves one control plane at a time, and keeps what it could not tell for the next one."""
+    """Listens at `path` and serves one control plane at a time; reports it could not send go to the next one."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -60,7 +61,7 @@ class Zygote:
         self._listener.bind(str(temporary))
         os.chmod(temporary, 0o600)
         self._listener.listen()
-        # Under its final name the socket accepts from the first moment; an older zygote's is replaced.
+        # Renamed when it already listens, so that connecting never fails; this also replaces an older zygote's socket.
         os.rename(temporary, path)
         self._inode = path.stat().st_ino
         self._connection: socket.socket | None = None
@@ -72,7 +73,7 @@ class Zygote:
         self._wake_sender.setblocking(False)
 
     def run(self) -> None:
-        """Serve until the socket file is gone, or for a minute without a control plane and without children."""
+        """Serve until the socket file is removed or replaced, or for a minute without control plane and children."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.set_wakeup_fd(self._wake_sender.fileno(), warn_on_full_buffer=False)
@@ -100,7 +101,7 @@ class Zygote:
             return False
 
     def _accept(self) -> None:
-        """A new control plane takes the place of the old one and learns what happened in between."""
+        """Accept a new control plane in place of the old one and send it all unsent reports."""
         connection, _ = self._listener.accept()
         self._disconnect()
         connection.settimeout(_POLL_S * 5)
@@ -132,7 +133,7 @@ class Zygote:
         if pid == 0:
             self._become_worker(spec)
         self._children[pid] = spec
-        self._tell(encode_frame(Spawned(replica_id=spec.replica_id, pid=pid)))
+        self._report(encode_frame(Spawned(replica_id=spec.replica_id, pid=pid)))
 
     def _reap(self) -> None:
         while self._children:
@@ -145,9 +146,9 @@ class Zygote:
             spec = self._children.pop(pid, None)
             if spec is not None:
                 code = os.waitstatus_to_exitcode(status)
-                self._tell(encode_frame(ChildExited(replica_id=spec.replica_id, pid=pid, exit_code=code)))
+                self._report(encode_frame(ChildExited(replica_id=spec.replica_id, pid=pid, exit_code=code)))
 
-    def _tell(self, frame: bytes) -> None:
+    def _report(self, frame: bytes) -> None:
         self._unsent.append(frame)
         self._flush()
 
@@ -161,7 +162,7 @@ class Zygote:
             self._unsent.pop(0)
 
     def _become_worker(self, spec: WorkerSpec) -> None:
-        """In the child: cut every tie to the zygote, run the worker, and never return."""
+        """In the child: close the zygote's sockets, reset signals, run the worker, and never return."""
         code = _EXIT_CRASHED
         try:
             os.setsid()
@@ -172,7 +173,7 @@ class Zygote:
             for own in (self._listener, self._wake_receiver, self._wake_sender):
                 own.close()
             _redirect_output(spec.log_path)
-            _be_first_for_the_kernel_to_end()
+            _raise_oom_score()
             os.environ.update(spec.environment)
             from springtide.runtime.worker import main
 
@@ -180,7 +181,7 @@ class Zygote:
             sys.stdout.flush()
             sys.stderr.flush()
         finally:
-            # Not sys.exit: the frames of the zygote below must not run on in the child.
+            # Not sys.exit: the zygote's stack frames must not unwind in the child.
             os._exit(code)
 
 
@@ -196,7 +197,7 @@ def _redirect_output(log_path: str) -> None:
 
 
 class _LogFile(io.FileIO):
-    """A log file that drops a line for which the disk has no room, so that a full disk ends no training."""
+    """A log file that drops output while the disk is full, so that a full disk does not end the training."""
 
     def write(self, data: Buffer, /) -> int:
         try:
@@ -209,18 +210,18 @@ class _LogFile(io.FileIO):
 
 def _log_stream(descriptor: int) -> TextIO:
     raw = _LogFile(descriptor, "w", closefd=False)
-    # What cannot be written as UTF-8 must not end a training either.
+    # Characters that UTF-8 cannot encode must not end the training either.
     return io.TextIOWrapper(io.BufferedWriter(raw), encoding="utf-8", errors="backslashreplace", line_buffering=True)
 
 
-def _be_first_for_the_kernel_to_end() -> None:
-    """Let the kernel kill workers first when memory runs out: their jobs can go on, but all need the control plane."""
+def _raise_oom_score() -> None:
+    """Make the kernel's OOM killer prefer workers: a job survives losing one, but all jobs need the control plane."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")
 
 
 def run_zygote(path: Path) -> int:
-    """Warm up, listen, fork; returns when it is not needed any more."""
+    """Warm up, then serve until the zygote is not needed any more; returns the exit code."""
     warm_up()
     Zygote(path).run()
     return 0

@@ -31,10 +31,10 @@ def sent(monkeypatch):
     """What the commands hand to the client."""
     calls = []
 
-    def send(client, name, verb, pieces, *, shard_bytes, tell):
+    def send(client, name, verb, pieces, *, shard_bytes, on_progress):
         arrays = [{key: np.asarray(array) for key, array in piece.items()} for piece in pieces]
         calls.append((name, verb, arrays, shard_bytes))
-        tell(10, 1000)
+        on_progress(10, 1000)
         return STATUS
 
     monkeypatch.setattr("springtide.client.datasets.send_pieces", send)

@@ -270,7 +270,7 @@ def test_ctrl_c_ends_the_workers_too(tmp_path: Path) -> None:
     members = [
         entry.name
         for entry in Path("/proc").iterdir()
-        if entry.name.isdecimal() and f"SPRINGTIDE_ERRAND_PARENT={process.pid}".encode() in _environment(entry)
+        if entry.name.isdecimal() and f"SPRINGTIDE_MEASUREMENT_PARENT={process.pid}".encode() in _environment(entry)
     ]
     assert members == []
 

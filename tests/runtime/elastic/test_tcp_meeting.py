@@ -210,7 +210,7 @@ def order(generation, *members, forced=False):
 
 
 def test_who_departs_commits_as_the_newest_generation_that_counts_it_in(monkeypatch):
-    monkeypatch.setattr("springtide.runtime.elastic.membership._TURN_S", 0.05)
+    monkeypatch.setattr("springtide.runtime.elastic.membership._NEWER_ORDER_WAIT_S", 0.05)
     monkeypatch.setattr(Formation, "_form", lambda self: None)
     membership = Membership(ReplicaId("a"), CPU, "127.0.0.1")
     assert not membership.is_leaving

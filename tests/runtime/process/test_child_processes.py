@@ -1,4 +1,4 @@
-"""Errands: what members report reaches the parent, failures become one sentence, nothing outlives the errand."""
+"""Errands: what members report reaches the parent, failures become one sentence, nothing outlives the processes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import os
 import pytest
 
 from springtide.core.errors import BackendError, InvalidRequest
-from springtide.runtime.process.child_processes import Errand, ErrandError, ErrandFiles
+from springtide.runtime.process.child_processes import MeasurementProcesses, MemberError, MemberFiles
 
 
 def test_reports_are_whole_files(tmp_path):
-    files = ErrandFiles(tmp_path, "worker-0")
-    files.tell("half way")
+    files = MemberFiles(tmp_path, "worker-0")
+    files.report_progress("half way")
     files.finish({"answer": [1, 2]})
-    files.fail(ErrandError(sentence="no", is_refused=True))
+    files.fail(MemberError(sentence="no", is_refused=True))
     assert files.progress.read_text() == "half way"
     assert files.result.read_bytes() == b'{"answer":[1,2]}'
     assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -40,45 +40,47 @@ class Ended:
 
 
 @pytest.fixture
-def errand(monkeypatch):
+def processes(monkeypatch):
     monkeypatch.setattr(os, "killpg", lambda pid, number: None)
-    with Errand(deadline_s=60.0, tell=lambda text: None) as made:
+    with MeasurementProcesses(deadline_s=60.0, on_progress=lambda text: None) as made:
         yield made
 
 
-def put(errand: Errand, name: str, code: int | None, error: ErrandError | None = None, log: str = "") -> None:
-    errand._processes[name] = Ended(code)  # type: ignore[assignment]
-    errand.files(name).log.write_text(log)
+def put(
+    processes: MeasurementProcesses, name: str, code: int | None, error: MemberError | None = None, log: str = ""
+) -> None:
+    processes._processes[name] = Ended(code)  # type: ignore[assignment]
+    processes.files(name).log.write_text(log)
     if error is not None:
-        errand.files(name).fail(error)
+        processes.files(name).fail(error)
 
 
-def test_the_cause_is_told_not_its_consequence(errand):
-    put(errand, "a", 1, ErrandError(sentence="connection closed by peer", is_cause=False))
-    put(errand, "b", 1, ErrandError(sentence="ValueError: no such colour (train.py:7)"))
+def test_the_cause_is_told_not_its_consequence(processes):
+    put(processes, "a", 1, MemberError(sentence="connection closed by peer", is_cause=False))
+    put(processes, "b", 1, MemberError(sentence="ValueError: no such colour (train.py:7)"))
     with pytest.raises(BackendError, match=r"^ValueError: no such colour \(train\.py:7\)$"):
-        errand.wait()
+        processes.wait()
 
 
-def test_a_refusal_stays_one(errand):
-    put(errand, "a", None)
-    put(errand, "b", 1, ErrandError(sentence="give --batch 2", is_refused=True))
+def test_a_refusal_stays_one(processes):
+    put(processes, "a", None)
+    put(processes, "b", 1, MemberError(sentence="give --batch 2", is_refused=True))
     with pytest.raises(InvalidRequest, match="give --batch 2"):
-        errand.wait()
+        processes.wait()
 
 
-def test_a_crash_shows_the_last_words(errand):
-    put(errand, "a", 0)
-    put(errand, "b", -11, log="a long story\nSegmentation fault")
+def test_a_crash_shows_the_last_words(processes):
+    put(processes, "a", 0)
+    put(processes, "b", -11, log="a long story\nSegmentation fault")
     with pytest.raises(BackendError, match=r"was ended by signal 11; the end of what it wrote:\na long story\nSeg"):
-        errand.wait()
+        processes.wait()
 
 
 @pytest.mark.slow
 def test_a_member_that_cannot_start_is_an_error():
-    with Errand(deadline_s=60.0, tell=lambda text: None) as errand:
-        errand.start("a", ["no-such-entry-point"])
-        directory = errand.directory
+    with MeasurementProcesses(deadline_s=60.0, on_progress=lambda text: None) as processes:
+        processes.start("a", ["no-such-entry-point"])
+        directory = processes.directory
         with pytest.raises(BackendError, match="ended with exit code 2"):
-            errand.wait()
+            processes.wait()
     assert not directory.exists()

@@ -84,7 +84,7 @@ def test_every_predicted_batch_is_an_iteration_with_its_size(path, reader):
     told = reader.read(1)
     assert (told.num_begun, told.num_ended, told.started_s) == (2, 2, 0.0)
     assert [ended.batch_size for ended in told.finished] == [2, 1], "in batches of at most two"
-    model.waits(3)
+    model.set_queue_length(3)
     assert reader.read(1).num_queued == 3
 
 

@@ -95,7 +95,7 @@ def test_without_the_means_there_is_one_sentence(monkeypatch):
 @pytest.mark.slow
 def test_all_reduces_over_loopback():
     told: list[str] = []
-    samples = sample_here(3, [SMALL, LARGE], tell=told.append)
+    samples = sample_here(3, [SMALL, LARGE], on_progress=told.append)
     times = {(len(sample.device_ids), sample.num_bytes): sample.duration_s for sample in samples.samples}
     assert set(times) == {(2, SMALL), (2, LARGE), (3, SMALL), (3, LARGE)}
     assert all(took_s > 0 for took_s in times.values())
@@ -140,7 +140,7 @@ def test_the_network_is_removed_when_the_measurement_is_ended(number):
     program = (
         "from springtide.runtime.profiling.collective_sampler import *;"
         "from springtide.runtime.profiling.namespaces import *;"
-        "sample_namespaces(RackNetwork(), 1, [1 << 22] * 50, tell=lambda text: print(text, flush=True))"
+        "sample_namespaces(RackNetwork(), 1, [1 << 22] * 50, on_progress=lambda text: print(text, flush=True))"
     )
     process = subprocess.Popen(
         # Whoever runs the tests in the background has them ignore Ctrl-C, and children inherit that. Not by a function
@@ -172,7 +172,7 @@ def _members_of(pid: int) -> list[str]:
     for entry in os.listdir("/proc"):
         try:
             with open(f"/proc/{entry}/environ", "rb") as file:
-                if f"SPRINGTIDE_ERRAND_PARENT={pid}".encode() in file.read().split(b"\0"):
+                if f"SPRINGTIDE_MEASUREMENT_PARENT={pid}".encode() in file.read().split(b"\0"):
                     found.append(entry)
         except OSError:
             continue

@@ -250,7 +250,7 @@ def members_of_this_process() -> list[str]:
     found = []
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdecimal() and f"SPRINGTIDE_ERRAND_PARENT={os.getpid()}".encode() in (
+            if entry.name.isdecimal() and f"SPRINGTIDE_MEASUREMENT_PARENT={os.getpid()}".encode() in (
                 entry / "environ"
             ).read_bytes().split(b"\0"):
                 found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())

@@ -21,7 +21,7 @@ import msgspec
 from springtide.backends.sharing.fixed_share import FixedShare
 from springtide.core.errors import BackendError, InvalidRequest
 from springtide.core.quantities import format_duration
-from springtide.runtime.process.child_processes import ErrandError, ErrandFiles
+from springtide.runtime.process.child_processes import MemberError, MemberFiles
 from springtide.runtime.profiling.share_profiler import MODULE, JsonLines, RunAnswer, RunOrder, ShareSpec, send
 
 DEADLINE_S = 600.0
@@ -143,7 +143,7 @@ class ShareTrials:
     def _start(self) -> None:
         folder = tempfile.TemporaryDirectory(prefix="springtide-shares-", ignore_cleanup_errors=True)
         self._stack.enter_context(folder)
-        self._files = ErrandFiles(Path(folder.name), _NAME)
+        self._files = MemberFiles(Path(folder.name), _NAME)
         orders_out, orders_in = os.pipe()
         answers_out, answers_in = os.pipe()
         self._orders_fd, self._answers_fd = orders_in, answers_out
@@ -156,7 +156,7 @@ class ShareTrials:
             )
             spec_path = Path(folder.name) / "spec.json"
             spec_path.write_bytes(msgspec.json.encode(spec))
-            variables = {**os.environ, "OMP_NUM_THREADS": "1", "SPRINGTIDE_ERRAND_PARENT": str(os.getpid())}
+            variables = {**os.environ, "OMP_NUM_THREADS": "1", "SPRINGTIDE_MEASUREMENT_PARENT": str(os.getpid())}
             with self._files.log.open("wb") as log:
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", MODULE, str(spec_path)],
@@ -197,7 +197,7 @@ class ShareTrials:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=10.0)
         with contextlib.suppress(OSError):
-            error = msgspec.json.decode(self._files.error.read_bytes(), type=ErrandError)
+            error = msgspec.json.decode(self._files.error.read_bytes(), type=MemberError)
             raise (InvalidRequest if error.is_refused else BackendError)(error.sentence)
         raise BackendError(f"the process that ran it has ended ({self._process.returncode}){self._log_tail()}")
 

@@ -134,7 +134,7 @@ def _send(
     pieces: Iterator[dict[str, Any]] = pieces_of(source)
     progress = _Progress()
     try:
-        return send_pieces(session.client, name, verb, pieces, shard_bytes=shard_bytes, tell=progress.tell)
+        return send_pieces(session.client, name, verb, pieces, shard_bytes=shard_bytes, on_progress=progress.show)
     finally:
         progress.end()
 
@@ -146,7 +146,7 @@ class _Progress:
         self._told_at_s = time.monotonic()
         self._is_shown = False
 
-    def tell(self, num_samples: int, num_bytes: int) -> None:
+    def show(self, num_samples: int, num_bytes: int) -> None:
         """So much is there."""
         if not sys.stderr.isatty() or time.monotonic() - self._told_at_s < _TELL_S:
             return

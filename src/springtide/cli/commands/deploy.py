@@ -48,7 +48,7 @@ def deploy(session: Session, /, target: str, **options: Any) -> None:
         deploy_in_cluster(session, served, asked, namespace=options["namespace"] or "", image=options["image"] or "")
         return
     handle = deploy_service(
-        served.source(), served.options.override(given), served.name, session.client, tell=session.note
+        served.source(), served.options.override(given), served.name, session.client, on_progress=session.note
     )
     service = _wait_deployed(session, handle.name)
     if service.state == "FAILED":

@@ -57,7 +57,7 @@ def quote(session: Session, /, target: str, script_args: tuple[str, ...], profil
             asked.name,
             session.client,
             profile=None if profile == MEASURE else profile,
-            tell=session.note,
+            on_progress=session.note,
             compares=asked.is_declared,
         )
     else:

@@ -52,7 +52,7 @@ def run(session: Session, /, target: str, script_args: tuple[str, ...], profile:
         return
     if profile is None or asked.options.values["on"] == "functions":
         client = session.client
-        handle = submit_job(asked.source, asked.options, asked.name, client, profile=profile, tell=session.note)
+        handle = submit_job(asked.source, asked.options, asked.name, client, profile=profile, on_progress=session.note)
     else:
         submitted = session.client.submit_job(**profiled_request(session, asked, Path(profile)))
         handle = JobHandle(session.client, submitted.job_id)

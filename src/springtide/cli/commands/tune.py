@@ -66,7 +66,7 @@ def tune(session: Session, /, target: str, **options: Any) -> None:
                 client=session.client,
                 folder=session.state_dir / "studies",
                 on_change=show,
-                tell=session.note,
+                on_progress=session.note,
                 **given_keywords(JOB_OPTIONS, "tune", options),
             )
     except KeyboardInterrupt:

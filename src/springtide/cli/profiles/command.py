@@ -146,7 +146,7 @@ def _profile_function(
         num_iterations=options["iterations"] or _NUM_ITERATIONS,
         network=_network(session, options),
         deadline_s=limit_s or DEADLINE_S,
-        tell=session.note,
+        on_progress=session.note,
     )
     answer = with_speed_curve(measured, _WORKER_COUNTS, samples, options["communication"] or "")
     _write(chosen, answer)
@@ -168,11 +168,13 @@ def _profile_communication(session: Session, out: Path, limit_s: float | None, o
     if network is not None:
         num_slots = -(-(options["workers"] or 2 * network.num_nodes) // network.num_nodes)
         samples = sample_namespaces(
-            network, num_slots, sizes or SIZES_BYTES, deadline_s=limit_s or DEADLINE_S, tell=session.note
+            network, num_slots, sizes or SIZES_BYTES, deadline_s=limit_s or DEADLINE_S, on_progress=session.note
         )
     else:
         num_workers = options["workers"] or _NUM_SAMPLED_WORKERS
-        samples = sample_here(num_workers, sizes or SIZES_BYTES, deadline_s=limit_s or DEADLINE_S, tell=session.note)
+        samples = sample_here(
+            num_workers, sizes or SIZES_BYTES, deadline_s=limit_s or DEADLINE_S, on_progress=session.note
+        )
     write_samples(out, samples)
     told = count(len(samples.samples), "sample")
     hint = f"{told} written to {out}; use them: springtide profile FILE --communication {out}"

@@ -51,7 +51,7 @@ def profile_layers(
         num_rounds=NUM_ROUNDS,
         seed=seed,
         deadline_s=limit_s or DEADLINE_S,
-        tell=session.note,
+        on_progress=session.note,
     )
     write_layer_profile(chosen, measured)
     hint = (

@@ -1,1 +1,1 @@
-"""Which samples a step uses and where they are read from."""
+"""Which samples a step uses, and where they are read from."""

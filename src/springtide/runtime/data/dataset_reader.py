@@ -1,4 +1,4 @@
-"""What `st.dataset(name)` and `st.stream(name)` become where samples are needed: batches as numpy arrays."""
+"""Reading the datasets behind `st.dataset(name)` and `st.stream(name)` as numpy arrays."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from springtide.storage.datasets.reading import DatasetReader, ServedSamples
 from springtide.storage.datasets.reference import DatasetReference
 from springtide.storage.stores.open import open_store
 
-# Shards of so many bytes together are mixed at a time: less than what one function keeps of them on its disk, so that
-# each is fetched once in an epoch.
+# Samples are shuffled within groups of shards of this total size. It is less than a function's disk cache, so that each
+# shard is fetched only once in an epoch.
 MIXED_BYTES = 256 << 20
 Array = npt.NDArray[Any]
 
 
 class SampleReader:
-    """The samples of one dataset by number, the data iterator of one worker (SMLT, section 4.2).
+    """Reads samples of one dataset by number for one worker (SMLT, section 4.2: the data iterator).
 
-    `fetch` reads only the shards that hold what is asked for and keeps them on this machine's disk, bounded. Not for
-    several threads at once. Methods raise StorageError, with one sentence that names the dataset and the mend.
+    `fetch` reads only the shards that hold the samples and caches them on the local disk, up to a limit. Not
+    thread-safe. Methods raise StorageError with one sentence that names the dataset and what to do.
     """
 
     def __init__(self, reference: DatasetReference, store: Store, cache: ShardCache, *, owns_store: bool) -> None:
@@ -53,17 +53,17 @@ class SampleReader:
 
     @property
     def is_closed(self) -> bool:
-        """Whether these are all there will ever be."""
+        """Whether the dataset is complete, so that no samples will be appended."""
         return self._reader.manifest.is_closed
 
     @property
     def array_names(self) -> tuple[str, ...]:
-        """What `fetch` gives, in its order: x and y first."""
+        """The names of the arrays that `fetch` returns, in its order: x and y first."""
         return tuple(array.name for array in self._reader.manifest.arrays)
 
     @property
     def digest(self) -> str:
-        """The same for the same content."""
+        """A digest of the content: equal for equal datasets."""
         return self._reader.manifest.digest
 
     @property
@@ -75,13 +75,13 @@ class SampleReader:
         return self._reader.num_fetched
 
     def refresh(self) -> int:
-        """See what was appended since; how many samples there are. One small read where nothing is new."""
+        """Read what was appended since the last look; returns the number of samples. One small read if nothing was."""
         return self._reader.refresh()
 
     def fetch(self, ids: Sequence[int] | Array) -> tuple[Array, ...]:
-        """The samples of these numbers, in this order: an array (len(ids), ...) for each of `array_names`.
+        """The samples with these numbers, in this order: an array (len(ids), ...) for each of `array_names`.
 
-        They are the caller's own. Of a stream, what was appended meanwhile is seen.
+        The caller owns the arrays. A stream is refreshed if a number lies beyond its known samples.
         """
         wanted = np.asarray(ids, dtype=np.int64)
         if self.is_stream and len(wanted) and int(wanted.max()) >= self.num_samples:
@@ -90,7 +90,7 @@ class SampleReader:
         return tuple(found[name] for name in self.array_names)
 
     def order(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-        """The order in which an epoch visits the samples (int64, each once); a stream's is that of arrival."""
+        """The order in which an epoch visits all samples (int64); for a stream, the order of arrival."""
         if self.is_stream:
             return np.arange(self.num_samples, dtype=np.int64)
         sizes = self._sizes()
@@ -98,13 +98,13 @@ class SampleReader:
         return shard_order(seed, epoch, sizes, self._num_mixed or max(1, MIXED_BYTES // shard_bytes))
 
     def arranged(self, ids: Sequence[int] | Array) -> npt.NDArray[np.int64]:
-        """The ids of one global batch, those of a shard next to each other; a stream's are so already."""
+        """The ids of one global batch, reordered so that ids of one shard are adjacent; unchanged for a stream."""
         if self.is_stream:
             return np.asarray(ids, dtype=np.int64)
         return by_shard(ids, self._sizes())
 
     def close(self) -> None:
-        """Remove what is kept on the disk."""
+        """Remove the cached shards from the disk, and close the store if this reader opened it."""
         self._reader.close()
         if self._owns_store:
             self._store.close()
@@ -124,12 +124,13 @@ def open_dataset(
     disk_bytes: int = DEFAULT_DISK_BYTES,
     memory_bytes: int = DEFAULT_MEMORY_BYTES,
 ) -> SampleReader:
-    """Open the dataset that a task names. Raises StorageError, InvalidRequest.
+    """Open a named dataset or stream. Raises StorageError, InvalidRequest.
 
-    `store` is the job's object store; without one it is that of the platform of this `state_dir` (SPRINGTIDE_STATE, or
-    the usual place), for runs on its machine. Shards are kept in a folder of its own under `cache_dir`.
+    `store` is the job's object store. Without one, the dataset is read from the store of the platform on this machine
+    with this `state_dir` (default: SPRINGTIDE_STATE, else ~/.local/state/springtide). Shards are cached in a new folder
+    below `cache_dir`: at most `disk_bytes` on disk and `memory_bytes` in memory.
     """
-    opened = open_store(data_store_url(state_dir or _usual_state_dir())) if store is None else store
+    opened = open_store(data_store_url(state_dir or _default_state_dir())) if store is None else store
     try:
         cache = ShardCache(cache_dir, disk_bytes, memory_bytes)
         return SampleReader(reference, opened, cache, owns_store=store is None)
@@ -145,6 +146,6 @@ def open_dataset(
         raise
 
 
-def _usual_state_dir() -> Path:
+def _default_state_dir() -> Path:
     given = os.environ.get("SPRINGTIDE_STATE")
     return Path(given).expanduser() if given else Path.home() / ".local" / "state" / "springtide"

@@ -1,6 +1,6 @@
-"""The samples of a declared task as numpy arrays, and the schedule that says which of them a step has. No framework.
+"""The samples of a declared task as numpy arrays, and the schedule of samples by step. No framework is imported here.
 
-A dataset is arrays, an object with `__len__` and `__getitem__`, or a reference to one that the platform keeps.
+A dataset is a tuple of arrays, an object with `__len__` and `__getitem__`, or a reference to a named dataset.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Fetch = Callable[[Sequence[int]], tuple[Any, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """`fetch(ids)` gives inputs and targets (None without); `num_samples` are there (so far, of a stream).
+    """`fetch(ids)` returns inputs and targets (None without targets); `num_samples` is the length, for a stream so far.
 
-    `reader` is set for a dataset that the platform keeps.
+    `reader` is set for named datasets.
     """
 
     fetch: Fetch
@@ -39,7 +39,7 @@ class Samples:
 
     @property
     def stream(self) -> str:
-        """The name of the stream that they come from, else empty."""
+        """The name of the stream that the samples come from; empty for a dataset."""
         return self.reader.name if self.reader is not None and self.reader.is_stream else ""
 
     def close(self) -> None:
@@ -48,14 +48,14 @@ class Samples:
 
 
 def dataset_of(task: Any, params: Mapping[str, str]) -> Any:
-    """The task's dataset: what was handed over, or what its factory makes."""
+    """The task's dataset: its value, or what its factory returns."""
     dataset = task.dataset
     is_factory = callable(dataset) and not hasattr(dataset, "__getitem__")
     return call_factory(dataset, params=params) if is_factory or isinstance(dataset, type) else dataset
 
 
 def named_samples(dataset: Any, store: Store | None) -> Samples | None:
-    """The samples of a dataset that the platform keeps, as arrays; None for any other. Raises StorageError."""
+    """The samples of a named dataset; None for any other. Raises StorageError, InvalidRequest if it is empty."""
     if not isinstance(dataset, DatasetReference):
         return None
     from springtide.runtime.data.dataset_reader import open_dataset
@@ -73,7 +73,7 @@ def named_samples(dataset: Any, store: Store | None) -> Samples | None:
 
 
 def array_samples(dataset: Any, store: Store | None = None) -> Samples:
-    """The samples of any dataset as numpy arrays. Raises InvalidRequest for what is none, StorageError."""
+    """The samples of any dataset as numpy arrays. Raises InvalidRequest for other objects, StorageError."""
     named = named_samples(dataset, store)
     if named is not None:
         return named
@@ -111,7 +111,7 @@ def _slicer(arrays: tuple[npt.NDArray[Any], ...]) -> Fetch:
 
 
 def _stacked(samples: list[Any]) -> tuple[Any, Any]:
-    """Samples one by one as arrays; a sample is (x, y), {"x": ..., "y": ...} or x alone."""
+    """Stack single samples into arrays (x, y); a sample is (x, y), {"x": ..., "y": ...} or x alone."""
     first = samples[0]
     if isinstance(first, Mapping):
         y = np.stack([np.asarray(sample["y"]) for sample in samples]) if "y" in first else None
@@ -123,7 +123,7 @@ def _stacked(samples: list[Any]) -> tuple[Any, Any]:
 
 
 def schedule_of(job: TrainingJob, samples: Samples) -> SampleSchedule | StreamSchedule:
-    """Which samples each step has: the epochs of a dataset, or a stream in order of arrival."""
+    """The schedule of a job's samples: shuffled epochs of a dataset, or a stream in order of arrival."""
     reader = samples.reader
     if samples.stream:
         return StreamSchedule(global_batch_size=batch_at(job.batch_schedule, 0, job.global_batch_size))

@@ -1,6 +1,6 @@
-"""Which samples belong to which step, virtual shard and rank, and the random streams of the shards. Pure functions.
+"""Which samples belong to which step, virtual shard and rank, and the random streams of the shards.
 
-The sample cursor is the number of samples behind it: with one batch size throughout it follows from the step number.
+The sample cursor is the number of samples used so far; with a fixed batch size it follows from the step number.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from springtide.core.function_search import BatchPhase, batch_at
 
 
 def shards_of_rank(num_shards: int, rank: int, world_size: int) -> range:
-    """The contiguous run of virtual shards that `rank` works on. Every rank gets one where there are enough."""
+    """The contiguous run of virtual shards that `rank` works on; no rank's run is empty."""
     assert 0 <= rank < world_size <= num_shards, (rank, world_size, num_shards)
     return range(rank * num_shards // world_size, (rank + 1) * num_shards // world_size)
 
 
 def shard_bounds(num_samples: int, shard: int, num_shards: int, global_batch_size: int) -> tuple[int, int]:
-    """Where `shard` begins and ends in a batch of `num_samples` (at most `global_batch_size`); it may be empty.
+    """The (first, end) samples of `shard` in a batch of `num_samples` (at most `global_batch_size`); may be empty.
 
-    A smaller last batch fills fewer shards rather than smaller ones, because a shard of one sample has no variance
-    and batch normalisation refuses it; the filled shards lie evenly among the ranks.
+    A smaller last batch fills fewer shards, not smaller ones, because batch normalisation rejects a shard of one
+    sample. The filled shards are spread evenly over the ranks.
     """
     num_filled = min(num_shards, max(1, num_samples // max(1, global_batch_size // num_shards)))
     index = -(-shard * num_filled // num_shards)
@@ -40,7 +40,7 @@ def shard_bounds(num_samples: int, shard: int, num_shards: int, global_batch_siz
 
 @dataclass(frozen=True, slots=True)
 class GlobalBatch:
-    """All samples of one optimizer step. `global_batch_size` is what a full one has; an epoch's last may have fewer."""
+    """All samples of one optimizer step. An epoch's last batch may have fewer than `global_batch_size`."""
 
     step: int
     epoch: int
@@ -53,7 +53,7 @@ class GlobalBatch:
         return hashlib.sha256(self.ids.astype("<i8").tobytes()).hexdigest()[:16]
 
     def shard_bounds(self, shard: int, num_shards: int) -> tuple[int, int]:
-        """Where virtual shard `shard` begins and ends in `ids`; it may be empty."""
+        """The (first, end) positions of virtual shard `shard` in `ids`; it may be empty."""
         return shard_bounds(len(self.ids), shard, num_shards, self.global_batch_size)
 
     def num_filled(self, num_shards: int) -> int:
@@ -73,10 +73,10 @@ class _Segment:
 class SampleSchedule:
     """Cuts `num_epochs` seeded permutations of a dataset into global batches; the last one of an epoch may be smaller.
 
-    Nothing is dropped and nothing is used twice, whatever the sizes of the batches: each begins where the one before
-    it ended, and each epoch anew. `phases` change the size with the epoch (SMLT, section 5.3: dynamic batching);
-    which samples a step has follows from its number alone. A dataset in parts brings an `order(seed, epoch)` of its
-    own, and `arrange` puts the samples of a batch so that each worker reads few parts.
+    No sample is dropped or used twice in an epoch, whatever the sizes of the batches: each batch begins where the
+    previous one ended. `phases` change the batch size with the epoch (SMLT, section 5.3: dynamic batching); the samples
+    of a step then still follow from its number alone. A dataset in shards passes its own `order(seed, epoch)`, and
+    `arrange`, which reorders a batch so that each worker reads few shards.
     """
 
     def __init__(
@@ -106,12 +106,12 @@ class SampleSchedule:
         self._permutation = np.empty(0, dtype=np.int64)
 
     def batch(self, step: int) -> GlobalBatch:
-        """The samples of optimizer step `step`, from 0, where only the phases change the batch size."""
+        """The samples of optimizer step `step` (from 0), if only the phases change the batch size."""
         assert 0 <= step < self.total_steps, (step, self.total_steps)
         return self.batch_at(step, self.num_seen(step), self._segment(step).global_batch_size)
 
     def num_seen(self, step: int) -> int:
-        """The number of samples in the first `step` steps, where only the phases change the batch size."""
+        """The number of samples in the first `step` steps, if only the phases change the batch size."""
         segment = self._segment(step)
         epoch, index = divmod(step - segment.first_step, segment.steps_per_epoch)
         return (segment.first_epoch + epoch) * self.num_samples + min(
@@ -119,21 +119,21 @@ class SampleSchedule:
         )
 
     def epoch_of(self, step: int) -> int:
-        """The epoch of step `step`; of the last one where there are no more."""
+        """The epoch of step `step`, at most the last epoch."""
         segment = self._segment(step)
         epoch = segment.first_epoch + (step - segment.first_step) // segment.steps_per_epoch
         return min(epoch, self.num_epochs - 1)
 
     def global_batch_size_at(self, step: int) -> int:
-        """What a full batch has in the epoch of step `step`."""
+        """The size of a full batch in the epoch of step `step`."""
         return self._segment(step).global_batch_size
 
     def samples_needed(self, step: int) -> int | None:
-        """A dataset is all there: nothing has to be waited for."""
+        """None: a dataset is complete, so no step waits for samples."""
         return None
 
     def set_available(self, num_samples: int, *, is_closed: bool) -> None:
-        """A dataset is all there."""
+        """Does nothing: a dataset is complete."""
 
     def _segment(self, step: int) -> _Segment:
         return self._segments[bisect_right(self._first_steps, step) - 1]
@@ -154,7 +154,7 @@ class SampleSchedule:
         return GlobalBatch(step=step, epoch=epoch, ids=ids, global_batch_size=global_batch_size)
 
     def num_steps_left(self, num_seen: int, global_batch_size: int) -> int:
-        """How many steps are left after `num_seen` samples, were they all of this size."""
+        """How many steps are left after `num_seen` samples with global batches of this size."""
         epoch, start = divmod(num_seen, self.num_samples)
         if epoch >= self.num_epochs:
             return 0
@@ -163,12 +163,12 @@ class SampleSchedule:
 
 
 def _segments(phases: tuple[BatchPhase, ...], num_samples: int, num_epochs: int, default: int) -> tuple[_Segment, ...]:
-    """The stretches of epochs with one batch size, each with its first step."""
+    """The runs of epochs with one batch size, each with its first step."""
     ordered = tuple(sorted(phases, key=lambda phase: phase.from_epoch))
     borders = sorted({0, num_epochs, *(phase.from_epoch for phase in ordered if 0 < phase.from_epoch < num_epochs)})
     found: list[_Segment] = []
     step = 0
-    # A job of no epochs has one stretch, too, without steps.
+    # A job of zero epochs also has one segment, without steps.
     for first_epoch, end_epoch in pairwise(borders if num_epochs > 0 else [0, 0]):
         size = batch_at(ordered, first_epoch, default)
         found.append(_Segment(first_epoch, step, size, -(-num_samples // size)))
@@ -177,9 +177,9 @@ def _segments(phases: tuple[BatchPhase, ...], num_samples: int, num_epochs: int,
 
 
 class StreamSchedule:
-    """The batches of a dataset that grows: batch k holds the samples [kB, (k+1)B) in the order in which they arrived.
+    """The batches of a growing dataset: batch k holds the samples [kB, (k+1)B) in order of arrival.
 
-    Each sample is used once. How many steps there are is known once the stream is closed; then what is left makes a
+    Each sample is used once. When the stream is closed the number of steps is known, and the remaining samples form a
     last, smaller batch.
     """
 
@@ -195,7 +195,7 @@ class StreamSchedule:
         return -(-self._num_available // self._global_batch_size) if self._is_closed else None
 
     def set_available(self, num_samples: int, *, is_closed: bool) -> None:
-        """So many samples may be used now, and whether more will come. Raises StorageError where some have gone."""
+        """Set how many samples may be used, and whether more will come. Raises StorageError if samples disappeared."""
         if num_samples < self._num_available or (self._is_closed and num_samples > self._num_available):
             raise StorageError(
                 f"the stream had {self._num_available} samples{' and was closed' if self._is_closed else ''}, and now "
@@ -205,16 +205,16 @@ class StreamSchedule:
         self._is_closed = self._is_closed or is_closed
 
     def samples_needed(self, step: int) -> int | None:
-        """How many samples must be there for step `step`."""
+        """How many samples the stream must have for step `step`."""
         end = (step + 1) * self._global_batch_size
         return min(end, self._num_available) if self._is_closed else end
 
     def num_seen(self, step: int) -> int:
-        """How many samples lie behind the first `step` steps."""
+        """How many samples the first `step` steps use."""
         return min(step * self._global_batch_size, self._num_available)
 
     def batch(self, step: int) -> GlobalBatch:
-        """The samples of step `step`, from 0. Raises StorageError where they are not there yet."""
+        """The samples of step `step` (from 0). Raises StorageError if they have not arrived yet."""
         begin, end = self.num_seen(step), self.samples_needed(step)
         assert end is not None
         if end > self._num_available or begin >= end:
@@ -222,7 +222,7 @@ class StreamSchedule:
         return GlobalBatch(step, 0, np.arange(begin, end, dtype=np.int64), self._global_batch_size)
 
     def epoch_of(self, step: int) -> int:
-        """A stream is read once."""
+        """0: a stream is read only once."""
         return 0
 
     def global_batch_size_at(self, step: int) -> int:
@@ -230,7 +230,7 @@ class StreamSchedule:
 
 
 def permutation(num_samples: int, seed: int, epoch: int) -> np.ndarray:
-    """The order in which an epoch visits the dataset."""
+    """The order in which an epoch visits the samples of a dataset."""
     return np.random.Generator(np.random.PCG64([seed & (2**64 - 1), epoch])).permutation(num_samples)
 
 

@@ -23,7 +23,7 @@ from springtide.runtime.data.samples import Samples, array_samples, dataset_of
 from springtide.runtime.data.shards import seed_everything
 from springtide.runtime.functions.source import UserSource
 from springtide.runtime.functions.step import Position, StepOutcome
-from springtide.runtime.models.user_models import check_task, model_of, told_if_missing
+from springtide.runtime.models.user_models import check_task, explain_missing_framework, model_of
 
 # Samples that a worker which is alone takes through the model at a time.
 _LARGEST_PASS = 256
@@ -141,7 +141,7 @@ def build_place_worker(
     """
     job = source.job
     is_torch = imports_torch(source.root)
-    with told_if_missing(), ExitStack() as spill:
+    with explain_missing_framework(), ExitStack() as spill:
         if is_torch:
             # The file may build its model while it is imported.
             spill.enter_context(_spilled(source, plan, place))

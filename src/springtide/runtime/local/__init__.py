@@ -1,1 +1,1 @@
-"""Training functions and functions run in this process, without a platform."""
+"""Training in the current process, without a platform."""

@@ -1,6 +1,6 @@
-"""Training a declared task here and now with the worker that functions have: one place, no platform, no framework.
+"""Training a declared task in this process with the worker that runs on functions: one place, no platform.
 
-Also what every run in this process gives back, and its progress as lines.
+Also the result of local runs, and their progress lines.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from springtide.core.wire.functions import Keys, Place
 from springtide.core.workload import TrainingJob
 from springtide.runtime.data.shards import seed_everything
 from springtide.runtime.functions.place_worker import PlaceWorker, task_worker
-from springtide.runtime.models.user_models import told_if_missing
+from springtide.runtime.models.user_models import explain_missing_framework
 from springtide.storage.files import write_durable
 from springtide.storage.frames import decode, encode
 from springtide.storage.stores.open import memory_store
@@ -29,7 +29,11 @@ _MODEL_PREFIX = "model/"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalResult:
-    """How a run in this process ended. `loss` is the mean over the last global batch."""
+    """The result of a run in this process.
+
+    `loss` is the mean over the last global batch, None if no step was taken; `metrics` are the last values passed to
+    `ctx.metrics`; `artifact_path` is the saved model; `took_s` is the duration in seconds.
+    """
 
     name: str
     num_steps: int
@@ -40,7 +44,7 @@ class LocalResult:
 
 
 class LossLines:
-    """Progress as plain lines: the first step, then one every few seconds, then the last step."""
+    """Prints progress as plain lines: for the first step, every few seconds, and for the last step."""
 
     def __init__(self, name: str, write: Callable[[str], None]) -> None:
         self._name = name
@@ -51,7 +55,7 @@ class LossLines:
     def report(
         self, step: int, total_steps: int | None, loss: float | None, num_samples: int, metrics: Mapping[str, float]
     ) -> None:
-        """A step with so many samples is done; `total_steps` is None while that is not known."""
+        """Report a completed step with `num_samples` samples; `total_steps` is None while it is not known."""
         now_s = time.monotonic()
         self._num_samples += num_samples
         is_edge = step in (1, total_steps)
@@ -78,17 +82,17 @@ def run_local_task(
     *,
     sleep: Callable[[float], None] = time.sleep,
 ) -> LocalResult:
-    """Train a declared task to its end in this process, as a function that is alone would.
+    """Train a declared task to its end in this process, as a single function would.
 
-    The final model lands in `directory` (springtide-out/<name> in the working directory, if none is given) as
-    model.safetensors. A stream is waited for until it is closed. Raises InvalidRequest, StorageError, and whatever the
-    user's code raises.
+    Writes the final model to `directory`/model.safetensors (default directory: springtide-out/<name>). On a stream,
+    waits for samples until the stream is closed. Raises InvalidRequest, StorageError, and whatever the user's code
+    raises.
     """
     began_s = time.monotonic()
     chosen = (directory or Path("springtide-out") / job.name).absolute()
     lines, store, loss = LossLines(job.name, write), memory_store(), None
     keys = Keys(job.name)
-    with told_if_missing():
+    with explain_missing_framework():
         seed_everything(job.seed)
         worker = task_worker(task, job, None, Place(0, 0), store=None, wire=store, check=lambda: None)
     try:
@@ -121,21 +125,21 @@ def run_local_task(
 
 
 def _has_more(worker: PlaceWorker, name: str, write: Callable[[str], None], sleep: Callable[[float], None]) -> bool:
-    """Whether there is a step to do; waits for a stream until it has enough samples, or is closed."""
-    has_told = False
+    """Whether there is another step; waits until a stream has enough samples for it or is closed."""
+    has_written_wait = False
     while not worker.is_over:
         needed, reader = worker.samples_needed, worker.samples.reader
         if needed is None or reader is None:
             return True
-        # Both are of one version of the stream: what is closed has no more than these.
+        # Length and `is_closed` are of the same version of the stream.
         num_samples = reader.refresh()
         worker.set_available(num_samples, is_closed=reader.is_closed)
         if worker.is_over:
             return False
         if num_samples >= (worker.samples_needed or 0):
             return True
-        if not has_told:
+        if not has_written_wait:
             write(f"{name} waits for data of {reader.name!r} ({num_samples} of {needed} samples)")
-            has_told = True
+            has_written_wait = True
         sleep(_STREAM_POLL_S)
     return False

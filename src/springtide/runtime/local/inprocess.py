@@ -1,4 +1,4 @@
-"""Training in the process at hand: one worker, no platform, the same bits as a run on the platform."""
+"""Training in the current process with one worker and no platform; bit-identical to a run on the platform."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from springtide.storage.files import write_durable
 
 
 class _OneWorker:
-    """The trainer of a group of one: every virtual shard is this worker's."""
+    """The trainer of a group of one, which works on every virtual shard."""
 
     def __init__(self, job: TrainingJob, device: torch.device, report: Callable[[_OneWorker, int], None]) -> None:
         self.job = job
@@ -44,7 +44,7 @@ class _OneWorker:
         self._accumulator = Accumulator(self.payload.pool, self.payload.num_summed)
 
     def start(self, num_samples: int, reader: SampleReader | None = None) -> None:
-        """The dataset is known: all that is to be trained follows from its length. Raises InvalidRequest."""
+        """Set the dataset's length, from which all steps of the training follow. Raises InvalidRequest."""
         self.training_cursor.start(num_samples, reader)
 
     @property
@@ -53,7 +53,7 @@ class _OneWorker:
 
     @property
     def progress(self) -> float:
-        """What is done, in steps of the initial batch size."""
+        """Committed work, in optimizer steps of the initial batch size."""
         return self.training_cursor.progress
 
     @property
@@ -62,7 +62,7 @@ class _OneWorker:
         return self.training_cursor.epoch
 
     def next_shard(self) -> tuple[GlobalBatch, int, tuple[int, int]] | None:
-        """The next shard to work on with the bounds of its samples, seeded; None when all steps are done."""
+        """The next shard's global batch, number and (first, end) samples; None when all steps are done."""
         if self._batch is None:
             if self.training_cursor.is_over:
                 return None
@@ -76,7 +76,7 @@ class _OneWorker:
         return self._batch, shard, self._bounds(self._batch, shard)
 
     def contribute(self, loss: torch.Tensor) -> None:
-        """Backward for the shard at hand; after the last one of the step, update the model."""
+        """Run backward for the current shard; after the step's last shard, update the model."""
         assert self._batch is not None
         shard = self._shards.pop(0)
         low, high = self._bounds(self._batch, shard)
@@ -93,7 +93,7 @@ class _OneWorker:
         return batch.shard_bounds(shard, self.job.num_virtual_shards)
 
     def _skip_empty_shards(self) -> None:
-        """A shard without samples still has its place in the order of the additions."""
+        """Add zeros for leading shards without samples, which keep their place in the order of additions."""
         assert self._batch is not None
         while self._shards:
             low, high = self._bounds(self._batch, self._shards[0])
@@ -104,7 +104,7 @@ class _OneWorker:
     def _commit(self, batch: GlobalBatch) -> None:
         payload, training_cursor = self.payload, self.training_cursor
         ((_, vector),) = self._accumulator.blocks
-        # The optimizer's numbers take the way that they take between workers, because it rounds the smallest of them.
+        # The optimizer's numbers pass through the vector as between workers, because that may round the smallest ones.
         payload.set_numbers(vector, training_cursor.last_square)
         self.loss = payload.loss(vector)
         payload.apply_buffers(vector)
@@ -119,7 +119,7 @@ class _OneWorker:
 
 
 class _DirectoryArtifacts:
-    """Writes the weights into a directory of the caller's choice."""
+    """Writes the weights into a given directory."""
 
     def __init__(self, worker: _OneWorker, directory: Path) -> None:
         self._worker = worker
@@ -147,7 +147,7 @@ def _reporter(lines: LossLines) -> Callable[[_OneWorker, int], None]:
 
 @contextmanager
 def _as_on_a_worker() -> Iterator[None]:
-    """One thread, as a worker of a full machine has: with more of them torch may add in another order."""
+    """Limit torch to one thread, as a worker does: with several it may add numbers in another order."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -164,9 +164,9 @@ def run_local(
 ) -> LocalResult:
     """Train `function` (a training function or a declared task) to its end in this process.
 
-    The goal, the bounds on workers and the entrypoint of `job` are not looked at. The final model lands in
-    `directory` (springtide-out/<name> in the working directory, if none is given) as model.safetensors. What the
-    function raises passes through. Raises InvalidRequest, StorageError.
+    The goal, the bounds on workers and the entrypoint of `job` are ignored. Writes the final model to
+    `directory`/model.safetensors (default directory: springtide-out/<name>). Raises InvalidRequest, StorageError, and
+    whatever the function raises.
     """
     began_s = time.monotonic()
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")

@@ -1,1 +1,1 @@
-"""A model behind one interface whatever its framework: torch, JAX, layers, models that users bring."""
+"""One interface to models of every framework: torch, JAX, layers, and users' own models."""

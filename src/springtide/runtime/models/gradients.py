@@ -1,7 +1,7 @@
-"""What the replicas of a stage exchange after its backward: gradients, what buffers changed by, and flags.
+"""The flat vector that the replicas of a stage all-reduce: gradients, changes of buffers, and a flag.
 
-All of it lies in one flat vector that is added up over the replicas. Gradients are computed straight into it, so that
-an exchange needs no copy. A parameter that no replica had a gradient for has none in the update, either.
+Gradients are computed directly into the vector, so the exchange needs no copy. A parameter for which no replica had a
+gradient has none in the update either.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from springtide.runtime.models.layers import Stage
 
 
 class GradientVector:
-    """The vector of one stage, and the ways in and out of it.
+    """The vector of one stage, with methods that fill it and apply it.
 
     In a step: `begin_step`; for every micro-batch `begin_micro_batch`, forward, `end_forward`; the backward passes;
     `seal`; the exchange of `array`; `take`. Each micro-batch sees the buffers as they were when the step began, and
@@ -27,7 +27,7 @@ class GradientVector:
         self.parameters = [parameter for parameter in stage.parameters() if parameter.requires_grad]
         wide = any(parameter.dtype == torch.float64 for parameter in self.parameters)
         self.dtype = torch.float64 if wide else torch.float32
-        # A constant buffer (a mask, say) costs nothing but its place here.
+        # Constant buffers (a mask, say) are included; they only cost their space in the vector.
         self._buffers = list(dict(stage.named_buffers()))
         num_gradients = sum(parameter.numel() for parameter in self.parameters)
         num_changes = sum(stage.get_buffer(name).numel() for name in self._buffers)
@@ -58,7 +58,7 @@ class GradientVector:
         return array
 
     def begin_step(self) -> None:
-        """No gradients yet; remember the buffers."""
+        """Clear the vector and save the buffers' current values."""
         self.vector.zero_()
         self._has_gradient.clear()
         for parameter, view in zip(self.parameters, self._views, strict=True):
@@ -66,28 +66,28 @@ class GradientVector:
         self._start = {name: self._stage.get_buffer(name).detach().clone() for name in self._buffers}
 
     def begin_micro_batch(self) -> None:
-        """Give the stage the buffers of the step's beginning."""
+        """Reset the stage's buffers to the step's start."""
         for name, start in self._start.items():
             if not torch.equal(self._stage.get_buffer(name), start):
-                # Another tensor, not other values: the backward pass of the micro-batch before may look at the old one.
+                # A new tensor, not a copy in place: the previous micro-batch's backward pass may need the old one.
                 module, _, attribute = name.rpartition(".")
                 self._stage.get_submodule(module)._buffers[attribute] = start.clone()
 
     def end_forward(self, weight: float) -> None:
-        """Add what the forward pass changed the buffers by, times the micro-batch's share of the global batch."""
+        """Add the forward pass's changes of the buffers; `weight` is the micro-batch's part of the global batch."""
         at = self._changes_at
         with torch.no_grad():
             for name, start in self._start.items():
                 now = self._stage.get_buffer(name).detach()
                 if now.dtype != torch.bool and not now.is_complex() and not torch.equal(now, start):
                     wide, before = now.to(self.dtype), start.to(self.dtype)
-                    # A constant element, an infinity of a mask, say, stays exactly as it is.
+                    # Unchanged elements (infinities of a mask, say) stay exact.
                     change = torch.where(wide == before, 0.0, (wide - before) * weight)
                     self.vector[at : at + now.numel()] += change.reshape(-1).to(self.dtype)
                 at += now.numel()
 
     def seal(self, *, flag: bool) -> None:
-        """All backward passes are done: complete the vector. `flag` is raised for all replicas if one raises it."""
+        """Complete the vector after all backward passes. `take` returns True on all replicas if one sets `flag`."""
         with torch.no_grad():
             for index, (parameter, view) in enumerate(zip(self.parameters, self._views, strict=True)):
                 if parameter.grad is not None and parameter.grad is not view:
@@ -97,7 +97,7 @@ class GradientVector:
             self.vector[self._flag_at] = float(flag)
 
     def take(self) -> bool:
-        """What came out of the exchange becomes the gradients and the buffers; returns whether a flag was raised."""
+        """Set gradients and buffers from the reduced vector; returns whether any replica set the flag."""
         counts = self.vector[self._counts_at : self._flag_at].tolist()
         for parameter, view, count in zip(self.parameters, self._views, counts, strict=True):
             parameter.grad = view.to(parameter.dtype) if count > 0 else None
@@ -114,9 +114,9 @@ class GradientVector:
         return float(self.vector[self._flag_at]) > 0.0
 
     def drop(self) -> None:
-        """The step is not to be: the stage is as it was when the step began."""
+        """Discard the step: restore the buffers and clear the gradients."""
         self.begin_micro_batch()
         for parameter in self.parameters:
             parameter.grad = None
-        # An exchange that was given up may have a request under way whose answer is for the old memory.
+        # New memory, because an abandoned exchange may still be writing into the old one.
         self._reserve()

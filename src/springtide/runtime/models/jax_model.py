@@ -1,4 +1,4 @@
-"""A model of JAX functions as a Model: weights are a tree of arrays, gradients those of a jitted loss."""
+"""Adapts JAX functions to core.model.Model: weights are a tree of arrays, gradients come from a jitted loss."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from springtide.core.model import OPTIMIZER_PREFIX, call_factory
 
 
 class JaxParts(Protocol):
-    """What the user has handed over; see client.models.jax_model."""
+    """The user's functions; see client.models.jax_model."""
 
     init: Callable[..., Any]
     loss: Callable[[Any, Any, Any], Any]
@@ -25,9 +25,9 @@ class JaxParts(Protocol):
 
 
 class JaxModel:
-    """Speaks core.model.Model. The first weights are drawn with a key from numpy's global generator.
+    """Implements core.model.Model. The initial weights are drawn with a key from numpy's global generator.
 
-    Names are paths in the tree, as in `layers/0/w`; the optimizer's memory is saved leaf by leaf.
+    Weights are named by their paths in the tree, like `layers/0/w`; the optimizer's memory is saved leaf by leaf.
     """
 
     def __init__(self, parts: JaxParts, params: Mapping[str, str]) -> None:
@@ -58,7 +58,7 @@ class JaxModel:
         return tree_util.tree_map(lambda weight, change: weight + change, weights, changes), memory
 
     def begin_epoch(self, epoch: int) -> None:
-        """Give the model the size that it has in this epoch, if it has one of its own."""
+        """Let `resize` set the weights that the epoch starts with; new shapes also reset the optimizer's memory."""
         if self._parts.resize is None:
             return
         before = _shapes(self.weights)
@@ -75,7 +75,7 @@ class JaxModel:
         return float(loss), {name: np.asarray(leaf) for name, leaf in zip(self._names, leaves, strict=True)}
 
     def apply(self, gradients: Mapping[str, Any]) -> None:
-        """One step of the optimizer."""
+        """Take one step of the optimizer. Raises InvalidRequest if `update` does not return weights and memory."""
         tree = _with_leaves(self.weights, [gradients[name] for name in self._names])
         updated = self._update(self.weights, tree, self.memory)
         if not (isinstance(updated, tuple) and len(updated) == 2):
@@ -83,7 +83,7 @@ class JaxModel:
         self.weights, self.memory = updated
 
     def state(self) -> Mapping[str, Any]:
-        """Weights by their paths, and the leaves of the optimizer's memory by their numbers."""
+        """Weights by path, and the leaves of the optimizer's memory by index."""
         weights = zip(self._names, tree_util.tree_leaves(self.weights), strict=True)
         memory = enumerate(tree_util.tree_leaves(self.memory))
         return {
@@ -92,7 +92,7 @@ class JaxModel:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take over a state. Raises CheckpointError where the optimizer's memory is another's."""
+        """Restore a state. Raises CheckpointError if it was saved with another optimizer."""
         num_leaves = len(tree_util.tree_leaves(self.memory))
         names = [f"{OPTIMIZER_PREFIX}{index}" for index in range(num_leaves)]
         if sum(name.startswith(OPTIMIZER_PREFIX) for name in state) != num_leaves:
@@ -102,9 +102,9 @@ class JaxModel:
 
 
 def _with_leaves(tree: Any, leaves: list[Any]) -> Any:
-    """A tree of the same structure; each leaf of the type that the old one has."""
+    """A tree of the same structure with these leaves, each cast to the dtype of the one that it replaces."""
     olds, structure = tree_util.tree_flatten(tree)
-    # A plain number becomes an array of the type that JAX computes with.
+    # jax.numpy.asarray gives plain numbers the dtype that JAX computes with.
     dtypes = [jax.numpy.asarray(old).dtype for old in olds]
     news = [jax.numpy.asarray(np.asarray(new).astype(dtype)) for dtype, new in zip(dtypes, leaves, strict=True)]
     return tree_util.tree_unflatten(structure, news)

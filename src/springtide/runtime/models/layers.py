@@ -1,4 +1,4 @@
-"""A model as the sequence of layers that it can be cut into, and a stage of them under the names of its state_dict."""
+"""A model as a sequence of layers, and stages of consecutive layers with the names of the model's state_dict."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import torch
 from springtide.core.errors import InvalidRequest
 from springtide.core.functions import MAX_LAYERS
 
-# What travels between two layers.
+# The output of one layer and input of the next.
 Activation = torch.Tensor | tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer: `module(x)` is the next layer's input. `name` is its prefix in the state_dict, or where it stands."""
+    """One layer: `module(x)` is the next layer's input. `name` is its prefix in the state_dict, or `layer<index>`."""
 
     name: str
     module: torch.nn.Module
 
 
 class Stage(torch.nn.Module):
-    """The layers from `first_layer` up to `end_layer`, which is left out: what one function holds of a model.
+    """The layers from `first_layer` up to, not including, `end_layer`: the part of a model that one function holds.
 
-    `names` says under which names the user's state_dict has a parameter or buffer of this module (one that is not to
-    be kept has none, tied ones have several).
+    `names` maps each parameter and buffer of this module to its names in the user's state_dict: none for a
+    non-persistent buffer, several for tied tensors.
     """
 
     def __init__(self, layers: Sequence[Layer], first_layer: int, end_layer: int) -> None:
@@ -44,7 +44,7 @@ class Stage(torch.nn.Module):
 
     @property
     def starts_in_place(self) -> bool:
-        """Whether its first layer may write over its input, which a tensor that came from outside does not bear."""
+        """Whether the first layer may modify its input in place, which autograd forbids for leaves."""
         first = self.layers[str(self.first_layer)]
         return any(getattr(module, "inplace", False) for module in first.modules())
 
@@ -52,8 +52,8 @@ class Stage(torch.nn.Module):
 def layers_of(model: torch.nn.Module) -> list[Layer]:
     """The layers whose composition is the model's forward, in order.
 
-    An nn.Sequential is flattened, those within it, too; any other model says what its layers are by a method
-    `pipeline_layers()`. Raises InvalidRequest for one that says nothing, or whose layers share parameters.
+    Nested nn.Sequential modules are flattened; any other model lists its layers in a method `pipeline_layers()`. Raises
+    InvalidRequest for a model with neither, or whose layers share parameters.
     """
     names = {id(module): name for name, module in model.named_modules()}
     declared = getattr(model, "pipeline_layers", None)
@@ -76,9 +76,9 @@ def layers_of(model: torch.nn.Module) -> list[Layer]:
 
 
 def build_stage(model: torch.nn.Module, layers: Sequence[Layer], first_layer: int, end_layer: int) -> Stage:
-    """The layers `first_layer` up to `end_layer` (left out) of the model's `layers_of`, in modules of their own.
+    """The stage of layers `first_layer` up to, not including, `end_layer`; `layers` are the model's `layers_of`.
 
-    Raises InvalidRequest where there are not so many layers.
+    Raises InvalidRequest if there are fewer layers.
     """
     if not 0 <= first_layer < end_layer <= len(layers):
         raise InvalidRequest(
@@ -98,7 +98,7 @@ def build_stage(model: torch.nn.Module, layers: Sequence[Layer], first_layer: in
 
 
 def borders(value: Any, where: str) -> tuple[tuple[torch.Tensor, ...], bool]:
-    """The tensors of what a layer gave, and whether it was a tuple. Raises InvalidRequest for anything else."""
+    """The tensors of a layer's output, and whether it was a tuple. Raises InvalidRequest for anything else."""
     if isinstance(value, torch.Tensor):
         return (value,), False
     if isinstance(value, tuple | list) and value and all(isinstance(item, torch.Tensor) for item in value):
@@ -109,17 +109,17 @@ def borders(value: Any, where: str) -> tuple[tuple[torch.Tensor, ...], bool]:
 
 
 def has_gradient(tensor: torch.Tensor) -> bool:
-    """Whether a tensor of that kind can have a gradient; token ids and masks have none."""
+    """Whether a tensor of this dtype can have a gradient; integers (token ids) and booleans (masks) cannot."""
     return tensor.is_floating_point() or tensor.is_complex()
 
 
 def is_plain_sequence(module: torch.nn.Module) -> bool:
-    """A subclass of nn.Sequential may have a forward of its own, which its parts alone would not repeat."""
+    """Whether the module is an nn.Sequential whose forward is not overridden, so that its parts can replace it."""
     return isinstance(module, torch.nn.Sequential) and type(module).forward is torch.nn.Sequential.forward
 
 
 def _flattened(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    # children() would leave out a module that comes a second time.
+    # children() would skip a module that occurs twice.
     for module in model._modules.values():
         if module is not None and is_plain_sequence(module):
             yield from _flattened(module)
@@ -146,7 +146,7 @@ def _tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _check_owners(model: torch.nn.Module, layers: Sequence[Layer]) -> None:
-    """Every tensor of the model belongs to exactly one layer: two stages cannot hold one tensor, nor none."""
+    """Raise InvalidRequest unless every tensor of the model belongs to exactly one layer."""
     names = {id(tensor): name for name, tensor in _tensors(model)}
     owners: dict[int, int] = {}
     for index, layer in enumerate(layers):

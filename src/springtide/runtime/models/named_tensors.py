@@ -1,4 +1,4 @@
-"""A model and its optimizer seen as named tensors and plain values: what checkpoints hold and joiners receive."""
+"""A model and its optimizer as named tensors and plain values, the form that checkpoints store and joiners receive."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def pack(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Packed:
-    """Turn a value into JSON, putting its tensors into `tensors`. Raises InvalidRequest for what cannot travel."""
+    """Encode a value as JSON values, adding its tensors to `tensors`. Raises InvalidRequest for other types."""
     if isinstance(value, torch.Tensor):
         tensors[name] = value.detach()
         device = "cpu" if value.device.type == "cpu" else "device"
@@ -43,7 +43,10 @@ def pack(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Packed:
 
 
 def unpack(packed: Packed, live: Any, device: torch.device, tensors: dict[str, torch.Tensor]) -> Any:
-    """The value of `pack`, with tensors to be filled in `tensors`: the live ones where they fit, else new ones."""
+    """Decode a value of `pack`. Its tensors, to be filled by the caller, are put into `tensors`.
+
+    A tensor of `live` is reused if dtype and shape fit, else a new one is made.
+    """
     if not isinstance(packed, dict):
         return packed
     if "$float" in packed:
@@ -68,7 +71,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _number_slots(groups: list[dict[str, Any]]) -> list[tuple[int, str, int | None]]:
-    """Where numbers stand in parameter groups: the group, the key, and the place in a tuple of numbers."""
+    """The positions of numbers in parameter groups: group, key, and index within a tuple of numbers (else None)."""
     slots: list[tuple[int, str, int | None]] = []
     for index, group in enumerate(groups):
         for key in sorted(group):
@@ -118,7 +121,7 @@ class TrainingState:
 
     @property
     def num_numbers(self) -> int:
-        """How many numbers `numbers` returns: it never changes, even if a scheduler adds keys to the groups."""
+        """The length of `numbers()`. It stays the same even if a scheduler adds keys to the groups."""
         return len(self._number_slots)
 
     def numbers(self) -> list[float]:
@@ -131,7 +134,7 @@ class TrainingState:
         return values
 
     def set_numbers(self, numbers: list[float]) -> None:
-        """Set what `numbers` returned on another member. Anything that is no plain number here stays as it is."""
+        """Set the numbers that another member returned. Values that are not plain numbers here stay unchanged."""
         for (index, key, item), number in zip(self._number_slots, numbers, strict=True):
             group = self.optimizer.param_groups[index]
             value: Any = group.get(key)
@@ -141,9 +144,9 @@ class TrainingState:
                 group[key] = (*value[:item], type(value[item])(number), *value[item + 1 :])
 
     def update(self, learning_rate_factor: float = 1.0) -> None:
-        """One step of the optimizer, every learning rate times the factor for so long.
+        """Take one step of the optimizer with every learning rate multiplied by the factor during the step.
 
-        Schedulers compute from what stands in the groups, so they must never see the product.
+        The rates are restored afterwards, because schedulers compute the next rate from the one in the group.
         """
         if learning_rate_factor == 1.0:
             self.optimizer.step()
@@ -169,7 +172,7 @@ class TrainingState:
         return groups, tensors
 
     def unpack_groups(self, packed: Packed) -> dict[str, torch.Tensor]:
-        """Take over hyperparameters; returns the tensors among them, to be filled."""
+        """Set the hyperparameters; returns the tensors among them, to be filled by the caller."""
         tensors: dict[str, torch.Tensor] = {}
         live = self.optimizer.param_groups
         if len(packed) != len(live):
@@ -190,7 +193,7 @@ class TrainingState:
         return packed, tensors
 
     def unpack_optimizer(self, names: Iterable[str], packed: Mapping[str, Packed]) -> dict[str, torch.Tensor]:
-        """Take over the optimizer's state of the named parameters; returns its tensors, to be filled."""
+        """Set the optimizer's state of the named parameters; returns its tensors, to be filled by the caller."""
         tensors: dict[str, torch.Tensor] = {}
         for name in names:
             parameter = self.parameters[name]
@@ -202,13 +205,13 @@ class TrainingState:
         return tensors
 
     def pack_all(self) -> tuple[dict[str, Packed], dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """Everything: the plain values, the model's tensors, the optimizer's tensors."""
+        """The whole state: plain values, the model's tensors, the optimizer's tensors."""
         groups, group_tensors = self.pack_groups()
         states, state_tensors = self.pack_optimizer(self.optimised)
         return {"groups": groups, "states": states}, self.model_tensors(), {**group_tensors, **state_tensors}
 
     def unpack_all(self, packed: Mapping[str, Packed]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """Take over plain values; returns the model's tensors and the optimizer's, to be filled."""
+        """Set the plain values; returns the model's and the optimizer's tensors, to be filled by the caller."""
         group_tensors = self.unpack_groups(packed["groups"])
         state_tensors = self.unpack_optimizer(self.optimised, packed["states"])
         return self.model_tensors(), {**group_tensors, **state_tensors}

@@ -1,4 +1,4 @@
-"""A whole torch module with its loss and optimizer as a Model: any module, whether or not it is a list of layers."""
+"""Adapts a torch module with its loss and optimizer to core.model.Model, whether or not it can be cut into layers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from springtide.runtime.models.layers import Layer
 from springtide.storage.frames import Frame
 
 _MODEL_PREFIX = "model/"
-# Gradients, buffers and counts travel as the one vector that they are computed into.
+# The model's only "gradient": the vector of gradients, changes of buffers and counts.
 _ALL = "all"
 
 
 def torch_models(task: Any, parts: TaskParts, params: Mapping[str, str]) -> Callable[[], TorchModel]:
-    """What makes the task's model as it is before the first step, each time anew: a module may have grown since."""
+    """A factory of the task's model as it is before the first step; a module that grows is built anew each time."""
     is_value = isinstance(task.model, torch.nn.Module)
     grows = hasattr(parts.model, "begin_epoch")
     pristine = copy.deepcopy(parts.model) if is_value and grows else None
@@ -41,11 +41,11 @@ def torch_models(task: Any, parts: TaskParts, params: Mapping[str, str]) -> Call
 
 
 class TorchModel:
-    """Speaks core.model.Model for a torch module.
+    """Implements core.model.Model for a torch module.
 
-    Besides gradients it gives what a forward pass changes buffers by (running means), to be averaged over the batch,
-    and for each parameter whether it has a gradient at all: one that has none anywhere is left alone by the optimizer.
-    A module with a method `begin_epoch(epoch)` may change its size there; its optimizer begins anew then.
+    Its gradients also hold the forward pass's changes of buffers (running means), to be averaged over the batch, and
+    for each parameter whether it has a gradient: the optimizer skips a parameter that has none on any replica. A module
+    with a method `begin_epoch(epoch)` may change its size there; its optimizer is then made anew.
     """
 
     def __init__(self, parts: TaskParts) -> None:
@@ -59,7 +59,7 @@ class TorchModel:
         self._vector = GradientVector(self._training.stage)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Tell the module, if it wants to know."""
+        """Call the module's `begin_epoch`, if it has one; a change of its size resets the optimizer."""
         begin = getattr(self._parts.model, "begin_epoch", None)
         if callable(begin):
             before = [(name, tensor.shape) for name, tensor in self._parts.model.state_dict().items()]
@@ -69,7 +69,7 @@ class TorchModel:
                 self._begin()
 
     def gradients(self, x: Any, y: Any) -> tuple[float, Mapping[str, Any]]:
-        """The mean loss over these samples, and its gradients."""
+        """The mean loss over these samples, and its gradients. Raises InvalidRequest if the loss is not one number."""
         vector = self._vector
         vector.begin_step()
         vector.begin_micro_batch()
@@ -86,23 +86,23 @@ class TorchModel:
         return float(loss.detach()), {_ALL: found}
 
     def apply(self, gradients: Mapping[str, Any]) -> None:
-        """One step of the optimizer."""
+        """Take one step of the optimizer."""
         self._vector.begin_step()
         np.copyto(self._vector.array, gradients[_ALL])
         self._vector.take()
         self._training.update()
 
     def state(self) -> Mapping[str, Any]:
-        """Weights and kept buffers under the names of state_dict, all else as the optimizer's."""
+        """Weights and persistent buffers under the names of state_dict; all else under the optimizer's prefix."""
         return {_own_name(name): tensor for name, tensor in self._training.frame_tensors().items()}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take over a state. Raises CheckpointError where it does not fit; the model is then untouched."""
+        """Restore a state. Raises CheckpointError if it does not fit; the model is then unchanged."""
         self._training.take_frame(Frame({_frame_name(name): tensor for name, tensor in state.items()}, {}))
 
 
 def _own_name(name: str) -> str:
-    """`model/NAME` as NAME; the other parts of a stage's frame below `optimizer/`."""
+    """`model/NAME` becomes NAME; other tensors of a stage's frame get the prefix `optimizer/`."""
     return name.removeprefix(_MODEL_PREFIX) if name.startswith(_MODEL_PREFIX) else OPTIMIZER_PREFIX + name
 
 

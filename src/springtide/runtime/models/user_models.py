@@ -1,4 +1,4 @@
-"""The Model in a declared task: what was handed over, or what its factory makes. No framework is imported here."""
+"""The model of a declared task: its value, or what its factory returns. This module imports no framework."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 from springtide.core.errors import InvalidRequest
 from springtide.core.model import Model, call_factory, is_model
 
-# How a framework is installed that a task wants and the place lacks.
+# Package names of frameworks and the extras of springtide that install them.
 _EXTRAS: Mapping[str, str] = MappingProxyType({"torch": "runtime", "jax": "jax", "jaxlib": "jax"})
 
 
 def check_task(task: Any) -> None:
-    """Raises InvalidRequest for what declares no model and dataset."""
+    """Raise InvalidRequest unless the object declares a model and a dataset."""
     if not all(hasattr(task, name) for name in ("model", "dataset")):
         raise InvalidRequest(
             "only a declared st.Task can run on functions: a training function's own loop cannot be shared among "
@@ -26,15 +26,15 @@ def check_task(task: Any) -> None:
 
 
 def model_of(task: Any, params: Mapping[str, str]) -> Model:
-    """The task's model, a copy of its own where it was handed over as a value.
+    """The task's model: a copy of its value, or the result of its factory.
 
-    Raises InvalidRequest for what does not speak core.model.Model, and whatever its factory raises.
+    Raises InvalidRequest if it does not implement core.model.Model, and whatever the factory raises.
     """
     given: Any = task.model
     if is_model(given):
         handed_over: Model = copy.deepcopy(given)
         return handed_over
-    # A torch module can be called, too, but is no factory.
+    # A torch module is callable too, but is not a factory.
     is_factory = callable(given) and (isinstance(given, type) or not hasattr(given, "forward"))
     made = call_factory(given, params=params) if is_factory else given
     if not is_model(made):
@@ -49,8 +49,8 @@ def model_of(task: Any, params: Mapping[str, str]) -> Model:
 
 
 @contextmanager
-def told_if_missing() -> Iterator[None]:
-    """Inside, a framework that is not installed is said in one sentence: InvalidRequest with what would do."""
+def explain_missing_framework() -> Iterator[None]:
+    """Turn the ImportError of a missing framework into an InvalidRequest that says how to install it."""
     try:
         yield
     except ModuleNotFoundError as error:

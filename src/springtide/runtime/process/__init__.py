@@ -1,1 +1,1 @@
-"""A worker as a process: entry, exits, the control link, memory, child processes, start phases."""
+"""A worker as an operating-system process: entry, exits, the control link, memory, child processes, start phases."""

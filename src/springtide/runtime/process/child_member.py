@@ -1,4 +1,4 @@
-"""The child's side of a measurement: it ends with its parent, and an error becomes one sentence for the parent."""
+"""The child's side of a measurement: it exits with its parent, and reports an error to the parent as one sentence."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from springtide.core.errors import InvalidRequest
-from springtide.runtime.process.child_processes import ErrandError, ErrandFiles
+from springtide.runtime.process.child_processes import MemberError, MemberFiles
 from springtide.runtime.process.entry import describe_error
 from springtide.runtime.process.exits import exit_now
 
-_LOOK_S = 0.5
+_PARENT_POLL_S = 0.5
 
 
 class LostPeer(Exception):
-    """Another member is gone: the cause is in that member's error."""
+    """Another member is gone. That member's error has the cause."""
 
 
-def run_member(files: ErrandFiles, work: Callable[[], None], *, source_path: str = "") -> NoReturn:
-    """Do the work and end the process: 0 if it is done, 1 with an error file if not.
+def run_member(files: MemberFiles, work: Callable[[], None], *, source_path: str = "") -> NoReturn:
+    """Call `work` and end the process: exit code 0 on success, 1 with an error file otherwise.
 
-    `source_path` is the user's file, whose line an error names.
+    An error's sentence names the line of `source_path`, the user's file, that raised it.
     """
     _end_with_parent()
     try:
@@ -35,22 +35,22 @@ def run_member(files: ErrandFiles, work: Callable[[], None], *, source_path: str
         traceback.print_exc()
         is_refused = isinstance(error, InvalidRequest)
         sentence = str(error) if is_refused else describe_error(error, source_path)
-        files.fail(ErrandError(sentence=sentence, is_refused=is_refused, is_cause=not isinstance(error, LostPeer)))
+        files.fail(MemberError(sentence=sentence, is_refused=is_refused, is_cause=not isinstance(error, LostPeer)))
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    # Threads of process groups may still be about: one that wakes up amid the interpreter's end aborts it.
+    # Threads of process groups may still run: one that wakes up during interpreter shutdown aborts the process.
     exit_now(code)
 
 
 def _end_with_parent() -> None:
-    """Exit once the parent is gone: a parent that was killed by SIGKILL cannot end its children."""
-    parent = os.environ.get("SPRINGTIDE_ERRAND_PARENT")
+    """Exit once the parent is gone: a parent killed by SIGKILL cannot end its children itself."""
+    parent = os.environ.get("SPRINGTIDE_MEASUREMENT_PARENT")
 
-    def look() -> None:
+    def watch() -> None:
         while os.getppid() == int(parent or 0):
-            time.sleep(_LOOK_S)
+            time.sleep(_PARENT_POLL_S)
         exit_now(1)
 
     if parent:
-        threading.Thread(target=look, name="springtide-parent", daemon=True).start()
+        threading.Thread(target=watch, name="springtide-parent", daemon=True).start()

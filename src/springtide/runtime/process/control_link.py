@@ -1,7 +1,7 @@
 """A worker's connection to its control plane: heartbeats, orders, and numbered reports repeated until acknowledged.
 
-It survives the death of the control plane: it reconnects with back-off, introduces itself again and repeats what was
-not acknowledged. No torch here, so that a serving replica and the tests may use it alone.
+If the control plane dies, the link reconnects with back-off, sends a new Hello and repeats unacknowledged reports. This
+module does not import torch, so that serving replicas work without it.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _UNCONFIRMED_MS = 8_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Standing:
-    """What a Hello says about the worker."""
+class _WorkerStatus:
+    """What a Hello reports about the worker."""
 
     generation: int = 0
     step: int = 0
@@ -65,20 +65,18 @@ def connect(address: str, timeout_s: float) -> socket.socket:
         host, _, port = address.removeprefix("tcp://").rpartition(":")
         link = socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # Without it, heartbeats to a machine that has vanished would seem to be sent for a quarter of an hour.
+        # Without it, sending to a machine that vanished would seem to succeed for a quarter of an hour.
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNCONFIRMED_MS)
         return link
     raise BackendError(f"the address {address!r} is neither unix:///path nor tcp://host:port")
 
 
 class ControlLink:
-    """The one connection of a worker. `start` it, `send` reports, take orders, `close` it. All methods are thread-safe.
+    """The one connection of a worker: `start` it, `send` reports, handle orders, `close` it. Thread-safe.
 
-    `phases` measures what the worker's start is made of, from here on.
-
-    Orders other than Acknowledge go to `on_order`, on the control thread (which must not block: heartbeats come from
-    it), or into the queue `orders` where no callback is given. `on_lease_expired` is called once, on the control
-    thread, when there has been no control plane for `spec.lease_s`.
+    Orders other than Acknowledge go to `on_order`, or into the queue `orders` if there is no callback.
+    `on_lease_expired` is called once when there has been no control plane for `spec.lease_s`. Both callbacks run on the
+    control thread, which also sends heartbeats, so they must not block. `phases` measures the worker's start.
     """
 
     def __init__(
@@ -94,10 +92,10 @@ class ControlLink:
         self.on_order: Callable[[Order], None] = on_order or self.orders.put
         self.on_lease_expired = on_lease_expired
         self._condition = threading.Condition()
-        self._standing = _Standing()
+        self._status = _WorkerStatus()
         self._last_seq = 0
         self._acknowledged_seq = 0
-        self._kept: deque[tuple[int, bytes]] = deque()
+        self._unacknowledged: deque[tuple[int, bytes]] = deque()
         self._outgoing: deque[bytes] = deque()
         self._is_connected = False
         self._is_closed = False
@@ -107,7 +105,7 @@ class ControlLink:
         self._thread = threading.Thread(target=self._run, name="springtide-control", daemon=True)
 
     def start(self) -> None:
-        """Connect in the background and begin to send heartbeats."""
+        """Start the control thread, which connects and sends heartbeats."""
         self._thread.start()
 
     def update(
@@ -118,10 +116,10 @@ class ControlLink:
         is_ready: bool | None = None,
         address: str | None = None,
     ) -> None:
-        """Set what the next Hello and the heartbeats say; None leaves a value as it is."""
+        """Set what the next Hello and the heartbeats report; None leaves a value unchanged."""
         with self._condition:
-            old = self._standing
-            self._standing = _Standing(
+            old = self._status
+            self._status = _WorkerStatus(
                 generation=old.generation if generation is None else generation,
                 step=old.step if step is None else step,
                 is_ready=old.is_ready if is_ready is None else is_ready,
@@ -129,7 +127,7 @@ class ControlLink:
             )
 
     def send(self, report: Report) -> int:
-        """Number the report, send it and repeat it on every new connection until it is acknowledged; return its number.
+        """Number the report, send it, and repeat it on every new connection until acknowledged; returns its number.
 
         Heartbeat and Progress are superseded by the next one: they get number 0 and are dropped while unconnected.
         """
@@ -142,7 +140,7 @@ class ControlLink:
                 self._last_seq += 1
                 seq = self._last_seq
                 frame = encode_frame(msgspec.structs.replace(report, seq=seq))
-                self._kept.append((seq, frame))
+                self._unacknowledged.append((seq, frame))
                 if self._is_connected:
                     self._outgoing.append(frame)
         self._wake()
@@ -159,7 +157,7 @@ class ControlLink:
         return self._is_connected
 
     def close(self) -> None:
-        """End the control thread and the connection; what is not acknowledged is forgotten."""
+        """End the control thread and the connection; unacknowledged reports are dropped."""
         with self._condition:
             if self._is_closed:
                 return
@@ -179,7 +177,7 @@ class ControlLink:
             pass
 
     def _run(self) -> None:
-        """Connect, serve, and begin anew, until closed."""
+        """Connect, serve and reconnect until closed."""
         last_contact_s = time.monotonic()
         backoff_s = _FIRST_BACKOFF_S
         has_expired = False
@@ -204,12 +202,12 @@ class ControlLink:
             backoff_s = min(backoff_s * 2, _LAST_BACKOFF_S)
 
     def _serve(self, connection: socket.socket) -> None:
-        """Introduce the worker, repeat what is unacknowledged, then exchange frames until the connection breaks."""
+        """Send Hello and all unacknowledged reports, then exchange frames until the connection breaks."""
         decoder: FrameDecoder[Order] = FrameDecoder(Order)
         with self._condition:
             self._outgoing.clear()
             self._outgoing.append(encode_frame(self._hello()))
-            self._outgoing.extend(frame for _, frame in self._kept)
+            self._outgoing.extend(frame for _, frame in self._unacknowledged)
             self._is_connected = True
         heartbeat_at_s = time.monotonic() + HEARTBEAT_S
         try:
@@ -226,13 +224,13 @@ class ControlLink:
                         if not data:
                             return
                         for order in decoder.feed(data):
-                            self._take(order)
+                            self._handle(order)
                     if time.monotonic() >= heartbeat_at_s:
                         heartbeat_at_s = time.monotonic() + HEARTBEAT_S
-                        self.send(Heartbeat(step=self._standing.step))
+                        self.send(Heartbeat(step=self._status.step))
                 self._flush(connection)
         except (OSError, BackendError):
-            # The control plane is gone or sent an invalid frame: a new connection begins with a clean stream.
+            # The control plane is gone or sent an invalid frame: reconnect.
             return
         finally:
             with self._condition:
@@ -248,24 +246,24 @@ class ControlLink:
             connection.sendall(frame)
 
     def _hello(self) -> Hello:
-        spec, standing = self._spec, self._standing
+        spec, status = self._spec, self._status
         return Hello(
             workload_id=spec.workload_id,
             replica_id=spec.replica_id,
             token=spec.token,
             pid=os.getpid(),
-            generation=standing.generation,
-            step=standing.step,
-            is_ready=standing.is_ready,
-            address=standing.address,
+            generation=status.generation,
+            step=status.step,
+            is_ready=status.is_ready,
+            address=status.address,
         )
 
-    def _take(self, order: Order) -> None:
+    def _handle(self, order: Order) -> None:
         if not isinstance(order, Acknowledge):
             self.on_order(order)
             return
         with self._condition:
             self._acknowledged_seq = max(self._acknowledged_seq, min(order.seq, self._last_seq))
-            while self._kept and self._kept[0][0] <= self._acknowledged_seq:
-                self._kept.popleft()
+            while self._unacknowledged and self._unacknowledged[0][0] <= self._acknowledged_seq:
+                self._unacknowledged.popleft()
             self._condition.notify_all()

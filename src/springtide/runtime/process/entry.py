@@ -1,4 +1,4 @@
-"""Finding the user's object in the snapshot of their source file, and running what it turns out to be."""
+"""Loading the user's object from the copy of its source file, and running it as a training function."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from springtide.core.workload import Entrypoint
 
 
 def load_object(entrypoint: Entrypoint, module_name: str) -> Any:
-    """Import the snapshot under a name of its own and return the named object. Raises InvalidRequest."""
+    """Import the entrypoint's file as the module `module_name` and return the named object.
+
+    Raises InvalidRequest if there is no such file or object, and whatever importing the file raises.
+    """
     path = Path(entrypoint.source_path)
     if entrypoint.import_root and entrypoint.import_root not in sys.path:
         sys.path.insert(0, entrypoint.import_root)
@@ -35,7 +38,7 @@ def load_object(entrypoint: Entrypoint, module_name: str) -> Any:
 
 
 def as_function(found: Any) -> Callable[[Any], None]:
-    """The training function in a decorated object, a plain callable, or a declared task."""
+    """A training function from a decorated one, a plain callable, or a declared task. Raises InvalidRequest."""
     if all(hasattr(found, name) for name in ("model", "dataset", "loss", "optimizer")):
         return lambda ctx: run_task(found, ctx)
     function = getattr(found, "function", found)
@@ -45,9 +48,9 @@ def as_function(found: Any) -> Callable[[Any], None]:
 
 
 def run_task(task: Any, ctx: Any) -> None:
-    """Train a declared task: `model`, `dataset`, `loss` are values or factories, `optimizer` takes the parameters.
+    """Train a declared task with a plain loop; `model`, `dataset` and `loss` may be values or factories.
 
-    Raises InvalidRequest for one whose model has its own gradients, or changes its size.
+    Raises InvalidRequest if the model computes its own gradients or changes its size: such tasks run only on functions.
     """
     if task.loss is None or task.optimizer is None:
         raise InvalidRequest(ONLY_ON_FUNCTIONS)
@@ -61,7 +64,7 @@ def run_task(task: Any, ctx: Any) -> None:
             'on functions may (on="functions"); machines keep the model as it is'
         )
     loss = task.loss() if isinstance(task.loss, type) else task.loss
-    # The data comes before prepare: the others go on training until a joiner gets there, and wait for it afterwards.
+    # Load data before prepare(): until a joiner calls it the other workers train on, afterwards they wait for it.
     is_factory = callable(task.dataset) and not hasattr(task.dataset, "__getitem__")
     dataset = (
         call_factory(task.dataset, params=params) if is_factory or isinstance(task.dataset, type) else task.dataset
@@ -74,7 +77,7 @@ def run_task(task: Any, ctx: Any) -> None:
 
 
 def describe_error(error: BaseException, source_path: str) -> str:
-    """One sentence: the error's type and text, and the user's line that it came from."""
+    """One sentence: the error's type, its first line, and the line of the user's file that raised it."""
     text = str(error).strip().partition("\n")[0][:400]
     sentence = f"{type(error).__name__}: {text}" if text else type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)

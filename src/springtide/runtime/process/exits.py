@@ -1,4 +1,4 @@
-"""How a worker process ends: its exit codes, and exits that no hanging thread and no destructor can delay."""
+"""Exit codes of worker processes, and exits that no hanging thread or destructor can delay."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import NoReturn
 
 EXIT_FENCED = 3
 EXIT_GRACE = 4
-# The worker's surroundings lack what it needs; neither it nor the user's code has failed.
+# The worker's environment lacks something (a key, a store); neither the worker nor user code has failed.
 EXIT_UNFIT = 5
 
 
 class WorkerExit(BaseException):
-    """Unwinds the user's code when the worker is to end. Not an Exception, so that no user code swallows it."""
+    """Unwinds user code when the worker must exit. Not an Exception, so that `except Exception` does not catch it."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -22,7 +22,7 @@ class WorkerExit(BaseException):
 
 
 def exit_now(code: int) -> NoReturn:
-    """Flush what was printed and end the process at once, without destructors and without waiting for threads."""
+    """Flush output and end the process at once, without running destructors or waiting for threads."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -31,7 +31,7 @@ def exit_now(code: int) -> NoReturn:
 
 
 def exit_at(grace_s: float) -> None:
-    """However deep the training thread hangs, the process is gone when its grace is over."""
+    """Schedule the process's end in `grace_s` seconds, even if the training thread hangs until then."""
     timer = threading.Timer(grace_s, os._exit, (EXIT_GRACE,))
     timer.daemon = True
     timer.start()

@@ -1,4 +1,4 @@
-"""Keeping memory pages: page faults on fresh memory can cost a large model more time than its arithmetic."""
+"""Avoiding page faults: for a large model, faults on fresh memory can take more time than the arithmetic."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _M_MMAP_MAX = -4
 
 
 def keep_freed_memory() -> None:
-    """Have malloc keep what is freed: a step's gradients, freed and made anew, then touch no fresh page.
+    """Make malloc keep freed memory, so that gradients freed and allocated again in each step use no fresh pages.
 
-    By default every large tensor is a mapping of its own, and the kernel clears its pages again in every step.
+    By default every large tensor is an mmap of its own, whose pages the kernel zeroes again in every step.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_MAX, 0)
-        # All ones stands for no trimming at all.
+        # -1 (all bits set) disables trimming.
         mallopt(_M_TRIM_THRESHOLD, -1)
 
 
 def touch_gradients(parameters: Iterable[torch.Tensor]) -> None:
-    """Use as much memory as all gradients need and free it, so that the first backward finds its pages there."""
+    """Allocate and free as much memory as all gradients need, so that the first backward finds it paged in."""
     made = [torch.zeros_like(parameter) for parameter in parameters if parameter.device.type == "cpu"]
     made.clear()

@@ -1,4 +1,4 @@
-"""What a worker finds where it runs in a container: its spec and key in the environment, a directory of its own."""
+"""A worker's environment in a container: its spec and key, its source, its directories, and where its output goes."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _FETCH_RETRY_S = 1.0
 
 
 def read_spec(environment: Mapping[str, str]) -> WorkerSpec:
-    """The spec of this container's worker, with its token and its own directories. Raises InvalidRequest.
+    """The spec of this container's worker, completed by its token, directories and address. Raises InvalidRequest.
 
-    What a spec says of the time at which its start was ordered is by another machine's clock, and dropped.
+    `ordered_at_s` is set to 0, because it was measured by another machine's clock.
     """
     text = environment.get(SPEC_VARIABLE, "")
     if not text:
@@ -62,9 +62,9 @@ def read_spec(environment: Mapping[str, str]) -> WorkerSpec:
 
 
 def fetch_source(spec: WorkerSpec) -> WorkerSpec:
-    """Bring the user's code here; the spec then names it as it lies here. Raises InvalidRequest, StorageError.
+    """Download the user's code and return the spec with the local path. Raises InvalidRequest, StorageError.
 
-    A store that does not answer is waited for, for a minute.
+    Retries for a minute while the store does not answer.
     """
     if not spec.store_url:
         return spec
@@ -82,7 +82,7 @@ def fetch_source(spec: WorkerSpec) -> WorkerSpec:
     store.close()
     if path is None:
         raise InvalidRequest(f"the store holds no source {entrypoint.source_path} of {spec.workload_id}")
-    # Files that came along can be imported, as they could where the user wrote them.
+    # Files that were submitted with the source can be imported from its folder.
     here: Entrypoint = replace(entrypoint, source_path=str(path), import_root=str(path.parent))
     return replace(spec, workload=replace(spec.workload, entrypoint=here))
 
@@ -93,7 +93,7 @@ def open_prestop(spec: WorkerSpec) -> socket.socket:
     directory = os.open(spec.work_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         (Path(spec.work_dir) / SOCKET_NAME).unlink(missing_ok=True)
-        # A socket's path has a limit of its own, which a work directory's may be beyond.
+        # A work directory's path may be longer than a unix socket's may be.
         listener.bind(f"/proc/self/fd/{directory}/{SOCKET_NAME}")
         listener.listen()
     finally:
@@ -101,19 +101,19 @@ def open_prestop(spec: WorkerSpec) -> socket.socket:
     return listener
 
 
-def leave_word(environment: Mapping[str, str], sentence: str) -> None:
-    """Write the termination message that the cluster shows; does nothing where its file does not exist."""
+def write_termination_message(environment: Mapping[str, str], sentence: str) -> None:
+    """Write the termination message that Kubernetes shows; does nothing outside a container."""
     path = Path(environment.get(TERMINATION_VARIABLE, "") or _TERMINATION_LOG)
     try:
-        # The cluster makes the file; elsewhere there is none, and none is made.
+        # Kubernetes creates the file; outside a container it does not exist and must not be created.
         with path.open("r+b") as file:
             file.write(sentence.encode()[:_MAX_TERMINATION_BYTES])
     except OSError:
         return
 
 
-def keep_log(spec: WorkerSpec, output: bytes) -> None:
-    """Upload a worker's output. Raises InvalidRequest, StorageError."""
+def upload_log(spec: WorkerSpec, output: bytes) -> None:
+    """Upload a worker's output to the job's store, if it has one. Raises InvalidRequest, StorageError."""
     if not spec.store_url:
         return
     store = open_workload_store(spec.store_url, spec.workload_id)

@@ -1,4 +1,4 @@
-"""The slot through which a worker that holds a part of its device tells the share daemon what it does."""
+"""The shared-memory slot through which a worker with a share of a device reports its iterations to the share daemon."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _LOG = logging.getLogger("springtide.worker")
 
 
 def open_slot(spec: WorkerSpec) -> SlotWriter | None:
-    """The worker's slot; None for one that holds the whole of its device, so that nothing at all is done there.
+    """The worker's slot; None if the worker holds its whole device, or the slot cannot be opened.
 
-    A slot that cannot be opened costs the worker its voice, never its work: it is held to its share all the same.
+    Without a slot the worker runs and is held to its share, but the share daemon cannot see its iterations.
     """
     if spec.share is None or not spec.share_path:
         return None
@@ -30,7 +30,7 @@ def open_slot(spec: WorkerSpec) -> SlotWriter | None:
 
 @contextmanager
 def iteration(slot: SlotWriter, num_samples: int) -> Iterator[None]:
-    """The block is one iteration over so many samples; the time of one that raises is not reported."""
+    """Report the block as one iteration over `num_samples` samples; one that raises is not counted."""
     slot.begin(num_samples)
     try:
         yield

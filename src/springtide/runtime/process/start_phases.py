@@ -1,4 +1,4 @@
-"""What the start of a worker is made of: from the platform's order to the process, the user's file, and the model."""
+"""The phases of a worker's start: from the platform's order to the process, the imported file, and the loaded model."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-# Seconds. A larger age means that the process's clock is not ours, so it is not believed.
+# A larger age of the process means that the clocks do not agree; the measurement is then dropped.
 _MAX_AGE_S = 1e6
 
 
 class StartPhases:
-    """Measures the phases of one start, each from the end of the one before. Made where the worker's own code begins.
+    """Measures the phases of one start in seconds, each from the end of the previous one.
 
-    `schedule` runs from the order (`ordered_at_s` on the machine's monotonic clock, 0: unknown) until the process
-    exists, `spawn` until this object does. Where the start of the process is not known, `schedule` covers both.
+    Create it where the worker's own code begins. `schedule` lasts from the order (`ordered_at_s` on the machine's
+    monotonic clock, 0: unknown) until the process exists, `spawn` until this object does. If the start of the process
+    is not known, `schedule` covers both.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class StartPhases:
             self._phases_s["spawn"] = max(0.0, self._last_s - max(born_at_s, ordered_at_s))
 
     def ended(self, phase: str) -> dict[str, float]:
-        """The phase ends now. Returns all of them so far; one that is named again keeps its first length."""
+        """End a phase now and return all phases so far; a phase that is ended twice keeps its first length."""
         now_s = self._now_s()
         if phase not in self._phases_s:
             self._phases_s[phase] = max(0.0, now_s - self._last_s)
@@ -43,15 +44,12 @@ class StartPhases:
         return self.seconds()
 
     def seconds(self) -> dict[str, float]:
-        """The length of every phase that has ended, in order."""
+        """The length of every ended phase, in order."""
         return dict(self._phases_s)
 
 
 def process_born_s() -> float | None:
-    """When this process was started (for a forked one: forked), on the monotonic clock; None where that is unknown.
-
-    The kernel counts it in ticks of 10 ms.
-    """
+    """When this process was started or forked, on the monotonic clock, with a resolution of 10 ms; None if unknown."""
     try:
         stat = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace")
         # The name in parentheses may hold anything; the start is the 22nd field of all, the 20th after it.

@@ -17,7 +17,7 @@ from springtide.core.errors import InvalidRequest
 from springtide.core.resources import Device, DeviceId, Node, NodeId
 from springtide.perf.communication.fabric import SERVERS, Links
 from springtide.perf.communication.query import CommunicationSample, SampleFile
-from springtide.runtime.process.child_processes import Errand
+from springtide.runtime.process.child_processes import MeasurementProcesses
 from springtide.runtime.profiling.namespaces import NamespaceNetwork, RackNetwork, ended_by_signals
 
 SIZES_BYTES = (1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
@@ -107,7 +107,7 @@ def sample_here(
     sizes_bytes: Sequence[int] = SIZES_BYTES,
     *,
     deadline_s: float = DEADLINE_S,
-    tell: Callable[[str], None] = lambda _: None,
+    on_progress: Callable[[str], None] = lambda _: None,
 ) -> SampleFile:
     """Measure on this machine as it is: over NCCL where there are so many GPUs, else over gloo on its loopback.
 
@@ -121,7 +121,7 @@ def sample_here(
         [("127.0.0.1", [])] * num_workers,
         is_gpu=is_gpu,
         deadline_s=deadline_s,
-        tell=tell,
+        on_progress=on_progress,
     )
     node = _node("local", num_workers, (), "gpu" if is_gpu else "cpu")
     links = _own_links(measured, is_gpu=is_gpu)
@@ -135,7 +135,7 @@ def sample_namespaces(
     sizes_bytes: Sequence[int] = SIZES_BYTES,
     *,
     deadline_s: float = DEADLINE_S,
-    tell: Callable[[str], None] = lambda _: None,
+    on_progress: Callable[[str], None] = lambda _: None,
 ) -> SampleFile:
     """Measure over network namespaces, `num_slots` workers on each node, and remove them afterwards.
 
@@ -148,7 +148,9 @@ def sample_namespaces(
             (made.address(node), made.prefix(node)) for node in range(network.num_nodes) for _ in range(num_slots)
         ]
         groups = rack_groups(network, num_slots)
-        measured = _run_members(groups, sizes_bytes, places, is_gpu=False, deadline_s=deadline_s, tell=tell)
+        measured = _run_members(
+            groups, sizes_bytes, places, is_gpu=False, deadline_s=deadline_s, on_progress=on_progress
+        )
     nodes = tuple(
         _node(f"node-{node}", num_slots, (f"rack-{network.rack_of(node)}", "spine"), "cpu")
         for node in range(network.num_nodes)
@@ -175,9 +177,9 @@ def _run_members(
     *,
     is_gpu: bool,
     deadline_s: float,
-    tell: Callable[[str], None],
+    on_progress: Callable[[str], None],
 ) -> list[CollectiveTimes]:
-    with Errand(deadline_s=deadline_s, tell=tell) as errand:
+    with MeasurementProcesses(deadline_s=deadline_s, on_progress=on_progress) as processes:
         for rank, (address, prefix) in enumerate(places):
             name = f"worker-{rank}"
             spec = SampleSpec(
@@ -188,13 +190,13 @@ def _run_members(
                 sizes_bytes=list(sizes_bytes),
                 is_gpu=is_gpu,
                 name=name,
-                directory=str(errand.directory),
+                directory=str(processes.directory),
             )
-            path = errand.directory / f"{name}.spec.json"
+            path = processes.directory / f"{name}.spec.json"
             path.write_bytes(msgspec.json.encode(spec))
-            errand.start(name, ["sample-communication", "--spec", str(path)], prefix=prefix)
-        errand.wait()
-        results = [errand.files(f"worker-{rank}").result.read_bytes() for rank in range(len(places))]
+            processes.start(name, ["sample-communication", "--spec", str(path)], prefix=prefix)
+        processes.wait()
+        results = [processes.files(f"worker-{rank}").result.read_bytes() for rank in range(len(places))]
     # The first member of a group tells what all of it measured.
     measured = [entry for result in results for entry in msgspec.json.decode(result, type=list[CollectiveTimes])]
     return sorted(measured, key=lambda entry: (len(entry.group), entry.group, entry.num_bytes))

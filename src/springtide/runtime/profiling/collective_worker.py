@@ -10,7 +10,7 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 from springtide.runtime.process.child_member import run_member
-from springtide.runtime.process.child_processes import ErrandFiles
+from springtide.runtime.process.child_processes import MemberFiles
 from springtide.runtime.profiling.collective_sampler import CollectiveTimes, SampleSpec
 from springtide.runtime.profiling.exchange import DeviceTimer, MeasuredExchange
 
@@ -22,7 +22,7 @@ _BUDGET_S = 1.0
 
 def run_sample_worker(spec: SampleSpec) -> NoReturn:
     """Measure, write the result and end the process."""
-    files = ErrandFiles(Path(spec.directory), spec.name)
+    files = MemberFiles(Path(spec.directory), spec.name)
     run_member(files, lambda: files.finish(_measure(spec, files)))
 
 
@@ -31,7 +31,7 @@ def num_repeats(first_s: float) -> int:
     return max(_MIN_REPEATS, min(_MAX_REPEATS, int(_BUDGET_S / max(first_s, 1e-9))))
 
 
-def _measure(spec: SampleSpec, files: ErrandFiles) -> list[CollectiveTimes]:
+def _measure(spec: SampleSpec, files: MemberFiles) -> list[CollectiveTimes]:
     torch.set_num_threads(1)
     device = torch.device("cuda", spec.rank) if spec.is_gpu else torch.device("cpu")
     if spec.is_gpu:
@@ -43,7 +43,7 @@ def _measure(spec: SampleSpec, files: ErrandFiles) -> list[CollectiveTimes]:
     measured: list[CollectiveTimes] = []
     for number, group in enumerate(spec.groups):
         if spec.rank == 0:
-            files.tell(f"group {number + 1} of {len(spec.groups)}: {len(group)} workers")
+            files.report_progress(f"group {number + 1} of {len(spec.groups)}: {len(group)} workers")
         if spec.rank in group:
             member = group.index(spec.rank)
             own_store = c10d.PrefixStore(f"group-{number}", store)

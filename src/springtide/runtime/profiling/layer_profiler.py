@@ -37,7 +37,7 @@ def profile_layers(
     clock: Clock = time.perf_counter,
     transfer: Transfer | None = None,
     larger: tuple[Any, Any, int] | None = None,
-    tell: Callable[[str], None] = lambda _: None,
+    on_progress: Callable[[str], None] = lambda _: None,
 ) -> ModelProfile:
     """Time and weigh each layer on the micro-batch (x, y): medians of `num_rounds` rounds after one that is dropped.
 
@@ -52,7 +52,7 @@ def profile_layers(
     if num_rounds < 1 or micro_batch_size < 1:
         raise InvalidRequest("a profile takes at least one round of a micro-batch of at least one sample")
     sizes = _weigh(layers, x, y, loss)
-    quiet, slowdown = _rounds(layers, x, y, loss, num_rounds, clock, transfer, tell)
+    quiet, slowdown = _rounds(layers, x, y, loss, num_rounds, clock, transfer, on_progress)
     profiles = [
         LayerProfile(
             name=layer.name,
@@ -69,7 +69,7 @@ def profile_layers(
     base_bytes = max(base_bytes, _scratch_bytes(profiles, layers))
     fixed_s = 0.0
     if larger is not None:
-        tell(f"a batch of {larger[2]}")
+        on_progress(f"a batch of {larger[2]}")
         larger_s = [
             sum(map(sum, _time_round(layers, larger[0], larger[1], loss, clock))) for _ in range(min(num_rounds, 3) + 1)
         ]
@@ -98,13 +98,13 @@ def _rounds(
     num_rounds: int,
     clock: Clock,
     transfer: Transfer | None,
-    tell: Callable[[str], None],
+    on_progress: Callable[[str], None],
 ) -> tuple[list[list[tuple[float, float]]], float]:
     """Each round's times of each layer, and how much longer a round takes beside transfers; the first is dropped."""
     quiet: list[list[tuple[float, float]]] = []
     alone_s, beside_s = [], []
     for index in range(num_rounds + 1):
-        tell(f"round {index + 1} of {num_rounds + 1}")
+        on_progress(f"round {index + 1} of {num_rounds + 1}")
         began_s = clock()
         times = _time_round(layers, x, y, loss, clock)
         middle_s = clock()

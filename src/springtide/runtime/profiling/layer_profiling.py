@@ -17,7 +17,7 @@ import msgspec
 from springtide.core.errors import BackendError, InvalidRequest, SpringtideError
 from springtide.core.functions import MAX_LAYERS, ModelProfile
 from springtide.core.workload import Entrypoint
-from springtide.runtime.process.child_processes import Errand
+from springtide.runtime.process.child_processes import MeasurementProcesses
 from springtide.runtime.profiling.task_profile import TaskProfile
 from springtide.storage.datasets.place import data_store_url
 from springtide.storage.datasets.reference import DatasetReference
@@ -79,7 +79,7 @@ def profile_source_layers(
     largest_micro_batch: int = 0,
     state_dir: str = "",
     deadline_s: float = DEADLINE_S,
-    tell: Callable[[str], None] = lambda _: None,
+    on_progress: Callable[[str], None] = lambda _: None,
 ) -> LayerProfileFile:
     """Measure the layers of the task that the file declares, on one thread of this machine, in a process of its own.
 
@@ -91,7 +91,7 @@ def profile_source_layers(
     if micro_batch_size < 1 or num_rounds < 1:
         raise InvalidRequest("a profile of layers takes a micro-batch of at least one sample and at least one round")
     digest = hashlib.sha256(Path(entrypoint.source_path).read_bytes()).hexdigest()
-    with Errand(deadline_s=deadline_s, tell=tell) as errand:
+    with MeasurementProcesses(deadline_s=deadline_s, on_progress=on_progress) as processes:
         spec = LayerSpec(
             entrypoint=entrypoint,
             model_name=name,
@@ -100,20 +100,20 @@ def profile_source_layers(
             seed=seed,
             params=dict(params),
             largest_micro_batch=largest_micro_batch,
-            directory=str(errand.directory),
+            directory=str(processes.directory),
         )
-        path = errand.directory / "layers.spec.json"
+        path = processes.directory / "layers.spec.json"
         path.write_bytes(msgspec.json.encode(spec))
         # A file that submits jobs while it is imported must not do so here.
         environment = {"SPRINGTIDE_IMPORTING": "1", **_ONE_THREAD}
         if state_dir:
             environment["SPRINGTIDE_STATE"] = state_dir
-        errand.start(spec.name, ["profile-layers", "--spec", str(path)], environment=environment)
+        processes.start(spec.name, ["profile-layers", "--spec", str(path)], environment=environment)
         try:
-            errand.wait()
+            processes.wait()
         except BackendError as error:
             raise BackendError(f"the layers of {name} could not be profiled: {error}") from None
-        taken = msgspec.json.decode(errand.files(spec.name).result.read_bytes(), type=TaskProfile)
+        taken = msgspec.json.decode(processes.files(spec.name).result.read_bytes(), type=TaskProfile)
     return LayerProfileFile(
         profile=taken.profile,
         num_samples=taken.num_samples,
@@ -135,7 +135,7 @@ def cached_source_layers(
     params: Mapping[str, str] = _NO_PARAMS,
     largest_micro_batch: int = 0,
     state_dir: str = "",
-    tell: Callable[[str], None] = lambda _: None,
+    on_progress: Callable[[str], None] = lambda _: None,
 ) -> LayerProfileFile:
     """The same, measured only once for each text and parameters: profiles are kept in the folder `cache`.
 
@@ -158,7 +158,7 @@ def cached_source_layers(
         params=params,
         largest_micro_batch=largest_micro_batch,
         state_dir=state_dir,
-        tell=tell,
+        on_progress=on_progress,
     )
     cache.mkdir(parents=True, exist_ok=True)
     write_layer_profile(path, measured)
@@ -219,7 +219,7 @@ def main(options: Any) -> int:
             entrypoint,
             name=Path(options.source).stem,
             micro_batch_size=options.micro_batch,
-            tell=_tell,
+            on_progress=_tell,
         )
         write_layer_profile(options.out, measured)
     except (SpringtideError, OSError) as error:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from springtide.runtime.data.shards import seed_everything
-from springtide.runtime.models.user_models import told_if_missing
+from springtide.runtime.models.user_models import explain_missing_framework
 from springtide.runtime.process.child_member import run_member
-from springtide.runtime.process.child_processes import ErrandFiles
+from springtide.runtime.process.child_processes import MemberFiles
 from springtide.runtime.process.entry import load_object
 from springtide.runtime.profiling.layer_profiling import LayerSpec
 from springtide.runtime.profiling.place import BYTES_PER_S, loopback_transfer, machine_memory_mb
@@ -20,13 +20,13 @@ from springtide.runtime.profiling.task_profiler import profile_task, use_one_thr
 
 def run_layer_profile_worker(spec: LayerSpec) -> NoReturn:
     """Measure, write the result and end the process."""
-    files = ErrandFiles(Path(spec.directory), spec.name)
+    files = MemberFiles(Path(spec.directory), spec.name)
     run_member(files, lambda: files.finish(_measure(spec, files)), source_path=spec.entrypoint.source_path)
 
 
-def _measure(spec: LayerSpec, files: ErrandFiles) -> TaskProfile:
+def _measure(spec: LayerSpec, files: MemberFiles) -> TaskProfile:
     seed_everything(spec.seed)
-    with told_if_missing():
+    with explain_missing_framework():
         task = load_object(spec.entrypoint, "springtide_user_layers")
     use_one_thread()
     # Others may use this machine: CPU time is what one core alone would take.
@@ -42,5 +42,5 @@ def _measure(spec: LayerSpec, files: ErrandFiles) -> TaskProfile:
         seed=spec.seed,
         params=spec.params,
         largest_micro_batch=spec.largest_micro_batch,
-        tell=lambda text: files.tell(f"profiling {spec.model_name}: {text}"),
+        on_progress=lambda text: files.report_progress(f"profiling {spec.model_name}: {text}"),
     )

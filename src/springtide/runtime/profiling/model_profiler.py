@@ -55,7 +55,7 @@ def profile_model(
     clock: Clock = time.perf_counter,
     transfer: Transfer | None = None,
     seed: int = 0,
-    tell: Callable[[str], None] = lambda _: None,
+    on_progress: Callable[[str], None] = lambda _: None,
 ) -> ModelProfile:
     """Time and weigh a whole model: medians of `num_rounds` rounds after one that is dropped.
 
@@ -79,7 +79,7 @@ def profile_model(
         batches = {size: fetch(list(range(size))) for size in (small, large)}
     took = _Rounds()
     for index in range(num_rounds + 1):
-        tell(f"round {index + 1} of {num_rounds + 1}")
+        on_progress(f"round {index + 1} of {num_rounds + 1}")
         took.add(model, layout, batches[small], batches[large], clock, transfer, seed, counts=index > 0)
     large_s = statistics.median(took.large_s)
     once_s = fixed_part_s(small, statistics.median(took.small_s), large, large_s)

@@ -59,7 +59,7 @@ class ProfiledSteps:
         rank: int,
         device: torch.device,
         seed: int,
-        tell: Callable[[str], None],
+        on_progress: Callable[[str], None],
     ) -> None:
         self.step = 0
         self.epoch = 0
@@ -73,7 +73,7 @@ class ProfiledSteps:
         self._exchange = exchange
         self._device = device
         self._seed = seed
-        self._tell = tell
+        self._on_progress = on_progress
         self._watch = DeviceTimer(device)
         self._is_parallel = False
         self._buckets: list[torch.Tensor] = []
@@ -116,7 +116,7 @@ class ProfiledSteps:
             raise WorkerExit(0)
         turn = self._turns[self.step]
         if turn.told:
-            self._tell(turn.told)
+            self._on_progress(turn.told)
         size, num_members = turn.local_batch_size, self._exchange.num_members
         first = self.step * size * num_members
         ids = np.take(self._order, range(first, first + size * num_members), mode="wrap")

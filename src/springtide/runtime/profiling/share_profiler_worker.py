@@ -13,7 +13,7 @@ import msgspec
 from springtide.core.errors import InvalidRequest
 from springtide.core.workload import TrainingJob
 from springtide.runtime.process.child_member import run_member
-from springtide.runtime.process.child_processes import ErrandFiles
+from springtide.runtime.process.child_processes import MemberFiles
 from springtide.runtime.process.entry import as_function, load_object
 from springtide.runtime.process.exits import WorkerExit
 from springtide.runtime.profiling.place import status_bytes
@@ -83,7 +83,7 @@ def main(spec_path: str) -> NoReturn:
     spec = msgspec.json.decode(Path(spec_path).read_bytes(), type=ShareSpec)
     work = _serve if spec.kind == "inference" else _train
     run_member(
-        ErrandFiles(Path(spec.directory), spec.name),
+        MemberFiles(Path(spec.directory), spec.name),
         lambda: work(spec, ProfilerOrders(spec)),
         source_path=spec.entrypoint.source_path,
     )

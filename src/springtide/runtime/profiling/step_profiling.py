@@ -19,7 +19,7 @@ from springtide.core.workload import Entrypoint, GradientBucket, StepProfile
 from springtide.perf.communication.baselines import AlphaBeta
 from springtide.perf.communication.query import CommunicationSample, Query, SampleFile
 from springtide.perf.timeline import computation_scale, fixed_fraction_of, iteration_s
-from springtide.runtime.process.child_processes import Errand
+from springtide.runtime.process.child_processes import MeasurementProcesses
 from springtide.runtime.profiling.collective_sampler import server_links
 from springtide.runtime.profiling.namespaces import NamespaceNetwork, RackNetwork, ended_by_signals
 
@@ -145,7 +145,7 @@ def profile_function(
     num_iterations: int,
     network: RackNetwork | None = None,
     deadline_s: float = DEADLINE_S,
-    tell: Callable[[str], None] = lambda _: None,
+    on_progress: Callable[[str], None] = lambda _: None,
 ) -> FunctionProfile:
     """Run the function on two workers of this machine for some iterations and return the timeline of its step.
 
@@ -170,7 +170,7 @@ def profile_function(
         for rank in range(NUM_WORKERS)
     ]
     try:
-        workers = _run_workers(specs, network, deadline_s, tell)
+        workers = _run_workers(specs, network, deadline_s, on_progress)
     except BackendError as error:
         raise BackendError(f"{name} could not be profiled: {error}") from None
     return _put_together(
@@ -185,7 +185,7 @@ def profile_function(
 
 
 def _run_workers(
-    specs: Sequence[ProfileSpec], network: RackNetwork | None, deadline_s: float, tell: Callable[[str], None]
+    specs: Sequence[ProfileSpec], network: RackNetwork | None, deadline_s: float, on_progress: Callable[[str], None]
 ) -> list[WorkerProfile]:
     with contextlib.ExitStack() as stack:
         prefixes: list[list[str]] = [[] for _ in specs]
@@ -198,16 +198,16 @@ def _run_workers(
                 msgspec.structs.replace(spec, address=made.address(node), interface=made.INTERFACE)
                 for spec, node in zip(specs, nodes, strict=True)
             ]
-        errand = stack.enter_context(Errand(deadline_s=deadline_s, tell=tell))
+        processes = stack.enter_context(MeasurementProcesses(deadline_s=deadline_s, on_progress=on_progress))
         for spec, prefix in zip(specs, prefixes, strict=True):
-            path = errand.directory / f"{spec.name}.spec.json"
-            path.write_bytes(msgspec.json.encode(msgspec.structs.replace(spec, directory=str(errand.directory))))
+            path = processes.directory / f"{spec.name}.spec.json"
+            path.write_bytes(msgspec.json.encode(msgspec.structs.replace(spec, directory=str(processes.directory))))
             # A function that submits jobs while its file is imported must not do so here.
-            errand.start(
+            processes.start(
                 spec.name, ["profile", "--spec", str(path)], environment={"SPRINGTIDE_IMPORTING": "1"}, prefix=prefix
             )
-        errand.wait()
-        results = [errand.files(spec.name).result.read_bytes() for spec in specs]
+        processes.wait()
+        results = [processes.files(spec.name).result.read_bytes() for spec in specs]
     return [msgspec.json.decode(result, type=WorkerProfile) for result in results]
 
 

@@ -17,7 +17,7 @@ from springtide.core.errors import InvalidRequest
 from springtide.runtime.data.shards import seed_everything
 from springtide.runtime.elastic.context import ElasticContext
 from springtide.runtime.process.child_member import run_member
-from springtide.runtime.process.child_processes import ErrandFiles
+from springtide.runtime.process.child_processes import MemberFiles
 from springtide.runtime.process.entry import as_function, load_object
 from springtide.runtime.process.exits import WorkerExit
 from springtide.runtime.profiling.exchange import DeviceTimer, MeasuredExchange, backend_of
@@ -52,7 +52,7 @@ class _DiscardedArtifacts:
 
 def run_profile_worker(spec: ProfileSpec) -> NoReturn:
     """Measure, write the result and end the process."""
-    files = ErrandFiles(Path(spec.directory), spec.name)
+    files = MemberFiles(Path(spec.directory), spec.name)
     run_member(files, lambda: files.finish(_measure(spec, files)), source_path=spec.entrypoint.source_path)
 
 
@@ -74,7 +74,7 @@ def turns_of(local_batch_size: int, num_iterations: int) -> list[MeasuredTurn]:
     return turns
 
 
-def _measure(spec: ProfileSpec, files: ErrandFiles) -> WorkerProfile:
+def _measure(spec: ProfileSpec, files: MemberFiles) -> WorkerProfile:
     torch.set_num_threads(1)
     device = _device_of(spec.rank)
     os.environ["GLOO_SOCKET_IFNAME"] = spec.interface
@@ -85,8 +85,8 @@ def _measure(spec: ProfileSpec, files: ErrandFiles) -> WorkerProfile:
     exchange = MeasuredExchange(c10d.PrefixStore("exchange", store), spec.rank, NUM_WORKERS, device, spec.address)
     samples = _ladder(exchange, device)
     turns = turns_of(spec.local_batch_size, spec.num_iterations)
-    tell = files.tell if spec.rank == 0 else lambda _: None
-    steps = ProfiledSteps(turns, exchange, spec.rank, device, spec.seed, tell)
+    on_progress = files.report_progress if spec.rank == 0 else lambda _: None
+    steps = ProfiledSteps(turns, exchange, spec.rank, device, spec.seed, on_progress)
     context = ElasticContext(steps, _DiscardedArtifacts(), Path(spec.directory), device, spec.params)
     seed_everything(spec.seed)
     function = as_function(load_object(spec.entrypoint, "springtide_user_profiled"))

@@ -17,7 +17,7 @@ from springtide.core.ports import Store
 from springtide.runtime.data.samples import Samples, array_samples, dataset_of
 from springtide.runtime.data.shards import seed_everything
 from springtide.runtime.functions.place_worker import needs_torch
-from springtide.runtime.models.user_models import check_task, model_of, told_if_missing
+from springtide.runtime.models.user_models import check_task, explain_missing_framework, model_of
 from springtide.runtime.profiling.model_profiler import profile_model
 from springtide.runtime.profiling.place import BYTES_PER_S, Clock, Transfer, resident_bytes
 from springtide.runtime.profiling.task_profile import TaskProfile
@@ -40,7 +40,7 @@ def profile_task(
     seed: int = 0,
     params: Mapping[str, str] = _NO_PARAMS,
     store: Store | None = None,
-    tell: Callable[[str], None] = lambda _: None,
+    on_progress: Callable[[str], None] = lambda _: None,
 ) -> TaskProfile:
     """Profile an st.Task on the first samples of its dataset. The process's seeds, and its model, are used up.
 
@@ -61,10 +61,10 @@ def profile_task(
         "latency_s": latency_s,
         "clock": clock,
         "transfer": transfer,
-        "tell": tell,
+        "on_progress": on_progress,
     }
     seed_everything(seed)
-    with told_if_missing():
+    with explain_missing_framework():
         if needs_torch(task):
             return _profile_torch(task, place, largest_micro_batch, seed, params, store)
         check_task(task)
