@@ -1,7 +1,9 @@
 """Springtide: an elastic serverless platform for machine learning.
 
-The public surface (`st.train`, `st.serve`, `st.Task`, ...) is loaded lazily, so that importing one room of the house
-(a policy, say) never pays for another.
+    import springtide as st
+
+The public names (`st.train`, `st.serve`, `st.Task`, ...) are imported on first use, so that importing one subpackage (a
+policy, say) does not import the others.
 """
 
 from __future__ import annotations

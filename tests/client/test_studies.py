@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from springtide.client.studies import Study, Trial, holding_study, losses_by_part, read_study, write_study
+from springtide.client.studies import Study, Trial, locked_study, losses_by_part, read_study, write_study
 from springtide.core.errors import BackendError, InvalidRequest
 from springtide.core.status.platform import ProgressPoint
 
@@ -104,10 +104,10 @@ def test_trials_that_are_missing_are_said(tmp_path: Path) -> None:
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "studies" / "s.json"
     with (
-        holding_study(path),
+        locked_study(path),
         pytest.raises(BackendError, match="another process works on the study s"),
-        holding_study(path),
+        locked_study(path),
     ):
         raise AssertionError
-    with holding_study(path):
+    with locked_study(path):
         pass

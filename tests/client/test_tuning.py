@@ -35,7 +35,7 @@ class Bench:
         self.num_kept = 0
         self.seen: list[Study] = []
 
-    def keep(self, study: Study) -> None:
+    def save(self, study: Study) -> None:
         self.num_kept += 1
         if self.num_kept == self.dies_at:
             raise Killed
@@ -58,7 +58,7 @@ class Bench:
             self.kept,
             client=self.platform.client(),
             request=self.request,
-            keep=self.keep,
+            save=self.save,
             sleep=self.sleep,
             now_s=lambda: self.seconds,
             on_change=self.seen.append,

@@ -41,7 +41,7 @@ def test_plans_do_not_depend_on_the_hash_seed(name: str) -> None:
 def test_policy_with_parts_of_devices_keeps_the_contract(packer: str, inner: str) -> None:
     policy = make_policy(f"{packer}/{inner}")
     assert isinstance(policy, Sharing)
-    check_shared_policy(lambda: make_policy(f"{packer}/{inner}"), num_snapshots=50, booked=policy.packer.booked)
+    check_shared_policy(lambda: make_policy(f"{packer}/{inner}"), num_snapshots=50, given_share=policy.packer.booked)
     # Where nobody has a share it is the inner policy.
     assert digest_plans(lambda: policy) == digest_plans(lambda: make_policy(inner))
 
@@ -50,7 +50,7 @@ def test_policy_with_parts_of_devices_keeps_the_contract(packer: str, inner: str
 def test_every_policy_plans_the_devices_that_sharers_leave(name: str) -> None:
     policy = make_policy(f"dilu/{name}")
     assert isinstance(policy, Sharing)
-    check_shared_policy(lambda: make_policy(f"dilu/{name}"), num_snapshots=25, seed=1, booked=policy.packer.booked)
+    check_shared_policy(lambda: make_policy(f"dilu/{name}"), num_snapshots=25, seed=1, given_share=policy.packer.booked)
 
 
 class Greedy:

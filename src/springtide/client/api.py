@@ -1,4 +1,4 @@
-"""The typed client of the control API: answers are structs of core.status, refusals are errors of core.errors."""
+"""The typed client of the control API: it returns structs of core.status and raises errors of core.errors."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ from springtide.core.status.quote import Quote
 from springtide.core.status.shares import SharingStatus
 
 REQUEST_TIMEOUT_S = 30.0
-# A quote asks the policy many times, and waits for earlier quotes.
+# A quote makes many decisions of the policy, and waits for earlier quotes.
 QUOTE_TIMEOUT_S = 120.0
 CONNECT_TIMEOUT_S = 5.0
 INFER_TIMEOUT_S = 120.0
-# Longer than the platform ever leaves a stream without a sign of life.
+# Longer than the platform's interval between keep-alive lines of a stream.
 STREAM_SILENCE_S = 60.0
 MAX_LINE_BYTES = 64 * 1024 * 1024
 NOT_RUNNING = "no platform is running; start one with `springtide up`"
 _ERRORS: Mapping[int, type[InvalidRequest]] = {401: Unauthorized, 404: NotFound, 409: Conflict}
-# The code with which the control API says that the platform itself did not do what it was asked.
+# The error code for a failure of the platform itself, as opposed to a lack of capacity.
 _UNAVAILABLE = "unavailable"
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
@@ -58,41 +58,41 @@ AnswerT = TypeVar("AnswerT")
 
 
 class SourceLike(Protocol):
-    """One Python file and what to take from it, as client.source reads it."""
+    """One Python file and the object in it to run; client.source.SourceFile implements it."""
 
     @property
     def filename(self) -> str:
-        """The bare name of the file."""
+        """The file's name without folders."""
         ...
 
     @property
     def text(self) -> str:
-        """Its whole content."""
+        """The file's whole content."""
         ...
 
     @property
     def object_name(self) -> str:
-        """The function or class; empty for a script."""
+        """The name of the function or class; empty for a script."""
         ...
 
     @property
     def kind(self) -> Literal["function", "class", "script"]:
-        """What it is."""
+        """What `object_name` is; "script" runs the whole file."""
         ...
 
     @property
     def args(self) -> tuple[str, ...]:
-        """The command line of a script."""
+        """The command-line arguments of a script."""
         ...
 
     @property
     def import_root(self) -> str:
-        """The folder to import the file's neighbours from; empty for none."""
+        """The folder on workers' machines from which the file imports others; empty for none."""
         ...
 
     @property
     def files(self) -> Mapping[str, str]:
-        """Further files beside it, by name."""
+        """The texts of further files to send, by path relative to this one."""
         ...
 
 
@@ -110,9 +110,14 @@ class _Problem(msgspec.Struct):
 
 
 class Client:
-    """A connection to one platform. Use it in a `with` block, or call `close`; not from several threads at once.
+    """A connection to one platform; `st.connect()` makes it. Not thread-safe; close it, or use a `with` block:
 
-    Every call raises BackendError where the platform does not answer; moments are seconds on the platform's clock.
+        with st.connect() as client:
+            for job in client.jobs():
+                print(job.job_id, job.state)
+
+    Moments in answers are seconds on the platform's clock. Every call raises BackendError if the platform does not
+    answer, and Unauthorized for a wrong token.
     """
 
     def __init__(
@@ -130,7 +135,7 @@ class Client:
         )
 
     def __enter__(self) -> Self:
-        """Return the client itself."""
+        """Return the client."""
         return self
 
     def __exit__(
@@ -140,58 +145,58 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Let go of every socket. The client cannot be used afterwards."""
+        """Close every socket. The client cannot be used afterwards."""
         self._http.close()
 
     # --- the platform -----------------------------------------------------------------------------------------------
 
     def status(self) -> PlatformStatus:
         """Jobs, services, nodes and devices at this instant."""
-        return self._ask("GET", "/v1/status", PlatformStatus)
+        return self.request("GET", "/v1/status", PlatformStatus)
 
     def stream(self, after_seq: int = -1) -> Iterator[PlatformStatus]:
-        """Yield the status at once and after every change, until the platform ends; `after_seq`: the last known."""
+        """Yield the status now and after every change, until the platform ends; `after_seq` is the last one known."""
         with self._open("/v1/stream", {"after_seq": after_seq}) as response, _transport_errors():
             for event in _events(response):
                 yield _decode(event, PlatformStatus)
 
     def series(self, job_id: str) -> ProgressSeries:
-        """Loss, speed and workers of a job over time, the oldest point first. Raises NotFound."""
-        return self._ask("GET", f"/v1/jobs/{_part(job_id)}/series", ProgressSeries)
+        """Loss, speed and number of workers of a job over time, oldest point first. Raises NotFound."""
+        return self.request("GET", f"/v1/jobs/{_part(job_id)}/series", ProgressSeries)
 
     def timeline(self, since_s: float = 0.0) -> Timeline:
-        """Which workload held which device since `since_s`, seconds on the platform's clock, and what happened."""
-        return self._ask("GET", "/v1/timeline", Timeline, params={"since_s": since_s})
+        """Which workload held which device since `since_s` (seconds on the platform's clock), and marked events."""
+        return self.request("GET", "/v1/timeline", Timeline, params={"since_s": since_s})
 
     def pools(self, past_days: int = 1) -> PoolsReport:
-        """Pools, loans, reclaims, and what services needed over the last `past_days` with the forecast."""
-        return self._ask("GET", "/v1/pools", PoolsReport, params={"past_days": past_days})
+        """Pools, loans, reclaims, and the services' demand over the last `past_days` days with its forecast."""
+        return self.request("GET", "/v1/pools", PoolsReport, params={"past_days": past_days})
 
     def sharing(self) -> SharingStatus:
-        """The sharers of each device, the fraction of it that each is granted, and what enforces it."""
-        return self._ask("GET", "/v1/sharing", SharingStatus)
+        """The sharers of each device, the fraction of it granted to each, and the mechanism that enforces it."""
+        return self.request("GET", "/v1/sharing", SharingStatus)
 
     def cluster(self) -> ClusterStatus:
-        """How the platform stands with its cluster, and the pods of all replicas. Raises NotFound: it has none."""
-        return self._ask("GET", "/v1/cluster", ClusterStatus)
+        """The state of the Kubernetes cluster and the pods of all replicas. Raises NotFound outside Kubernetes."""
+        return self.request("GET", "/v1/cluster", ClusterStatus)
 
     def export(self) -> LiveState:
-        """What the platform's policy is shown now, for playing it forward here."""
-        return self._ask("GET", "/v1/export", LiveState)
+        """The policy's present input, from which `springtide simulate-live` continues."""
+        return self.request("GET", "/v1/export", LiveState)
 
     def shutdown(self, *, stop_workers: bool = True) -> None:
-        """Ask the platform to end; with `stop_workers` False its workers go on training until it is back."""
-        self._ask("POST", "/v1/shutdown", dict[str, bool], body={"stop_workers": stop_workers})
+        """Stop the platform; with `stop_workers=False` workers train on until it is started again."""
+        self.request("POST", "/v1/shutdown", dict[str, bool], body={"stop_workers": stop_workers})
 
     # --- jobs -------------------------------------------------------------------------------------------------------
 
     def jobs(self) -> list[JobStatus]:
         """Every job, in order of arrival."""
-        return self._ask("GET", "/v1/jobs", list[JobStatus])
+        return self.request("GET", "/v1/jobs", list[JobStatus])
 
     def job(self, job_id: str) -> JobStatus:
         """One job, by id or unique name. Raises NotFound, Conflict."""
-        return self._ask("GET", f"/v1/jobs/{_part(job_id)}", JobStatus)
+        return self.request("GET", f"/v1/jobs/{_part(job_id)}", JobStatus)
 
     def submit_job(
         self,
@@ -201,96 +206,97 @@ class Client:
         *,
         idempotency_key: str | None = None,
     ) -> JobStatus:
-        """Submit a training job; `options` are those of POST /v1/jobs. Returns once it is durable.
+        """Submit a training job with the `options` of POST /v1/jobs. Returns once the job is durable.
 
-        A lost connection is tried once more under the same key, so the job is never taken in twice.
-        Raises InvalidRequest, Conflict, BackendError.
+        A lost connection is retried once with the same idempotency key, so the job is never created twice. Raises
+        InvalidRequest, Conflict (the key was used for another job), BackendError.
         """
         body = {"name": name, "source": _source(source), "options": dict(options or {})}
         headers = {"Idempotency-Key": idempotency_key or secrets.token_hex(16)}
         try:
-            return self._ask("POST", "/v1/jobs", JobStatus, body=body, headers=headers)
+            return self.request("POST", "/v1/jobs", JobStatus, body=body, headers=headers)
         except _ConnectionLost:
-            return self._ask("POST", "/v1/jobs", JobStatus, body=body, headers=headers)
+            return self.request("POST", "/v1/jobs", JobStatus, body=body, headers=headers)
 
     def quote(self, name: str, source: SourceLike, options: Mapping[str, Any] | None = None) -> Quote:
-        """Say what `submit_job` with the same arguments would meet now; nothing is changed. Raises InvalidRequest."""
+        """Predict what `submit_job` with the same arguments would do now, changing nothing. Raises InvalidRequest."""
         body = {"name": name, "source": _source(source), "options": dict(options or {})}
-        return self._ask("POST", "/v1/quote", Quote, body=body, timeout_s=QUOTE_TIMEOUT_S)
+        return self.request("POST", "/v1/quote", Quote, body=body, timeout_s=QUOTE_TIMEOUT_S)
 
     def cancel(self, job_id: str) -> JobStatus:
         """End a job; its last checkpoint stays. Raises NotFound, Conflict."""
-        return self._ask("POST", f"/v1/jobs/{_part(job_id)}/cancel", JobStatus)
+        return self.request("POST", f"/v1/jobs/{_part(job_id)}/cancel", JobStatus)
 
     def change(self, job_id: str, wish: Mapping[str, Any]) -> JobStatus:
-        """Change what a job is to keep: the body of PATCH /v1/jobs/{id}. Raises NotFound, Conflict, InvalidRequest."""
-        return self._ask("PATCH", f"/v1/jobs/{_part(job_id)}", JobStatus, body=dict(wish))
+        """Change a job's goal; `wish` is the body of PATCH /v1/jobs/{id}. Raises NotFound, Conflict, InvalidRequest."""
+        return self.request("PATCH", f"/v1/jobs/{_part(job_id)}", JobStatus, body=dict(wish))
 
     def pause(self, job_id: str) -> JobStatus:
-        """Have a job checkpoint and give its devices back. Raises NotFound, Conflict."""
-        return self._ask("POST", f"/v1/jobs/{_part(job_id)}/pause", JobStatus)
+        """Checkpoint a job and release its devices. Raises NotFound, Conflict."""
+        return self.request("POST", f"/v1/jobs/{_part(job_id)}/pause", JobStatus)
 
     def resume(self, job_id: str, budget_usd: float | None = None) -> JobStatus:
-        """Let a paused job go on, with another budget if one is named. Raises NotFound, Conflict, InvalidRequest."""
+        """Resume a paused job, with a new budget in US dollars if given. Raises NotFound, Conflict, InvalidRequest."""
         body = None if budget_usd is None else {"budget_usd": budget_usd}
-        return self._ask("POST", f"/v1/jobs/{_part(job_id)}/resume", JobStatus, body=body)
+        return self.request("POST", f"/v1/jobs/{_part(job_id)}/resume", JobStatus, body=body)
 
     # --- services ---------------------------------------------------------------------------------------------------
 
     def services(self) -> list[ServiceStatus]:
         """Every service, in order of arrival."""
-        return self._ask("GET", "/v1/services", list[ServiceStatus])
+        return self.request("GET", "/v1/services", list[ServiceStatus])
 
     def service(self, name: str) -> ServiceStatus:
         """One service. Raises NotFound."""
-        return self._ask("GET", f"/v1/services/{_part(name)}", ServiceStatus)
+        return self.request("GET", f"/v1/services/{_part(name)}", ServiceStatus)
 
     def deploy_service(self, name: str, source: SourceLike, options: Mapping[str, Any] | None = None) -> ServiceStatus:
-        """Deploy a service or a new revision of it; `options` are those of PUT /v1/services. Raises InvalidRequest."""
+        """Deploy a service, or a new revision, with the `options` of PUT /v1/services. Raises InvalidRequest."""
         body = {"source": _source(source), "options": dict(options or {})}
-        return self._ask("PUT", f"/v1/services/{_part(name)}", ServiceStatus, body=body)
+        return self.request("PUT", f"/v1/services/{_part(name)}", ServiceStatus, body=body)
 
     def remove_service(self, name: str) -> ServiceStatus:
-        """Drain a service and take it away. Raises NotFound."""
-        return self._ask("DELETE", f"/v1/services/{_part(name)}", ServiceStatus)
+        """Drain and delete a service. Raises NotFound."""
+        return self.request("DELETE", f"/v1/services/{_part(name)}", ServiceStatus)
 
     def infer(
         self, service_name: str, payload: Any = None, /, *, timeout_s: float = INFER_TIMEOUT_S, **inputs: Any
     ) -> Any:
-        """Call `predict` of a service and return its outputs. The arguments are `payload`, an object, or keywords.
+        """Call `predict` of a service with one JSON object or with keywords, and return its outputs.
 
-        Raises InvalidRequest (they do not fit), NotFound, CapacityError (too busy), BackendError.
+        Raises InvalidRequest (the arguments do not fit), NotFound, CapacityError (the service is too busy),
+        BackendError (no answer within `timeout_s` seconds, or predict failed).
         """
         if payload is not None and inputs:
             raise InvalidRequest("give the arguments of predict as one object or as keywords, not both")
         body = payload if payload is not None else inputs
-        answer = self._ask("POST", f"/f/{_part(service_name)}", dict[str, Any], body=body, timeout_s=timeout_s)
+        answer = self.request("POST", f"/f/{_part(service_name)}", dict[str, Any], body=body, timeout_s=timeout_s)
         return answer["outputs"] if set(answer) == {"outputs"} else answer
 
-    # --- jobs and services alike ------------------------------------------------------------------------------------
+    # --- jobs and services ------------------------------------------------------------------------------------------
 
     def scale(self, workload_id: str, minimum: int, maximum: int) -> JobStatus | ServiceStatus:
-        """Set new bounds on workers or replicas. Raises NotFound, Conflict, InvalidRequest."""
+        """Set the bounds on a job's workers or a service's replicas. Raises NotFound, Conflict, InvalidRequest."""
         body = {"minimum": minimum, "maximum": maximum}
-        answer = self._ask("POST", f"/v1/workloads/{_part(workload_id)}/scale", msgspec.Raw, body=body)
+        answer = self.request("POST", f"/v1/workloads/{_part(workload_id)}/scale", msgspec.Raw, body=body)
         if "job_id" in _decode(answer, dict[str, Any]):
             return _decode(answer, JobStatus)
         return _decode(answer, ServiceStatus)
 
     def why(self, workload_id: str) -> Explanation:
-        """Why a workload is where it is, and what could be done. Raises NotFound."""
-        return self._ask("GET", f"/v1/workloads/{_part(workload_id)}/why", Explanation)
+        """The reason for a workload's present state, and what would change it. Raises NotFound."""
+        return self.request("GET", f"/v1/workloads/{_part(workload_id)}/why", Explanation)
 
     def history(self, workload_id: str) -> list[HistoryEntry]:
-        """The newest lines of a workload's story, oldest first. Raises NotFound."""
-        return self._ask("GET", f"/v1/workloads/{_part(workload_id)}/history", list[HistoryEntry])
+        """The newest entries of a workload's history, oldest first. Raises NotFound."""
+        return self.request("GET", f"/v1/workloads/{_part(workload_id)}/history", list[HistoryEntry])
 
     def logs(
         self, workload_id: str, *, replica: str | None = None, tail: int = 200, follow: bool = False
     ) -> Iterator[str]:
-        """Yield the newest `tail` lines, then with `follow` what comes until the workload has ended.
+        """Yield the newest `tail` lines of output, then with `follow` new lines until the workload has ended.
 
-        Raises NotFound, InvalidRequest.
+        `replica` selects one replica. Raises NotFound, InvalidRequest.
         """
         params = {"replica": replica or "", "tail": tail, "follow": str(follow).lower()}
         path = f"/v1/workloads/{_part(workload_id)}/logs"
@@ -298,23 +304,9 @@ class Client:
             for line in _lines(response):
                 yield line.decode("utf-8", "replace")
 
-    # --- what other modules of the client ask -----------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------------------------
 
-    def ask(
-        self,
-        method: str,
-        path: str,
-        answer_type: type[AnswerT],
-        *,
-        body: Any = None,
-        timeout_s: float = REQUEST_TIMEOUT_S,
-    ) -> AnswerT:
-        """Ask a path of the API; a `body` goes as JSON, bytes as they are. Raises what its refusal stands for."""
-        return self._ask(method, path, answer_type, body=body, timeout_s=timeout_s)
-
-    # --- how it is asked --------------------------------------------------------------------------------------------
-
-    def _ask(
+    def request(
         self,
         method: str,
         path: str,
@@ -325,6 +317,10 @@ class Client:
         headers: Mapping[str, str] | None = None,
         timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> AnswerT:
+        """Send one request to the API and decode its answer. A `body` is sent as JSON, bytes unchanged.
+
+        Raises the error of core.errors that corresponds to the response's status.
+        """
         sent = dict(headers or {})
         content = None
         if body is not None:
@@ -340,7 +336,7 @@ class Client:
 
     @contextmanager
     def _open(self, path: str, params: Mapping[str, Any], *, is_endless: bool = True) -> Iterator[httpx2.Response]:
-        """Open an answer that is read as it comes. A silence of STREAM_SILENCE_S ends an endless one as lost."""
+        """Open a streamed answer. An endless one fails as lost after a silence of STREAM_SILENCE_S."""
         silence_s = STREAM_SILENCE_S if is_endless else REQUEST_TIMEOUT_S
         timeout = httpx2.Timeout(silence_s, connect=CONNECT_TIMEOUT_S)
         with _transport_errors(), self._http.stream("GET", path, params=params, timeout=timeout) as response:
@@ -351,18 +347,19 @@ class Client:
 
 
 class _ConnectionLost(BackendError):
-    """The connection broke after it stood: whether the request was taken in is unknown."""
+    """The connection broke after it was open, so it is unknown whether the request was processed."""
 
 
 def connect(url: str | None = None, token: str | None = None, state_dir: str | Path | None = None) -> Client:
-    """Return a client of the running platform.
+    """Return a client of the running platform; `st.connect()` finds the one on this machine.
 
-    Found by `url`, else SPRINGTIDE_URL, else platform.json in `state_dir` (SPRINGTIDE_STATE, else the usual place);
-    the token likewise by `token`, SPRINGTIDE_TOKEN, else the state directory's token file, which is sent to this
-    machine only. Raises BackendError if no platform is known, Unauthorized if no token is.
+    The address is `url`, else SPRINGTIDE_URL, else that in `state_dir`/platform.json. The token is `token`, else
+    SPRINGTIDE_TOKEN, else `state_dir`/token, which is only sent to this machine. `state_dir` defaults to
+    SPRINGTIDE_STATE, else ~/.local/state/springtide; if it is passed, the environment is ignored. Raises BackendError
+    if no platform is running, Unauthorized without a token, InvalidRequest for a malformed address.
     """
     folder = Path(state_dir).expanduser() if state_dir is not None else default_state_dir()
-    # A state directory that is asked for by name wins over the environment.
+    # An explicit state directory takes precedence over the environment.
     if url is None and state_dir is None:
         url = os.environ.get("SPRINGTIDE_URL")
     if url is None:
@@ -381,7 +378,7 @@ def connect(url: str | None = None, token: str | None = None, state_dir: str | P
 
 
 def default_state_dir() -> Path:
-    """`SPRINGTIDE_STATE`, or the usual place under the home directory."""
+    """SPRINGTIDE_STATE, else ~/.local/state/springtide."""
     given = os.environ.get("SPRINGTIDE_STATE")
     return Path(given).expanduser() if given else Path.home() / ".local" / "state" / "springtide"
 
@@ -403,7 +400,7 @@ def _read_token(folder: Path) -> str:
 
 
 def _part(name: str) -> str:
-    """Return `name` as one part of a path. Raises InvalidRequest for what no workload can be called."""
+    """`name` quoted as one segment of a path. Raises InvalidRequest if it cannot be a workload's name."""
     if not name or name in (".", ".."):
         raise InvalidRequest(f"{name!r} is not the id of a job or service; `springtide ps` lists them")
     return quote(name, safe="")
@@ -423,7 +420,7 @@ def _source(source: SourceLike) -> dict[str, Any]:
 
 def _encode(value: Any) -> bytes:
     try:
-        # The standard encoder refuses NaN and infinities; msgspec would quietly send null.
+        # The standard encoder rejects NaN and infinities; msgspec would silently send null.
         return json.dumps(msgspec.to_builtins(value), allow_nan=False, separators=(",", ":")).encode()
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidRequest(f"this cannot be sent as JSON: {error}; use numbers, strings, lists and dicts") from None
@@ -437,7 +434,7 @@ def _decode(data: bytes | msgspec.Raw, answer_type: type[AnswerT]) -> AnswerT:
 
 
 def _error_of(response: httpx2.Response) -> SpringtideError:
-    """The error that a refusal stands for, with the platform's own sentence."""
+    """The error for an unsuccessful response, with the platform's sentence as its message."""
     try:
         problem = msgspec.json.decode(response.content, type=_Problem).error
     except (ValueError, RecursionError):
@@ -451,7 +448,7 @@ def _error_of(response: httpx2.Response) -> SpringtideError:
 
 
 def _lines(response: httpx2.Response) -> Iterator[bytes]:
-    """The lines of an answer as they come, ended by newlines only: text may hold other characters that break lines."""
+    """The lines of a streamed answer, split at newlines only: text may hold other line-breaking characters."""
     pending: list[bytes] = []
     num_bytes = 0
     for chunk in response.iter_bytes():

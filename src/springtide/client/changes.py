@@ -1,4 +1,4 @@
-"""What is to change of a job that runs, turned into the body of PATCH /v1/jobs/{id}."""
+"""Changes to a running job as the body of PATCH /v1/jobs/{id}."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from springtide.core.options.jobs import CHANGEABLE_OPTIONS
 from springtide.core.options.kinds import Moment, Money
 from springtide.core.options.option import check_names
 
-# Written instead of a deadline or a budget, it takes the one that there is away.
+# Given as a deadline or budget, it removes the present one.
 NONE = "none"
 
 
 class ChangeKeywords(TypedDict, total=False):
-    """The keywords of JobHandle.change; None leaves what there is."""
+    """The keywords of JobHandle.change, as in TrainKeywords; None leaves a value unchanged."""
 
     deadline: str | float | None
     budget: str | float | None
@@ -25,9 +25,9 @@ class ChangeKeywords(TypedDict, total=False):
 
 
 def as_change(now: datetime, **wish: Unpack[ChangeKeywords]) -> dict[str, Any]:
-    """The body; what is None stays as it is, and "none" takes a deadline or budget away. A deadline counts from `now`.
+    """The request's body. None leaves a value unchanged, "none" removes a deadline or budget.
 
-    Raises InvalidRequest, also if nothing is to change.
+    A deadline counts from `now`. Raises InvalidRequest, also if nothing changes.
     """
     check_names(CHANGEABLE_OPTIONS, wish, "change()")
     body: dict[str, Any] = {}

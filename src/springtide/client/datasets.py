@@ -1,4 +1,4 @@
-"""Datasets by name in the platform's store: `st.dataset`, `st.stream`, and how samples get there."""
+"""Named datasets in the platform's store: `st.dataset`, `st.stream`, and functions that upload samples."""
 
 from __future__ import annotations
 
@@ -23,18 +23,22 @@ from springtide.storage.datasets.reference import DatasetReference
 if TYPE_CHECKING:
     from springtide.client.api import Client
 
-# A shard of a quarter of a gigabyte on a slow disk.
+# Long enough for a shard of 256 MB on a slow disk.
 _SEND_TIMEOUT_S = 300.0
 _MAX_MIXED = 1_000_000
-Tell = Callable[[int, int], None]
+OnShard = Callable[[int, int], None]
 Verb = Literal["put", "append"]
 
 
 def dataset(name: str, *, mixed: int = 0) -> DatasetReference:
-    """The samples that were put under this name, for `st.Task(dataset=...)`: each of them once in every epoch.
+    """A reference to an uploaded dataset, for `st.Task(dataset=...)` or `ctx.batches(...)`:
 
-    Workers read only the shards that they need. An epoch's order shuffles shards, and samples within `mixed` of them
-    at a time (0: as many as a function's disk holds, which for small datasets is all). Raises InvalidRequest.
+        st.upload_dataset("digits", x=images, y=labels)
+        task = st.Task(make_model, st.dataset("digits"), loss=cross_entropy, optimizer=make_optimizer)
+
+    Workers read only the shards that they need. Each epoch uses every sample once, in an order that shuffles the
+    shards, and the samples within groups of `mixed` shards (0: as many as fit on a function's disk). Raises
+    InvalidRequest.
     """
     if isinstance(mixed, bool) or not isinstance(mixed, int) or not 0 <= mixed <= _MAX_MIXED:
         raise InvalidRequest(f"mixed is a number of shards, from 0 (as many as fit) to {_MAX_MIXED:,}, not {mixed!r}")
@@ -42,9 +46,9 @@ def dataset(name: str, *, mixed: int = 0) -> DatasetReference:
 
 
 def stream(name: str) -> DatasetReference:
-    """A dataset that grows, for `st.Task(dataset=...)`: each sample once, in order of arrival, until it is closed.
+    """A reference to a growing dataset, for `st.Task(dataset=...)` of jobs on functions.
 
-    Raises InvalidRequest.
+    Each sample is used once, in order of arrival; the job waits for more until `close_dataset`. Raises InvalidRequest.
     """
     return DatasetReference(name=validate_name(name, "the stream's name"), is_stream=True)
 
@@ -58,10 +62,10 @@ def upload_dataset(
     shard_size: str | int | None = None,
     **named: Any,
 ) -> DatasetStatus:
-    """Put named arrays as a whole dataset: `upload_dataset("digits", x=images, y=labels)`.
+    """Upload arrays as a complete dataset: `st.upload_dataset("digits", x=images, y=labels)`.
 
-    Their first dimension counts the samples. The same content again changes nothing. Raises InvalidRequest, Conflict
-    where the name holds something else, BackendError.
+    Each array (numpy or torch) has one row per sample. `shard_size` is "32MB" or bytes. Uploading the same content
+    again changes nothing. Raises InvalidRequest, Conflict if the name holds other content, BackendError.
     """
     pieces = [_arrays_of(arrays, named)]
     with _connected(client) as connected:
@@ -77,9 +81,10 @@ def append_dataset(
     shard_size: str | int | None = None,
     **named: Any,
 ) -> DatasetStatus:
-    """Add samples to a growing dataset, which the first append makes: `append_dataset("clicks", x=..., y=...)`.
+    """Append samples to a growing dataset: `st.append_dataset("clicks", x=..., y=...)`. The first call creates it.
 
-    All of them come into view at once, or none; none twice. Raises InvalidRequest, Conflict, BackendError.
+    The samples become visible together, or not at all. Raises InvalidRequest, Conflict (the dataset is closed, or was
+    uploaded as a whole), BackendError.
     """
     pieces = [_arrays_of(arrays, named)]
     with _connected(client) as connected:
@@ -87,26 +92,26 @@ def append_dataset(
 
 
 def close_dataset(name: str, *, client: Client | None = None) -> DatasetStatus:
-    """Say that a growing dataset has all its samples: jobs train on the rest and finish. Raises NotFound, Conflict."""
+    """Close a growing dataset: jobs train on its remaining samples and finish. Raises NotFound, Conflict."""
     with _connected(client) as connected:
         change = DatasetChange(verb="close", part_id=secrets.token_hex(8))
         return _change(connected, name, change)
 
 
 def remove_dataset(name: str, *, client: Client | None = None) -> None:
-    """Take a dataset and its shards away. Raises NotFound, and Conflict while a job trains on it as a stream."""
+    """Delete a dataset with its shards. Raises NotFound, and Conflict while a job trains on it as a stream."""
     with _connected(client) as connected:
         connected.ask("DELETE", _path(name), dict[str, str])
 
 
 def show_dataset(name: str, *, client: Client | None = None) -> DatasetStatus:
-    """One dataset. Raises NotFound."""
+    """The status of one dataset. Raises NotFound."""
     with _connected(client) as connected:
         return connected.ask("GET", _path(name), DatasetStatus)
 
 
 def datasets(*, client: Client | None = None) -> list[DatasetStatus]:
-    """Every dataset of the platform, by name."""
+    """The status of every dataset of the platform, ordered by name."""
     with _connected(client) as connected:
         return connected.ask("GET", "/v1/data", list[DatasetStatus])
 
@@ -118,9 +123,9 @@ def send_pieces(
     pieces: Iterable[Mapping[str, Any]],
     *,
     shard_bytes: int,
-    on_progress: Tell = lambda num_samples, num_bytes: None,
+    on_progress: OnShard = lambda num_samples, num_bytes: None,
 ) -> DatasetStatus:
-    """Send named arrays piece by piece: all of them as one whole dataset ("put"), or each as one append.
+    """Upload named arrays piece by piece: all as one complete dataset ("put"), or each as one append ("append").
 
     `on_progress(num_samples, num_bytes)` is called after each shard, with what has been sent or found there so far.
     Raises as `upload_dataset` does, InvalidRequest also where there is no piece.
@@ -144,32 +149,31 @@ def send_pieces(
 
 
 class _Sender:
-    """Cuts arrays into shards and sends those that are not there yet."""
+    """Cuts arrays into shards and uploads those that the platform does not have yet."""
 
-    def __init__(self, client: Client, name: str, shard_bytes: int, on_progress: Tell) -> None:
+    def __init__(self, client: Client, name: str, shard_bytes: int, on_progress: OnShard) -> None:
         self._client = client
         self._name = validate_name(name, "the dataset's name")
         self._shard_bytes = shard_bytes
         self._on_progress = on_progress
         self._num_samples = 0
         self._num_bytes = 0
-        # What stands under the name before anything is sent.
         try:
-            self._standing: DatasetStatus | None = client.ask("GET", _path(name), DatasetStatus)
+            self._existing: DatasetStatus | None = client.ask("GET", _path(name), DatasetStatus)
         except NotFound:
-            self._standing = None
+            self._existing = None
 
     def send(self, piece: Mapping[str, Any], verb: Verb) -> tuple[tuple[DatasetArray, ...], list[ShardEntry]]:
-        """The piece's arrays, and its shards in order, which are then at the platform."""
-        # numpy is imported only for sending.
+        """Upload one piece; returns the description of its arrays, and its shards in order."""
+        # Imported here, because it imports numpy.
         from springtide.storage.datasets.cut import checked_arrays, cut, described
 
         arrays = checked_arrays({name: _on_the_cpu(array) for name, array in piece.items()})
         spec = described(arrays)
-        if verb == "append" and self._standing is not None:
-            check_alike(self._name, self._standing.arrays, spec)
-        # Where the name is taken nothing is put: the digests alone say whether it is the same.
-        writes = verb == "append" or self._standing is None
+        if verb == "append" and self._existing is not None:
+            check_alike(self._name, self._existing.arrays, spec)
+        # If the name is taken no shards are uploaded: their digests suffice to tell whether the content is the same.
+        writes = verb == "append" or self._existing is None
         shards = []
         for frame, num_samples in cut(arrays, self._shard_bytes):
             entry = ShardEntry(hashlib.sha256(frame).hexdigest(), num_samples, len(frame))
@@ -183,12 +187,12 @@ class _Sender:
         return spec, shards
 
     def commit(self, verb: Verb, arrays: tuple[DatasetArray, ...], shards: list[ShardEntry]) -> DatasetStatus:
-        """Make the shards count. Raises InvalidRequest, Conflict, BackendError."""
+        """Make the uploaded shards part of the dataset. Raises InvalidRequest, Conflict, BackendError."""
         change = DatasetChange(verb=verb, part_id=secrets.token_hex(8), arrays=arrays, shards=tuple(shards))
         try:
             return _change(self._client, self._name, change)
         except BackendError:
-            # The answer may have been lost: the same change again is not made twice.
+            # The answer may have been lost; the platform applies the same `part_id` only once.
             return _change(self._client, self._name, change)
 
     def _has(self, entry: ShardEntry) -> bool:
@@ -200,7 +204,7 @@ class _Sender:
 
 
 def shard_bytes_of(size: str | int | None) -> int:
-    """How large shards are to be: "32MB", a number of bytes, None for the usual size. Raises InvalidRequest."""
+    """A shard size in bytes, from "32MB", bytes, or None for the default. Raises InvalidRequest."""
     from springtide.storage.datasets.cut import DEFAULT_SHARD_BYTES
 
     return DEFAULT_SHARD_BYTES if size is None else parse_size_bytes(size, "the size of a shard")
@@ -217,7 +221,7 @@ def _arrays_of(arrays: Mapping[str, Any] | None, named: Mapping[str, Any]) -> Ma
 
 
 def _on_the_cpu(array: Any) -> Any:
-    """A tensor of torch as numpy sees it; anything else as it is."""
+    """A torch tensor as a numpy array; anything else unchanged."""
     return array.detach().cpu().numpy() if hasattr(array, "detach") else array
 
 

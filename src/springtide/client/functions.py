@@ -1,4 +1,4 @@
-"""The Python surface: `st.train`, `st.serve`, `st.Task`, `st.model_path` and the objects they give."""
+"""The public decorators and classes: `st.train`, `st.serve`, `st.Task`, `st.model_path`, and what they return."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ ServedT = TypeVar("ServedT")
 
 
 class TrainFunction:
-    """A training function with its goal. Calling it runs the function; `.submit()` hands it to the platform."""
+    """A training function with its options; `st.train` makes it. Calling it calls the decorated function."""
 
     def __init__(self, function: TrainingCallable, options: TrainOptions) -> None:
         if not callable(function) or isinstance(function, type):
@@ -62,26 +62,34 @@ class TrainFunction:
         functools.update_wrapper(self, function)
 
     def __call__(self, context: TrainContext) -> Any:
-        """Run the function with a context of your own."""
+        """Call the decorated function with a context of your own, as in a test."""
         return self.function(context)
 
     def __repr__(self) -> str:
-        """Name the function and what was asked of it."""
+        """The function's name and options."""
         return f"<TrainFunction {self.name}: {self.options}>"
 
     def source(self) -> SourceFile:
-        """The file that workers get. Raises InvalidRequest if the function is not at the top level of a file."""
+        """The file that is sent to workers. Raises InvalidRequest unless it defines the function at its top level."""
         return source_of(self.function, "function")
 
     def submit(self, client: Client | None = None, **overrides: Unpack[TrainKeywords]) -> JobHandle:
-        """Hand the job to the running platform. Raises InvalidRequest with what would do."""
+        """Submit the job to the running platform and return its handle once the job is durable.
+
+        `overrides` replace options of `st.train` for this job; `params` are merged. Without `client` the platform is
+        found as by `st.connect()`. Raises InvalidRequest (its message says what would be accepted), Conflict,
+        BackendError.
+        """
         refuse_while_importing(self.function.__code__.co_filename, f"{self.name}.submit()")
         options = self.options.override(overrides)
         self._refuse_functions(options)
         return submit_job(self.source(), options, self.name, client)
 
     def quote(self, client: Client | None = None, **overrides: Unpack[TrainKeywords]) -> Quote:
-        """Ask the running platform what `submit` with the same keywords would meet; nothing is changed."""
+        """Ask the platform what `submit` with the same keywords would lead to: acceptance, time of the end, cost.
+
+        Nothing is submitted. Raises InvalidRequest, BackendError.
+        """
         options = self.options.override(overrides, "quote()")
         self._refuse_functions(options)
         return quote_job(self.source(), options, self.name, client)
@@ -91,17 +99,18 @@ class TrainFunction:
             raise InvalidRequest(f"{self.name} is a training function, and {ONLY_DECLARED}")
 
     def local(self, out: str | Path | None = None, **overrides: Unpack[TrainKeywords]) -> LocalResult:
-        """Train here and now, in this process on one worker, without a platform; takes the keywords of `submit`.
+        """Train in this process on one worker, without a platform, and return the LocalResult.
 
-        Gives the bits that a run on the platform gives. What `ctx.save` writes lands in `out` (springtide-out/<name>).
-        Raises InvalidRequest, and whatever the function raises.
+        Takes the keywords of `submit`; deadline, budget and workers have no effect. The result is bit-identical to a
+        run on the platform. `ctx.save` writes to the folder `out` (default: springtide-out/<name>). Raises
+        InvalidRequest, StorageError, and whatever the function raises.
         """
         refuse_while_importing(self.function.__code__.co_filename, f"{self.name}.local()")
         return train_locally(self, self.options, self.name, out, overrides)
 
 
 class ServeFunction(Generic[ServedT]):
-    """An inference class with its objective. Calling it makes an instance; `.deploy()` hands it to the platform."""
+    """An inference class with its options; `st.serve` makes it. Calling it makes an instance of the class."""
 
     def __init__(self, cls: type[ServedT], options: ServeOptions) -> None:
         if not isinstance(cls, type):
@@ -116,24 +125,27 @@ class ServeFunction(Generic[ServedT]):
         self.__wrapped__ = cls
 
     def __call__(self, *args: Any, **kwargs: Any) -> ServedT:
-        """Make an instance, as calling the class does; nothing is loaded."""
+        """Make an instance of the decorated class, without calling `load`."""
         return self.cls(*args, **kwargs)
 
     def __repr__(self) -> str:
-        """Name the class and what was asked of it."""
+        """The class's name and options."""
         return f"<ServeFunction {self.name}: {self.options}>"
 
     def source(self) -> SourceFile:
-        """The file that replicas get. Raises InvalidRequest if the class is not at the top level of a file."""
+        """The file that is sent to replicas. Raises InvalidRequest unless it defines the class at its top level."""
         return source_of(self.cls, "class")
 
     def deploy(self, client: Client | None = None, **overrides: Unpack[ServeKeywords]) -> ServiceHandle:
-        """Hand the service to the running platform, or replace the one of that name."""
+        """Deploy the service, or a new revision of the one with its name, and return its handle.
+
+        `overrides` replace options of `st.serve`. Raises InvalidRequest, BackendError.
+        """
         refuse_while_importing(sys.modules[self.cls.__module__].__file__ or "", f"{self.name}.deploy()")
         return deploy_service(self.source(), self.options.override(overrides), self.name, client)
 
     def local(self) -> ServedT:
-        """An instance in this process, loaded: what a replica would answer with."""
+        """Make an instance in this process and call its `load`, as a replica does; for tests and debugging."""
         instance = self.cls()
         if self.options.values["params"] and not hasattr(instance, "params"):
             instance.params = {key: str(value) for key, value in self.options.values["params"].items()}  # type: ignore[attr-defined]
@@ -150,9 +162,19 @@ def train(**options: Unpack[TrainKeywords]) -> Callable[[TrainingCallable], Trai
 def train(
     function: TrainingCallable | None = None, /, **options: Unpack[TrainKeywords]
 ) -> TrainFunction | Callable[[TrainingCallable], TrainFunction]:
-    """Make a training function: `@st.train` or `@st.train(deadline="10m", workers=(1, 8))`.
+    """Decorate a training function, as `@st.train` or with options:
 
-    Raises InvalidRequest for options that cannot be.
+        @st.train(deadline="10m", global_batch=64, epochs=20, workers=(1, 8))
+        def fit(ctx: st.TrainContext) -> None:
+            model, _ = ctx.prepare(Net(), lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+            for batch in ctx.batches((x, y)):
+                ctx.step(cross_entropy(model(batch.x), batch.y))
+
+        if __name__ == "__main__":
+            job = fit.submit()
+
+    The function is written for one device; the platform runs it on as many workers as it chooses within `workers`, with
+    bit-identical results. TrainKeywords lists all options. Raises InvalidRequest for an invalid option.
     """
     checked = _train_options("st.train", options)
     if function is not None:
@@ -167,9 +189,18 @@ def serve(**options: Unpack[ServeKeywords]) -> Callable[[type[ServedT]], ServeFu
 def serve(
     cls: type[ServedT] | None = None, /, **options: Unpack[ServeKeywords]
 ) -> ServeFunction[ServedT] | Callable[[type[ServedT]], ServeFunction[ServedT]]:
-    """Make an inference class: `@st.serve` or `@st.serve(slo="p99 < 200ms", scale=(0, 4))`.
+    """Decorate an inference class, as `@st.serve` or with options:
 
-    Raises InvalidRequest for options that cannot be.
+        @st.serve(slo="p99 < 200ms", scale=(0, 4))
+        class Classifier:
+            def load(self) -> None:
+                self.net = load_file(st.model_path("digits"))
+
+            def predict(self, images: list[list[float]]) -> list[int]: ...
+
+    The type hints of `predict` are the schema of requests. If it takes and returns lists, requests that arrive together
+    are predicted in one call, and it must return one output for each item. `load` is called once in each replica.
+    ServeKeywords lists all options. Raises InvalidRequest for an invalid option, or a class without `predict`.
     """
     checked = ServeOptions(**options)
     if cls is not None:
@@ -178,12 +209,16 @@ def serve(
 
 
 class Task:
-    """A declared training job: a model, a dataset, a loss and an optimizer (values, or factories of them).
+    """A declared training job, which unlike a training function can also run on cloud functions:
 
-    `model` and `dataset` may be factories, `optimizer` is a factory that takes the parameters, and `loss` is called
-    with the model's output and the targets. A factory with a parameter called `params` gets the job's. A model that
-    has its own gradients and update (`st.Model`, `st.jax_model`) comes without loss and optimizer, in any framework;
-    such a task runs on functions, or here.
+        digits = st.Task(make_model, make_dataset, loss=cross_entropy, optimizer=lambda p: SGD(p, lr=0.1), epochs=20)
+        job = digits.submit(on="functions", budget="$0.05")
+
+    `model` and `dataset` are values or factories without arguments, `optimizer` is a factory that is called with the
+    parameters, and `loss(output, targets)` returns the mean loss of a batch. A factory with a parameter named `params`
+    also gets the job's params. A model with its own gradients and update (`st.Model`, `st.jax_model`), in any
+    framework, has no loss and optimizer; such a task runs only on functions or in this process. Options are those of
+    `st.train`. Raises InvalidRequest for an invalid option, or for a loss without an optimizer.
     """
 
     def __init__(
@@ -206,21 +241,21 @@ class Task:
         self.optimizer = optimizer
         self.options = _train_options("st.Task", options)
         self.name = self.options.values["name"]
-        # The object has no name of its own, so the file that creates it is remembered: workers look it up there.
+        # Workers find the task by its name in the file that created it.
         self._namespace = sys._getframe(1).f_globals
 
     @property
     def brings_update(self) -> bool:
-        """Whether the model has its own gradients and update; then there are no loss and optimizer."""
+        """Whether the model has its own gradients and update, so that there is no loss and optimizer."""
         return self.loss is None
 
     def check_place(self, options: TrainOptions) -> None:
-        """Raise InvalidRequest where the model cannot be trained in the place that the options name."""
+        """Raise InvalidRequest if the model cannot be trained where `options` say (`on`)."""
         if self.brings_update and options.values["on"] != "functions":
             raise InvalidRequest(ONLY_ON_FUNCTIONS)
 
     def function(self, context: TrainContext) -> None:
-        """The training loop that the declaration stands for. Raises InvalidRequest where the model brings its own."""
+        """The equivalent training function. Raises InvalidRequest if the model has its own gradients and update."""
         if self.loss is None or self.optimizer is None:
             raise InvalidRequest(ONLY_ON_FUNCTIONS)
         model = self.model
@@ -234,7 +269,7 @@ class Task:
             context.step(self.loss(module(batch.x), batch.y))
 
     def source(self) -> SourceFile:
-        """The file that workers get. Raises InvalidRequest if the task is not at the top level of a file."""
+        """The file that is sent to workers. Raises InvalidRequest unless the task is assigned at its top level."""
         path = self._namespace.get("__file__")
         if not path:
             raise InvalidRequest("this st.Task was not created in a file; write it into a .py file")
@@ -243,9 +278,10 @@ class Task:
     def submit(
         self, client: Client | None = None, *, profile: str | Path | None = None, **overrides: Unpack[TrainKeywords]
     ) -> JobHandle:
-        """Hand the job to the running platform. Raises InvalidRequest with what would do.
+        """Submit the job to the running platform, as TrainFunction.submit does.
 
-        With on="functions" its layers are profiled first, unless `profile` names a profile of them.
+        With on="functions" the layers are profiled first, which takes seconds to minutes, unless `profile` is the path
+        of a profile made by `springtide profile FILE --layers`.
         """
         refuse_while_importing(str(self._namespace.get("__file__", "")), "submit()")
         source, options = self.source(), self.options.override(overrides)
@@ -256,16 +292,16 @@ class Task:
     def quote(
         self, client: Client | None = None, *, profile: str | Path | None = None, **overrides: Unpack[TrainKeywords]
     ) -> Quote:
-        """Ask the running platform what `submit` with the same keywords would meet; nothing is changed."""
+        """Ask the platform what it would do with such a job, as TrainFunction.quote does; nothing is submitted."""
         source, options = self.source(), self.options.override(overrides, "quote()")
         self.check_place(options)
         return quote_job(source, options, self.name or name_from(source.object_name), client, profile=profile)
 
     def local(self, out: str | Path | None = None, **overrides: Unpack[TrainKeywords]) -> LocalResult:
-        """Train here and now, in this process on one worker, without a platform; takes the keywords of `submit`.
+        """Train in this process on one worker, without a platform, as TrainFunction.local does.
 
-        A model that was handed over as a value is copied, so the task can be run again. What is learned lands in `out`
-        (springtide-out/<name>). Raises InvalidRequest.
+        A model given as a value is copied, so that the task can run again. The trained model is written to the folder
+        `out` (default: springtide-out/<name>).
         """
         refuse_while_importing(str(self._namespace.get("__file__", "")), "local()")
         task = copy.copy(self)
@@ -274,7 +310,7 @@ class Task:
         return train_locally(task, self.options, self.name or "task", out, overrides)
 
     def runs_as_on_functions(self, options: TrainOptions) -> bool:
-        """Whether a run here takes the way of functions: no other has its model, its batches or its data."""
+        """Whether a local run needs the worker of cloud functions: for its model, batch schedule or stream."""
         is_stream = bool(getattr(self.dataset, "is_stream", False))
         return (
             self.brings_update
@@ -292,7 +328,7 @@ def _train_options(where: str, options: TrainKeywords) -> TrainOptions:
 def train_locally(
     function: TrainFunction | Task, options: TrainOptions, name: str, out: str | Path | None, overrides: TrainKeywords
 ) -> LocalResult:
-    """Train in this process, printing progress as plain lines. Raises InvalidRequest; also where torch is missing."""
+    """Train in this process and print progress lines. Raises InvalidRequest, also if torch is not installed."""
     changed = options.override(overrides, "local()")
     job = changed.as_local_job(validate_name(changed.values["name"] or name))
     directory = None if out is None else Path(out).expanduser()
@@ -318,14 +354,14 @@ def submit_job(
     profile: str | Path | None = None,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> JobHandle:
-    """Submit any source file as a job; the name in the options wins over `name`.
+    """Submit a source file as a job, named by `options` or else `name`.
 
-    For one on functions `profile` is a profile of its layers; without one they are measured. `on_progress` gets
-    progress.
+    For a job on functions, `profile` is the path of a profile of its layers; without one they are measured. Lines about
+    that are passed to `on_progress`. Raises as TrainFunction.submit does.
     """
     connected = _connect() if client is None else client
-    asked = job_request(source, options, name, connected, profile=profile, on_progress=on_progress)
-    return JobHandle(connected, connected.submit_job(**asked).job_id)
+    request = job_request(source, options, name, connected, profile=profile, on_progress=on_progress)
+    return JobHandle(connected, connected.submit_job(**request).job_id)
 
 
 def quote_job(
@@ -338,13 +374,14 @@ def quote_job(
     on_progress: Callable[[str], None] = lambda _: None,
     compares: bool = False,
 ) -> Quote:
-    """Ask what submitting any source file as a job would meet; the name in the options wins over `name`.
+    """Ask what submitting a source file as a job would lead to; arguments as for `submit_job`.
 
-    With `compares` a quote for the cluster says what the same job would meet on functions, where there are any.
+    With `compares`, a quote for machines also says how the same job would do on functions, if there is a function
+    service.
     """
     connected = _connect() if client is None else client
-    asked = job_request(source, options, name, connected, profile=profile, on_progress=on_progress, compares=compares)
-    return connected.quote(**asked)
+    request = job_request(source, options, name, connected, profile=profile, on_progress=on_progress, compares=compares)
+    return connected.quote(**request)
 
 
 def job_request(
@@ -357,7 +394,10 @@ def job_request(
     on_progress: Callable[[str], None] = lambda _: None,
     compares: bool = False,
 ) -> dict[str, Any]:
-    """The keywords of Client.submit_job and Client.quote. Raises InvalidRequest, also where there are no functions."""
+    """The keyword arguments for Client.submit_job and Client.quote.
+
+    Raises InvalidRequest, also for a job on functions if the platform has no function service.
+    """
     if is_auto(options.values["share"]):
         from springtide.client.share_profiles import job_as_profiled
 
@@ -365,7 +405,7 @@ def job_request(
     status = client.status()
     devices = status.devices
     has_functions = any(device.kind == "function" for device in devices)
-    # What `auto` may grow to: a place at a function service is no device for a worker.
+    # The upper bound of st.auto; places of a function service are not devices for workers.
     num_machines = sum(device.kind != "function" for device in devices)
     request = options.as_request(num_machines, datetime.now())
     called = validate_name(options.values["name"] or name)
@@ -394,9 +434,9 @@ def deploy_service(
     *,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> ServiceHandle:
-    """Deploy any source file as a service; the name in the options wins over `name`.
+    """Deploy a source file as a service, named by `options` or else `name`.
 
-    `on_progress` gets what is to be known of it.
+    Lines about a profile that is used are passed to `on_progress`. Raises as ServeFunction.deploy does.
     """
     connected = _connect() if client is None else client
     if is_auto(options.values["share"]):
@@ -418,9 +458,9 @@ def _connect() -> Client:
 
 
 def model_path(name: str) -> str:
-    """The path of the model that the newest successful job of that name saved (safetensors).
+    """The path of the safetensors file that the newest successful job named `name` saved.
 
-    Raises InvalidRequest if there is none yet.
+    Raises InvalidRequest if there is no such job yet.
     """
     validate_name(name, "job name")
     state_directory = _state_directory(str(sys._getframe(1).f_globals.get("__file__", "")))
@@ -435,7 +475,7 @@ def model_path(name: str) -> str:
 
 
 def _state_directory(calling_file: str) -> Path | None:
-    """The state directory that this process is part of: that of the replica which imports the calling file."""
+    """The state directory of the platform whose replica imports the calling file; None outside a replica."""
     return state_directory_around(calling_file) if calling_file else None
 
 
@@ -452,7 +492,7 @@ def _newest_by_platform(name: str) -> str | None:
 
 def _newest_on_disk(state_directory: Path, name: str) -> str | None:
     models = list((state_directory / "workloads").glob(f"{name}-*/artifacts/model.safetensors"))
-    # A name that continues this one with a dash would match too: ids are the name, a dash and a part without dashes.
+    # The pattern also matches longer names: an id is the name, a dash, and a part without dashes.
     mine = [model for model in models if model.parent.parent.name.rpartition("-")[0] == name]
     newest = max(mine, key=lambda model: model.stat().st_mtime, default=None)
     return None if newest is None else str(newest)

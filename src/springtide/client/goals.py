@@ -1,4 +1,4 @@
-"""The keywords of `st.train`: checked when a file is read, turned into the API's options when a job is submitted."""
+"""The options of `st.train`: checked when the decorator runs, converted to the API's options at submission."""
 
 from __future__ import annotations
 
@@ -38,14 +38,32 @@ auto: Final = Auto.AUTO
 Workers = int | str | tuple[int, int] | Auto
 GlobalBatch = int | str | tuple[int, int]
 Params = Mapping[str, str | int | float | bool]
-# From which epoch on (from 0) the global batch is how large: [(0, 64), (4, 256)] or "0:64,4:256".
+# (first epoch, global batch size) pairs: [(0, 64), (4, 256)] or "0:64,4:256".
 BatchSchedule = str | Sequence[tuple[int, int]]
-# A model that is measured as one takes as many samples at a time as are worth it, up to this.
+# The largest micro-batch that a profile tries for a model that is not cut into layers.
 LARGEST_MICRO_BATCH = 64
 
 
 class TrainKeywords(TypedDict, total=False):
-    """The keywords of `st.train`, of `st.Task` and of `.submit()`."""
+    """The options of `st.train` and `st.Task`, and of their `.submit()`, `.quote()` and `.local()`.
+
+    The goal. `deadline`: "10m", "1h30m", "18:00" or seconds, counted from the submission. `budget`: "$4" or US dollars;
+    a job that is planned to cost more is refused. `soft`: run even if the deadline will be missed. `wait`: stay queued
+    while the deadline cannot be promised, instead of being refused. `retries`: how often the job may restart after a
+    loss of all workers.
+
+    The training. `epochs`: passes over the dataset (1). `global_batch`: samples of one optimizer step (32), or bounds
+    such as (32, 512) within which the platform may change it; with bounds, `max_local_batch`: samples that one worker
+    holds at once, `learning_rate`: how the rate follows the batch ("linear", "sqrt", "adascale", "none"), `length`:
+    whether epochs count passes ("epochs") or equal training progress ("progress"). `num_samples`: the dataset's length,
+    if known. `seed`, `name` and `params` (strings for `ctx.params`).
+
+    The place. `on`: "cluster" or "functions". `workers`: `st.auto`, 4, (1, 8) or "1..8". `share` and `memory`: the part
+    of its device that each worker holds, such as (0.3, 0.6) and "4GB". Only on functions: `micro_batch`: samples that
+    pass through the stages at a time; `fastest`: minimise the time, within the budget if there is one; `search`: search
+    for the number of workers and their memory while the job runs; `batch_schedule`: global batch sizes by epoch, such
+    as [(0, 64), (4, 256)]; `study`: the study that the job is a trial of.
+    """
 
     deadline: str | float | None
     budget: str | float | None
@@ -73,7 +91,7 @@ class TrainKeywords(TypedDict, total=False):
 
 
 def workers_range(value: Workers | str, num_devices: int | None = None) -> tuple[int, int] | None:
-    """The inclusive bounds; for `auto` 1 to `num_devices`, or None while the number of devices is not known."""
+    """The inclusive bounds on workers; for `auto` (1, num_devices), or None without `num_devices`."""
     if value is auto or (isinstance(value, str) and value.strip() == "auto"):
         return None if num_devices is None else (1, max(1, num_devices))
     assert not isinstance(value, Auto)
@@ -81,7 +99,7 @@ def workers_range(value: Workers | str, num_devices: int | None = None) -> tuple
 
 
 def batch_range(value: GlobalBatch) -> tuple[int, int]:
-    """The bounds of the global batch size, equal where it is fixed: 64, (32, 512) or "32..512"."""
+    """The bounds of the global batch size, equal if it is fixed, from 64, (32, 512) or "32..512"."""
     if isinstance(value, str) and value.strip().isdigit():
         value = int(value)
     if isinstance(value, int):
@@ -91,25 +109,15 @@ def batch_range(value: GlobalBatch) -> tuple[int, int]:
 
 
 class TrainOptions:
-    """What a training function asks for, as it was written: the rows of JOB_OPTIONS that are keywords.
+    """The checked options of a training function, as the user wrote them; TrainKeywords describes each.
 
-    A deadline counts from the submission. A `global_batch` with bounds may change while the job runs, from its lower
-    bound on: then `max_local_batch` is what one worker holds at once, `learning_rate` how the rate follows, and
-    `length` says whether the epochs are passes over the data or the progress that so many passes would make with the
-    first batch. `on` is where it runs: on the machines of the cluster or on a function service, there in micro-batches
-    of `micro_batch` samples.
-
-    Only on functions: `fastest` makes time all that counts, within the budget where there is one; `search` says whether
-    the number of workers and their memory are searched for while it runs (None: where a goal asks for it);
-    `batch_schedule` changes the global batch with the epoch. `study` names the search over jobs that it is a trial of.
-
-    Only on machines: `share` is what each worker holds of its device, and `memory` what of the device's memory.
+    `values` holds all keywords of JOB_OPTIONS, with defaults for those that were not given.
     """
 
     __slots__ = ("values",)
 
     def __init__(self, **given: Unpack[TrainKeywords]) -> None:
-        """Raise InvalidRequest, with what would do, for what can never be."""
+        """Raise InvalidRequest for invalid options; its message says what would be valid."""
         self.values = cast(TrainKeywords, keyword_values(JOB_OPTIONS, given, "st.train"))
         self._check_batch()
         self._check_place()
@@ -121,7 +129,7 @@ class TrainOptions:
             raise InvalidRequest(f"workers may be at most {MAX_VIRTUAL_SHARDS}, got {self.values['workers']!r}")
 
     def _check_batch(self) -> None:
-        """Raise InvalidRequest for options that have no meaning without bounds for the batch."""
+        """Raise InvalidRequest for options that need bounds on the batch, if there are none."""
         low, high = batch_range(self.values["global_batch"])
         if low == high:
             for keyword, is_given in (
@@ -135,7 +143,7 @@ class TrainOptions:
                     )
 
     def _check_place(self) -> None:
-        """Raise InvalidRequest for what functions cannot do."""
+        """Raise InvalidRequest for a micro-batch above the global batch, or a changing batch on functions."""
         low, high = batch_range(self.values["global_batch"])
         micro_batch = self.values["micro_batch"]
         if micro_batch is not None and check_count(micro_batch, "micro_batch", DEFAULT_MICRO_BATCH) > low:
@@ -146,7 +154,7 @@ class TrainOptions:
             )
 
     def _check_search(self) -> None:
-        """Raise InvalidRequest for two goals, and for a schedule that goes beyond the last epoch."""
+        """Raise InvalidRequest for `fastest` with a deadline, or a batch schedule beyond the last epoch."""
         if self.values["fastest"] and self.values["deadline"] is not None:
             raise InvalidRequest(
                 "fastest and a deadline are two goals; keep one (--best-effort drops the deadline, a budget may stay)"
@@ -159,7 +167,7 @@ class TrainOptions:
             )
 
     def _check_submission(self) -> None:
-        """Raise InvalidRequest for what only functions can do, of a job that is to run on machines."""
+        """Raise InvalidRequest for options that only functions, or only machines, have."""
         values = self.values
         if values["on"] == "functions":
             if values["share"] is not None:
@@ -178,11 +186,11 @@ class TrainOptions:
             )
 
     def micro_batch_size(self) -> int:
-        """How many samples go through the pipeline of functions at a time."""
+        """How many samples pass through the pipeline of functions at a time."""
         return min(self.values["micro_batch"] or DEFAULT_MICRO_BATCH, *self._batch_sizes())
 
     def largest_micro_batch_size(self) -> int:
-        """How many samples a worker with the whole model may take at a time; 0 where its owner said how many."""
+        """The most samples that a worker with the whole model may take at a time; 0 if `micro_batch` is given."""
         return 0 if self.values["micro_batch"] is not None else min(LARGEST_MICRO_BATCH, *self._batch_sizes())
 
     def _batch_sizes(self) -> list[int]:
@@ -190,7 +198,7 @@ class TrainOptions:
         return [batch_range(self.values["global_batch"])[0], *(phase.global_batch_size for phase in phases)]
 
     def batch_bounds(self) -> AdaptiveBatch | None:
-        """Within what the platform may choose the batch; None where it is fixed."""
+        """The bounds within which the platform may change the batch; None if it is fixed."""
         low, high = batch_range(self.values["global_batch"])
         if low == high:
             return None
@@ -202,11 +210,11 @@ class TrainOptions:
         )
 
     def override(self, changes: Mapping[str, Any], where: str = "submit()") -> TrainOptions:
-        """A copy with some keywords changed; `params` are merged. Raises InvalidRequest for unknown keywords."""
+        """A copy with some keywords changed; `params` are merged. Raises InvalidRequest."""
         return TrainOptions(**cast(TrainKeywords, overridden(JOB_OPTIONS, self.values, changes, where)))
 
     def as_local_job(self, name: str) -> TrainingJob:
-        """The job that a run in this process trains: what the platform would make of it, without goal and source."""
+        """The TrainingJob for a run in this process: as the platform would make it, without goal and source."""
         bounds = workers_range(self.values["workers"])
         batch = self.batch_bounds()
         sent = sent_options(JOB_OPTIONS, self.values, datetime.now())
@@ -224,7 +232,7 @@ class TrainOptions:
         )
 
     def as_request(self, num_devices: int, now: datetime) -> dict[str, Any]:
-        """The `options` of POST /v1/jobs; `num_devices` is what `auto` may grow to."""
+        """The `options` of POST /v1/jobs; `num_devices` is the upper bound of `st.auto`. Raises InvalidRequest."""
         self._check_submission()
         values, bounds = self.values, workers_range(self.values["workers"])
         low, high = bounds or (1, max(1, num_devices))

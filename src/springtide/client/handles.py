@@ -1,4 +1,4 @@
-"""What submitting and deploying give back: one job or one service of the running platform."""
+"""Handles of one job or one service of the running platform, as `submit()` and `deploy()` return them."""
 
 from __future__ import annotations
 
@@ -17,29 +17,37 @@ if TYPE_CHECKING:
     from springtide.client.api import Client
 
 _POLL_S = 0.2
-# A platform that is restarted is back well within this time, and its workers train on meanwhile.
+# How long `wait` tolerates a platform that does not answer; a restart takes less, and workers train on meanwhile.
 _PATIENCE_S = 30.0
 
 
 class JobHandle:
-    """A submitted job: what can be asked of it and done to it while it runs, and after it has ended."""
+    """A submitted job of the running platform; `.submit()` returns it.
+
+        job = fit.submit(deadline="10m")
+        status = job.wait()
+        print(status.state, status.loss, job.artifact_path)
+
+    Every method raises BackendError if the platform does not answer, and NotFound if it does not know the job.
+    """
 
     def __init__(self, client: Client, job_id: str) -> None:
         self._client = client
         self.id = job_id
 
     def __repr__(self) -> str:
-        """Name the job."""
+        """The class and the job's id."""
         return f"<JobHandle {self.id}>"
 
     def status(self) -> JobStatus:
-        """State, progress, workers and reason at this instant. Raises NotFound."""
+        """The job's present state, progress, workers and reason."""
         return self._client.job(self.id)
 
     def wait(self, timeout: str | float | None = None) -> JobStatus:
-        """Block until the job has ended and return its last status: look at `.state` and `.reason`.
+        """Block until the job has ended and return its last status, whose `.state` and `.reason` say how it ended.
 
-        Waits out a restart of the platform. Raises TimeoutError (the job then goes on), BackendError.
+        `timeout` is "90s", "10m" or seconds. Tolerates a restart of the platform of up to 30 s. Raises TimeoutError
+        (the job goes on), BackendError.
         """
         end = None if timeout is None else time.monotonic() + parse_duration_s(timeout, "timeout")
         answered = time.monotonic()
@@ -58,72 +66,89 @@ class JobHandle:
             time.sleep(_POLL_S)
 
     def logs(self, follow: bool = False) -> Iterator[str]:
-        """The lines that its replicas wrote; with `follow` until the job ends."""
+        """Yield the newest 200 lines that its workers wrote; with `follow` also new lines until the job ends."""
         return iter(self._client.logs(self.id, follow=follow))
 
     def scale(self, workers: int | str | tuple[int, int]) -> JobStatus:
-        """Allow another number of workers while it runs: 4, "1..8" or (1, 8)."""
+        """Set the allowed number of workers, also while the job runs: 4, "1..8" or (1, 8).
+
+        Raises InvalidRequest, and Conflict if the job has ended.
+        """
         minimum, maximum = parse_range(workers, "workers")
         self._client.scale(self.id, minimum, maximum)
         return self.status()
 
     def change(self, **wish: Unpack[ChangeKeywords]) -> JobStatus:
-        """Change what it is to keep while it runs: "90m" from now, "$5" in all; "none" takes a deadline or budget away.
+        """Change the job's goal: `change(deadline="90m", budget="$5")`, `change(deadline="none")`.
 
-        Raises InvalidRequest if a new deadline cannot be promised, with one that could; what was promised then holds.
+        Keywords: `deadline` (counted from now), `budget` (for the whole job), `soft`, `wait`, `retries`; "none" removes
+        a deadline or budget. Raises InvalidRequest if a new deadline cannot be promised, with one that could be; the
+        earlier promise then holds. Raises Conflict if the job has ended.
         """
         return self._client.change(self.id, as_change(datetime.now().astimezone(), **wish))
 
     def pause(self) -> JobStatus:
-        """Commit a checkpoint and give the devices back until `resume`."""
+        """Commit a checkpoint and release the devices until `resume`. Raises Conflict if the job has ended."""
         return self._client.pause(self.id)
 
     def resume(self, budget: str | float | None = None) -> JobStatus:
-        """Let a paused job continue from its checkpoint; `budget` ("$5") replaces the one that it had."""
+        """Continue a paused job from its checkpoint; `budget` ("$5" or dollars) replaces the earlier one.
+
+        Raises Conflict if the job is not paused, InvalidRequest.
+        """
         return self._client.resume(self.id, None if budget is None else parse_money_usd(budget))
 
     def cancel(self) -> JobStatus:
-        """End the job for good; its last checkpoint stays."""
+        """End the job; its last checkpoint is kept. Raises Conflict if it has ended already."""
         return self._client.cancel(self.id)
 
     def why(self) -> Explanation:
-        """Why the job is in the state that it is in, and what could be done."""
+        """The reason for the job's present state, and what would change it."""
         return self._client.why(self.id)
 
     @property
     def artifact_path(self) -> str:
-        """Where the job's saved model lies; empty while there is none."""
+        """The path (or the key in the object store) of the job's saved model; empty while there is none."""
         return self.status().artifact_path
 
 
 class ServiceHandle:
-    """A deployed service: its address, what can be asked of it, and calls of its `predict`."""
+    """A deployed service of the running platform; `.deploy()` returns it.
+
+        service = Classifier.deploy()
+        labels = service.infer(images=[[0.0] * 64])
+
+    Every method raises BackendError if the platform does not answer, and NotFound if it does not know the service.
+    """
 
     def __init__(self, client: Client, name: str) -> None:
         self._client = client
         self.name = name
 
     def __repr__(self) -> str:
-        """Name the service."""
+        """The class and the service's name."""
         return f"<ServiceHandle {self.name}>"
 
     @property
     def url(self) -> str:
-        """Where to POST a JSON object with the arguments of `predict`."""
+        """The URL that takes `predict`'s arguments as a JSON object by POST."""
         return self.status().url
 
     def status(self) -> ServiceStatus:
-        """State, replicas, load and reason at this instant. Raises NotFound."""
+        """The service's present state, replicas, load and reason."""
         return self._client.service(self.name)
 
     def infer(self, **inputs: Any) -> Any:
-        """Call `predict` with these arguments and return its outputs; starts a replica if there is none."""
+        """Call `predict` with these keyword arguments and return its outputs; waits while a replica starts.
+
+        Raises InvalidRequest if the arguments do not fit, CapacityError if the service is too busy.
+        """
         return self._client.infer(self.name, **inputs)
 
     def why(self) -> Explanation:
-        """Why the service is in the state that it is in, and what could be done."""
+        """The reason for the service's present state, and what would change it."""
         return self._client.why(self.name)
 
     def remove(self) -> None:
-        """Take the service away; requests that are under way are answered first."""
+        """Delete the service, after answering the requests it has accepted."""
         self._client.remove_service(self.name)

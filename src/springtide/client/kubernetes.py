@@ -1,4 +1,4 @@
-"""Training and inference functions as objects of a cluster, made, changed and watched through a kubeconfig."""
+"""Training and inference functions as Kubernetes objects: creating, changing and watching them through a kubeconfig."""
 
 from __future__ import annotations
 
@@ -44,20 +44,21 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
 
 
 class Applied(NamedTuple):
-    """An object as the cluster has it now, and whether it was `created`, `configured` or `unchanged`."""
+    """An applied object as the cluster has it now; `verb` is "created", "configured" or "unchanged"."""
 
     object: Object
     verb: str
 
 
 class ClusterClient:
-    """One cluster, as a kubeconfig names it. Use it in a `with` block, or call `close`; not from several threads.
+    """A client of one Kubernetes cluster. Close it, or use a `with` block; not thread-safe.
 
-    Raises InvalidRequest with what the cluster says of an object that cannot be, BackendError where it cannot be asked.
+    Methods raise InvalidRequest with the cluster's message if it rejects an object, BackendError if it cannot be
+    reached.
     """
 
     def __init__(self, kubeconfig: str | Path | None = None, *, context: str = "") -> None:
-        # The library that finds the cluster is imported only where it is used.
+        # Imported here, because only cluster commands need this library.
         from springtide.backends.kubernetes.client.api import KubeApi
 
         self._runner = asyncio.Runner()
@@ -65,7 +66,7 @@ class ClusterClient:
         self.namespace = self._api.namespace
 
     def __enter__(self) -> ClusterClient:
-        """Return the cluster itself."""
+        """Return the client."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -73,20 +74,22 @@ class ClusterClient:
         self.close()
 
     def close(self) -> None:
-        """Let go of every connection."""
+        """Close every connection. The client cannot be used afterwards."""
         self._runner.run(self._api.close())
         self._runner.close()
 
     def create(self, obj: Object) -> Object:
-        """Make an object that is not there yet."""
-        return self._asked(obj, lambda: self._api.create(_kind_of(obj), obj, self._where(obj)))
+        """Create an object. Raises InvalidRequest if it exists already."""
+        return self._request(obj, lambda: self._api.create(_kind_of(obj), obj, self._namespace_of(obj)))
 
     def apply(self, obj: Object) -> Applied:
-        """Make an object, or change it to what `obj` says, leaving to others what they have said of it."""
-        kind, name, namespace = _kind_of(obj), obj["metadata"]["name"], self._where(obj)
+        """Create or change an object by server-side apply, which leaves fields set by other managers unchanged."""
+        kind, name, namespace = _kind_of(obj), obj["metadata"]["name"], self._namespace_of(obj)
         before = self._run(self._api.find(kind, name, namespace))
-        # A merge by server-side apply takes away what this client said before and says no longer.
-        now = self._asked(obj, lambda: self._api.patch(kind, name, obj, namespace, how="apply", manager=CLIENT_MANAGER))
+        # Server-side apply also removes fields that this client set before and now leaves out.
+        now = self._request(
+            obj, lambda: self._api.patch(kind, name, obj, namespace, how="apply", manager=CLIENT_MANAGER)
+        )
         if before is None:
             return Applied(now, "created")
         is_same = before["metadata"].get("generation") == now["metadata"].get("generation")
@@ -95,11 +98,11 @@ class ClusterClient:
         return Applied(now, "unchanged" if is_same else "configured")
 
     def find(self, kind: str, key: Key) -> Object | None:
-        """An object as it is now; None where there is none."""
+        """The object as it is now, None if it does not exist."""
         return self._run(self._api.find(KINDS[kind], key.name, key.namespace))
 
     def follow(self, kind: str, key: Key, poll_s: float = POLL_S) -> Iterator[Object]:
-        """The object as it is now, again and again, for ever. Raises NotFound once it is gone."""
+        """Yield the object every `poll_s` seconds, without end. Raises NotFound once it is deleted."""
         while True:
             obj = self.find(kind, key)
             if obj is None:
@@ -107,19 +110,19 @@ class ClusterClient:
             yield obj
             time.sleep(poll_s)
 
-    def _where(self, obj: Object) -> str:
+    def _namespace_of(self, obj: Object) -> str:
         return obj["metadata"].get("namespace") or self.namespace
 
-    def _asked(self, obj: Object, call: Callable[[], Coroutine[Any, Any, ResultT]]) -> ResultT:
+    def _request(self, obj: Object, call: Callable[[], Coroutine[Any, Any, ResultT]]) -> ResultT:
         from springtide.backends.kubernetes.client.errors import AlreadyExists, Invalid, KubeForbidden, NoSuchObject
 
-        what = f"{obj['kind']} {self._where(obj)}/{obj['metadata']['name']}"
+        what = f"{obj['kind']} {self._namespace_of(obj)}/{obj['metadata']['name']}"
         try:
             return self._run(call())
         except NoSuchObject as error:
             if "namespaces" in error.message:
                 raise InvalidRequest(
-                    f"there is no namespace {self._where(obj)!r}; create it, or name another"
+                    f"there is no namespace {self._namespace_of(obj)!r}; create it, or name another"
                 ) from None
             raise InvalidRequest(
                 f"this cluster does not know {obj['kind']}; teach it: springtide k8s crds | kubectl apply -f -"
@@ -142,7 +145,7 @@ def training_object(
     container: Mapping[str, Any] | None = None,
     now: datetime | None = None,
 ) -> Object:
-    """The TrainingFunction of a training function or script, under a name of its own. Raises InvalidRequest."""
+    """A TrainingFunction object, with random digits after its name so that it is unique. Raises InvalidRequest."""
     if options.values["on"] == "functions":
         raise InvalidRequest(NO_FUNCTIONS)
     called = validate_name(options.values["name"] or name)
@@ -163,15 +166,16 @@ def inference_object(
     namespace: str = "",
     container: Mapping[str, Any] | None = None,
 ) -> Object:
-    """The InferenceFunction of an inference class. Raises InvalidRequest."""
+    """An InferenceFunction object. Raises InvalidRequest."""
     called = validate_name(options.values["name"] or name)
     return inference_function(called, namespace, _source(source), options.as_request(), container or {})
 
 
 def check_object(obj: Any, place: str) -> Object:
-    """The object, if it is one of those that can be applied and has no field that is not read.
+    """Return the object if its kind can be applied and it has no unknown fields. Raises InvalidRequest.
 
-    Servers before Kubernetes 1.25 drop unknown fields silently. Raises InvalidRequest.
+    `place` names the object's source in messages. Fields are checked here because servers before Kubernetes 1.25
+    silently drop unknown ones.
     """
     if not isinstance(obj, dict) or not isinstance(obj.get("metadata"), dict):
         raise InvalidRequest(f"{place} is no object: it needs apiVersion, kind, metadata and spec")
@@ -204,8 +208,8 @@ def _check_fields(value: Any, schema: Mapping[str, Any], where: str) -> None:
     for name, inner in value.items():
         if name not in properties:
             near = difflib.get_close_matches(str(name), properties, n=1)
-            mend = f"did you mean {near[0]}?" if near else f"it has {', '.join(sorted(properties))}"
-            raise InvalidRequest(f"{where} has no field {name!r:.60}; {mend}")
+            advice = f"did you mean {near[0]}?" if near else f"it has {', '.join(sorted(properties))}"
+            raise InvalidRequest(f"{where} has no field {name!r:.60}; {advice}")
         _check_fields(inner, properties[name], f"{where}.{name}")
 
 

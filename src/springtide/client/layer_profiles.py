@@ -1,4 +1,4 @@
-"""Layer profiles for jobs on functions: taken here in a process of its own, once for each text of the file."""
+"""Layer profiles for jobs on functions: measured on this machine in a child process, and cached by the file's text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ONLY_DECLARED = (
 
 
 def cache_folder() -> Path:
-    """Where profiles are kept: `springtide/layers` in the user's cache."""
+    """The folder of cached profiles: `springtide/layers` in XDG_CACHE_HOME, else ~/.cache."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "springtide" / "layers"
 
@@ -37,15 +37,14 @@ def with_layers(
     profile: str | Path | None = None,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """The options of POST /v1/jobs with what a plan for functions is made from: the layers, and the dataset's length.
+    """The options of POST /v1/jobs completed by the layer profile, and the dataset's length or the stream's name.
 
-    A task whose dataset is a stream names it instead. The layers are those of a model with the request's params; one
-    that is measured whole may take up to `largest_micro_batch` samples at a time (0: no more than `micro_batch`).
-    `state_dir` is that of the platform whose datasets the task names. `profile` is what `springtide profile FILE
-    --layers` wrote; without one the layers are measured, or known from an earlier time. `on_progress` gets a line about
-    what is done. Raises InvalidRequest, BackendError.
+    The profile is read from the file `profile` (made by `springtide profile FILE --layers`), or else measured with the
+    request's params, or taken from the cache. A model that is not cut into layers is measured with micro-batches of up
+    to `largest_micro_batch` samples (0: of `micro_batch`). `state_dir` is the state directory of the platform whose
+    datasets the task names. `on_progress` gets lines about the measurement. Raises InvalidRequest, BackendError.
     """
-    # Imported only where layers are measured or read.
+    # Imported here, because most submissions need no profile.
     from springtide.runtime.profiling.layer_profiling import cached_source_layers, read_layer_profile
 
     params = dict(request.get("params", {}))
@@ -78,9 +77,9 @@ def with_layers(
             state_dir=state_dir,
             on_progress=on_progress,
         )
-    told = {**request, "layer_profile": msgspec.to_builtins(taken.profile)}
-    if taken.stream and told.get("on") == "functions":
-        told["stream"] = taken.stream
+    completed = {**request, "layer_profile": msgspec.to_builtins(taken.profile)}
+    if taken.stream and completed.get("on") == "functions":
+        completed["stream"] = taken.stream
     elif taken.num_samples is not None:
-        told.setdefault("num_samples", taken.num_samples)
-    return told
+        completed.setdefault("num_samples", taken.num_samples)
+    return completed

@@ -1,4 +1,4 @@
-"""`st.jax_model`: a model from JAX functions. Importing this needs no JAX; making the model does."""
+"""`st.jax_model`: a model made of JAX functions. JAX is imported only when the model is made."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["JaxModelFactory", "jax_model"]
 
 
 class JaxModelFactory:
-    """Makes the model of a JAX task, in whatever process needs it. Calling it raises InvalidRequest without JAX."""
+    """A factory of the model of a JAX task; `st.jax_model` makes it. Workers call it."""
 
     def __init__(
         self,
@@ -28,11 +28,14 @@ class JaxModelFactory:
         self.update = update
         self.start = start
         self.resize = resize
-        # What the models of one process share once it is compiled, by what it is for.
+        # Jitted functions by purpose, shared by all models of one process.
         self.compiled: dict[str, Callable[..., Any]] = {}
 
     def __call__(self, params: Mapping[str, str]) -> Model:
-        """The model with its first weights; `params` are the job's, for an `init` that names them."""
+        """Make the model with initial weights; `params` are the job's, passed to an `init` that names them.
+
+        Raises InvalidRequest if JAX is not installed.
+        """
         try:
             from springtide.runtime.models.jax_model import JaxModel
         except ModuleNotFoundError as error:
@@ -50,13 +53,15 @@ def jax_model(
     start: Callable[[Any], Any] | None = None,
     resize: Callable[[Any, int], Any] | None = None,
 ) -> JaxModelFactory:
-    """A model from JAX functions, for `st.Task(model=st.jax_model(...), dataset=...)`.
+    """Make a model of JAX functions, for jobs on functions:
 
-    `init(key)` gives the weights: arrays in dicts, lists or tuples. `loss(weights, x, y)` is the mean loss over the
-    samples. `update(weights, gradients, memory)` gives the next weights and memory; `start(weights)` makes the first
-    memory (without it the memory is None). An object with `init` and `update` as Optax's optimizers have them may be
-    handed over instead. `resize(weights, epoch)`, where there is one, gives the weights that an epoch begins with; the
-    memory begins anew where their shapes have changed. Raises InvalidRequest for what is no function.
+        task = st.Task(model=st.jax_model(init, loss, optax.adam(1e-3)), dataset=make_dataset)
+
+    `init(key)` returns the weights as arrays in dicts, lists or tuples. `loss(weights, x, y)` returns the mean loss
+    over the samples. `update(weights, gradients, memory)` returns the next weights and memory; `start(weights)` returns
+    the first memory (default None). Instead of `update` an optimizer with Optax's `init` and `update` may be given.
+    `resize(weights, epoch)` returns the weights with which an epoch starts; if it changes their shapes, the memory is
+    made anew. Raises InvalidRequest if an argument is not a function.
     """
     is_optimizer = callable(getattr(update, "init", None)) and callable(getattr(update, "update", None))
     for name, given in (("init", init), ("loss", loss), ("start", start), ("resize", resize)):

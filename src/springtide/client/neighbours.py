@@ -1,4 +1,4 @@
-"""The files beside a source that it imports: for workers that see no folder of its owner."""
+"""Finding the local files that a source file imports, to send them to workers that cannot read the user's folder."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from pathlib import Path
 
 from springtide.core.errors import InvalidRequest
 
-# As many files as a request may hold, the main one among them, and as many characters in the path of one.
+# The API's limits on the files of a request, including the main one, and on the length of a path.
 MAX_FILES = 256
 MAX_PATH_CHARS = 240
-# What is text and belongs to code; data belongs into a store that the code reads.
+# Only text files that belong to code are sent; data belongs in a store that the code reads.
 SUFFIXES = (".py", ".pyi", ".json", ".toml", ".yaml", ".yml", ".txt", ".cfg", ".ini")
 _SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages"})
 _PATH = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,127})*", re.ASCII)
-_MEND = "put them into the image"
+_ADVICE = "put them into the image"
 
 
 def neighbours(filename: str, text: str, folder: Path) -> dict[str, str]:
-    """What a file in `folder` imports from there, and what that imports: texts by path below the folder.
+    """The texts of all files in `folder` that a file there imports, directly or indirectly, by path below the folder.
 
-    Of a package all comes along that is text, since what imports its parts may be another file. Raises InvalidRequest.
+    A package is included with all its text files, because other modules may import its parts. Raises InvalidRequest for
+    too many files, or one that is not UTF-8.
     """
     waiting, found, seen = [text], dict[str, str](), set[str]()
     while waiting:
@@ -35,7 +36,7 @@ def neighbours(filename: str, text: str, folder: Path) -> dict[str, str]:
                 if place == filename or place in found:
                     continue
                 if len(found) >= MAX_FILES - 1:
-                    raise InvalidRequest(f"{filename} imports more than {MAX_FILES} files; {_MEND}")
+                    raise InvalidRequest(f"{filename} imports more than {MAX_FILES} files; {_ADVICE}")
                 found[place] = _read(path, place)
                 if path.suffix == ".py":
                     waiting.append(found[place])
@@ -43,17 +44,17 @@ def neighbours(filename: str, text: str, folder: Path) -> dict[str, str]:
 
 
 def _files_of(name: str, folder: Path) -> list[Path]:
-    """The files that `import NAME` may read: Python takes a package before a file, and a file before a bare folder."""
+    """The files that `import NAME` may read; like Python, a package precedes a file, and a file a namespace package."""
     top, _, rest = name.partition(".")
     package, file = folder / top, folder / f"{top}.py"
     if (package / "__init__.py").is_file():
         return list(_within(package, folder))
     if file.is_file():
         return [file]
-    # A folder without __init__.py may be anything, so it is taken only where something in it is meant.
+    # A folder without __init__.py may hold anything, so it is included only if the import names something in it.
     part = package / rest.partition(".")[0]
-    is_meant = bool(rest) and package.is_dir() and (part.is_dir() or part.with_name(f"{part.name}.py").is_file())
-    return list(_within(package, folder)) if is_meant else []
+    is_imported = bool(rest) and package.is_dir() and (part.is_dir() or part.with_name(f"{part.name}.py").is_file())
+    return list(_within(package, folder)) if is_imported else []
 
 
 def _within(package: Path, folder: Path) -> Iterator[Path]:
@@ -75,13 +76,13 @@ def _read(path: Path, place: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise InvalidRequest(f"{place} is not UTF-8 text; {_MEND}") from None
+        raise InvalidRequest(f"{place} is not UTF-8 text; {_ADVICE}") from None
     except OSError as error:
         raise InvalidRequest(f"cannot read {place}: {error.strerror or error}") from None
 
 
 def _imported(text: str) -> Iterator[str]:
-    """The modules that a file names, with what it takes from them, which may be modules, too."""
+    """The dotted names that a file imports; `from a import b` gives a.b, because b may be a module."""
     try:
         tree = ast.parse(text)
     except SyntaxError:

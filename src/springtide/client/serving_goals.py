@@ -1,4 +1,4 @@
-"""The keywords of `st.serve`: checked when the file is read, turned into the API's options at the deployment."""
+"""The options of `st.serve`: checked when the decorator runs, converted to the API's options at deployment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,17 @@ from springtide.core.quantities import parse_range
 
 
 class ServeKeywords(TypedDict, total=False):
-    """The keywords of `st.serve` and of `.deploy()`."""
+    """The options of `st.serve` and of `.deploy()`.
+
+    `slo`: the latency to keep, "p99 < 200ms", "200ms" or seconds. `scale`: the number of replicas, such as (0, 4); the
+    lower bound is guaranteed, and with 0 the service sleeps after `idle` ("30s" or seconds) without requests.
+    `in_flight`: concurrent requests for which one more replica is started (8). `capacity`: requests per second that one
+    replica answers within `slo`; the number of replicas then follows the load over time. `max_batch`: most items
+    predicted together; `batch_wait`: how long a request waits for others. `gpu`: the fraction of a device that each
+    replica is guaranteed, with up to twice as much if it is free; `share`: both bounds, such as (0.3, 0.6), or "auto"
+    (from `springtide profile FILE --shares`); `memory`: its device memory, such as "4GB". `name`, and `params` (strings
+    in `self.params`).
+    """
 
     slo: str | float | None
     scale: int | str | tuple[int, int]
@@ -31,25 +41,22 @@ class ServeKeywords(TypedDict, total=False):
 
 
 class ServeOptions:
-    """What an inference class asks for, as it was written: the rows of SERVICE_OPTIONS that are keywords.
+    """The checked options of an inference class, as the user wrote them; ServeKeywords describes each.
 
-    Of `scale` the lower bound is guaranteed; more come with the load, one for every `in_flight` requests at once, or,
-    where `capacity` says how many requests a second one replica answers within `slo`, as many as the load needs over
-    time. `gpu` is the share of a device that each replica is sure of, with up to twice as much where it is free;
-    `share` names both bounds, or is "auto" (as profiled), and `memory` is what it holds of the device's memory.
+    `values` holds all keywords of SERVICE_OPTIONS, with defaults for those that were not given.
     """
 
     __slots__ = ("values",)
 
     def __init__(self, **given: Unpack[ServeKeywords]) -> None:
-        """Raise InvalidRequest, with what would do, for what can never be."""
+        """Raise InvalidRequest for invalid options; its message says what would be valid."""
         self.values = cast(ServeKeywords, keyword_values(SERVICE_OPTIONS, given, "st.serve"))
         check_keywords(SERVICE_OPTIONS, self.values)
         parse_range(self.values["scale"], "scale", lowest=0)
         read_share(self.values["share"], self.values["memory"], self.values["gpu"])
 
     def override(self, changes: Mapping[str, Any]) -> ServeOptions:
-        """A copy with some keywords changed; `params` are merged. Raises InvalidRequest for unknown keywords."""
+        """A copy with some keywords changed; `params` are merged. Raises InvalidRequest."""
         return ServeOptions(**cast(ServeKeywords, overridden(SERVICE_OPTIONS, self.values, changes, "deploy()")))
 
     def as_request(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What `share="auto"` stands for: share, batch and capacity as `springtide profile FILE --shares` found them."""
+"""Replacing `share="auto"` by the share, batch and capacity that `springtide profile FILE --shares` measured."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ from springtide.perf.share_profile import (
     find_share_profile,
 )
 
-Tell = Callable[[str], None]
+OnLine = Callable[[str], None]
 ProfileT = TypeVar("ProfileT", InferenceShareProfile, TrainingShareProfile)
 UNKNOWN = SharingStatus()
-# Two devices that differ by less are the same to a profile.
+# Relative difference in cores up to which a profile counts as taken on such a device.
 _SAME_DEVICE = 0.05
 
 
 def service_as_profiled(
-    options: ServeOptions, source: SourceFile, on_progress: Tell = lambda _: None, sharing: SharingStatus = UNKNOWN
+    options: ServeOptions, source: SourceFile, on_progress: OnLine = lambda _: None, sharing: SharingStatus = UNKNOWN
 ) -> ServeOptions:
-    """The options with what the file's profile says where the share is "auto"; any others as they are.
+    """The options with the values of the file's profile if the share is "auto"; else unchanged.
 
-    What the owner names beside it stands: an objective, a batch size, a capacity. `on_progress` gets a line where the
-    profile is of something else, `sharing` says what devices are here. Raises InvalidRequest where there is no profile.
+    An objective, batch size or capacity that the user gave takes precedence. `on_progress` gets what was chosen, and
+    warnings if the profile is of another file or device; `sharing` describes the platform's devices. Raises
+    InvalidRequest if there is no profile.
     """
     if not is_auto(options.values["share"]):
         return options
@@ -73,9 +74,9 @@ def service_as_profiled(
 
 
 def job_as_profiled(
-    options: TrainOptions, source: SourceFile, on_progress: Tell = lambda _: None, sharing: SharingStatus = UNKNOWN
+    options: TrainOptions, source: SourceFile, on_progress: OnLine = lambda _: None, sharing: SharingStatus = UNKNOWN
 ) -> TrainOptions:
-    """As `service_as_profiled`, for a training job."""
+    """Like `service_as_profiled`, for a training job."""
     if not is_auto(options.values["share"]):
         return options
     profile = _profile_of(source, TrainingShareProfile, "a training job")
@@ -107,7 +108,7 @@ def _profile_of(source: SourceFile, kind: type[ProfileT], what: str) -> ProfileT
 
 
 def _memory(profile: ShareProfile, sharing: SharingStatus) -> str | None:
-    """The memory limit as an option; None on a GPU, whose memory was not measured."""
+    """The profile's memory limit as an option; None on GPUs, because profiles are taken on CPUs."""
     if _is_on_gpu(sharing):
         return None
     return f"{profile.share.memory_mb}MB" if profile.share.memory_mb else None
@@ -118,21 +119,21 @@ def _is_on_gpu(sharing: SharingStatus) -> bool:
 
 
 def _differences(profile: ShareProfile, source: SourceFile, sharing: SharingStatus) -> list[str]:
-    """Why the profile may be of something else."""
-    told = []
+    """Warnings if the profile is of another version of the file or another device."""
+    warnings = []
     if hashlib.sha256(source.text.encode()).hexdigest() != profile.source_sha256:
-        told.append(f"{source.filename} has changed since its share was profiled; another share may be right now")
+        warnings.append(f"{source.filename} has changed since its share was profiled; another share may be right now")
     if _is_on_gpu(sharing):
-        told.append(
+        warnings.append(
             "its share was profiled on processors, and the devices here are GPUs: try it, and change it while it runs; "
             "the memory of the profile is left out, name --memory"
         )
-        return told
+        return warnings
     device_cpus = sharing.device_cpus
     is_known = device_cpus > 0.0 and profile.device_cpus > 0.0
     if is_known and not math.isclose(device_cpus, profile.device_cpus, rel_tol=_SAME_DEVICE):
-        told.append(
+        warnings.append(
             f"its share was profiled on a device of {profile.device_cpus:.3g} cores, and one has {device_cpus:.3g} "
             "here; profile it anew on such a device"
         )
-    return told
+    return warnings

@@ -1,4 +1,4 @@
-"""A share of a device as it is asked for: `gpu=0.3`, `share=(0.3, 0.6)`, `share="auto"`, `memory="4GB"`."""
+"""Parsing the options for a share of a device: `gpu=0.3`, `share=(0.3, 0.6)`, `share="auto"`, `memory="4GB"`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from springtide.core.errors import InvalidRequest
 from springtide.core.quantities import parse_fractions, parse_size_bytes
 from springtide.core.shares import Share, make_share
 
-# A fraction, a request with a limit, or "auto": as profiled.
+# A request, a (request, limit), or "auto" for the share of a profile.
 ShareAsked = float | str | tuple[float, float] | None
 MemoryAsked = str | int | None
 Auto = Literal["auto"]
@@ -23,9 +23,9 @@ _MB: Final = 1_000_000
 
 
 def read_share(share: ShareAsked, memory: MemoryAsked = None, gpu: float | str = 1.0) -> Share | Auto | None:
-    """The share that was asked for; "auto": what a profile says; None: the whole of each device.
+    """The share that was asked for, "auto" if a profile decides it, or None for whole devices.
 
-    `gpu` is the short form: the request, with twice of it as the limit. Raises InvalidRequest.
+    `gpu` is a short form: the request, with twice as much as the limit. Raises InvalidRequest.
     """
     request = _gpu_request(gpu)
     if share is not None and request is not None:
@@ -48,7 +48,7 @@ def read_share(share: ShareAsked, memory: MemoryAsked = None, gpu: float | str =
 
 
 def settled_share(share: ShareAsked, memory: MemoryAsked = None, gpu: float | str = 1.0) -> Share | None:
-    """The share as it is sent. Raises InvalidRequest for one that a profile was to say and none has."""
+    """The share to send. Raises InvalidRequest, also for "auto", which a profile should have replaced by now."""
     found = read_share(share, memory, gpu)
     if found == AUTO:
         raise InvalidRequest(NO_PROFILE)
@@ -57,27 +57,27 @@ def settled_share(share: ShareAsked, memory: MemoryAsked = None, gpu: float | st
 
 
 def is_auto(share: ShareAsked) -> bool:
-    """Whether the share is to be as a profile says."""
+    """Whether a profile decides the share."""
     return isinstance(share, str) and share.strip() == AUTO
 
 
 def read_memory_mb(memory: MemoryAsked) -> int:
-    """Device memory in whole MB, rounded up; 0 where nothing is said. Raises InvalidRequest."""
+    """Device memory in whole MB, rounded up; 0 if not given. Raises InvalidRequest."""
     return 0 if memory is None else -(-parse_size_bytes(memory, "memory") // _MB)
 
 
 def share_text(share: Share) -> str:
-    """A share as it is typed: 0.3..0.6."""
+    """A share as users type it: 0.3..0.6."""
     return f"{share.request:g}..{share.limit:g}"
 
 
 def share_option(share: Share | None) -> dict[str, Any]:
-    """What the options of POST /v1/jobs and PUT /v1/services hold of a share; nothing for the whole device."""
+    """The share's part of the options of POST /v1/jobs and PUT /v1/services; empty for whole devices."""
     return {} if share is None else {"share": msgspec.to_builtins(share)}
 
 
 def _gpu_request(gpu: float | str) -> float | None:
-    """The request that `gpu` stands for; None for the whole device."""
+    """The request that `gpu` means; None for a whole device. Raises InvalidRequest."""
     try:
         request, limit = parse_fractions(gpu, "gpu")
     except InvalidRequest as error:

@@ -1,4 +1,4 @@
-"""The user's file as it is shipped: its text is copied at submission, so later edits never reach a running job."""
+"""The user's source file as it is submitted: its text is copied, so that later edits do not affect a running job."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from typing import Any, Literal
 from springtide.client.neighbours import neighbours
 from springtide.core.errors import InvalidRequest
 
-# Set while a file is imported only to find what it declares; submitting then would run it twice.
+# Set while a file is imported only to find what it declares; it must not submit jobs then.
 IMPORTING_VARIABLE = "SPRINGTIDE_IMPORTING"
 _GUARD = "put it under `if __name__ == '__main__':`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFile:
-    """One Python file and what to take from it. `files` are further ones beside it and in
-    folders below, by path."""
+    """One Python file and the object in it to run. `files` are the texts of further files, by path relative to it."""
 
     filename: str
     text: str
@@ -38,7 +37,7 @@ def read_source(
     kind: Literal["function", "class", "script"] = "function",
     args: tuple[str, ...] = (),
 ) -> SourceFile:
-    """Read the file. Raises InvalidRequest if it is not there or not UTF-8 text."""
+    """Read a source file. Raises InvalidRequest if it does not exist or is not UTF-8 text."""
     location = Path(path).resolve()
     try:
         text = location.read_text(encoding="utf-8")
@@ -57,7 +56,7 @@ def read_source(
 
 
 def source_of(target: Any, kind: Literal["function", "class"]) -> SourceFile:
-    """The file that defines a function or a class. Raises InvalidRequest unless it is at the file's top level."""
+    """The file that defines a function or class. Raises InvalidRequest unless it is defined at the file's top level."""
     if "<locals>" in target.__qualname__ or "." in target.__qualname__ or target.__qualname__ == "<lambda>":
         raise InvalidRequest(
             f"{target.__qualname__} is defined inside something else; workers import the file, "
@@ -84,19 +83,19 @@ def object_name_in(target: object, namespace: Mapping[str, Any], what: str) -> s
 
 
 def refuse_while_importing(path: str, verb: str) -> None:
-    """Refuse to start work from a file that is only being imported: by a worker, or to see what it declares."""
+    """Raise InvalidRequest if the file at `path` is being imported by a worker, or only to find what it declares."""
     if os.environ.get(IMPORTING_VARIABLE) or state_directory_around(path) is not None:
         raise InvalidRequest(f"{verb} was called while the file was being imported by Springtide; {_GUARD}")
 
 
 def default_state_directory() -> Path:
-    """Where the platform keeps its state unless it is told otherwise."""
+    """SPRINGTIDE_STATE, else ~/.local/state/springtide."""
     given = os.environ.get("SPRINGTIDE_STATE")
     return Path(given).expanduser() if given else Path.home() / ".local" / "state" / "springtide"
 
 
 def state_directory_around(path: str) -> Path | None:
-    """The state directory that a shipped copy lies in (<state>/workloads/<id>/source/...), else None."""
+    """The state directory if `path` is a submitted copy (<state>/workloads/<id>/source/...), else None."""
     folders = Path(path).resolve().parents
     for source, _, workloads, state in zip(folders, folders[1:], folders[2:], folders[3:], strict=False):
         if source.name == "source" and workloads.name == "workloads":
@@ -112,7 +111,10 @@ def name_from(identifier: str) -> str:
 
 
 def for_pods(source: SourceFile) -> SourceFile:
-    """The source for workers that see no folder of its owner: with the files that it imports. Raises InvalidRequest."""
+    """The source with all local files that it imports, for workers in pods, which cannot read the user's folder.
+
+    Raises InvalidRequest.
+    """
     if not source.import_root:
         return replace(source, files={})
     files = neighbours(source.filename, source.text, Path(source.import_root))

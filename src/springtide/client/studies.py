@@ -1,4 +1,4 @@
-"""The state of a study, on disk: its trials, what each may cost, what they cost, which are worse than the others."""
+"""The saved state of a study: its trials with their caps, costs and losses, and the rule that prunes trials."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ from springtide.storage.files import write_durable
 Direction = Literal["minimize", "maximize"]
 TrialState = Literal["begun", "running", "succeeded", "pruned", "failed"]
 ParamValue = str | int | float | bool | None
-# A trial's training is looked at in tenths: the loss of single steps says too little.
+# Trials are compared by the mean loss of each tenth of their training: the loss of single steps is too noisy.
 NUM_PARTS = 10
-# The median rule (Vizier, section 3.5.2) judges no trial before two tenths, and by no fewer than four others.
+# The median rule (Vizier, section 3.5.2) needs two tenths of the trial's training, and four other trials.
 MIN_PARTS = 2
 MIN_OTHERS = 4
 _MAX_BYTES = 64 << 20
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """One trial. `params` are what its job gets; `suggested` and `distributions` are Optuna's (names of parameters).
+    """One trial of a study.
 
-    `cap_usd` is its job's budget, taken out of the study's; `spent_usd` what the job cost so far. `losses` are the
-    means of each tenth of its training that is over. `submit_key` is that of its submission: it is never taken in
-    twice.
+    `params` are its job's params; `suggested` are Optuna's values and `distributions` their distributions as JSON, by
+    parameter. `cap_usd` is the job's budget, reserved from the study's; `spent_usd` its cost so far. `value` is the
+    metric of a trial that succeeded. `losses` are the mean losses of the completed tenths of the training. `submit_key`
+    is the idempotency key of the submission.
     """
 
     number: int
@@ -53,19 +54,20 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing of it runs or will."""
+        """Whether the trial has ended."""
         return self.state not in ("begun", "running")
 
     @property
     def held_usd(self) -> float:
-        """What is not free for others: all it may cost while it runs, what it cost afterwards."""
+        """The part of the study's budget that the trial uses: its cap while it runs, then its cost."""
         return self.spent_usd if self.is_over else max(self.cap_usd, self.spent_usd)
 
 
 class Study(msgspec.Struct, frozen=True, kw_only=True):
-    """A search over jobs, and what it may cost together. `source_sha256` is that of the file whose trials these are.
+    """A search over jobs with a common budget; `st.tune` returns it.
 
-    `reason` says why it ended; empty while it goes on.
+    `best` is the trial with the best value of `metric`. `source_sha256` identifies the file that declares the task.
+    `reason` says why the study ended; it is empty until then.
     """
 
     format: Literal["springtide-study-1"] = "springtide-study-1"
@@ -80,46 +82,45 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def spent_usd(self) -> float:
-        """What all trials cost so far."""
+        """The cost of all trials so far."""
         return math.fsum(trial.spent_usd for trial in self.trials)
 
     @property
     def free_usd(self) -> float:
-        """What is left of the budget after what was spent and what trials that run may still spend."""
+        """The budget left after the cost of ended trials and the caps of running ones."""
         return self.budget_usd - math.fsum(trial.held_usd for trial in self.trials)
 
     @property
     def open_trials(self) -> tuple[Trial, ...]:
-        """Those that are not over."""
+        """The trials that have not ended."""
         return tuple(trial for trial in self.trials if not trial.is_over)
 
     @property
     def best(self) -> Trial | None:
-        """The trial with the best value; the first of equals."""
+        """The trial with the best value, the first of equals; None before one has succeeded."""
         valued = [trial for trial in self.trials if trial.state == "succeeded" and trial.value is not None]
         sign = 1.0 if self.direction == "minimize" else -1.0
         return min(valued, key=lambda trial: sign * (trial.value or 0.0), default=None)
 
     def share_usd(self) -> float:
-        """The cap of the next trial: an even share of what is free for each trial that has not begun; 0 for none.
+        """The cap of the next trial: an even part of the free budget; 0 if all trials have begun.
 
-        Where a trial has cost more than its cap (a platform that lost count), later ones get so much less that the
-        same excess stays within the budget.
+        If an earlier trial exceeded its cap, caps are reduced so that the same relative excess stays within the budget.
         """
         num_left = self.num_trials - len(self.trials)
         if num_left <= 0:
             return 0.0
         excess = max((trial.spent_usd / trial.cap_usd - 1.0 for trial in self.trials if trial.cap_usd > 0), default=0.0)
-        # Rounded down, so that shares never add up to more than there is.
+        # Rounded down, so that the caps never add up to more than the budget.
         return max(0.0, math.floor(self.free_usd / num_left / (1.0 + max(0.0, excess)) * 1e9) / 1e9)
 
     def with_trial(self, trial: Trial) -> Study:
-        """The study with this trial in the place of its number."""
+        """A copy with this trial added, or replacing the one with its number."""
         trials = (*self.trials[: trial.number], trial, *self.trials[trial.number + 1 :])
         return msgspec.structs.replace(self, trials=trials)
 
     def is_worse_than_median(self, trial: Trial) -> bool:
-        """The median rule: whether its newest tenth has a larger loss than the median of the trials that succeeded."""
+        """The median rule: whether the trial's newest tenth has a larger loss than the median of successful trials."""
         part = len(trial.losses) - 1
         if not MIN_PARTS <= part + 1 < NUM_PARTS:
             return False
@@ -132,7 +133,10 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def losses_by_part(points: Sequence[ProgressPoint], total_steps: int, *, is_over: bool) -> tuple[float, ...]:
-    """The mean loss of each tenth of the training that is over, up to the first one without a loss."""
+    """The mean loss of each completed tenth of the training, up to the first one without a loss.
+
+    With `is_over` the newest tenth counts as completed.
+    """
     parts: list[list[float]] = [[] for _ in range(NUM_PARTS)]
     newest = 0
     for point in points:
@@ -149,7 +153,7 @@ def losses_by_part(points: Sequence[ProgressPoint], total_steps: int, *, is_over
 
 
 def read_study(path: Path) -> Study | None:
-    """The study that the file holds; None where there is none. Raises InvalidRequest for what is no study."""
+    """The saved study, None if there is no file. Raises InvalidRequest if the file is not a study."""
     try:
         data = path.read_bytes() if path.stat().st_size <= _MAX_BYTES else b""
         found = msgspec.json.decode(data, type=Study)
@@ -163,13 +167,13 @@ def read_study(path: Path) -> Study | None:
 
 
 def write_study(path: Path, study: Study) -> None:
-    """Write it, whole or not at all. Raises StorageError."""
+    """Replace the file atomically and durably. Raises StorageError."""
     write_durable(path, msgspec.json.format(msgspec.json.encode(study), indent=1) + b"\n")
 
 
 @contextmanager
-def holding_study(path: Path) -> Iterator[None]:
-    """While it is open no other process works on the study of that file. Raises BackendError if one does."""
+def locked_study(path: Path) -> Iterator[None]:
+    """Hold the study's lock, so that only one process runs it. Raises BackendError if another one holds it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -1,4 +1,4 @@
-"""Studies: Optuna asks and is told, every trial is a job on functions, and all of them share one budget (`st.tune`)."""
+"""`st.tune`: a hyperparameter search with Optuna whose trials are jobs on functions that share one budget."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from springtide.client.studies import (
     Study,
     Trial,
     TrialState,
-    holding_study,
+    locked_study,
     losses_by_part,
     read_study,
     write_study,
@@ -37,17 +37,17 @@ from springtide.core.workload import JobState
 if TYPE_CHECKING:
     from springtide.client.api import Client
 
-# What suggests: called with an Optuna trial, gives the parameters of the job.
+# A search space: called with an Optuna trial, returns the job's params (None: the suggested values).
 Space = Callable[[Any], Mapping[str, Any] | None]
 Metric = Callable[[JobStatus], float]
 _POLL_S = 0.5
-# A platform that is restarted is back well within this time.
+# How long the tuner waits for a platform that does not answer; a restart takes less.
 _PATIENCE_S = 60.0
-# A study whose first trials all come to nothing will hardly end otherwise.
-_MAX_IN_VAIN = 3
+# A study whose first trials all fail is ended: the later ones would most likely fail too.
+_MAX_FAILURES = 3
 _MAX_NAME_CHARS = 48
-# The platform does not answer, or has no time: it is asked again.
-_AWAY = (BackendError, CapacityError)
+# The platform does not answer or is overloaded: the request is repeated.
+_UNAVAILABLE = (BackendError, CapacityError)
 
 
 def tune(
@@ -65,20 +65,30 @@ def tune(
     client: Client | None = None,
     folder: str | Path | None = None,
     on_change: Callable[[Study], None] = lambda _: None,
-    tell: Callable[[str], None] = lambda _: None,
+    on_progress: Callable[[str], None] = lambda _: None,
     **overrides: Any,
 ) -> Study:
-    """Search over jobs: each trial is a job of `task` on functions with the parameters that `space(trial)` suggests.
+    """Search hyperparameters within a budget; each trial is a job of `task` on functions. Blocks until the study ends.
 
-    `space` is the function `search_space` of the task's file unless one is handed over; it gets an Optuna trial and
-    gives the parameters. All trials together cost at most `budget`; each gets an even share of what is left as its cap,
-    and what it does not spend goes back. `metric` is "loss" (that of the last step), "cost", a
-    number that the job reports, or a function of its last status. With `prunes` (by default where the loss is
-    minimised) a trial worse than the median of the earlier ones is ended. Other keywords are those of `submit`.
+        def space(trial: optuna.Trial) -> dict[str, int]:
+            return {"width": trial.suggest_int("width", 16, 128)}
 
-    The study is kept under `study` (the task's name) in `folder` (the state directory's): another call goes on where
-    the last one ended, with more trials or another budget if it names them. Blocks; after Ctrl-C jobs go on, and
-    another call takes them up. Raises InvalidRequest, BackendError.
+        study = st.tune(task, space, trials=20, budget="$1", parallel=4)
+        print(study.best.params, study.best.value, study.spent_usd)
+
+    `space(trial)` returns the params of one job; it defaults to the function `search_space` in the task's file.
+    `trials` is their number, `parallel` how many run at a time. All together cost at most `budget` ("$1" or US
+    dollars): each new trial is capped at an even part of what is left. `metric` is "loss" (of the last step), "cost",
+    the name of a metric that the job reports, or a function of the final JobStatus; `direction` is "minimize" or
+    "maximize". With `prunes` (by default if the loss is minimised) a trial is cancelled once it is worse than the
+    median of earlier ones. `sampler` is an Optuna sampler (default: TPE). `overrides` are options of `task.submit`.
+
+    The study is saved as `folder`/`study`.json (default: the task's name, in the state directory), and another call
+    continues it, with other `trials` or another `budget` if given. After Ctrl-C running jobs go on, and another call
+    follows them. `on_change` gets the study after every change, `on_progress` lines about profiling.
+
+    Raises InvalidRequest (also for a study of that name over another file, metric or direction, or without Optuna),
+    BackendError (also if another process runs the study).
     """
     if not isinstance(task, Task):
         raise InvalidRequest(f"a study is made of declared jobs: {ONLY_DECLARED}")
@@ -99,16 +109,16 @@ def tune(
         metric=metric if isinstance(metric, str) else getattr(metric, "__name__", "metric"),
         source_sha256=hashlib.sha256(f"{source.object_name}\n{source.text}".encode()).hexdigest(),
     )
-    with holding_study(path):
-        found = _taken_up(wanted, read_study(path))
-        asked = _Asked(source, options, name, client or _connect(), tell)
+    with locked_study(path):
+        current = _resumed_study(wanted, read_study(path))
+        jobs = _TrialJobs(source, options, name, client or _connect(), on_progress)
         tuner = Tuner(
-            found,
-            client=asked.client,
+            current,
+            client=jobs.client,
             suggest=suggest,
-            request=asked.request,
+            request=jobs.request,
             value_of=None if isinstance(metric, str) else metric,
-            keep=lambda changed: write_study(path, changed),
+            save=lambda changed: write_study(path, changed),
             num_parallel=check_count(parallel, "parallel", 2),
             prunes=(metric == "loss" and direction == "minimize") if prunes is None else prunes,
             sampler=sampler,
@@ -118,33 +128,33 @@ def tune(
         return tuner.run()
 
 
-class _Asked:
-    """What every trial's job has in common."""
+class _TrialJobs:
+    """Makes the requests for the trials' jobs, which differ in params, budget and name."""
 
     def __init__(
-        self, source: SourceFile, options: TrainOptions, name: str, client: Client, tell: Callable[[str], None]
+        self, source: SourceFile, options: TrainOptions, name: str, client: Client, on_progress: Callable[[str], None]
     ) -> None:
         self.client = client
         self._source = source
         self._options = options
         self._name = name
-        self._tell = tell
+        self._on_progress = on_progress
 
     def request(self, trial: Trial) -> dict[str, Any]:
-        """The keywords of Client.submit_job for a trial. Raises InvalidRequest."""
+        """The keyword arguments for Client.submit_job. Raises InvalidRequest."""
         changed = self._options.override(
             {"on": "functions", "budget": trial.cap_usd, "params": trial.params, "name": f"{self._name}-{trial.number}"}
         )
-        asked = job_request(self._source, changed, changed.values["name"], self.client, tell=self._tell)
-        asked["options"]["study"] = self._name
-        return asked
+        request = job_request(self._source, changed, changed.values["name"], self.client, on_progress=self._on_progress)
+        request["options"]["study"] = self._name
+        return request
 
 
 class Tuner:
-    """Drives one study to its end. Optuna suggests; jobs, money and what is remembered are here.
+    """Runs one study to its end: Optuna suggests params, this class runs the jobs and accounts for their cost.
 
-    `request(trial)` gives the keywords of Client.submit_job, `keep(study)` makes a state durable before what it says is
-    done, so that a killed process repeats nothing and forgets nothing.
+    `request(trial)` returns the keyword arguments for Client.submit_job. `save(study)` makes each state durable before
+    the action that it records, so that a killed process loses nothing and submits no trial twice.
     """
 
     def __init__(
@@ -155,7 +165,7 @@ class Tuner:
         suggest: Space,
         request: Callable[[Trial], dict[str, Any]],
         value_of: Metric | None,
-        keep: Callable[[Study], None],
+        save: Callable[[Study], None],
         num_parallel: int = 1,
         prunes: bool = True,
         sampler: Any = None,
@@ -169,25 +179,25 @@ class Tuner:
         self._suggest = suggest
         self._request = request
         self._value_of = value_of
-        self._keep = keep
+        self._write = save
         self._num_parallel = num_parallel
         self._prunes = prunes
         self._on_change = on_change
         self._sleep = sleep
         self._now_s = now_s
         self._answered_s = now_s()
-        self._num_in_vain = 0
+        self._num_failures = 0
         self._optuna = _optuna_study(study, sampler, seed)
-        # Those that this process asked for: their losses can be told, too.
+        # Optuna's trials that this process began, by number: only to these can intermediate losses be reported.
         self._asked: dict[int, Any] = {}
 
     def run(self) -> Study:
-        """Begin and follow trials until all are over, the budget is spent, or none comes to anything."""
+        """Run trials until all are over, the budget is spent, or the first ones have all failed."""
         self._on_change(self.study)
         while True:
             for trial in self.study.open_trials:
                 if not trial.job_id:
-                    self._take_up(trial)
+                    self._recover_job(trial)
             reason = self._begin_trials()
             if not self.study.open_trials:
                 self._save(replace(self.study, reason=reason))
@@ -195,15 +205,15 @@ class Tuner:
             self._sleep(_POLL_S)
             for trial in self.study.open_trials:
                 if trial.job_id:
-                    self._look(trial)
+                    self._update(trial)
 
     def _begin_trials(self) -> str:
-        """Begin as many as may run at a time; why no more will begin."""
+        """Begin trials up to the parallel limit; returns why no more will begin, or "" if more may."""
         while True:
             study = self.study
             if len(study.trials) >= study.num_trials:
                 return f"all {study.num_trials} trials are over"
-            if self._num_in_vain >= max(_MAX_IN_VAIN, self._num_parallel) and study.best is None:
+            if self._num_failures >= max(_MAX_FAILURES, self._num_parallel) and study.best is None:
                 newest = [trial for trial in study.trials if trial.is_over][-1]
                 return f"its first {len(study.trials)} trials came to nothing, the last one: {newest.reason}"
             share_usd = study.share_usd()
@@ -211,9 +221,9 @@ class Tuner:
                 return f"its budget of ${study.budget_usd:.4g} is spent"
             if len(study.open_trials) >= self._num_parallel:
                 return ""
-            self._begin(share_usd)
+            self._begin_trial(share_usd)
 
-    def _begin(self, cap_usd: float) -> None:
+    def _begin_trial(self, cap_usd: float) -> None:
         asked = self._optuna.ask()
         self._asked[asked.number] = asked
         given = self._suggest(asked)
@@ -233,16 +243,16 @@ class Tuner:
         self._save(self.study.with_trial(trial))
         self._submit(trial)
 
-    def _take_up(self, trial: Trial) -> None:
-        """Find the job that was handed over without an answer, or hand it over again under the same key."""
+    def _recover_job(self, trial: Trial) -> None:
+        """Find the job of a trial whose submission was not answered, or submit it again with the same key."""
         name = f"{self.study.name}-{trial.number}"
         try:
             known = [job for job in self._client.jobs() if job.name == name and job.budget_usd == trial.cap_usd]
-        except _AWAY:
+        except _UNAVAILABLE:
             self._check_patience()
             return
         if known:
-            self._is_running(trial, known[-1])
+            self._set_running(trial, known[-1])
         else:
             self._submit(trial)
 
@@ -252,28 +262,28 @@ class Tuner:
         except InvalidRequest as error:
             self._end(trial, "failed", None, str(error))
             return
-        except _AWAY as error:
-            if self._is_away():
+        except _UNAVAILABLE as error:
+            if self._is_unreachable():
                 self._check_patience()
             else:
                 self._end(trial, "failed", None, str(error))
             return
         try:
-            self._is_running(trial, self._client.submit_job(**asked, idempotency_key=trial.submit_key))
+            self._set_running(trial, self._client.submit_job(**asked, idempotency_key=trial.submit_key))
         except Conflict as error:
-            # Whether a job stands behind a key that was used with another body is not known: its cap counts as spent.
+            # The key was used with another body, so a job may exist: count the trial's cap as spent.
             self._end(replace(trial, spent_usd=trial.cap_usd), "failed", None, str(error))
         except InvalidRequest as error:
             self._end(trial, "failed", None, str(error))
-        except _AWAY:
+        except _UNAVAILABLE:
             self._check_patience()
 
-    def _is_running(self, trial: Trial, job: JobStatus) -> None:
+    def _set_running(self, trial: Trial, job: JobStatus) -> None:
         self._answered_s = self._now_s()
         self._save(self.study.with_trial(replace(trial, job_id=job.job_id, state="running")))
         self._on_change(self.study)
 
-    def _is_away(self) -> bool:
+    def _is_unreachable(self) -> bool:
         try:
             self._client.status()
         except SpringtideError:
@@ -281,20 +291,20 @@ class Tuner:
         return False
 
     def _check_patience(self) -> None:
-        """Raise what is being handled once the platform has been silent for too long; the study can be taken up."""
+        """Re-raise the current exception if the platform has not answered for too long; the study can be resumed."""
         if self._now_s() - self._answered_s > _PATIENCE_S:
             raise
 
-    def _look(self, trial: Trial) -> None:
-        """See where a trial is, and do what follows from it."""
+    def _update(self, trial: Trial) -> None:
+        """Read the state of a trial's job, and end, prune or save the trial accordingly."""
         try:
             job = self._client.job(trial.job_id)
-            trial = self._noted(trial, job)
+            trial = self._with_status_of(trial, job)
         except NotFound:
             reason = f"the platform does not know its job {trial.job_id} any more"
             self._end(replace(trial, spent_usd=trial.held_usd), "failed", None, reason)
             return
-        except _AWAY:
+        except _UNAVAILABLE:
             self._check_patience()
             return
         self._answered_s = self._now_s()
@@ -304,7 +314,7 @@ class Tuner:
         elif state is JobState.REJECTED:
             self._end(trial, "pruned", None, f"refused: {job.reason}")
         elif state.is_terminal:
-            # What this study ended itself has its reason already.
+            # A trial that this study cancelled has its reason already.
             self._end(trial, "pruned" if trial.reason else "failed", None, trial.reason or job.reason)
         elif state is JobState.PAUSED or trial.reason:
             self._cancel(trial, trial.reason or job.reason)
@@ -314,12 +324,12 @@ class Tuner:
             self._save(self.study.with_trial(trial))
             self._on_change(self.study)
 
-    def _noted(self, trial: Trial, job: JobStatus) -> Trial:
-        """The trial with what its job has cost and shown so far."""
+    def _with_status_of(self, trial: Trial, job: JobStatus) -> Trial:
+        """The trial with its job's cost, progress and losses so far."""
         spent_usd = job.cost_usd if job.cost_usd is not None and math.isfinite(job.cost_usd) else None
         is_over = JobState(job.state).is_terminal
         if spent_usd is None:
-            # A job that was never started costs nothing; of another one without a bill the worst is assumed.
+            # A job that never started costs nothing; for another one without a bill assume its whole cap.
             spent_usd = trial.cap_usd if is_over and job.started_at_s is not None else 0.0
         trial = replace(
             trial,
@@ -338,8 +348,8 @@ class Tuner:
         self._save(self.study.with_trial(replace(trial, reason=reason)))
         try:
             self._client.cancel(trial.job_id)
-        except (Conflict, NotFound, *_AWAY):
-            # It has ended meanwhile, or the platform is away: the next look says how it is, and asks again.
+        except (Conflict, NotFound, *_UNAVAILABLE):
+            # The job has ended meanwhile, or the platform does not answer: the next update finds out.
             pass
         self._on_change(self.study)
 
@@ -347,7 +357,7 @@ class Tuner:
         value: float | None
         try:
             value = self._value(trial, job)
-        # A metric may be the user's function: whatever it raises is told as this trial's failure.
+        # A metric may be the user's function: whatever it raises fails only this trial.
         except Exception as error:
             self._end(trial, "failed", None, f"its metric could not be told: {type(error).__name__}: {error}")
             return
@@ -362,54 +372,54 @@ class Tuner:
         if self.study.metric == "cost":
             return trial.spent_usd
         if self.study.metric == "loss":
-            # Not a mean of what was reported: reports leave steps out, and the same trial would get other values.
+            # Not a mean of reported losses: reports skip steps at random, so the value would not be reproducible.
             return job.loss
         return job.metrics.get(self.study.metric)
 
     def _end(self, trial: Trial, state: TrialState, value: float | None, reason: str) -> None:
         trial = replace(trial, state=state, value=value, reason=reason)
         self._save(self.study.with_trial(trial))
-        self._num_in_vain = 0 if state == "succeeded" else self._num_in_vain + 1
-        self._tell(trial)
+        self._num_failures = 0 if state == "succeeded" else self._num_failures + 1
+        self._tell_optuna(trial)
         self._on_change(self.study)
 
     def _save(self, study: Study) -> None:
         if study != self.study:
-            self._keep(study)
+            self._write(study)
             self.study = study
 
-    def _tell(self, trial: Trial) -> None:
-        from optuna.trial import TrialState as Told
+    def _tell_optuna(self, trial: Trial) -> None:
+        from optuna.trial import TrialState as OptunaState
 
         asked = self._asked.pop(trial.number, None)
         if asked is not None and self.study.metric == "loss":
             for part, loss in enumerate(trial.losses):
                 asked.report(loss, part + 1)
-        told = {"succeeded": Told.COMPLETE, "pruned": Told.PRUNED}.get(trial.state, Told.FAIL)
-        self._optuna.tell(trial.number, trial.value, state=told)
+        state = {"succeeded": OptunaState.COMPLETE, "pruned": OptunaState.PRUNED}.get(trial.state, OptunaState.FAIL)
+        self._optuna.tell(trial.number, trial.value, state=state)
 
 
 def _optuna_study(study: Study, sampler: Any, seed: int) -> Any:
-    """Optuna's view of a study: its trials with what they came to. Raises InvalidRequest where Optuna is missing."""
+    """The study as an Optuna study with all its trials. Raises InvalidRequest if Optuna is not installed."""
     try:
         import optuna
-        from optuna.trial import TrialState as Told
+        from optuna.trial import TrialState as OptunaState
     except ModuleNotFoundError:
         raise InvalidRequest(
             "studies need optuna, which is not installed here: pip install 'springtide[tuning]'"
         ) from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     if sampler is None:
-        # One that is taken up draws on from where it is, instead of drawing its first suggestions again.
+        # The seed depends on the number of trials, so that a resumed study does not repeat its first suggestions.
         drawn = int(np.random.SeedSequence([seed, len(study.trials)]).generate_state(1)[0])
         sampler = optuna.samplers.TPESampler(seed=drawn, constant_liar=True)
     made = optuna.create_study(direction=study.direction, sampler=sampler, study_name=study.name)
-    states = {"succeeded": Told.COMPLETE, "pruned": Told.PRUNED, "failed": Told.FAIL}
+    states = {"succeeded": OptunaState.COMPLETE, "pruned": OptunaState.PRUNED, "failed": OptunaState.FAIL}
     for trial in study.trials:
         losses = dict(enumerate(trial.losses, 1)) if study.metric == "loss" else {}
         made.add_trial(
             optuna.trial.create_trial(
-                state=states.get(trial.state, Told.RUNNING),
+                state=states.get(trial.state, OptunaState.RUNNING),
                 value=trial.value,
                 params=trial.suggested,
                 distributions=_distributions_of(trial.distributions),
@@ -431,8 +441,11 @@ def _distributions_of(texts: Mapping[str, str]) -> dict[str, Any]:
     return {name: json_to_distribution(text) for name, text in texts.items()}
 
 
-def _taken_up(wanted: Study, found: Study | None) -> Study:
-    """The study to go on with. Raises InvalidRequest where the one of that name is another search."""
+def _resumed_study(wanted: Study, found: Study | None) -> Study:
+    """The saved study with the wanted trials and budget, or `wanted` if there is none.
+
+    Raises InvalidRequest if the saved study is of another file, direction or metric.
+    """
     if found is None:
         return wanted
     for what, one, other in (

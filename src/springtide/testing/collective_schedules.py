@@ -1,6 +1,7 @@
-"""Proves a schedule: every rank ends with every worker's addend once, in one order; nothing waits in vain or is torn.
+"""The kit for collective schedules: proves that every rank ends with the same sum of every worker's addend.
 
-The values are symbols, so that one check holds for all numbers; and nothing is assumed of the ranks' speeds.
+It also proves that no step waits for ever and no element is read while it is written. Values are symbols, so one check
+holds for all numbers, and nothing is assumed about the ranks' speeds.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import msgspec
 
 from springtide.collectives.steps import CollectiveSchedule, Get, Put, Reduce, Step
 
-# What an element holds: a worker's own gradient (its rank), or a sum of such, in the order of addition.
+# The symbolic value of an element: a worker's own gradient (its rank), or a sum of such in the order of addition.
 Term = int | tuple["Term", ...] | None
 _Node = tuple[int, int]
 
 
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank asks of the store in one all-reduce; elements, not bytes."""
+    """The requests of one rank to the store in one all-reduce, and the elements (not bytes) that it sends and receives."""
 
     num_puts: int
     num_gets: int
@@ -28,7 +29,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def traffic(steps: tuple[Step, ...]) -> Traffic:
-    """The requests of one rank's steps, and the elements that go up and down with them."""
+    """Count the requests and elements of one rank's steps."""
     puts = [step for step in steps if isinstance(step, Put)]
     gets = [step for step in steps if isinstance(step, Get)]
     return Traffic(
@@ -40,7 +41,12 @@ def traffic(steps: tuple[Step, ...]) -> Traffic:
 
 
 def find_faults(schedule: CollectiveSchedule) -> list[str]:
-    """What is wrong with a schedule, in sentences; none: it is right for any speeds and any requests in flight."""
+    """The faults of a schedule as sentences, for any speeds of the ranks and any number of requests in flight.
+
+    An empty list means that the schedule is correct:
+
+        assert not find_faults(my_schedule(num_workers=4, num_elements=100))
+    """
     faults = [*_malformed(schedule), *_key_faults(schedule)]
     if faults:
         return faults
@@ -62,7 +68,7 @@ def _malformed(schedule: CollectiveSchedule) -> Iterator[str]:
 
 
 def _key_faults(schedule: CollectiveSchedule) -> Iterator[str]:
-    """Every key is written once, and read by as many and as what was said."""
+    """Faults unless every key is written once, and read by the declared number of ranks for the declared elements."""
     written: dict[str, tuple[int, Put]] = {}
     num_reads: Counter[str] = Counter()
     for rank, steps in enumerate(schedule.ranks):
@@ -84,7 +90,7 @@ def _key_faults(schedule: CollectiveSchedule) -> Iterator[str]:
 
 def _misread(step: Get, written: tuple[int, Put] | None) -> Iterator[str]:
     if written is None:
-        yield f"reads {step.key}, which nobody writes"
+        yield f"reads {step.key}, which no rank writes"
         return
     writer, put = written
     if (writer, put.start, put.stop) != (step.writer, step.start, step.stop):
@@ -94,9 +100,9 @@ def _misread(step: Get, written: tuple[int, Put] | None) -> Iterator[str]:
 
 
 def _walk_order(schedule: CollectiveSchedule) -> list[_Node] | None:
-    """All steps, each behind what it waits for with one request in flight on each lane; None if that is a circle.
+    """All steps in an order in which none comes before a step that it waits for; None if there is a deadlock.
 
-    More requests in flight only take waits away: what ends with one ends with any number.
+    Assumes one request in flight on each lane: more requests only remove waits, so the result holds for any number.
     """
     writers = {
         step.key: (rank, index)
@@ -131,9 +137,9 @@ def _walk_order(schedule: CollectiveSchedule) -> list[_Node] | None:
 
 
 def _races(steps: tuple[Step, ...]) -> Iterator[str]:
-    """Pairs of steps that touch the same elements, one of them writing, and that nothing of `after` keeps apart."""
+    """Faults for steps on the same elements, at least one of them writing, that `after` does not order."""
     earlier_than: list[int] = []
-    # Steps on the same elements, by elementary interval: few, where comparing all pairs would be many.
+    # Steps by elementary interval of elements, which avoids comparing all pairs.
     edges = sorted({edge for step in steps for edge in (step.start, step.stop)})
     place = {edge: number for number, edge in enumerate(edges)}
     touching: list[list[int]] = [[] for _ in edges]
@@ -162,7 +168,7 @@ def _races(steps: tuple[Step, ...]) -> Iterator[str]:
 
 
 def _feeds(step: Step, total: Reduce) -> bool:
-    """Whether a step gets an addend of that sum."""
+    """Whether a step receives an addend of the sum."""
     return (
         isinstance(step, Get)
         and not step.is_final

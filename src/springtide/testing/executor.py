@@ -1,4 +1,14 @@
-"""The kit for executors: actions are idempotent, reports repeat until acknowledged, a restart adopts and fences."""
+"""The kit for executors: actions are idempotent, events repeat until acknowledged, a restart adopts and fences.
+
+Implement World for your executor, and run every check with a fresh one:
+
+    @pytest.mark.parametrize("check", CHECKS)
+    def test_the_executor_keeps_its_contract(check, tmp_path):
+        check(MyWorld(tmp_path))
+
+Every check raises AssertionError with the events that it got. POOL_CHECKS and SHARE_CHECKS are for executors whose
+nodes have pools, or whose devices can be shared.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +44,9 @@ from springtide.core.workload import InferenceService, ReplicaId, TrainingJob
 
 
 class World(Protocol):
-    """What a kit's user brings: an executor over some machines, and a way to restart the control plane alone.
+    """What the caller provides: an executor over some machines, with a way to restart only the control plane.
 
-    `long_job` trains for minutes, `short_job` for a second or two; `devices` are at least two.
+    `long_job` trains for minutes, `short_job` for one or two seconds; there are at least two `devices`.
     """
 
     clock: Clock
@@ -47,29 +57,29 @@ class World(Protocol):
     devices: Sequence[DeviceId]
 
     def restart(self) -> Executor:
-        """Drop the present executor as a crash would, and return a fresh one over the same machines."""
+        """Discard the current executor as a crash would, and return a new one over the same machines."""
         ...
 
     def kill(self, replica_id: ReplicaId) -> None:
-        """Let a worker die, as kill -9 would."""
+        """Kill a worker, as by SIGKILL."""
         ...
 
 
 class PooledWorld(World, Protocol):
-    """A world of which `pooled_node` is a node that is up, labelled for inference, and keeps its label by itself."""
+    """A world with `pooled_node`: a running node, labelled for inference, which stores its label itself."""
 
     pooled_node: NodeId
 
     def label_of(self, node_id: NodeId) -> Pool:
-        """What the machines, not the control plane, say that the node is labelled for."""
+        """The node's label as the machines have it, not as the control plane remembers it."""
         ...
 
 
 class SharedWorld(World, Protocol):
-    """A world whose devices can be held in parts."""
+    """A world whose devices can be shared."""
 
     def share_of(self, replica_id: ReplicaId) -> Share | None:
-        """What the machines, not the control plane, hold a living replica to; None: nothing, it has the whole."""
+        """The share that the machines enforce for a living replica; None if it has the whole device."""
         ...
 
 
@@ -89,14 +99,14 @@ def gather(world: World, executor: Executor, enough: Callable[[list[Event]], boo
 
 
 def expect(world: World, executor: Executor, kind: type[Event], count: int = 1) -> list[Event]:
-    """Wait for so many events of one kind. Raises AssertionError with what came instead."""
+    """Wait for `count` events of one kind and return all events. Raises AssertionError with the events otherwise."""
     found = gather(world, executor, lambda seen: _count(seen, kind) >= count, LIMIT_S)
     assert _count(found, kind) == count, f"wanted {count} {kind.__name__}, got {found}"
     return found
 
 
 def expect_none(world: World, executor: Executor, *kinds: type[Event]) -> None:
-    """Make sure that for a while nothing of these kinds comes."""
+    """Raise AssertionError if an event of these kinds arrives within SILENCE_S."""
     found = gather(world, executor, lambda seen: False, SILENCE_S)
     wrong = [event for event in found if isinstance(event, kinds)]
     assert not wrong, f"unexpected {wrong}"
@@ -136,7 +146,7 @@ def _train(world: World, job: TrainingJob, *, num_workers: int = 1) -> list[Star
 
 
 def check_deadline(world: World) -> None:
-    """`wait` returns with nothing at its deadline, not before."""
+    """`wait` returns no events at its deadline, not earlier."""
     gather(world, world.executor, lambda seen: False, 0.5)
     until_s = world.clock.now_s() + 0.3
     assert list(world.executor.wait(until_s)) == []
@@ -144,7 +154,7 @@ def check_deadline(world: World) -> None:
 
 
 def check_repeated_actions(world: World) -> None:
-    """Whatever comes twice has happened once."""
+    """An action that is repeated takes effect once."""
     starts = _train(world, world.long_job, num_workers=2)
     actions: list[Action] = [*starts, resize_of(world.long_job, 1, 0, 1)]
     for action in actions:
@@ -159,14 +169,14 @@ def check_repeated_actions(world: World) -> None:
 
 
 def check_unknown_replica_stops(world: World) -> None:
-    """A replica that was never started counts as stopped, so that its device becomes free."""
+    """Stopping a replica that was never started reports it stopped, so that its device becomes free."""
     start = start_of(world.service, world.devices[0])
     world.executor.start(StopReplica(workload_id=start.workload_id, replica_id=start.replica_id, grace_s=1.0))
     expect(world, world.executor, ReplicaStopped)
 
 
 def check_lost_worker(world: World) -> None:
-    """A worker that dies without being asked is reported lost, once."""
+    """A worker that dies unexpectedly is reported lost once."""
     start = start_of(world.service, world.devices[0])
     world.executor.start(start)
     expect(world, world.executor, ReplicaReady)
@@ -176,7 +186,7 @@ def check_lost_worker(world: World) -> None:
 
 
 def check_preemption(world: World) -> None:
-    """A preempted job commits a checkpoint as the new generation and all its workers are gone."""
+    """A preempted job commits a checkpoint as the new generation, and all its workers stop."""
     starts = _train(world, world.long_job, num_workers=2)
     ids = tuple(start.replica_id for start in starts)
     world.executor.start(PreemptJob(job_id=world.long_job.job_id, generation=2, replica_ids=ids, grace_s=10.0))
@@ -186,7 +196,7 @@ def check_preemption(world: World) -> None:
 
 
 def check_unacknowledged_reports_repeat(world: World) -> None:
-    """Events that were not acknowledged before the control plane died are reported again to the next one."""
+    """Events that were not acknowledged before a crash of the control plane are reported again to the next one."""
     starts = _train(world, world.short_job)
     found: list[Event] = []
     until_s = world.clock.now_s() + LIMIT_S
@@ -199,7 +209,7 @@ def check_unacknowledged_reports_repeat(world: World) -> None:
 
 
 def check_recovery_adopts(world: World) -> None:
-    """A new control plane takes over what runs, reports what is gone and fences what it does not know."""
+    """A new control plane adopts running replicas, reports missing ones lost, and fences unknown ones."""
     known = start_of(world.service, world.devices[0])
     unknown = start_of(world.service, world.devices[1], 1)
     world.executor.start(known)
@@ -227,7 +237,7 @@ CHECKS: tuple[Callable[[World], None], ...] = (
 
 
 def check_labels_are_kept(world: PooledWorld) -> None:
-    """A label is what the last LabelNode said, however often it is said; a drain changes none, and neither is news."""
+    """A node has the label of the last LabelNode, also if repeated; a drain changes no label; neither causes events."""
     node_id, executor = world.pooled_node, world.executor
     gather(world, executor, lambda seen: False, 0.5)
     drain = DrainNode(node_id=node_id, pool="training", is_reclaim=True)
@@ -237,7 +247,7 @@ def check_labels_are_kept(world: PooledWorld) -> None:
     for _ in range(2):
         executor.start(LabelNode(node_id=node_id, pool="training"))
         assert world.label_of(node_id) == "training"
-    # A drain that is called off is a label that the node has.
+    # A drain is cancelled by a LabelNode with the node's present label.
     executor.start(DrainNode(node_id=node_id, pool="inference"))
     executor.start(LabelNode(node_id=node_id, pool="training"))
     assert world.label_of(node_id) == "training"
@@ -246,7 +256,7 @@ def check_labels_are_kept(world: PooledWorld) -> None:
 
 
 def check_labels_outlive_the_control_plane(world: PooledWorld) -> None:
-    """A new control plane finds the label that the one before it set, and one that a crash cut off is made so."""
+    """Labels survive a crash of the control plane, and `recover` sets journaled labels that a crash prevented."""
     node_id = world.pooled_node
     world.executor.start(LabelNode(node_id=node_id, pool="training"))
     fresh = world.restart()
@@ -261,7 +271,7 @@ def check_labels_outlive_the_control_plane(world: PooledWorld) -> None:
 
 
 def check_drain_leaves_replicas_alone(world: PooledWorld) -> None:
-    """A replica on a draining node goes on until it is stopped; a label that admits it changes nothing for it."""
+    """A replica on a draining node runs until it is stopped; a label that admits it does not affect it."""
     start = start_of(world.service, world.devices[0])
     world.executor.start(start)
     expect(world, world.executor, ReplicaReady)
@@ -287,7 +297,7 @@ _CHANGED = Share(request=0.5, limit=0.7)
 
 
 def _share_a_device(world: SharedWorld) -> tuple[StartReplica, StartReplica]:
-    """A serving replica and a worker that trains, beside each other on the first device."""
+    """Start a serving replica and a training worker together on the first device."""
     serving = replace(start_of(world.service, world.devices[0]), share=_ONE)
     worker = replace(start_of(world.long_job, world.devices[0]), share=_OTHER)
     world.executor.start(serving)
@@ -299,14 +309,14 @@ def _share_a_device(world: SharedWorld) -> tuple[StartReplica, StartReplica]:
 
 
 def check_shares_change_in_place(world: SharedWorld) -> None:
-    """Two sit on a device, each held to its share; another share is no news, however often it is said."""
+    """Two replicas share a device, each held to its share; SetShare changes a share without events, also if repeated."""
     serving, worker = _share_a_device(world)
     assert world.share_of(serving.replica_id) == _ONE
     assert world.share_of(worker.replica_id) == _OTHER
     change = SetShare(workload_id=worker.workload_id, replica_id=worker.replica_id, share=_CHANGED)
     for _ in range(2):
         world.executor.start(change)
-    # A repeated start is no way back to the share that it was started with.
+    # A repeated StartReplica must not restore the share that the replica was started with.
     world.executor.start(worker)
     expect_none(world, world.executor, ReplicaReady, ReplicaLost, ReplicaStopped, JobResized)
     assert world.share_of(worker.replica_id) == _CHANGED
@@ -318,7 +328,7 @@ def check_shares_change_in_place(world: SharedWorld) -> None:
 
 
 def check_whole_devices_have_no_share(world: SharedWorld) -> None:
-    """A replica started without a share has the whole device; a share for an unknown replica changes nothing."""
+    """A replica started without a share has the whole device; SetShare for an unknown replica does nothing."""
     start = start_of(world.service, world.devices[0])
     world.executor.start(start)
     expect(world, world.executor, ReplicaReady)
@@ -331,7 +341,7 @@ def check_whole_devices_have_no_share(world: SharedWorld) -> None:
 
 
 def check_shares_outlive_the_control_plane(world: SharedWorld) -> None:
-    """A new control plane finds every replica held to its journaled share, including one a crash cut off."""
+    """After a crash of the control plane every replica is held to its journaled share, also a change not yet made."""
     serving, worker = _share_a_device(world)
     fresh = world.restart()
     generations = {world.long_job.job_id: 1}
@@ -346,7 +356,7 @@ def check_shares_outlive_the_control_plane(world: SharedWorld) -> None:
 
 
 def check_sharers_die_alone(world: SharedWorld) -> None:
-    """A killed replica is reported lost, once; its neighbour on the device goes on."""
+    """A killed replica is reported lost once; the other replica on its device runs on."""
     serving, worker = _share_a_device(world)
     world.kill(serving.replica_id)
     found = expect(world, world.executor, ReplicaLost)
@@ -355,7 +365,7 @@ def check_sharers_die_alone(world: SharedWorld) -> None:
     assert world.share_of(worker.replica_id) == _OTHER
 
 
-# For executors whose devices can be held in parts.
+# For executors whose devices can be shared.
 SHARE_CHECKS: tuple[Callable[[SharedWorld], None], ...] = (
     check_shares_change_in_place,
     check_whole_devices_have_no_share,

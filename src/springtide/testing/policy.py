@@ -1,4 +1,11 @@
-"""The kit for policies: random snapshots, and what every plan must be. `python -m springtide.testing.policy NAME`."""
+"""The kit for policies: random snapshots, and checks of every plan.
+
+    def test_my_policy():
+        check_policy(lambda: MyPolicy())
+
+`python -m springtide.testing.policy NAME` prints a digest of a registered policy's plans, which must be equal in every
+process.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +79,7 @@ def draw_job(
         allocations[job.job_id] = PoolAllocation(device_ids=tuple(free.pop() for _ in range(count)))
     rate = float(np.exp(rng.uniform(0.0, 8.0)))
     measured = {n: rate * n**0.8 for n in range(1, most + 1) if rng.random() < 0.3}
-    # Drawn in the order in which the fields once stood: what a seed draws stays the same.
+    # Do not reorder these draws: a seed must always give the same snapshots.
     step, is_known = int(rng.integers(0, total_steps)), rng.random() < 0.7
     progress_at_s = float(rng.uniform(submitted_at_s, max(submitted_at_s, now_s)))
     service_offset_s = float(rng.uniform(0.0, 5_000.0))
@@ -119,17 +126,18 @@ def draw_service(
     )
 
 
-Booked = Callable[[Share], Share]
+# The share that a policy gives for a requested one.
+GivenShare = Callable[[Share], Share]
 
 
-def _as_asked(share: Share) -> Share:
+def _as_requested(share: Share) -> Share:
     return share
 
 
-def draw_shared_snapshot(rng: np.random.Generator, booked: Booked = _as_asked) -> Snapshot:
-    """Draw a platform whose devices are held whole and in parts, within the bounds of their sums.
+def draw_shared_snapshot(rng: np.random.Generator, given_share: GivenShare = _as_requested) -> Snapshot:
+    """Draw a platform with whole and shared devices, none of them overcommitted.
 
-    `booked` is what a policy gives for a share that is asked for.
+    `given_share` maps a requested share to the one that the policy under test gives.
     """
     nodes = tuple(
         make_node(f"node-{index}", int(rng.integers(1, 6)), memory_mb=1000) for index in range(int(rng.integers(1, 4)))
@@ -140,7 +148,7 @@ def draw_shared_snapshot(rng: np.random.Generator, booked: Booked = _as_asked) -
     allocations: dict[WorkloadId, Allocation] = {}
 
     def place(workload_id: WorkloadId, asked: Share | None, least: int, most: int) -> int:
-        share = None if asked is None else booked(asked)
+        share = None if asked is None else given_share(asked)
         room = [device for device, shares in held.items() if has_room(load_of(shares), share, 1000)]
         rng.shuffle(room)
         count = min(int(rng.integers(least, most + 1)), len(room)) if rng.random() < 0.6 else 0
@@ -177,29 +185,30 @@ def _draw_share(rng: np.random.Generator) -> Share | None:
 
 
 def check_shared_policy(
-    make: Callable[[], Policy], *, num_snapshots: int = 200, seed: int = 0, booked: Booked = _as_asked
+    make: Callable[[], Policy], *, num_snapshots: int = 200, seed: int = 0, given_share: GivenShare = _as_requested
 ) -> None:
-    """Check a policy against random snapshots with parts of devices, as `check_policy` does with whole ones.
+    """Check a policy against random snapshots with shared devices, as `check_policy` does with whole ones.
 
-    Besides, a workload that asks for a share is given what `booked` says (a job perhaps with a lower limit), and
-    no other is given a part; jobs stay on the parts that they hold, unless they are suspended for a service; and no
-    job with a share waits while enough devices for it are free.
+    Also checks that a workload that requests a share gets `given_share` of it (a job perhaps with a lower limit) and
+    others get whole devices; that jobs keep the shares they hold unless they are suspended for a service; and that no
+    job with a share waits while enough devices for it are free. Raises PolicyError or AssertionError with the number of
+    the snapshot.
     """
-    check_more = functools.partial(_check_parts, booked)
-    _check_policy(make, lambda rng: draw_shared_snapshot(rng, booked), num_snapshots, seed, check_more)
+    check_more = functools.partial(_check_parts, given_share)
+    _check_policy(make, lambda rng: draw_shared_snapshot(rng, given_share), num_snapshots, seed, check_more)
 
 
-def _check_parts(booked: Booked, number: int, snapshot: Snapshot, plan: Plan) -> None:
+def _check_parts(given_share: GivenShare, number: int, snapshot: Snapshot, plan: Plan) -> None:
     check_plan_details(number, snapshot, plan)
     jobs: dict[WorkloadId, Share | None] = {view.job.job_id: view.job.share for view in snapshot.jobs}
     asked = jobs | {view.service.service_id: view.service.share for view in snapshot.services}
     given: dict[DeviceId, list[Share | None]] = {device_id: [] for device_id in snapshot.cluster.device_ids()}
     for workload_id, allocation in plan.allocations.items():
         share, wanted = allocation.share, asked[workload_id]
-        due = None if wanted is None else booked(wanted)
+        due = None if wanted is None else given_share(wanted)
         is_due = share == due
         if share is not None and due is not None and workload_id in jobs:
-            # What a job may use beyond its request may give way to others.
+            # A job's limit above its request may be reduced for others.
             is_due = share.request <= share.limit <= due.limit and replace(share, limit=due.limit) == due
         assert is_due, f"snapshot {number}: {workload_id} gets {share} for {wanted}"
         for device_id in allocation.device_ids:
@@ -208,14 +217,14 @@ def _check_parts(booked: Booked, number: int, snapshot: Snapshot, plan: Plan) ->
         job_id, held = view.job.job_id, snapshot.allocations.get(view.job.job_id)
         if held is not None and held.share is not None:
             kept = plan.allocations.get(job_id, PoolAllocation(device_ids=())).device_ids
-            # For what a service is guaranteed a job may be suspended, and is told so.
+            # A job may be suspended, with a reason, for a service's guaranteed minimum.
             is_suspended = not kept and bool(snapshot.services) and bool(plan.reasons.get(job_id))
             assert kept == held.device_ids or is_suspended, (
                 f"snapshot {number}: {job_id} leaves the parts that it holds"
             )
         is_left_out = job_id not in plan.allocations and job_id not in plan.rejected
         if view.job.share is not None and is_left_out and not any(other.job.share is None for other in snapshot.jobs):
-            # Where a job waits for whole devices, empty ones may be kept for it.
+            # This holds only if no job waits for whole devices, for which empty ones may be reserved.
             held_now = {device for allocation in snapshot.allocations.values() for device in allocation.device_ids}
             free = [device for device, shares in given.items() if not shares and device not in held_now]
             assert len(free) < view.bounds.min_workers, f"snapshot {number}: {job_id} waits though {free} are free"
@@ -224,8 +233,9 @@ def _check_parts(booked: Booked, number: int, snapshot: Snapshot, plan: Plan) ->
 def check_policy(make: Callable[[], Policy], *, num_snapshots: int = 200, seed: int = 0) -> None:
     """Check a policy against random snapshots. Raises PolicyError or AssertionError with the number of the snapshot.
 
-    Every plan must be possible; deciding must leave the snapshot alone and give the same plan again, also from a
-    policy that was built anew; the memory must survive the journal; a revisit must not lie in the past.
+    Every plan must pass `check_plan`. Deciding must not change the snapshot, and must give the same plan again, also
+    from a new instance that `make` returns. The plan's memory must survive JSON, and `revisit_at_s` must be in the
+    future.
     """
     _check_policy(make, draw_snapshot, num_snapshots, seed, check_plan_details)
 
@@ -253,7 +263,7 @@ def _check_policy(
 
 
 def check_plan_details(number: int, snapshot: Snapshot, plan: Plan) -> None:
-    """Check that a plan can be journaled, looks ahead and gives no job too little. Raises AssertionError."""
+    """Check a plan's memory, `revisit_at_s` and the minimum of every job's devices. Raises AssertionError."""
     memory = msgspec.json.decode(msgspec.json.encode(plan.memory))
     assert memory == plan.memory, f"snapshot {number}: the memory does not survive the journal"
     assert plan.revisit_at_s is None or plan.revisit_at_s > snapshot.now_s, f"snapshot {number}: revisit in the past"
@@ -268,7 +278,7 @@ def check_plan_details(number: int, snapshot: Snapshot, plan: Plan) -> None:
 
 
 def digest_plans(make: Callable[[], Policy], *, num_snapshots: int = 50, seed: int = 0) -> str:
-    """A digest of the plans for a fixed series of snapshots; the same in every process, whatever its hash seed."""
+    """A digest of the plans for a fixed series of snapshots; it must be equal in every process, for any hash seed."""
     rng = np.random.default_rng(np.random.SeedSequence(seed))
     policy = make()
     digest = hashlib.sha256()
@@ -278,7 +288,7 @@ def digest_plans(make: Callable[[], Policy], *, num_snapshots: int = 50, seed: i
 
 
 def encode_plan(value: object) -> bytes:
-    """A plan or a snapshot as bytes, for comparing."""
+    """A plan or snapshot as bytes, for comparisons."""
     return msgspec.json.encode(value, enc_hook=_plain)
 
 

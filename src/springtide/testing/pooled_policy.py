@@ -1,4 +1,8 @@
-"""The kit for policies that label nodes: random platforms with pools, and what every plan about them must be."""
+"""The kit for policies that label nodes: random platforms with pools, and checks of every plan.
+
+def test_my_policy():
+    check_pooled_policy(lambda: MyPolicy())
+"""
 
 from __future__ import annotations
 
@@ -16,13 +20,12 @@ from springtide.testing.policy import check_plan_details, draw_job, draw_service
 
 _OWNERS: tuple[Pool, ...] = ("inference", "training", "shared")
 
-# Each time something is given back, others may get more; a plan that is still another one after so many times never
-# comes to rest.
+# Released devices may allow a larger plan each time; a plan that still changes after so many rounds counts as unstable.
 MAX_CARRIED_OUT = 4
 
 
 def draw_pooled_snapshot(rng: np.random.Generator) -> Snapshot:
-    """Draw a platform whose nodes belong to pools: some on loan, some draining; labels admit what is there."""
+    """Draw a platform with pools: some nodes on loan, some draining; labels admit the workloads on their nodes."""
     nodes = tuple(_draw_node(rng, index) for index in range(int(rng.integers(1, 6))))
     cluster = Topology(nodes=nodes)
     now_s = float(rng.uniform(100.0, 10_000.0))
@@ -50,7 +53,7 @@ def _draw_node(rng: np.random.Generator, index: int) -> Node:
 
 
 def _may_drain(node: Node, held: set[DeviceId], rng: np.random.Generator) -> bool:
-    """Only a node with held devices takes time to change."""
+    """Whether the node may be draining: only a node with held devices takes time to change its label."""
     return node.owner != "shared" and any(d.device_id in held for d in node.devices) and rng.random() < 0.3
 
 
@@ -68,9 +71,10 @@ def _draw_drain(rng: np.random.Generator, node: Node, now_s: float) -> Drain:
 def check_pooled_policy(make: Callable[[], Policy], *, num_snapshots: int = 100, seed: int = 0) -> None:
     """Check a policy against random platforms with pools. Raises PolicyError, or AssertionError with the number.
 
-    All that every plan must be (testing.policy); only living nodes are labelled, only those that are to change, and
-    none for both kinds that cannot keep them apart; devices go only where labels admit; once its drains have begun
-    the same plan is wanted again, and carried out a few times over it comes to rest.
+    Checks what `check_policy` does. Besides, a plan may label only living nodes, only to change their label, and as
+    shared only if their devices are isolated; workloads get devices only where labels admit them; once the plan's
+    drains have begun, the policy must want the same plan; and carrying out its plans a few times must lead to a stable
+    one.
     """
     rng = np.random.default_rng(np.random.SeedSequence(seed))
     policy = make()
@@ -107,20 +111,20 @@ def _check_stable(number: int, make: Callable[[], Policy], snapshot: Snapshot, p
         last = make().decide(done)
         if wanted(done, last) == wanted(snapshot, plan):
             return
-        # What services gave back may be more than was sure before.
+        # Services may have released more than the plan could count on.
         snapshot, plan = done, last
     raise AssertionError(f"snapshot {number}: however often it is carried out, another plan is wanted")
 
 
 def wanted(snapshot: Snapshot, plan: Plan) -> tuple[Mapping[NodeId, Pool], Mapping[WorkloadId, frozenset[DeviceId]]]:
-    """The label that each node is to have, and the devices of each workload that is to have any."""
+    """The label wanted for each node, and the devices wanted for each workload that gets any."""
     labels: dict[NodeId, Pool] = {node.node_id: node.pool for node in snapshot.cluster.nodes}
     labels |= {node_id: wish.pool for node_id, wish in plan.pools.items()}
     return labels, {who: frozenset(given.device_ids) for who, given in plan.allocations.items() if given.device_ids}
 
 
 def begin(snapshot: Snapshot, plan: Plan, held: Mapping[WorkloadId, Allocation]) -> Snapshot:
-    """The snapshot with the labels that can change at once where these are held, and drains for the others."""
+    """The snapshot with labels changed where no workload in `held` prevents it, and drains for the other changes."""
     jobs = {view.job.job_id for view in snapshot.jobs}
     kinds: dict[NodeId, set[bool]] = {}
     for who, allocation in held.items():
@@ -142,7 +146,7 @@ def begin(snapshot: Snapshot, plan: Plan, held: Mapping[WorkloadId, Allocation])
 
 
 def carry_out(snapshot: Snapshot, plan: Plan) -> Snapshot:
-    """The snapshot when the plan has come true: leaving replicas are gone, free nodes are labelled, replicas start."""
+    """The snapshot after the plan was carried out: replicas left and started, and free nodes labelled."""
     given = {
         who: PoolAllocation(device_ids=allocation.device_ids)
         for who, allocation in plan.allocations.items()

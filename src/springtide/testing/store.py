@@ -1,6 +1,9 @@
-"""The kit for stores: whole objects, one winner, waits that end, requests that are counted.
+"""The kit for stores: atomic puts, one winner of put-if-absent, waits that end, counted requests.
 
-`python -m springtide.testing.store URL` checks a store of yours under a prefix of its own and leaves nothing behind.
+    def test_my_store():
+        check_store(lambda: MyStore(), "a-prefix")
+
+`python -m springtide.testing.store URL` checks a store under a random prefix and deletes all that it wrote.
 """
 
 from __future__ import annotations
@@ -18,19 +21,19 @@ BAD_KEYS = ("", "/a", "a/", "a//b", "..", "a/../b", "./a", "a b", "a\\b", "a*", 
 LIMIT_S = 30.0
 
 
-def expect_missing(ask: Callable[[], object]) -> None:
-    """Make sure that asking raises ObjectMissing."""
+def expect_missing(operation: Callable[[], object]) -> None:
+    """Raise AssertionError unless the operation raises ObjectMissing."""
     try:
-        answer = ask()
+        answer = operation()
     except ObjectMissing:
         return
     raise AssertionError(f"nothing is there, but the answer was {answer!r:.80}")
 
 
-def expect_refused(ask: Callable[[], object], what: str) -> None:
-    """Make sure that asking raises StorageError, not that something is missing."""
+def expect_refused(operation: Callable[[], object], what: str) -> None:
+    """Raise AssertionError unless the operation raises StorageError other than ObjectMissing."""
     try:
-        ask()
+        operation()
     except ObjectMissing as error:
         raise AssertionError(f"{what} was looked for: {error}") from None
     except StorageError:
@@ -39,7 +42,7 @@ def expect_refused(ask: Callable[[], object], what: str) -> None:
 
 
 def check_objects(store: Store, prefix: str) -> None:
-    """What was put is there, whole; a second put replaces it; what was never put is missing."""
+    """A put object can be read in full; a second put replaces it; an object that was never put is missing."""
     key = f"{prefix}/objects/one"
     expect_missing(lambda: store.get(key))
     store.put(key, b"first")
@@ -54,7 +57,7 @@ def check_objects(store: Store, prefix: str) -> None:
 
 
 def check_buffers(store: Store, prefix: str) -> None:
-    """Any buffer is taken as its bytes, and what its owner does with it later changes nothing."""
+    """Any buffer is stored as its bytes, and later changes of the buffer do not affect the object."""
     key = f"{prefix}/buffers"
     owned = bytearray(b"0123456789" * 1000)
     store.put(key, owned)
@@ -71,7 +74,7 @@ def check_buffers(store: Store, prefix: str) -> None:
 
 
 def check_key_names(store: Store, prefix: str) -> None:
-    """A bad key is refused by every method before anything happens; a key may be the beginning of another one."""
+    """Every method rejects an invalid key before it does anything; a key may be a prefix of another one."""
     for bad in BAD_KEYS:
         expect_refused(lambda bad=bad: store.put(bad, b""), f"the key {bad!r:.40}")  # type: ignore[misc]
         expect_refused(lambda bad=bad: store.put_if_absent(bad, b""), f"the key {bad!r:.40}")  # type: ignore[misc]
@@ -87,7 +90,7 @@ def check_key_names(store: Store, prefix: str) -> None:
 
 
 def check_listing(store: Store, prefix: str) -> None:
-    """Keys come in order, those that begin so and no others; deleting what is not there is no trouble."""
+    """Exactly the keys with the prefix are listed, in order; deleting a missing key is no error."""
     names = [f"{prefix}/list/{name}" for name in ("b", "a/1", "a/2", "ab", "a", "b.meta")]
     for name in names:
         store.put(name, b"x")
@@ -104,7 +107,7 @@ def check_listing(store: Store, prefix: str) -> None:
 
 
 def check_one_winner(store: Store, other: Store, prefix: str, num_rounds: int = 5) -> None:
-    """Of many that put the same key if it is absent one wins, and its object is the one that stays."""
+    """Of many concurrent put_if_absent on one key exactly one wins, and its object remains."""
     with ThreadPoolExecutor(8) as pool:
         for number in range(num_rounds):
             key = f"{prefix}/race/{number}"
@@ -125,7 +128,7 @@ def check_one_winner(store: Store, other: Store, prefix: str, num_rounds: int = 
 def check_whole_objects(
     store: Store, other: Store, prefix: str, num_bytes: int = 300_000, num_rounds: int = 20
 ) -> None:
-    """A reader never sees half of a put, nor nothing where there was something, however often it is replaced."""
+    """While an object is being replaced, a reader sees the old or the new one, never a mix or nothing."""
     key = f"{prefix}/whole"
     values = [bytes([mark]) * num_bytes for mark in (1, 2)]
     store.put(key, values[0])
@@ -149,7 +152,7 @@ def check_whole_objects(
 
 
 def check_waiting(store: Store, other: Store, prefix: str) -> None:
-    """Every reader that waits gets what is put, whether it came before or after; nothing is listed for it."""
+    """Readers that wait get the object, whether they began before or after the put; waiting does not list keys."""
     listed = store.requests().num_lists + other.requests().num_lists
     with ThreadPoolExecutor(6) as pool:
         waits = [
@@ -173,7 +176,7 @@ def check_waiting(store: Store, other: Store, prefix: str) -> None:
 
 
 def check_requests(store: Store, prefix: str) -> None:
-    """Everything that is asked is counted, misses too, and so is what is carried."""
+    """Every request is counted, including misses, and so are the bytes sent and received."""
     before = store.requests()
     store.put(f"{prefix}/count/a", b"12345")
     store.put_if_absent(f"{prefix}/count/a", b"12345")
@@ -193,7 +196,7 @@ def check_requests(store: Store, prefix: str) -> None:
 
 
 def check_closing(open_handle: Callable[[], Store], prefix: str) -> None:
-    """What was put stays when the handle that put it is closed."""
+    """Objects remain when the handle that put them is closed."""
     first = open_handle()
     first.put(f"{prefix}/kept", b"kept")
     first.close()
@@ -205,7 +208,10 @@ def check_closing(open_handle: Callable[[], Store], prefix: str) -> None:
 
 
 def check_store(open_handle: Callable[[], Store], prefix: str) -> Sequence[str]:
-    """All of the above on two handles of one store, and nothing left behind; the names of what was checked."""
+    """Run all checks on two handles of one store, delete all keys under `prefix`, and return the checks' names.
+
+    `open_handle` opens a new handle of the same store. Raises AssertionError, StorageError.
+    """
     store, other = open_handle(), open_handle()
     checks: list[tuple[str, Callable[[], None]]] = [
         ("objects", lambda: check_objects(store, prefix)),
@@ -229,7 +235,7 @@ def check_store(open_handle: Callable[[], Store], prefix: str) -> Sequence[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Check the store of the URL given; 0 if it keeps the contract."""
+    """Check the store with the given URL; returns 0 if it keeps the contract, else 1, and 2 for wrong usage."""
     from springtide.storage.stores.open import STORE_FORMS, open_store
 
     if len(arguments) != 1:

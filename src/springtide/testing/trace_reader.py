@@ -1,4 +1,8 @@
-"""The kit for readers of traces: a good file gives good jobs, any other file one clear sentence, in bounded memory."""
+"""The kit for trace readers: a good file gives jobs, any bad file one clear sentence, within bounded memory.
+
+def test_my_reader(tmp_path):
+    check_reader(read_my_format, Sample(text=GOOD_FILE, columns=("id", "submit_s")), tmp_path)
+"""
 
 from __future__ import annotations
 
@@ -25,9 +29,10 @@ _WRONG_CELLS = ("nan", "inf", "-inf", "-1", "", "x", "1e400", "0.5", "9" * 30, "
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """A small good file of a format. `columns` are those that the reader cannot do without (none: not a table).
+    """A small good file of a format.
 
-    `has_header` False says that the first line is a row. `has_ids` False says that rows may repeat.
+    `columns` are those that the reader requires (empty: the format is not a table). Without `has_header` the first line
+    is a row; without `has_ids` rows may repeat.
     """
 
     text: str
@@ -38,10 +43,11 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_reader(read: Reader, sample: Sample, folder: Path, *, num_mutations: int = 200, seed: int = 0) -> None:
-    """Check a reader against a good file and many bad ones made of it in `folder`. Raises AssertionError.
+    """Check a reader against a good file and many bad ones derived from it in `folder`. Raises AssertionError.
 
-    Reading twice gives the same, a limit gives a part of it, the file stays as it is; whatever is wrong with a file,
-    the reader raises InvalidRequest in one sentence that names the file and, for a cell, its line and column.
+    `read(path, limit)` reads at most `limit` jobs (None: all). Reading twice must give equal results, a limit a part of
+    them, and the file must stay unchanged. For every bad file the reader must raise InvalidRequest with one sentence
+    that names the file and, for a cell, its line and column.
     """
     path = folder / f"sample{sample.suffix}"
     path.write_text(sample.text, encoding="utf-8")
@@ -54,7 +60,7 @@ def check_reader(read: Reader, sample: Sample, folder: Path, *, num_mutations: i
 
 
 def check_memory(read: Reader, sample: Sample, folder: Path) -> None:
-    """Check that a file of 10 GB (the sample, and then a hole) is refused without being held. Raises AssertionError."""
+    """Check that a sparse file of 10 GB is rejected without being read into memory. Raises AssertionError."""
     path = folder / f"huge{sample.suffix}"
     path.write_text(sample.text, encoding="utf-8")
     os.truncate(path, HOLE_BYTES)
@@ -70,7 +76,7 @@ def check_memory(read: Reader, sample: Sample, folder: Path) -> None:
 
 
 def refusal(read: Reader, path: Path) -> str | None:
-    """The sentence with which a file is refused, None if it is read. Raises AssertionError for a bad sentence."""
+    """The message of the reader's InvalidRequest, None if it reads the file. Raises AssertionError for a bad message."""
     try:
         read(path, None)
     except InvalidRequest as error:
@@ -177,7 +183,7 @@ def _check_bad_rows(read: Reader, sample: Sample, folder: Path) -> None:
                 changed = [*row[:index], wrong, *row[index + 1 :]]
                 path.write_text("\n".join([*lines[: number - 1], ",".join(changed), *lines[number:]]) + "\n")
                 sentence = refusal(read, path)
-                # What no job needs may hold anything; what is refused is refused by name.
+                # Columns that no job needs may hold anything; a rejection must name the column.
                 place = rf"line \d+(, column {re.escape(name)}\b|: the quotes)|line 2: no job|line 2: no function"
                 assert sentence is None or re.search(place, sentence), f"{wrong!r:.40} for {name}: {sentence}"
     if sample.has_ids:
@@ -189,7 +195,7 @@ def _check_bad_rows(read: Reader, sample: Sample, folder: Path) -> None:
 
 
 def _check_mutations(read: Reader, sample: Sample, folder: Path, count: int, seed: int) -> None:
-    """Nothing but InvalidRequest comes out, whatever bytes are changed, dropped, doubled or cut off."""
+    """Check that only InvalidRequest is raised when random bytes are changed, dropped, doubled or inserted."""
     rng = np.random.default_rng(np.random.SeedSequence(seed))
     good = sample.text.encode()
     path = folder / f"mutation{sample.suffix}"
