@@ -1,7 +1,7 @@
-"""What a provider's function runs: an invocation's payload comes in as JSON, its outcome goes out as JSON.
+"""The entry point of cloud functions: `handler` gets an order as JSON and returns its result as JSON.
 
-`handler(event, context)` is called as AWS calls it (docs.aws.amazon.com/lambda/latest/dg/python-handler.html). A warm
-process serves one invocation after another: nothing of one is left for the next.
+`handler(event, context)` has the signature that AWS Lambda calls (docs.aws.amazon.com/lambda/latest/dg/
+python-handler.html). A warm process serves several invocations, and none leaves anything behind for the next.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ _MAX_ERROR_CHARS = 2000
 
 
 class HandlerInvocation(Protocol):
-    """What providers tell of an invocation (the context object of AWS's Python runtime)."""
+    """The provider's context object, as in AWS's Python runtime."""
 
     def get_remaining_time_in_millis(self) -> int:
-        """What is left of its lifetime."""
+        """The rest of the invocation's lifetime, in milliseconds."""
         ...
 
 
 class ProfileResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What an invocation of a ProfileOrder returns (JSON): the profile and the dataset's length, or why not."""
+    """The result of a ProfileOrder: the profile and the dataset's length, or an error."""
 
     profile: ModelProfile | None = None
     num_samples: int = 0
@@ -60,7 +60,10 @@ class ProfileResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def handler(event: Any, context: HandlerInvocation) -> dict[str, Any]:
-    """Carry out one order and return a FunctionResult or a ProfileResult. Raises InvalidRequest for no order."""
+    """Carry out one order and return its FunctionResult or ProfileResult as JSON values.
+
+    Failures of the order are part of the result. Raises InvalidRequest if the event is not an order.
+    """
     order = read_order(event)
     stores = open_stores(order.store_url, getattr(order, "parameter_url", ""), os.environ)
     try:
@@ -73,12 +76,12 @@ def handler(event: Any, context: HandlerInvocation) -> dict[str, Any]:
 
 
 def read_order(event: Any) -> Order:
-    """The order in an invocation's payload. Raises InvalidRequest for one that is none, or too large."""
+    """Decode the order in an invocation's payload. Raises InvalidRequest if it is malformed or too large."""
     try:
         data = msgspec.json.encode(event)
         if len(data) > MAX_ORDER_BYTES:
             raise InvalidRequest(f"an order has at most {MAX_ORDER_BYTES:,} bytes, this one {len(data):,}")
-        # Decoded from text: the bounds that a value has hold for what came through a store's or a provider's hands.
+        # Encoded and decoded again, so that the types' bounds are checked: the payload came through other hands.
         order: Order = msgspec.json.decode(data, type=Order)
     except (msgspec.MsgspecError, TypeError, RecursionError) as error:
         raise InvalidRequest(f"the payload is no order for a function: {error}") from None
@@ -93,9 +96,10 @@ def _counts(order: FunctionOrder) -> tuple[int, ...]:
 
 
 def open_stores(store_url: str, parameter_url: str, environment: Mapping[str, str]) -> list[Store]:
-    """The object store, and the parameter store if there is one, behind this function's link if it has a capped one.
+    """Open the object store and, if there is one, the parameter store.
 
-    Raises InvalidRequest, StorageError.
+    If the environment gives this function a rate-limited link, both are limited to it. Raises InvalidRequest,
+    StorageError.
     """
     link = DuplexLink.from_environment(environment)
     lanes = Lanes(link) if link is not None else None
@@ -111,7 +115,7 @@ def _train(order: FunctionOrder, stores: list[Store], context: HandlerInvocation
     reporter = FunctionReporter(order, stores[0], stores, time.monotonic)
     path = ""
     try:
-        # It takes seconds to import on a small function: by now it is known that this one has begun.
+        # Imported after the first report, because the import takes seconds on a small function.
         from springtide.runtime.functions.source import user_source
         from springtide.runtime.functions.worker import FunctionWorker
 
@@ -147,7 +151,7 @@ def _train(order: FunctionOrder, stores: list[Store], context: HandlerInvocation
 
 
 def _another(stores: list[Store], url: str) -> Store:
-    """One more store behind the same link; it is closed and counted with the others."""
+    """Open another store on the same link and add it to `stores`, which are closed and counted together."""
     store: Store = open_store(url)
     if isinstance(stores[0], LinkedStore):
         store = stores[0].beside(store)
@@ -161,7 +165,7 @@ def _profile(order: ProfileOrder, store: Store, context: HandlerInvocation) -> P
     from springtide.runtime.profiling.task_profiler import profile_task
 
     link = DuplexLink.from_environment(os.environ)
-    # Without a cap the link's rate is not known; then it is the profiler's own figure.
+    # Without a limit the link's rate is unknown; assume the profiler's default.
     bytes_per_s = min(link.up_bytes_per_s, link.down_bytes_per_s) if link is not None else BYTES_PER_S
     bytes_per_s = bytes_per_s if math.isfinite(bytes_per_s) else BYTES_PER_S
 
@@ -180,19 +184,19 @@ def _profile(order: ProfileOrder, store: Store, context: HandlerInvocation) -> P
                 seed=source.job.seed,
                 params=source.job.params,
                 store=store,
-                on_progress=_tell,
+                on_progress=_log,
             )
         return ProfileResult(profile=taken.profile, num_samples=taken.num_samples or 0)
     except (Exception, SystemExit) as error:
         return ProfileResult(error=_sentence(error, path))
 
 
-def _tell(line: str) -> None:
+def _log(line: str) -> None:
     sys.stderr.write(line + "\n")
 
 
 def _sentence(error: BaseException, path: str, *, names_type: bool = True) -> str:
-    """One sentence, which begins with the error's type unless it is for users; the traceback goes to the log."""
+    """The error as one sentence, with its type first if `names_type`; the traceback goes to the log."""
     from springtide.runtime.process.entry import describe_error
 
     traceback.print_exception(error, file=sys.stderr)
@@ -204,7 +208,7 @@ def _sentence(error: BaseException, path: str, *, names_type: bool = True) -> st
 
 
 def code_of(error: BaseException) -> ErrorCode:
-    """What failed, for the coordinator: it decides whether another function may fare better."""
+    """The kind of failure, from which the coordinator decides whether another function may succeed."""
     from springtide.storage.datasets.manifest import DatasetLost
     from springtide.storage.workloads.artifacts import ArtifactDamaged
 

@@ -20,7 +20,7 @@ _Node = tuple[int, int]
 
 
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):
-    """The requests of one rank to the store in one all-reduce, and the elements (not bytes) that it sends and receives."""
+    """The store requests of one rank in one all-reduce, and the elements (not bytes) that it sends and receives."""
 
     num_puts: int
     num_gets: int

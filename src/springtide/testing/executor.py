@@ -309,7 +309,7 @@ def _share_a_device(world: SharedWorld) -> tuple[StartReplica, StartReplica]:
 
 
 def check_shares_change_in_place(world: SharedWorld) -> None:
-    """Two replicas share a device, each held to its share; SetShare changes a share without events, also if repeated."""
+    """Two replicas share a device, each held to its share; SetShare, also repeated, changes one without events."""
     serving, worker = _share_a_device(world)
     assert world.share_of(serving.replica_id) == _ONE
     assert world.share_of(worker.replica_id) == _OTHER

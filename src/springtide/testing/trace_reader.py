@@ -76,7 +76,7 @@ def check_memory(read: Reader, sample: Sample, folder: Path) -> None:
 
 
 def refusal(read: Reader, path: Path) -> str | None:
-    """The message of the reader's InvalidRequest, None if it reads the file. Raises AssertionError for a bad message."""
+    """The message of the reader's InvalidRequest, None if it reads the file. Raises AssertionError for a bad one."""
     try:
         read(path, None)
     except InvalidRequest as error:

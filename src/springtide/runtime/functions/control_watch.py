@@ -1,4 +1,4 @@
-"""What a function does with the control record: whether it may go on, under which attempt, and until when."""
+"""Reading a job's control record inside a function: whether it may go on, in which attempt, and until when."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from springtide.core.ports import Store
 from springtide.core.wire.functions import MAX_RECORD_BYTES, ControlRecord, FunctionOrder, Keys, Place
 
 POLL_S = 1.0
-# A record that is not there yet, or does not name this function yet, may still be on its way.
-_PATIENCE_S = 10.0
+# How long to wait for a record that does not exist yet, or does not name this function yet.
+_FIRST_RECORD_WAIT_S = 10.0
 
 
 class NewAttempt(Exception):
-    """All functions stop waiting and take up the record's attempt."""
+    """The record has a new attempt: this function must enter it."""
 
 
 class AttemptSuperseded(Exception):
-    """Another function fills this place, or another generation owns the job: nothing more may be written."""
+    """Another function has this place, or another generation owns the job: this function must write nothing more."""
 
 
 class Stopped(Exception):
-    """The record says that all functions return at once and write nothing more."""
+    """The record tells all functions to return at once and write nothing more."""
 
 
 class ControlWatch:
-    """Reads the control record about once a second while there is time, and says what it means for this function.
+    """Reads the control record about once a second and raises what it means for this function.
 
-    Making one raises as `look` does, and StorageError where there is no record. `has_taken_over` is set once the
-    function before has left for this one: the record may name that one for a while yet.
+    The constructor raises as `look` does, and StorageError if there is no record. Set `has_taken_over` once the
+    predecessor has left for this function; the record may still name the predecessor for a while.
     """
 
     def __init__(
@@ -59,30 +59,31 @@ class ControlWatch:
         return self.record.incarnations.get(str(self.place), -1)
 
     def enter(self) -> ControlRecord:
-        """Take up the attempt of the newest record."""
+        """Enter the attempt of the newest record, and return the record."""
         self._attempt = self.record.attempt
         return self.record
 
     def check(self) -> None:
-        """While waiting: look at the record if the last look is a second ago. Raises NewAttempt, Superseded, Stopped.
+        """Read the record if that was last done a second ago; call it while waiting.
 
-        Also StorageError.
+        Raises NewAttempt, AttemptSuperseded, Stopped, StorageError.
         """
         if self._now_s() - self._read_at_s >= POLL_S:
             self.look()
 
     def refresh(self, at_most_s: float) -> None:
-        """At a step boundary: look if the last look is longer ago than this."""
+        """Read the record if it was last read more than `at_most_s` ago. Raises as `check` does."""
         if self._now_s() - self._read_at_s >= at_most_s:
             self.look()
 
     def look(self) -> None:
+        """Read the record now. Raises as `check` does."""
         self.record = self._read()
         self._act()
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the record wants this function for a plan that is to follow."""
+        """Whether the record names this function for the next plan."""
         upcoming = self.record.upcoming
         return upcoming is not None and upcoming.joiners.get(str(self.place)) == self._order.incarnation
 
@@ -93,7 +94,7 @@ class ControlWatch:
             raise AttemptSuperseded
         if record.verb == "stop":
             raise Stopped
-        # A successor has no claim to the place once the record names a third function.
+        # A successor loses its place if the record names a third function.
         follows = self._order.is_successor and self.named == self._order.follows
         if self.named < incarnation and not follows and not self.is_awaited:
             raise AttemptSuperseded
@@ -101,14 +102,14 @@ class ControlWatch:
             raise NewAttempt
 
     def _first_record(self) -> ControlRecord:
-        """The record as this function finds it; one of the generation before is still to be replaced."""
-        deadline_s = self._now_s() + _PATIENCE_S
+        """Wait for a record that is meant for this function; one of an earlier generation is not."""
+        deadline_s = self._now_s() + _FIRST_RECORD_WAIT_S
         order = self._order
         record: ControlRecord | None
         while True:
             try:
                 self.record = record = self._read()
-                # One that is called for a plan to come finds the record of the generation before.
+                # A function that was invoked for the next plan finds the record of the current generation.
                 is_ours = (order.plan is not None or record.generation >= order.generation) and (
                     record.attempt >= order.attempt
                 )

@@ -1,6 +1,6 @@
-"""What fills one place of a job on functions, whatever the model is written with: the protocol, and its builder.
+"""The worker of one place of a job on functions, for models of any framework: its protocol and its builder.
 
-No framework is imported here: a job without torch never loads it.
+This module imports no framework, so that a job without torch never loads it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from springtide.runtime.functions.source import UserSource
 from springtide.runtime.functions.step import Position, StepOutcome
 from springtide.runtime.models.user_models import check_task, explain_missing_framework, model_of
 
-# Samples that a worker which is alone takes through the model at a time.
+# The micro-batch size of a worker that runs without a plan.
 _LARGEST_PASS = 256
 _IMPORTS_TORCH = re.compile(rb"^\s*(?:import|from)\s+torch", re.MULTILINE)
 
 
 class PlaceWorker(Protocol):
-    """The work of one place under one plan: it holds the training state of its part of the model, and its position.
+    """Trains one place under one plan; holds the training state of its part of the model, and its position.
 
-    What interrupts a step leaves the state as it was before it, or as it is after it: `position` says which. `exchange`
-    is set by the function that runs it, for the plan in force, and None with one replica.
+    A step that is interrupted leaves the state as before or as after the step; `position` says which. The caller sets
+    `exchange` for the plan in use; it is None with one replica.
     """
 
     position: Position
@@ -42,7 +42,7 @@ class PlaceWorker(Protocol):
 
     @property
     def samples(self) -> Samples:
-        """What it trains on."""
+        """The samples to train on."""
         ...
 
     @property
@@ -52,7 +52,7 @@ class PlaceWorker(Protocol):
 
     @property
     def total_steps(self) -> int | None:
-        """How many steps the job has; None while that is not known (a stream that is still open)."""
+        """The job's number of steps; None while its stream is open."""
         ...
 
     @property
@@ -67,41 +67,44 @@ class PlaceWorker(Protocol):
 
     @property
     def global_batch_size(self) -> int:
-        """The samples of a full batch of the next step (of the last one, at the end), over all replicas."""
+        """The size of a full global batch, over all replicas, of the next step (of the last one, at the end)."""
         ...
 
     @property
     def gradient_bytes(self) -> int:
-        """What this place exchanges in a step."""
+        """The bytes that this place exchanges in a step."""
         ...
 
     @property
     def num_exchanged(self) -> int:
-        """How many numbers the replicas exchanged in the step before (will exchange, before the first)."""
+        """How many numbers the replicas exchanged in the last step (before the first: will exchange)."""
         ...
 
     @property
     def samples_needed(self) -> int | None:
-        """How many samples of the stream must be there for the next step; None where the job trains on no stream."""
+        """How many samples the stream must have for the next step; None without a stream."""
         ...
 
     def set_available(self, num_samples: int, *, is_closed: bool) -> None:
-        """So much of the stream may be used; once it is closed, the rest makes a last, smaller batch. Else no effect.
+        """Set how many samples of the stream may be used, and whether it is closed; no effect without a stream.
 
-        All replicas must be told the same before the same step: the size of a last batch follows from it.
+        All replicas must get the same values before the same step, because the size of the last batch depends on them.
         """
         ...
 
     def sync_prefix(self, prefix: str) -> str:
-        """Where the replicas of this stage exchange, in the step whose messages are under `prefix`."""
+        """The prefix of the keys of this stage's exchange, in the step whose messages are under `prefix`."""
         ...
 
     def run_step(self, prefix: str, *, ends_here: bool = False) -> StepOutcome:
-        """The next step, its messages under `prefix`. Raises what `check` and the user's code raise; StorageError."""
+        """Train the next step, with its messages under `prefix`; `ends_here` asks all places to stop after it.
+
+        Raises what `check` and the user's code raise, and StorageError.
+        """
         ...
 
     def save_state(self, store: Store, keys: Keys) -> None:
-        """Write the state at the present position, the record that makes it count last. Raises StorageError."""
+        """Write the state at the current position, and then the record that makes it valid. Raises StorageError."""
         ...
 
     def has_state(self, store: Store, keys: Keys, step: int) -> bool:
@@ -109,18 +112,18 @@ class PlaceWorker(Protocol):
         ...
 
     def load_state(self, store: Store, keys: Keys, step: int) -> None:
-        """Take the state after `step` (at least 1) steps, and its position. Raises CheckpointError, StorageError."""
+        """Restore the state and position after `step` >= 1 steps. Raises CheckpointError, StorageError."""
         ...
 
     def set_plan(self, plan: FunctionPlan, place: Place | None = None) -> None:
-        """From the next step on work under another plan with the same layers here (and as another replica).
+        """Use another plan from the next step on, in which this stage has the same layers, perhaps as another replica.
 
-        `exchange` is None afterwards. Raises InvalidRequest where the plan cuts the model in another way.
+        `exchange` is None afterwards. Raises InvalidRequest if the plan has other stages.
         """
         ...
 
     def close(self) -> None:
-        """Wait for all threads and let go of open files."""
+        """Wait for all threads and close files."""
         ...
 
 
@@ -134,18 +137,18 @@ def build_place_worker(
     check: Callable[[], None],
     now_s: Callable[[], float] = time.monotonic,
 ) -> PlaceWorker:
-    """Import the user's code anew and build the place as it is before the first step.
+    """Import the user's code anew and build the worker in its state before the first step.
 
-    `store` holds datasets, `wire` what travels. `check` is asked about twice a second while the place waits; what it
-    raises ends the step. Raises InvalidRequest, and whatever the user's code raises.
+    `store` holds datasets, `wire` carries messages and gradients. `check` is called about twice a second while the
+    worker waits; an exception that it raises ends the step. Raises InvalidRequest, and whatever the user's code raises.
     """
     job = source.job
     is_torch = imports_torch(source.root)
     with explain_missing_framework(), ExitStack() as spill:
         if is_torch:
-            # The file may build its model while it is imported.
+            # Before the import, because the file may build its model at import.
             spill.enter_context(_spilled(source, plan, place))
-        # The model must come out the same in every place, and as on a worker of the platform.
+        # All places, and workers on machines, must build the same initial model.
         seed_everything(job.seed)
         task = source.load()
         if needs_torch(task) and not is_torch:
@@ -154,7 +157,7 @@ def build_place_worker(
 
 
 def needs_torch(task: Any) -> bool:
-    """Whether what the user declared is torch's: a task with a loss or an optimizer has a torch module."""
+    """Whether the task's model is a torch module: only such tasks have a loss or an optimizer."""
     return getattr(task, "loss", None) is not None or getattr(task, "optimizer", None) is not None
 
 
@@ -169,7 +172,7 @@ def task_worker(
     check: Callable[[], None],
     now_s: Callable[[], float] = time.monotonic,
 ) -> PlaceWorker:
-    """The same for a task that is loaded. Without a plan the worker is alone and has the whole model.
+    """As `build_place_worker`, for a loaded task. Without a plan the worker holds the whole model and is alone.
 
     Without `store`, datasets are those of the platform on this machine. Raises InvalidRequest, StorageError, and
     whatever the user's code raises.
@@ -209,7 +212,7 @@ def _alone(num_layers: int) -> FunctionPlan:
 
 @contextmanager
 def _spilled(source: UserSource, plan: FunctionPlan, place: Place) -> Iterator[None]:
-    """Of a whole model only this stage's part has to fit: the rest waits in files while it is built."""
+    """While a model is built, keep what exceeds the function's memory in files: only this stage's part must fit."""
     from springtide.runtime.functions.spilling import kept_bytes, spilled
 
     memory_mb = plan.stages[place.stage].memory_mb
@@ -218,5 +221,5 @@ def _spilled(source: UserSource, plan: FunctionPlan, place: Place) -> Iterator[N
 
 
 def imports_torch(root: Path) -> bool:
-    """Whether the user's own files import torch: then it may be at work before anything is called."""
+    """Whether the user's files import torch, so that importing them may already build a model."""
     return any(_IMPORTS_TORCH.search(path.read_bytes()) is not None for path in sorted(root.rglob("*.py")))

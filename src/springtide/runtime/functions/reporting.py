@@ -1,4 +1,4 @@
-"""A function's reports: the newest one is written by a thread of its own, often enough but not too often."""
+"""A function's reports to the coordinator, written by a background thread at limited intervals."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from springtide.core.functions import Usage
 from springtide.core.ports import Store
 from springtide.core.wire.functions import MAX_LOSSES, FunctionOrder, FunctionReport, Keys, Phase, Place
 
-# Between two reports of steps, and between two where nothing happens but waiting.
+# Least time between reports of steps, and the interval of reports while waiting.
 LEAST_INTERVAL_S = 0.5
 IDLE_INTERVAL_S = 5.0
 _LARGEST = 1e300
 
 
 class FunctionReporter:
-    """Keeps the report of one incarnation and writes it: changes of phase at once, steps twice a second at most.
+    """Keeps and writes the report of one incarnation: changes of phase at once, steps at most twice a second.
 
-    `store` takes the reports; the requests of `stores` are counted (of the first one as usage: the others are paid
-    for by time). A report that cannot be written is tried again with the next one.
+    Reports are written to `store`. They count the bytes of all `stores`, and as usage the requests of the first one
+    only, because the others are billed by time. A report that cannot be written is superseded by the next one.
     """
 
     def __init__(self, order: FunctionOrder, store: Store, stores: list[Store], now_s: Callable[[], float]) -> None:
@@ -59,7 +59,7 @@ class FunctionReporter:
         return self._report
 
     def update(self, phase: Phase | None = None, **fields: Any) -> None:
-        """Change the report. A change of phase is written before this returns, anything else soon."""
+        """Change fields of the report. A change of phase is written before this returns, other changes soon after."""
         with self._changed:
             is_new_phase = phase is not None and phase != self._report.phase
             if phase is not None:
@@ -72,33 +72,33 @@ class FunctionReporter:
             self._write()
 
     def add_loss(self, step: int, loss: float, num_samples: int) -> None:
-        """The mean loss over this place's samples of a step. NaN and infinity become the largest number.
+        """Add the mean loss over this place's samples of a step; NaN and infinity become the largest number.
 
-        A step that is redone comes out the same, so what was told of it stands.
+        A step that is redone gives the same loss again.
         """
-        told = loss if math.isfinite(loss) else _LARGEST
-        self._losses[step] = (step, max(-_LARGEST, min(_LARGEST, told)), num_samples)
+        finite = loss if math.isfinite(loss) else _LARGEST
+        self._losses[step] = (step, max(-_LARGEST, min(_LARGEST, finite)), num_samples)
         if len(self._losses) > MAX_LOSSES:
             del self._losses[min(self._losses)]
         self.update(losses=tuple(self._losses[at] for at in sorted(self._losses)))
 
     def take_losses(self, losses: Iterable[tuple[int, float, int]]) -> None:
-        """Report the predecessor's losses at this place as this function's own."""
-        self._losses = {**{told[0]: told for told in losses}, **self._losses}
+        """Add the predecessor's losses at this place to this function's reports."""
+        self._losses = {**{entry[0]: entry for entry in losses}, **self._losses}
         self.update(losses=tuple(self._losses[at] for at in sorted(self._losses)))
 
     def usage(self) -> Usage:
-        """What this incarnation has asked of the object store so far."""
-        asked = self._stores[0].requests()
+        """The requests of this incarnation to the object store so far."""
+        requests = self._stores[0].requests()
         return Usage(
-            num_puts=asked.num_puts,
-            num_gets=asked.num_gets,
-            num_lists=asked.num_lists,
-            num_deletes=asked.num_deletes,
+            num_puts=requests.num_puts,
+            num_gets=requests.num_gets,
+            num_lists=requests.num_lists,
+            num_deletes=requests.num_deletes,
         )
 
     def close(self, *, writes: bool = True) -> None:
-        """End the thread; write what is left to say, unless nothing may be written any more."""
+        """End the thread, and with `writes` write a last report if anything changed."""
         with self._changed:
             if self._is_closed:
                 return
@@ -122,7 +122,7 @@ class FunctionReporter:
             self._write()
 
     def _write(self) -> None:
-        # One at a time, in order: an older report must not come to lie over a newer one.
+        # One write at a time, so that an older report never overwrites a newer one.
         with self._writing:
             requests = [store.requests() for store in self._stores]
             with self._changed:

@@ -1,6 +1,6 @@
-"""A stage's state as objects in the store: the frame, and after it the record that makes it count. No framework here.
+"""A stage's state in the store: a frame of tensors, and then a record that makes it valid.
 
-States are written by the replica whose turn it is and read by the functions that begin from there.
+The replicas take turns to write a state; functions that start an attempt read it. This module imports no framework.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from springtide.storage.frames import Frame, decode
 def write_frame(
     store: Store, keys: Keys, stage: int, layers: tuple[int, int], data: bytes, position: Position
 ) -> StageState:
-    """Write a stage's frame after `position.step` steps, the record last. `layers` are the first and the end.
+    """Write a stage's frame after `position.step` steps, and then its record. `layers` is (first, end).
 
     Raises StorageError.
     """
@@ -42,7 +42,7 @@ def write_frame(
 
 
 def read_meta(store: Store, keys: Keys, step: int, stage: int) -> StageState | None:
-    """The record of a stage's state; None where there is none. Raises CheckpointError, StorageError."""
+    """The record of a stage's state, None if there is none. Raises CheckpointError, StorageError."""
     try:
         data = store.get(keys.state_meta(step, stage))
     except ObjectMissing:
@@ -59,10 +59,7 @@ def read_meta(store: Store, keys: Keys, step: int, stage: int) -> StageState | N
 
 
 def chain_of_metas(store: Store, keys: Keys, step: int, end_layer: int) -> list[StageState]:
-    """The records of the stages up to the one that holds the last of these layers, checked for gaps.
-
-    Raises CheckpointError, StorageError.
-    """
+    """The records of consecutive stages up to `end_layer`. Raises CheckpointError if one is missing; StorageError."""
     metas: list[StageState] = []
     covered = 0
     while covered < end_layer and len(metas) < MAX_LAYERS:
@@ -81,7 +78,7 @@ def state_words(meta: StageState) -> str:
 
 
 def read_frame(store: Store, meta: StageState) -> Frame:
-    """The frame that a record is of, checked against its digest. Raises CheckpointError, StorageError."""
+    """The frame of a record, checked against its digest. Raises CheckpointError, StorageError."""
     where = state_words(meta)
     try:
         data = store.get(meta.key)

@@ -1,4 +1,4 @@
-"""The user's code inside a function: fetched, unpacked, imported under a name of its own, and forgotten again."""
+"""The user's code inside a function: downloaded, imported as a module of its own, and removed after the invocation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class UserSource:
         self.job = job
         self.root = root
         self._path = _source_in(root, job.entrypoint)
-        # Of the folder, so that two orders in one process never meet under one name.
+        # Made from the folder's name, so that two invocations in one process have different module names.
         self._module_name = f"springtide_user_{root.parent.name.replace('-', '_')}"
         self._num_loaded = 0
 
@@ -37,7 +37,7 @@ class UserSource:
         return str(self._path)
 
     def load(self) -> Any:
-        """Import the file anew and return the named object: nothing of an earlier import is used again.
+        """Import the file anew, reusing nothing of an earlier import, and return the named object.
 
         Raises InvalidRequest, and whatever the file raises.
         """
@@ -49,9 +49,9 @@ class UserSource:
         return load_object(entrypoint, f"{self._module_name}_{self._num_loaded}")
 
     def forget(self) -> None:
-        """Take the modules that came from the folder out of the interpreter."""
+        """Remove all modules that were imported from the folder."""
         inside = str(self.root)
-        # A copy: other threads may be importing. Only what a module itself holds is asked for, lest it imports more.
+        # A copy, because other threads may import; __dict__, because getattr may trigger a lazy module's imports.
         for name, module in sys.modules.copy().items():
             if str(getattr(module, "__dict__", {}).get("__file__") or "").startswith(inside):
                 sys.modules.pop(name, None)
@@ -61,7 +61,7 @@ class UserSource:
 
 @contextmanager
 def user_source(store: Store, keys: Keys) -> Iterator[UserSource]:
-    """Fetch the job and its bundle; afterwards nothing of them is left in the process or on the disk.
+    """Download the job's record and source; removes them from process and disk at exit.
 
     Raises StorageError, InvalidRequest.
     """
@@ -82,7 +82,7 @@ def user_source(store: Store, keys: Keys) -> Iterator[UserSource]:
 
 @contextmanager
 def _settings_kept() -> Iterator[None]:
-    """What user code sets for the whole process is as before afterwards: the next order is another user's."""
+    """Restore process-wide settings that user code may change: the next invocation may be another user's."""
     environment, directory = dict(os.environ), os.getcwd()
     settings = _torch_settings()
     try:
@@ -96,7 +96,7 @@ def _settings_kept() -> Iterator[None]:
 
 
 def _torch_settings() -> tuple[Any, ...] | None:
-    """What torch is set to; None where torch is not imported: then nothing here imports it, either."""
+    """Torch's process-wide settings; None if torch is not imported (this does not import it)."""
     torch = sys.modules.get("torch")
     if torch is None:
         return None
@@ -109,7 +109,7 @@ def _torch_settings() -> tuple[Any, ...] | None:
 
 
 def _restore_torch(settings: tuple[Any, ...] | None) -> None:
-    """What torch was set to; where it was not there before, what it begins with."""
+    """Restore torch's settings, or its defaults if it was imported since."""
     torch = sys.modules.get("torch")
     if torch is None:
         return

@@ -1,7 +1,7 @@
-"""Building a model that is larger than the memory: what has been built waits in files until its stage asks for it.
+"""Building a model that is larger than the function's memory: finished modules are moved to memory-mapped files.
 
-A function keeps one stage of a model, but the user's code builds all of it, and drawing the same initial weights needs
-every draw in its order. So each module leaves memory again as soon as the next one registers its first tensor.
+A function needs only one stage of the model, but the user's code builds all of it, and the same initial weights require
+all random draws in order. So each module moves to files as soon as the next one registers its first tensor.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from torch.nn.modules.module import (
 from springtide.core.errors import StorageError
 from springtide.core.functions import MIB
 
-# What a process of torch takes by itself, with what it imports; the rest of a function's memory is the job's.
+# Memory of a process that has imported torch; the rest of a function's memory is for the job.
 BASE_BYTES = 400 * MIB
-# Of what is left so much may hold finished modules: own parameters, gradients and the optimizer's state come later.
+# The part of that rest that may hold finished modules; the stage's gradients and optimizer state come later.
 _KEPT_FRACTION = 0.25
 _LEAST_KEPT_BYTES = 16 * MIB
 _SMALLEST_BYTES = 64 * 1024
-# glibc's allocator keeps large blocks that are freed, cut up by small ones; from this size on they go back at once.
+# glibc keeps freed large blocks, fragmented by small ones; blocks from this size on are returned to the system at once.
 _M_MMAP_THRESHOLD = -3
 _GOES_BACK_BYTES = 256 * 1024
 _USUAL_BYTES = 32 * MIB
 
 
 def kept_bytes(memory_mb: int) -> int:
-    """How much of a model may stay in the memory of a function of this size while it is built."""
+    """The bytes of a model that may stay in memory while it is built, for a function of `memory_mb`."""
     return max(_LEAST_KEPT_BYTES, int(_KEPT_FRACTION * (memory_mb * MIB - BASE_BYTES)))
 
 
 @contextmanager
 def spilled(folder: Path, keep_bytes: int) -> Iterator[None]:
-    """While models are built inside, whatever is finished beyond `keep_bytes` moves into files under `folder`.
+    """Move tensors of finished modules beyond `keep_bytes` into files under `folder` while models are built inside.
 
-    The tensors stay what they are, with the same values, and may be read and written; `bring_back` takes a module's
-    into memory. The folder may go once its tensors have been brought back or are not needed. Raises StorageError where
-    the files cannot be written.
+    The tensors keep their identity and values and can be read and written; `bring_back` loads a module's into memory.
+    The folder may be deleted once its tensors are brought back or not needed. Raises StorageError if a file cannot be
+    written.
     """
     spill = _Spill(folder, keep_bytes)
     handles = [
@@ -60,7 +60,7 @@ def spilled(folder: Path, keep_bytes: int) -> Iterator[None]:
 
 
 def bring_back(module: torch.nn.Module) -> None:
-    """Take the tensors of a module that lie in files into memory."""
+    """Load the tensors of a module that are in files into memory."""
     for tensor in (*module.parameters(), *module.buffers()):
         if _file_of(tensor):
             tensor.data = tensor.data.clone()
@@ -72,13 +72,14 @@ class _Spill:
         self._keep_bytes = keep_bytes
         self._held_bytes = 0
         self._num_files = 0
-        # The module that registers at present, and its tensors: they are only now being drawn.
+        # The module that is registering tensors now, and those tensors, which are not initialised yet.
         self._module: torch.nn.Module | None = None
         self._pending: list[torch.Tensor] = []
 
     def take(self, module: torch.nn.Module, name: str, tensor: torch.Tensor | None) -> None:
-        """A tensor is registered with its module. Should the module before not be finished, its tensors may be written
-        where they lie then.
+        """The registration hook. A tensor of a new module means that the previous module is finished, so it is moved.
+
+        If it is not finished after all, its tensors can still be written in the files.
         """
         if tensor is None:
             return
@@ -115,14 +116,14 @@ class _Spill:
 
 
 def _return_blocks_from(num_bytes: int) -> None:
-    """Have freed blocks of this size and more go back to the system, where the allocator is glibc's."""
+    """Make glibc return freed blocks of at least this size to the system; does nothing with another allocator."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, num_bytes)
 
 
 def _can_move(tensor: torch.Tensor, num_bytes: int) -> bool:
-    """Whether the tensor has its memory to itself; what is small is not worth a file."""
+    """Whether the tensor has a storage of its own and is large enough to be worth a file."""
     is_plain = tensor.device.type == "cpu" and tensor.layout is torch.strided and tensor.is_contiguous()
     return is_plain and num_bytes >= _SMALLEST_BYTES and tensor.untyped_storage().nbytes() == num_bytes
 

@@ -1,4 +1,4 @@
-"""Values of a training step on functions: the training's position, and the result of a committed step."""
+"""The position of a training on functions, and the result of a committed step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from springtide.runtime.data.shards import GlobalBatch
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a training stands: committed steps, the samples behind it, and the chain of their ids."""
+    """Committed steps, the samples they used, and a digest of the ids of these samples."""
 
     step: int = 0
     num_seen: int = 0
@@ -21,7 +21,7 @@ class Position:
 class StepOutcome:
     """A committed step. `loss` is the mean over this place's own samples, on the last stage only.
 
-    `is_last` says that at least one place asked for the step to be the last one: the value is the same at all places.
+    `is_last`: at least one place asked for this step to be the last one. The value is the same at all places.
     """
 
     batch: GlobalBatch

@@ -1,4 +1,4 @@
-"""What a function measures of its own steps: sums that do not depend on how often its reports are read."""
+"""Timing of a function's steps, as running sums, which do not depend on how often reports are read."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from springtide.core.wire.functions import LaneTimes, StepTotals
 
 
 class StepTimer:
-    """Times one place's steps from commit to commit. `totals` are sums over like steps of the present attempt.
+    """Times one place's steps from commit to commit. `totals` are sums over steps of one size in the current attempt.
 
-    Times are seconds of one clock that never goes back. `pause_s` is how long the place stood still between its last
-    step before the present attempt and the first one in it, the computation of that one left out.
+    Times are seconds of one monotonic clock. `pause_s` is the time between the last commit before the attempt and the
+    first commit in it, without the computation of that step.
     """
 
     def __init__(self) -> None:
@@ -19,15 +19,17 @@ class StepTimer:
         self._is_first = True
 
     def begin(self) -> None:
-        """An attempt begins: sums start at zero, since its steps may take another time."""
+        """Start an attempt: the sums restart at zero, because its steps may take a different time."""
         self.totals = StepTotals()
         self._is_first = True
 
     def skip(self, seconds: float) -> None:
+        """Leave out time in which the place waited for samples."""
         if self._committed_at_s is not None:
             self._committed_at_s += seconds
 
     def committed(self, now_s: float, lanes: LaneTimes, global_batch_size: int, gradient_bytes: int) -> None:
+        """Add a step that was committed at `now_s`."""
         computed_s = lanes.forward_s + lanes.backward_s + lanes.update_s
         before_s, self._committed_at_s = self._committed_at_s, now_s
         if self._is_first:
@@ -37,7 +39,7 @@ class StepTimer:
             return
         totals = self.totals
         if (totals.global_batch_size, totals.gradient_bytes) != (global_batch_size, gradient_bytes):
-            # The first step of another size allocates and compiles: it says nothing about those after it.
+            # The first step of another size allocates and compiles, so it is not counted.
             self.totals = StepTotals(global_batch_size=global_batch_size, gradient_bytes=gradient_bytes)
             return
         assert before_s is not None

@@ -1,4 +1,4 @@
-"""The store that messages and gradients travel through, where that is not the one that holds states and samples."""
+"""The store that carries messages and gradients, if it is not the one that holds states and samples."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from springtide.core.ports import Store, StoreRequests
 
 
 class WireTrouble(StorageError):
-    """Messages between functions do not get through; a new attempt may succeed."""
+    """Messages between functions cannot be exchanged; a new attempt may succeed."""
 
 
 class WireStore:
-    """A store whose failures are told apart from those of others: they are WireTrouble."""
+    """A store whose StorageErrors are raised as WireTrouble, to tell them from those of the object store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def put(self, key: str, data: Any) -> None:
-        with _told():
+        with _as_wire_trouble():
             self._store.put(key, data)
 
     def put_if_absent(self, key: str, data: Any) -> bool:
-        with _told():
+        with _as_wire_trouble():
             return self._store.put_if_absent(key, data)
 
     def get(self, key: str) -> bytes:
-        with _told():
+        with _as_wire_trouble():
             return self._store.get(key)
 
     def wait(self, key: str, timeout_s: float) -> bytes:
-        with _told():
+        with _as_wire_trouble():
             return self._store.wait(key, timeout_s)
 
     def delete(self, keys: Sequence[str]) -> None:
-        with _told():
+        with _as_wire_trouble():
             self._store.delete(keys)
 
     def keys(self, prefix: str) -> list[str]:
-        with _told():
+        with _as_wire_trouble():
             return self._store.keys(prefix)
 
     def requests(self) -> StoreRequests:
@@ -52,7 +52,7 @@ class WireStore:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _as_wire_trouble() -> Iterator[None]:
     try:
         yield
     except ObjectMissing:

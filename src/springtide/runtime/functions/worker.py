@@ -1,7 +1,7 @@
-"""One function's work at its place: steps, saves, attempts, hand-over and the end, as the control record says.
+"""The main loop of one function at its place: steps, saves, attempts, hand-over and end, as the control record says.
 
-Whatever interrupts a step leaves the place's state as it was before or as it is after it, as its position says; an
-attempt begins from what is in memory where the position is that of its first step, else from what was saved.
+An interrupted step leaves the state as before or as after it, as its position says. An attempt starts from the state in
+memory if that has the attempt's position, else from a saved state.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from springtide.runtime.functions.timing import StepTimer
 from springtide.runtime.functions.wire_store import WireStore, WireTrouble
 from springtide.storage.stores.open import open_store
 
-# What a function keeps of its lifetime for the end: so many of the newest step, and seconds beyond saving.
+# A function leaves when its remaining lifetime is less than this many steps, a save, and these seconds.
 LIFETIME_STEPS = 1.5
 LIFETIME_SPARE_S = 2.0
 _BOUNDARY_POLL_S = 0.5
 _LINE_INTERVAL_S = 1.0
-# The record is looked at so often while a plan is to follow at once, and while samples are waited for.
+# How often the record is read while the next plan is imminent, and while waiting for samples.
 PARK_POLL_S = 0.25
 WAIT_POLL_S = 1.0
-# So long a function whose messages do not travel waits to be told to begin anew.
+# How long a function whose messages cannot be exchanged waits for a new attempt.
 STUCK_S = 60.0
 Outcome = Literal["left", "finished", "stopped", "superseded"]
 
 
 class _Left(msgspec.Struct, frozen=True, kw_only=True):
-    """Written by a function that leaves for its successor: the step it stopped after, and under which attempt.
+    """Written by a function that leaves for its successor: the step and attempt in which it stopped.
 
-    Its last report may still be unread when the successor is first heard of, so the successor reports its `losses`.
+    The coordinator may not read its last report, so the successor reports its `losses` again.
     """
 
     step: int
@@ -52,11 +52,10 @@ class _Left(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FunctionWorker:
-    """Fills one place until the work is done or the lifetime is nearly over. Made for one invocation.
+    """Trains one place until the job is done or the function's lifetime is nearly over; for one invocation.
 
-    `store` holds states and records, `wire` what travels; `open_wire` opens another store for that. `remaining_s` says
-    what is left of the lifetime. `run` raises StorageError, InvalidRequest, CheckpointError and whatever the user's
-    code raises.
+    `store` holds states and records, `wire` carries messages and gradients; `open_wire(url)` opens another store for
+    these. `remaining_s` returns the rest of the lifetime in seconds.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class FunctionWorker:
     ) -> None:
         self._order = order
         self._store = store
-        # What fails on a way of its own may go on after a new attempt, whatever else fails does not.
+        # A failure of a separate wire store may be overcome by a new attempt, unlike failures of the object store.
         self._wire: Store = wire if wire is store else WireStore(wire)
         self._wire_url = order.parameter_url
         self._open_wire = open_wire
@@ -92,10 +91,13 @@ class FunctionWorker:
         self._timer = StepTimer()
         self._is_first_step = True
         self._num_samples = 0
-        self._told_at_s = -_LINE_INTERVAL_S
+        self._line_at_s = -_LINE_INTERVAL_S
 
     def run(self) -> FunctionResult:
-        """Work until there is nothing more to do here."""
+        """Train until there is nothing more to do at this place, and return how that ended.
+
+        Raises StorageError, InvalidRequest, CheckpointError, and whatever the user's code raises.
+        """
         outcome: Outcome
         may_write, step = True, 0
         try:
@@ -123,10 +125,10 @@ class FunctionWorker:
             usage=self._reporter.usage(),
         )
 
-    # --- coming to the place ----------------------------------------------------------------------------------
+    # --- taking the place -------------------------------------------------------------------------------------
 
     def _build(self, plan: FunctionPlan) -> PlaceWorker:
-        """The place as it is before the first step, from the user's code imported anew."""
+        """Import the user's code anew and build the worker in its state before the first step."""
         worker = build_place_worker(
             self._source,
             plan,
@@ -145,7 +147,7 @@ class FunctionWorker:
         return worker
 
     def _wait_for_place(self) -> None:
-        """Take the state that the attempt begins from; a successor waits until the one before it has left."""
+        """Begin with the attempt's state; a successor first waits until its predecessor has left."""
         watch = self._watch
         if self._order.plan is not None:
             self._wait_for_plan()
@@ -160,7 +162,7 @@ class FunctionWorker:
                 self._reporter.take_losses(left.losses)
                 self._begin(left.step if left.attempt == watch.record.attempt else watch.record.restore_step)
                 return
-        # Named by the record: in the attempt in which the one before has left, or in a new one without it.
+        # The record names this function: in the attempt in which the predecessor left, or in a new one.
         step = watch.record.restore_step
         candidates = [before] if before is not None else range(self._order.incarnation - 1, -1, -1)
         if self._order.is_successor:
@@ -173,7 +175,7 @@ class FunctionWorker:
         self._begin(step)
 
     def _wait_for_plan(self) -> None:
-        """Warm for a plan that is to follow: wait until the record names this function."""
+        """Invoked ahead for the next plan: wait until the record names this function."""
         watch = self._watch
         while watch.named != self._order.incarnation:
             is_near = watch.record.last_step is not None
@@ -189,7 +191,7 @@ class FunctionWorker:
         return msgspec.json.decode(data, type=_Left)
 
     def _begin(self, step: int) -> None:
-        """Enter the record's attempt with the state after `step` steps, from memory if that is it."""
+        """Enter the record's attempt with the state after `step` steps, in memory or loaded from the store."""
         record = self._watch.enter()
         worker = self._worker
         if step != worker.position.step:
@@ -205,7 +207,7 @@ class FunctionWorker:
         self._saved_steps = {step}
         self._flush()
         if record.parameter_url not in ("", self._wire_url):
-            # Messages between stages keep the way they were built with: only replicas of whole models move.
+            # Only the exchange of replicas of whole models can use another store; stages keep theirs for messages.
             self._wire, self._wire_url = WireStore(self._open_wire(record.parameter_url)), record.parameter_url
         self._is_first_step = True
         self._timer.begin()
@@ -240,14 +242,14 @@ class FunctionWorker:
         )
 
     def _flush(self) -> None:
-        """Wait for what the exchanges still have to remove; what cannot be removed stays until the job's end."""
+        """Wait until old gradients are removed from the store; what cannot be removed stays until the job's end."""
         if self._communicator is not None:
             try:
                 self._communicator.flush()
             except StorageError as error:
                 sys.stderr.write(f"springtide: gradients that were read could not be removed: {error}\n")
 
-    # --- working ----------------------------------------------------------------------------------------------
+    # --- training ---------------------------------------------------------------------------------------------
 
     def _work(self) -> Outcome:
         while True:
@@ -258,11 +260,11 @@ class FunctionWorker:
             except NewAttempt:
                 record = self._watch.record
                 sys.stderr.write(f"springtide: attempt {record.attempt} begins with step {record.restore_step + 1}\n")
-                # All functions go back to the state of the record's step.
+                # All functions return to the state of the record's step.
                 self._begin(record.restore_step)
 
     def _step_or_stuck(self) -> Outcome | None:
-        """As `_next_step`. What travels through a store of its own may come back: then a new attempt begins."""
+        """As `_next_step`, but if a separate wire store fails, wait for a new attempt before raising."""
         try:
             return self._next_step()
         except (WireTrouble, CollectiveError) as error:
@@ -276,7 +278,7 @@ class FunctionWorker:
             raise
 
     def _next_step(self) -> Outcome | None:
-        """One step and what is due after it; an outcome where it was the last one here."""
+        """Train one step and save or leave if that is due; returns an outcome if it was this function's last step."""
         worker, watch = self._worker, self._watch
         if worker.is_over:
             self._end()
@@ -285,10 +287,10 @@ class FunctionWorker:
         if self._lacks_samples():
             return self._wait_for_samples()
         if worker.is_over:
-            # The stream has ended with the step before.
+            # The stream was closed after the last step.
             return None
         record = watch.record
-        # Stages may read the record at different steps and stop apart: the first stage decides and tells the others.
+        # Stages read the record at different steps, so the first stage decides, and its messages tell the others.
         ends_here = record.last_step is not None and worker.position.step + 1 >= record.last_step
         prefix = self._keys.wire(record.generation, watch.attempt, worker.position.step)
         batch, gradient_bytes = worker.global_batch_size, worker.gradient_bytes
@@ -307,7 +309,7 @@ class FunctionWorker:
         return None
 
     def _lacks_samples(self) -> bool:
-        """Whether the next step has to wait for samples of the stream, as far as the record lets them be used."""
+        """Whether the next step must wait until the record allows more samples of the stream."""
         worker, record = self._worker, self._watch.record
         if worker.samples_needed is None:
             return False
@@ -320,10 +322,10 @@ class FunctionWorker:
         return not worker.is_over and worker.samples_needed > record.num_available
 
     def _wait_for_samples(self) -> Outcome | None:
-        """Stand at the boundary until there are samples for a step, or until the job is to stop.
+        """Wait at the step boundary until there are samples for a step, or the job is to stop.
 
-        All places wait here for the same step: none can go on without the others, and none ends without them, because
-        the record that has a last step allows no more samples.
+        All places wait here for the same step and stop at the same one, because a record with a last step allows no
+        more samples.
         """
         began_s = self._now_s()
         self._reporter.update("waiting")
@@ -339,9 +341,9 @@ class FunctionWorker:
         return None
 
     def _halt(self) -> Outcome:
-        """All functions stand at this boundary: save what is due, then return, or wait for the plan that follows.
+        """Stop at this boundary, as all functions do: save if due, then return, or park until the next plan.
 
-        Raises NewAttempt where that plan wants this function.
+        Raises NewAttempt if the next plan includes this function.
         """
         self._end()
         if self._watch.record.upcoming is None:
@@ -352,19 +354,19 @@ class FunctionWorker:
             try:
                 self._watch.look()
             except AttemptSuperseded:
-                # The plan that follows has no use for it.
+                # The next plan does not include this function.
                 break
         return "stopped"
 
     def _committed(self, done: StepOutcome) -> None:
         worker = self._worker
-        # The first step may have waited for others to start, which says nothing about the next one.
+        # The first step may include waiting for others to start, so limit the estimate of the next one.
         computed_s = done.lanes.forward_s + done.lanes.backward_s + done.lanes.update_s
         self._step_s = min(done.lanes.step_s, 2 * computed_s) if self._is_first_step else done.lanes.step_s
         self._is_first_step = False
         self._num_samples += done.num_samples
         if self._place.stage == len(worker.plan.stages) - 1:
-            # A replica without samples in the step says so: otherwise the coordinator would wait for its loss.
+            # Also without samples in the step, because the coordinator waits for every replica's loss.
             self._reporter.add_loss(worker.position.step, done.loss or 0.0, done.num_samples)
         self._reporter.update(
             step=worker.position.step,
@@ -377,8 +379,8 @@ class FunctionWorker:
             pause_s=self._timer.pause_s,
             lanes=msgspec.structs.replace(done.lanes, save_s=self._save_s),
         )
-        if self._now_s() - self._told_at_s >= _LINE_INTERVAL_S or worker.is_over:
-            self._told_at_s = self._now_s()
+        if self._now_s() - self._line_at_s >= _LINE_INTERVAL_S or worker.is_over:
+            self._line_at_s = self._now_s()
             sys.stdout.write(self._line(done) + "\n")
             sys.stdout.flush()
 
@@ -394,7 +396,7 @@ class FunctionWorker:
     # --- saving and leaving -----------------------------------------------------------------------------------
 
     def _is_my_turn(self) -> bool:
-        """Replicas hold the same bits; each step is one's to save."""
+        """Whether this replica saves this step: replicas have identical states and take turns."""
         return self._worker.position.step % self._watch.record.plan.num_replicas == self._place.replica
 
     def _save(self) -> None:
@@ -408,19 +410,19 @@ class FunctionWorker:
     def _end(self) -> None:
         """Save the state after the last step, if it is this replica's turn.
 
-        Raises NewAttempt where a function died before it was saved everywhere: then the work is not over.
+        Raises NewAttempt if a function of another stage died before it had saved: training then continues.
         """
         if self._is_my_turn() and self._worker.position.step not in self._saved_steps:
             self._save()
         self._watch.look()
 
     def _leave(self) -> Outcome:
-        """Save for a successor and tell it; it may be there already."""
+        """Save the state and write the record for which the successor waits."""
         step = self._worker.position.step
         if step not in self._saved_steps and not self._worker.has_state(self._store, self._keys, step):
             self._reporter.update("leaving")
             self._save()
-        # The record may have changed meanwhile: a function that it does not name any more writes nothing.
+        # The record may have changed: a function that it no longer names must write nothing.
         self._watch_before_leaving()
         left = _Left(step=step, attempt=self._watch.attempt, losses=self._reporter.report.losses)
         self._store.put(self._keys.left(self._place, self._order.incarnation), msgspec.json.encode(left))
@@ -430,5 +432,5 @@ class FunctionWorker:
         try:
             self._watch.look()
         except NewAttempt:
-            # A new attempt goes back to another step, which its record says: the successor follows that.
+            # The successor follows the record's new attempt, whatever step this function left after.
             return

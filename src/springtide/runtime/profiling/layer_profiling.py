@@ -1,6 +1,6 @@
-"""Profiles of a task's layers: what is asked, what is written, and the parent that measures in a process of its own.
+"""Profiles of a task's layers: their files, their cache, and the parent process that has a child measure them.
 
-No torch here.
+This module does not import torch.
 """
 
 from __future__ import annotations
@@ -27,17 +27,21 @@ DEADLINE_S = 600.0
 MICRO_BATCH_SIZE = 4
 NUM_ROUNDS = 5
 _MAX_FILE_BYTES = 16 << 20
-# Raised when profiles are taken in another way: those in caches are then measured again.
+# Increase it when the measurement changes, so that cached profiles are measured again.
 _VERSION = 2
 _NO_PARAMS: Mapping[str, str] = MappingProxyType({})
-# What numpy's and JAX's linear algebra go by; torch is told directly.
+# Limits the threads of numpy's and JAX's linear algebra; torch's are set in the child.
 _ONE_THREAD: Mapping[str, str] = MappingProxyType(
     {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 )
 
 
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What the process that measures is told. `directory` is the measurement's folder."""
+    """What the child process is to measure.
+
+    `directory` is the measurement's folder, `name` that of the child's files in it. A model that is not cut into layers
+    may be measured with micro-batches of up to `largest_micro_batch` samples.
+    """
 
     entrypoint: Entrypoint
     model_name: str
@@ -51,10 +55,10 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LayerProfileFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A measured profile of a task's layers, and of which text and parameters it is.
+    """A measured profile of a task's layers, with the source text and params that it was measured for.
 
-    `num_samples` are those of the dataset; None where the task trains on the stream that is named. `dataset` names one
-    that the platform keeps.
+    `num_samples` is the dataset's length, None if the task trains on `stream`. `dataset` is the name of a named
+    dataset.
     """
 
     format: Literal["springtide-layers-1"] = "springtide-layers-1"
@@ -81,12 +85,12 @@ def profile_source_layers(
     deadline_s: float = DEADLINE_S,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> LayerProfileFile:
-    """Measure the layers of the task that the file declares, on one thread of this machine, in a process of its own.
+    """Measure the layers of a declared task in a child process, on one thread of this machine.
 
-    A model that cannot be cut into layers, in whatever framework, is measured as one, with micro-batches of up to
-    `largest_micro_batch` samples where those are small. `params` are the job's; `state_dir` is that of the platform
-    whose datasets the task names (empty: the usual one). Raises InvalidRequest for what the file does, BackendError
-    where it fails or is not done by the deadline.
+    A model that cannot be cut into layers is measured as a whole, with micro-batches of up to `largest_micro_batch`
+    samples while their activations are small. `params` are the job's; `state_dir` is the state directory of the
+    platform whose datasets the task names (empty: the default). Raises InvalidRequest if the file or its task is at
+    fault, BackendError if the measurement fails or exceeds the deadline.
     """
     if micro_batch_size < 1 or num_rounds < 1:
         raise InvalidRequest("a profile of layers takes a micro-batch of at least one sample and at least one round")
@@ -104,7 +108,7 @@ def profile_source_layers(
         )
         path = processes.directory / "layers.spec.json"
         path.write_bytes(msgspec.json.encode(spec))
-        # A file that submits jobs while it is imported must not do so here.
+        # Makes a file that submits jobs on import raise an error.
         environment = {"SPRINGTIDE_IMPORTING": "1", **_ONE_THREAD}
         if state_dir:
             environment["SPRINGTIDE_STATE"] = state_dir
@@ -137,19 +141,19 @@ def cached_source_layers(
     state_dir: str = "",
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> LayerProfileFile:
-    """The same, measured only once for each text and parameters: profiles are kept in the folder `cache`.
+    """As `profile_source_layers`, but reads the profile from the folder `cache` if it was measured before.
 
-    How long a dataset of the platform is, is asked again each time.
+    The cache's key holds the source text and params. The length of a named dataset is read anew each time.
     """
     text = Path(entrypoint.source_path).read_bytes()
     sizes = f"{micro_batch_size} {largest_micro_batch}"
-    asked = f"{_VERSION}\n{entrypoint.object_name}\n{sizes}\n{sorted(params.items())}\n".encode()
-    path = cache / f"{hashlib.sha256(asked + text).hexdigest()[:32]}.layers.json"
+    options = f"{_VERSION}\n{entrypoint.object_name}\n{sizes}\n{sorted(params.items())}\n".encode()
+    path = cache / f"{hashlib.sha256(options + text).hexdigest()[:32]}.layers.json"
     if path.is_file():
         try:
             return _with_length(read_layer_profile(path), state_dir)
         except InvalidRequest:
-            # Half a file of a process that was killed while it wrote: it is measured again and replaced.
+            # Damaged, for example by a crash while it was written: measure again and replace it.
             path.unlink(missing_ok=True)
     measured = profile_source_layers(
         entrypoint,
@@ -166,7 +170,7 @@ def cached_source_layers(
 
 
 def _with_length(file: LayerProfileFile, state_dir: str) -> LayerProfileFile:
-    """The profile with the present length of the dataset that it names; another may have the name by now."""
+    """The profile with the present length of its named dataset, which may have been replaced since."""
     if not file.dataset:
         return file
     from springtide.runtime.data.dataset_reader import open_dataset
@@ -183,7 +187,7 @@ def _with_length(file: LayerProfileFile, state_dir: str) -> LayerProfileFile:
 
 
 def write_layer_profile(path: Path, profile: LayerProfileFile) -> None:
-    """Write it as JSON that people can read, whole or not at all."""
+    """Write the profile as indented JSON, atomically."""
     temporary = path.with_suffix(path.suffix + ".part")
     temporary.write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n")
     temporary.replace(path)

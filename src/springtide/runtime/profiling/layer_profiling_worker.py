@@ -1,4 +1,4 @@
-"""The process that measures a task's layers: it loads the user's task, profiles it on one thread, writes the result."""
+"""The child process that measures a task's layers: it loads the task, profiles it on one thread, writes the result."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _measure(spec: LayerSpec, files: MemberFiles) -> TaskProfile:
     with explain_missing_framework():
         task = load_object(spec.entrypoint, "springtide_user_layers")
     use_one_thread()
-    # Others may use this machine: CPU time is what one core alone would take.
+    # CPU time, because other processes may use this machine.
     return profile_task(
         task,
         name=spec.model_name,

@@ -1,4 +1,4 @@
-"""What profiling a declared task gives: its model's figures, and how much data it has."""
+"""The result of profiling a declared task: its model's profile, and the length of its data."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from springtide.core.functions import ModelProfile
 
 
 class TaskProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """A task's profile, and its data: the length of its dataset, or the name of the stream that it trains on.
+    """A task's profile, with the length of its dataset or the name of its stream.
 
-    `dataset` is set for a dataset that the platform keeps.
+    `dataset` is the name of the dataset, if it is a named one.
     """
 
     profile: ModelProfile

@@ -1,4 +1,4 @@
-"""What the replicas of a whole model exchange: the gradients of all its names in one flat vector, and a flag."""
+"""The flat vector that the replicas of a whole model all-reduce: all gradients by name, and a flag."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Vector = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class GradientLayout:
-    """Where each gradient lies in the vector, by name in alphabetical order; the flag is the last element.
+    """The place of each gradient in the vector: by name in alphabetical order, with the flag as the last element.
 
-    The vector is of float32, or of float64 where the model has such gradients. `dtypes` are those of the model.
+    The vector is float32, or float64 if any gradient is. `dtypes` are the gradients' own.
     """
 
     names: tuple[str, ...]
@@ -28,11 +28,11 @@ class GradientLayout:
 
     @classmethod
     def of(cls, gradients: Mapping[str, Any]) -> GradientLayout:
-        """The layout of such gradients. Raises InvalidRequest for what are none."""
+        """The layout for these gradients. Raises InvalidRequest if one is not of a floating type."""
         names = tuple(sorted(gradients))
         arrays = [np.asarray(gradients[name]) for name in names]
         for name, array in zip(names, arrays, strict=True):
-            # Types from another library (bfloat16) are floats, too, but numpy does not know them as such.
+            # Not a check for floats, because numpy does not know other libraries' float types (bfloat16) as such.
             if array.dtype.kind in "biucOSU":
                 raise InvalidRequest(f"the gradient {name!r} is of {array.dtype.name}; gradients are floats")
         return cls(names, tuple(array.shape for array in arrays), tuple(array.dtype.name for array in arrays))
@@ -49,7 +49,7 @@ class GradientLayout:
         return np.zeros(self.num_elements, dtype=self.dtype)
 
     def add(self, vector: Vector, gradients: Mapping[str, Any], weight: float) -> None:
-        """Add gradients times `weight`. Raises InvalidRequest for others than those of the layout."""
+        """Add gradients times `weight` to the vector. Raises InvalidRequest if they do not fit the layout."""
         if len(gradients) != len(self.names):
             raise InvalidRequest(_changed(set(gradients) ^ set(self.names)))
         at = 0
@@ -67,14 +67,14 @@ class GradientLayout:
             at += size
 
     def split(self, vector: Vector) -> dict[str, Vector]:
-        """The gradients in a vector, in the model's own types; the others' memory is the vector's."""
+        """The gradients in a vector, in their own types; those of the vector's type are views of it."""
         found: dict[str, Vector] = {}
         at = 0
         for name, shape, dtype in zip(self.names, self.shapes, self.dtypes, strict=True):
             size = math.prod(shape)
             part = vector[at : at + size].reshape(shape)
             at += size
-            # What numpy does not know by name stays as wide as it travelled.
+            # Types that numpy does not know by name stay in the vector's type.
             found[name] = part.astype(dtype, copy=False) if dtype in {"float16", "float32", "float64"} else part
         return found
 

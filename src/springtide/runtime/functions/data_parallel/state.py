@@ -1,6 +1,6 @@
-"""A whole model's state as a frame: its arrays, its optimizer's, and what a worker beside it has to know.
+"""A whole model's state as a frame: its weights, its optimizer's arrays, and the worker's own values.
 
-The frame has `model/NAME` for the weights, `optimizer/NAME` for what the model calls so, and `values` as JSON.
+The frame has `model/NAME` for weights, `optimizer/NAME` for arrays that the model names so, and `values` as JSON.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _VALUES = "values"
 
 
 def frame_of(state: Mapping[str, Any], values: Mapping[str, Any]) -> bytes:
-    """A model's state as bytes; `values` is plain JSON. Raises InvalidRequest for what no frame can hold."""
+    """Encode a model's state; `values` are JSON values. Raises InvalidRequest for types that a frame cannot hold."""
     tensors = {}
     for name, value in state.items():
         if not isinstance(name, str):
@@ -39,7 +39,7 @@ def _tensor(name: str, value: Any) -> FrameTensor:
     try:
         if array.dtype.kind in "biufc" and array.dtype.name != "longdouble":
             return tensor_of(array)
-        # Types that numpy knows from another library (bfloat16, say) have no buffer of their own.
+        # Other libraries' types (bfloat16, say) do not support the buffer protocol.
         bits = np.ascontiguousarray(array).view(f"uint{8 * array.dtype.itemsize}")
         return FrameTensor(dtype_code(array.dtype.name), array.shape, bits.reshape(-1))
     except (StorageError, TypeError) as error:
@@ -47,7 +47,7 @@ def _tensor(name: str, value: Any) -> FrameTensor:
 
 
 def values_of(frame: Frame) -> Mapping[str, Any]:
-    """The JSON of a frame. Raises CheckpointError."""
+    """The JSON values of a frame. Raises CheckpointError."""
     try:
         values = json.loads(bytes(frame.tensors[_VALUES].data))
     except (KeyError, ValueError) as error:
@@ -58,9 +58,9 @@ def values_of(frame: Frame) -> Mapping[str, Any]:
 
 
 def state_of(frame: Frame, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """The state that a frame holds, for a model whose state is `wanted` now: arrays of their own memory.
+    """The state in a frame, as copies in the types of `wanted`, the model's present state.
 
-    Raises CheckpointError where the weights are not those of such a model.
+    Raises CheckpointError if names, types or shapes of the weights differ.
     """
     found: dict[str, Any] = {}
     for key, tensor in frame.tensors.items():
@@ -80,13 +80,13 @@ def state_of(frame: Frame, wanted: Mapping[str, Any]) -> dict[str, Any]:
                 f"{dtype_code(own.dtype)} {list(own.shape)}"
             )
     if any(isinstance(value, FrameTensor) for value in wanted.values()):
-        # A model that gives frames' tensors takes them, too.
+        # A model whose state consists of FrameTensors also loads FrameTensors.
         return found
     return {name: _array(tensor, wanted.get(name)) for name, tensor in found.items()}
 
 
 def _array(tensor: FrameTensor, like: Any) -> Any:
-    """As an array of the type that the model has."""
+    """The tensor as an array of the type of `like`."""
     array = tensor.array().copy()
     dtype = getattr(like, "dtype", None)
     if dtype is not None and array.dtype.name != str(dtype) and dtype_code(str(dtype)) == tensor.dtype:

@@ -1,7 +1,7 @@
-"""One replica of a whole model at work: its part of a global batch, the exchange of gradients, and the update.
+"""One replica of a whole model: it computes its part of a global batch, exchanges gradients, and updates the model.
 
-The model says what its gradients are (core.model.Model), in whatever framework. Micro-batches count by their sizes and
-sums have a fixed order, so that the number of replicas shows in the last bits of a sum at most.
+The model computes its gradients itself (core.model.Model), in any framework. Micro-batches are weighted by their sizes
+and sums have a fixed order, so the number of replicas changes at most the last bits of a sum.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from springtide.runtime.functions.step import Position, StepOutcome
 
 
 class ReplicaWorker:
-    """The work of one replica of a whole model under a plan of one stage (a PlaceWorker).
+    """A PlaceWorker for one replica of a whole model, under a plan of one stage.
 
-    `make_model` builds the model as it is before the first step. `check` is asked about once a second while the
-    replica waits for others; what it raises ends the step, which leaves the model as it was.
+    `make_model` builds the model in its state before the first step. `check` is called about once a second while the
+    replica waits for others; an exception that it raises ends the step, and the model stays unchanged.
     """
 
     def __init__(
@@ -65,15 +65,15 @@ class ReplicaWorker:
     def _begin_model(self) -> None:
         seed_everything(self._job.seed)
         self.model = self._make_model()
-        # Epochs whose beginning the model has been told of.
+        # For how many epochs `begin_epoch` was called.
         self._num_begun = 0
         self._layout: GradientLayout | None = None
 
-    # --- where it stands --------------------------------------------------------------------------------------
+    # --- position ---------------------------------------------------------------------------------------------
 
     @property
     def total_steps(self) -> int | None:
-        """How many steps the job has; None while its stream is open."""
+        """The job's number of steps; None while its stream is open."""
         return self._schedule.total_steps
 
     @property
@@ -87,34 +87,34 @@ class ReplicaWorker:
 
     @property
     def global_batch_size(self) -> int:
-        """The samples of a full batch of the next step (of the last one, at the end)."""
+        """The size of a full global batch of the next step (of the last one, at the end)."""
         return self._schedule.global_batch_size_at(self.position.step)
 
     @property
     def samples_needed(self) -> int | None:
-        """How many samples of the stream must be there for the next step; None without a stream."""
+        """How many samples the stream must have for the next step; None without a stream."""
         return self._schedule.samples_needed(self.position.step)
 
     @property
     def num_exchanged(self) -> int:
-        """How many numbers the replicas exchanged in the step before; 0 before the first."""
+        """How many numbers the replicas exchanged in the last step; 0 before the first."""
         return 0 if self._layout is None else self._layout.num_elements
 
     @property
     def gradient_bytes(self) -> int:
-        """What that is in bytes."""
+        """The bytes of these numbers."""
         return 0 if self._layout is None else self._layout.num_elements * np.dtype(self._layout.dtype).itemsize
 
     def set_available(self, num_samples: int, *, is_closed: bool) -> None:
-        """So much of the stream may be used; see PlaceWorker."""
+        """Set how many samples of the stream may be used; see PlaceWorker."""
         self._schedule.set_available(num_samples, is_closed=is_closed)
 
     def sync_prefix(self, prefix: str) -> str:
-        """Where the replicas exchange, in the step whose messages are under `prefix`."""
+        """The prefix of the keys of the exchange, in the step whose messages are under `prefix`."""
         return f"{prefix}/sync/{self.place.stage}"
 
     def set_plan(self, plan: FunctionPlan, place: Place | None = None) -> None:
-        """From the next step on as one of another number of replicas; see PlaceWorker. Raises InvalidRequest."""
+        """Use a plan with another number of replicas from the next step on; see PlaceWorker. Raises InvalidRequest."""
         place = place or self.place
         _check_plan(plan, place)
         if plan.stages[0].end_layer != self.plan.stages[0].end_layer:
@@ -127,10 +127,10 @@ class ReplicaWorker:
     # --- a step -----------------------------------------------------------------------------------------------
 
     def run_step(self, prefix: str, *, ends_here: bool = False) -> StepOutcome:
-        """The next step; what is exchanged lies under `prefix`. Raises what `check` and the model raise; StorageError.
+        """Train the next step, exchanging gradients under `prefix`.
 
-        `ends_here` says that it is to be the last one: that is exchanged, too, and every replica finds it in its
-        outcome.
+        `ends_here` asks all replicas to stop after it: that is exchanged too, and is in every replica's outcome. Raises
+        what `check` and the model raise, and StorageError.
         """
         step, began_s = self.position.step, self._now_s()
         batch = self._schedule.batch(step)
@@ -141,8 +141,8 @@ class ReplicaWorker:
         losses: list[tuple[float, int]] = []
         vector: Vector | None = None
         read_s = computed_s = 0.0
-        # A replica without samples adds nothing, but has to know what the others exchange. Two, because one alone has
-        # no variance, which a model may want.
+        # A replica without samples adds nothing, but needs the layout of what the others exchange. It takes two samples
+        # to find it, because models with batch normalisation reject one.
         for low, high in bounds or [(0, min(2, len(batch.ids)))]:
             if self._layout is not None and not bounds:
                 break
@@ -178,7 +178,7 @@ class ReplicaWorker:
             num_samples=num_samples,
             loss=math.fsum(loss * count for loss, count in losses) / num_samples if losses else None,
             is_last=bool(vector[-1] > 0),
-            # Forward and backward are not measured apart here: both are reported as one.
+            # Forward and backward are one call here, so both are reported as backward.
             lanes=LaneTimes(
                 step_s=ended_s - began_s,
                 backward_s=computed_s,
@@ -207,7 +207,7 @@ class ReplicaWorker:
         self.position = Position(before.step + 1, before.num_seen + len(batch.ids), digest)
 
     def _begin_epochs(self, num_epochs: int) -> None:
-        """Tell the model of each epoch that it has not been told of; it may have another size afterwards."""
+        """Call `begin_epoch` for each epoch up to `num_epochs` that has not begun; it may change the model's size."""
         begin = getattr(self.model, "begin_epoch", None)
         while self._num_begun < num_epochs:
             if callable(begin):
@@ -216,10 +216,10 @@ class ReplicaWorker:
                 self._layout = None
             self._num_begun += 1
 
-    # --- its state --------------------------------------------------------------------------------------------
+    # --- state ------------------------------------------------------------------------------------------------
 
     def save_state(self, store: Store, keys: Keys) -> None:
-        """Write the model's state at the present position. Raises StorageError, InvalidRequest."""
+        """Write the model's state at the current position. Raises StorageError, InvalidRequest."""
         layout = self._layout
         values = {
             "num_begun": self._num_begun,
@@ -233,7 +233,7 @@ class ReplicaWorker:
         return read_meta(store, keys, step, self.place.stage) is not None
 
     def load_state(self, store: Store, keys: Keys, step: int) -> None:
-        """Take the state after `step` steps, and its position. Raises CheckpointError, StorageError."""
+        """Restore the state and position after `step` steps. Raises CheckpointError, StorageError."""
         meta = read_meta(store, keys, step, self.place.stage)
         if meta is None:
             raise CheckpointError(f"there is no state after step {step}; an older one has to do")

@@ -1,6 +1,6 @@
-"""Executes a place's step: each lane of the graph works in its own threads, computation on the calling one.
+"""Executes the task graph of one step: each lane has its own threads, and computation runs on the calling thread.
 
-FuncPipe, section 4: a task is processed as soon as what it needs is done; uploads, downloads and computation overlap.
+FuncPipe, section 4: a task runs as soon as the tasks it needs are done; uploads, downloads and computation overlap.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ from functools import partial
 
 from springtide.perf.functions.pipeline.tasks import Lane, StageTask
 
-# How long the calling thread waits at most before it asks whether to go on.
+# The calling thread calls `check` at least this often while it waits.
 POLL_S = 0.5
 _THREADED: tuple[Lane, ...] = ("download", "upload", "sync")
 
 
 class StepExecutor:
-    """Runs graphs of tasks, one after the other.
+    """Runs task graphs, one after another.
 
-    `num_in_flight` is how many transfers each link has under way at most. `check` is called about every half second
-    while the calling thread waits; what it raises ends the step. `now_s` is a clock.
+    `num_in_flight` is the number of concurrent transfers in each direction. `check` is called about every half second
+    while the calling thread waits; an exception that it raises ends the step. `now_s` is a clock in seconds.
     """
 
     def __init__(self, num_in_flight: int, check: Callable[[], None], now_s: Callable[[], float]) -> None:
         self._num_threads = {"download": num_in_flight, "upload": num_in_flight, "sync": 1}
         self._check = check
         self._now_s = now_s
-        self._left_behind: list[threading.Thread] = []
+        self._interrupted: list[threading.Thread] = []
 
     def run(
         self, tasks: Sequence[StageTask], work: Callable[[StageTask, Callable[[], bool]], None]
     ) -> dict[str, float]:
-        """Do all tasks by `work(task, is_ended)` and return the seconds that each kind of them took, added up.
+        """Run all tasks by `work(task, is_ended)` and return the total seconds of each kind of task.
 
-        Tasks of a lane begin in the graph's order. The first error of any lane ends the step and is raised; work that
-        blocks must ask `is_ended` about once a second and return then.
+        Tasks of a lane begin in the graph's order. The first error of any lane ends the step and is raised. Work that
+        blocks must call `is_ended` about once a second and return if it is true.
         """
         run = _Run(tasks, work, self._now_s)
         threads = []
@@ -44,28 +44,28 @@ class StepExecutor:
             queue = [index for index, task in enumerate(tasks) if task.lane == lane]
             for number in range(min(len(queue), self._num_threads[lane])):
                 name = f"springtide-{lane}-{number}"
-                threads.append(threading.Thread(target=run.work_off, args=(lane,), name=name, daemon=True))
+                threads.append(threading.Thread(target=run.run_lane, args=(lane,), name=name, daemon=True))
         try:
             for thread in threads:
                 thread.start()
             run.compute(self._check)
         except BaseException:
             run.end()
-            # They may be waiting for a message that never comes; they end by themselves, and touch nothing any more.
-            self._left_behind += [thread for thread in threads if thread.is_alive()]
+            # Threads may still wait for a message; they end by themselves and change nothing more.
+            self._interrupted += [thread for thread in threads if thread.is_alive()]
             raise
         for thread in threads:
             thread.join()
         return dict(run.took_s)
 
     def close(self) -> None:
-        """Wait for the threads of steps that were left in the middle."""
-        while self._left_behind:
-            self._left_behind.pop().join()
+        """Wait for the threads of interrupted steps."""
+        while self._interrupted:
+            self._interrupted.pop().join()
 
 
 class _Run:
-    """One step under way: what is done, what each thread takes next, and the first error."""
+    """The state of one running step: which tasks are done, the lanes' queues, and the first error."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class _Run:
         return self._is_ended
 
     def compute(self, check: Callable[[], None]) -> None:
-        """On the calling thread: the computation in its order, then wait for the other lanes."""
+        """On the calling thread, run the computation tasks in order, then wait for the other lanes."""
         for index, task in enumerate(self._tasks):
             if task.lane == "compute":
                 self._wait(partial(self._are_done, task.needs), check)
@@ -114,11 +114,11 @@ class _Run:
                     raise self._error
                 if is_ready():
                     return
-            # Outside the lock: the lanes go on while the calling thread asks.
+            # Outside the lock, so that the lanes can continue.
             check()
 
-    def work_off(self, lane: Lane) -> None:
-        """On a lane's thread: take its tasks one by one."""
+    def run_lane(self, lane: Lane) -> None:
+        """On a lane's thread, run the lane's tasks one by one."""
         while True:
             with self._changed:
                 if self._is_ended or self._error is not None or not self._queues[lane]:

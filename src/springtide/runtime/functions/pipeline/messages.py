@@ -1,4 +1,4 @@
-"""Activations and gradients as frames: what one stage writes into the store and the next one reads."""
+"""Encoding activations and gradients as frames, which one stage writes into the store and the next one reads."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _TUPLE, _LAST = "tuple", "last"
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """What a message holds: tensors (None where there is no gradient for one), and how they were handed over.
+    """The content of a message: tensors, None for a missing gradient.
 
-    `is_tuple` tells one tensor from a tuple of one. `is_last` says that the step which it belongs to is the last one.
+    `is_tuple` tells a tuple of one tensor from a single tensor. `is_last`: the message's step is the last one.
     """
 
     tensors: tuple[torch.Tensor | None, ...]
@@ -38,7 +38,7 @@ class Parcel:
 
 
 def pack_parcel(parcel: Parcel) -> bytes:
-    """The parcel as a frame; each tensor is copied once."""
+    """Encode a parcel as a frame, copying each tensor once."""
     tensors = {str(index): frame_tensor(tensor) for index, tensor in enumerate(parcel.tensors) if tensor is not None}
     words = {_TUPLE: str(len(parcel.tensors)) if parcel.is_tuple else ""}
     if parcel.is_last:
@@ -47,7 +47,7 @@ def pack_parcel(parcel: Parcel) -> bytes:
 
 
 def unpack_parcel(data: bytes) -> Parcel:
-    """The parcel of a frame, with tensors of their own. Raises StorageError for what is none."""
+    """Decode a parcel into new tensors. Raises StorageError for malformed data."""
     frame = decode(data)
     count = frame.metadata.get(_TUPLE, "")
     is_tuple = bool(count)
@@ -64,23 +64,23 @@ def unpack_parcel(data: bytes) -> Parcel:
 
 
 def frame_tensor(tensor: torch.Tensor) -> FrameTensor:
-    """A tensor for a frame, over the same memory where it is contiguous."""
+    """A tensor for a frame, sharing memory if it is contiguous and on the CPU."""
     return FrameTensor(dtype_name(tensor.dtype), tuple(tensor.shape), as_bytes(tensor.cpu()).numpy())
 
 
 def torch_tensor(saved: FrameTensor) -> torch.Tensor:
-    """A frame's tensor as one of torch's, in memory of its own. Raises StorageError for a type that torch lacks."""
+    """A copy of a frame's tensor as a torch tensor. Raises StorageError for a type that torch lacks."""
     dtype = _DTYPES.get(saved.dtype)
     if dtype is None:
         raise StorageError(f"a frame holds a tensor of the type {saved.dtype}, which cannot travel between stages")
     tensor = torch.empty(saved.shape, dtype=dtype)
-    # What is read lies in memory that others may read, too, and user code may write over its input.
+    # Copied, because user code may write to its input, and the frame's memory may be shared.
     np.copyto(as_bytes(tensor).numpy(), np.frombuffer(saved.data, dtype=np.uint8))
     return tensor
 
 
 def torch_tensors(frame: Frame, prefix: str) -> dict[str, torch.Tensor]:
-    """The tensors whose names begin so, under the rest of their names."""
+    """The tensors whose names have the prefix, by their names without it."""
     return {
         name.removeprefix(prefix): torch_tensor(tensor)
         for name, tensor in frame.tensors.items()
@@ -89,12 +89,12 @@ def torch_tensors(frame: Frame, prefix: str) -> dict[str, torch.Tensor]:
 
 
 def frame_tensors(tensors: Mapping[str, torch.Tensor], prefix: str) -> dict[str, FrameTensor]:
-    """Tensors for a frame, their names with the prefix before them."""
+    """Tensors for a frame, with the prefix added to their names."""
     return {prefix + name: frame_tensor(tensor) for name, tensor in tensors.items()}
 
 
 def present(tensors: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor, ...]:
-    """All of them. Raises StorageError where one is missing: an activation is whole."""
+    """The tensors of an activation. Raises StorageError if one is None."""
     found = tuple(tensor for tensor in tensors if tensor is not None)
     if len(found) != len(tensors):
         raise StorageError("an activation came without one of its tensors")

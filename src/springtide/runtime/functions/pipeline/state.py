@@ -1,8 +1,8 @@
-"""A stage's state in the store: tensors as one frame and a record that makes them count, written in this order.
+"""A stage's state in the store: one frame of tensors, and then a record that makes it valid.
 
-The frame has `model/NAME` for everything in the user's state_dict, `rest/NAME` for buffers that it leaves out,
-`optimizer/NAME`, and `values`, the optimizer's plain values as JSON. A state saved under another cut of the model is
-put together from its parts, so a job may change its plan.
+The frame has `model/NAME` for tensors in the user's state_dict, `rest/NAME` for non-persistent buffers,
+`optimizer/NAME`, and `values`, the optimizer's plain values as JSON. A state saved under another plan is combined from
+the frames of its stages, so that a job can change its plan.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CPU = torch.device("cpu")
 
 @dataclass(slots=True)
 class _Saved:
-    """What was found in the store of a step: tensors by name, and the optimizer's values."""
+    """A saved state as read from the store: tensors by name, and the optimizer's values."""
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     optimizer: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -39,22 +39,22 @@ class _Saved:
 
 
 class StageTraining:
-    """A stage and its optimizer, seen as tensors under the names of the user's model."""
+    """A stage and its optimizer as tensors under the names of the user's model."""
 
     def __init__(self, stage: Stage, optimizer: torch.optim.Optimizer | None) -> None:
         self.stage = stage
         self.optimizer = optimizer
         first_names = {name: names[0] for name, names in stage.names.items()}
-        # Tensors that the user's state_dict leaves out are told apart by their names here, which say the layer.
+        # Tensors that are not in the user's state_dict keep their names in the stage, which contain the layer.
         self._parameters = {first_names.get(name, name): parameter for name, parameter in stage.named_parameters()}
 
     def update(self) -> None:
-        """One step of the optimizer. A stage without parameters has none."""
+        """Take one step of the optimizer; does nothing for a stage without parameters."""
         if self.optimizer is not None:
             self.optimizer.step()
 
     def model_tensors(self) -> dict[str, torch.Tensor]:
-        """Parameters and buffers: `model/` with the user's names (all of a tied one's), `rest/` with their own."""
+        """Parameters and buffers: `model/` with the names in the user's state_dict, `rest/` with those in the stage."""
         found: dict[str, torch.Tensor] = {}
         for name, tensor in [*self.stage.named_parameters(), *self.stage.named_buffers()]:
             for known in self.stage.names.get(name, ()):
@@ -84,7 +84,7 @@ class StageTraining:
         return encode(self.frame_tensors())
 
     def take_frame(self, frame: Frame) -> None:
-        """Take over what `frame_tensors` gave. Raises CheckpointError where it does not fit."""
+        """Restore the state in a frame. Raises CheckpointError if it does not fit; the model is then unchanged."""
         saved = _Saved()
         try:
             _add(saved, frame)
@@ -93,7 +93,7 @@ class StageTraining:
         self.take(saved)
 
     def take(self, saved: _Saved) -> None:
-        """Take over what was saved. Raises CheckpointError where it does not fit; the model is then untouched."""
+        """Restore a saved state. Raises CheckpointError if it does not fit; the model is then unchanged."""
         wanted = self.model_tensors()
         for name, tensor in wanted.items():
             found = saved.tensors.get(name)
@@ -130,15 +130,15 @@ class StageTraining:
 
 
 def save_state(store: Store, keys: Keys, stage: int, training: StageTraining, position: Position) -> StageState:
-    """Write the state after `position.step` steps, the record last. Raises StorageError."""
+    """Write the state after `position.step` steps, and then its record. Raises StorageError."""
     layers = (training.stage.first_layer, training.stage.end_layer)
     return write_frame(store, keys, stage, layers, training.frame(), position)
 
 
 def load_state(store: Store, keys: Keys, step: int, stage: int, training: StageTraining) -> Position:
-    """Restore the state after `step` steps, whatever the cut under which it was saved; returns where it stands.
+    """Restore the state after `step` steps, saved under any plan, and return its position.
 
-    Raises CheckpointError where it is torn, of another model, or not there; StorageError.
+    Raises CheckpointError if it is missing, damaged or of another model; StorageError.
     """
     own = read_meta(store, keys, step, stage)
     first, end = training.stage.first_layer, training.stage.end_layer
@@ -166,7 +166,7 @@ def _add(saved: _Saved, frame: Frame) -> None:
         {name: tensor for name, tensor in torch_tensors(frame, "").items() if name.startswith(("model/", "rest/"))}
     )
     saved.optimizer.update(torch_tensors(frame, "optimizer/"))
-    # Every stage's optimizer comes from one factory: its groups say the same, and any stage's will do.
+    # All stages' optimizers come from one factory, so their groups have the same hyperparameters.
     saved.groups = values.get("groups") or saved.groups
     saved.states.update(values.get("states", {}))
 

@@ -1,4 +1,4 @@
-"""What a declared task is made of, built as the platform's trainer builds it: model, layers, loss, samples."""
+"""Building the parts of a declared torch task in the same order as on machines: model, layers, loss, samples."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from springtide.runtime.models.layers import Layer, Stage, build_stage, is_plain
 
 @dataclass(slots=True)
 class TaskParts:
-    """A task taken apart. `samples` gives inputs and targets as tensors. No layers: the model is not to be cut."""
+    """The parts of a task. `samples` are tensors; `layers` is empty if the model cannot be cut."""
 
     model: torch.nn.Module
     layers: list[Layer]
@@ -50,10 +50,10 @@ def task_parts(
     store: Store | None = None,
     samples: Samples | None = None,
 ) -> TaskParts:
-    """Build what the task declares, from the seed and in the order in which a worker of the platform does.
+    """Build the task's parts from the seed, in the same order as a worker on machines, so that the weights are the same.
 
-    So the first step begins with the bits that it has there. `store` holds the platform's datasets; `samples`, where
-    they are given, are those of the task. Raises InvalidRequest, StorageError, and whatever the user's code does.
+    `store` holds named datasets; `samples`, if given, replace the task's dataset. Raises InvalidRequest, StorageError,
+    and whatever the user's code raises.
     """
     if not all(hasattr(task, name) for name in ("model", "dataset", "loss", "optimizer")):
         raise InvalidRequest(
@@ -75,7 +75,7 @@ def task_parts(
 
 
 def torch_model(task: Any, params: Mapping[str, str]) -> torch.nn.Module:
-    """The task's model. Raises InvalidRequest for what is no torch module, or lacks a loss or an optimizer."""
+    """The task's model. Raises InvalidRequest if it is not a torch module, or there is no loss or optimizer."""
     for name in ("loss", "optimizer"):
         if not callable(getattr(task, name)):
             raise InvalidRequest(f"a task with a torch model needs a loss and an optimizer; this one has no {name}")
@@ -89,7 +89,7 @@ def torch_model(task: Any, params: Mapping[str, str]) -> torch.nn.Module:
 
 
 def layers_or_none(model: torch.nn.Module) -> list[Layer]:
-    """The model's layers; none for a model that is trained whole: one that names no layers, or changes its size."""
+    """The model's layers; [] for a model that is trained as a whole, because it has none or changes its size."""
     names_layers = callable(getattr(model, "pipeline_layers", None)) or is_plain_sequence(model)
     if hasattr(model, "begin_epoch") or not names_layers:
         return []
@@ -114,7 +114,7 @@ def tensor_samples(dataset: Any, store: Store | None) -> Samples:
 
 
 def stage_training(parts: TaskParts, first_layer: int, end_layer: int) -> StageTraining:
-    """One stage of the model with an optimizer of its own. Raises InvalidRequest."""
+    """One stage of the model with its own optimizer. Raises InvalidRequest."""
     stage = build_stage(parts.model, parts.layers, first_layer, end_layer)
     bring_back(stage)
     stage.train()

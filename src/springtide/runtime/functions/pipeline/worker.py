@@ -1,7 +1,7 @@
-"""One place of the pipeline at work: its part of a global batch, forward and backward, messages, exchange and update.
+"""One place of the pipeline: forward and backward of its part of a global batch, messages, exchange and update.
 
-Gradients equal those of one process with the same batches: micro-batches count by their sizes, and sums have a fixed
-order (within a place that of the backward passes, the last micro-batch first; across replicas the order of ranks).
+Gradients equal those of one process with the same batches: micro-batches are weighted by their sizes, and sums have a
+fixed order (within a place that of the backward passes, the last micro-batch first; across replicas that of ranks).
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from springtide.runtime.functions.step import Position, StepOutcome
 from springtide.runtime.models.gradients import GradientVector
 from springtide.runtime.models.layers import borders, has_gradient
 
-# A message is waited for so long before it is looked whether the step is still wanted.
+# How long to wait for a message before checking whether the step was ended.
 _WAIT_S = 1.0
 _LONGEST_WAIT_S = 2.0
 
 
 @dataclass(slots=True)
 class _MicroBatch:
-    """One micro-batch on its way: what came in, what went out, and their gradients."""
+    """One micro-batch in progress: the stage's inputs and outputs, and their gradients."""
 
     low: int
     high: int
@@ -57,11 +57,11 @@ class _MicroBatch:
 
 
 class PipelineWorker:
-    """The work of one place (stage, replica) under one plan; holds the stage's training state and its position.
+    """A PlaceWorker for one place (stage, replica) of a pipeline; holds the stage's training state and its position.
 
-    `wire` carries messages, `exchange` adds up the replicas' gradients (None where there is one replica). `check` is
-    asked about twice a second while the place waits; what it raises ends the step, which leaves the state as it was.
-    Where the update was made and only messages were still on their way it is left as after the step, with its position.
+    `wire` carries messages, `exchange` sums the replicas' gradients (None with one replica). `check` is called about
+    twice a second while the place waits; an exception that it raises ends the step. The state is then as before the
+    step, or, if the update was done and only messages were outstanding, as after it, which `position` says.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class PipelineWorker:
         self._gradients = GradientVector(self.training.stage)
         self._is_first = place.stage == 0
         self._is_last = place.stage == len(plan.stages) - 1
-        # A stage in the middle never sees the samples, so it need not hold them.
+        # Only the first and last stages need samples.
         self._fetch = parts.fetch if self._is_first or self._is_last else None
         self._loss = parts.loss
         self._job = job
@@ -105,13 +105,13 @@ class PipelineWorker:
         self._batch = GlobalBatch(0, 0, torch.empty(0).numpy())
         self._micro_batches: list[_MicroBatch] = []
         self._prefix = ""
-        self._ends = self._is_updated = False
-        self._read: list[str] = []
+        self._ends_here = self._is_updated = False
+        self._read_keys: list[str] = []
         self._sweeper: threading.Thread | None = None
 
     @property
     def total_steps(self) -> int | None:
-        """How many steps the job has; None while its stream is open."""
+        """The job's number of steps; None while its stream is open."""
         return self._schedule.total_steps
 
     @property
@@ -125,16 +125,16 @@ class PipelineWorker:
 
     @property
     def global_batch_size(self) -> int:
-        """The samples of a full batch of the next step (of the last one, at the end)."""
+        """The size of a full global batch of the next step (of the last one, at the end)."""
         return self._schedule.global_batch_size_at(self.position.step)
 
     @property
     def samples_needed(self) -> int | None:
-        """How many samples of the stream must be there for the next step; None without a stream."""
+        """How many samples the stream must have for the next step; None without a stream."""
         return self._schedule.samples_needed(self.position.step)
 
     def set_available(self, num_samples: int, *, is_closed: bool) -> None:
-        """So much of the stream may be used; see PlaceWorker."""
+        """Set how many samples of the stream may be used; see PlaceWorker."""
         self._schedule.set_available(num_samples, is_closed=is_closed)
 
     @property
@@ -144,18 +144,18 @@ class PipelineWorker:
 
     @property
     def gradient_bytes(self) -> int:
-        """What this place exchanges in a step."""
+        """The bytes that this place exchanges in a step."""
         return self._gradients.vector.nbytes
 
     def sync_prefix(self, prefix: str) -> str:
-        """Where the replicas of this stage exchange, in the step whose messages are under `prefix`."""
+        """The prefix of the keys of this stage's exchange, in the step whose messages are under `prefix`."""
         return f"{prefix}/sync/{self.place.stage}"
 
     def run_step(self, prefix: str, *, ends_here: bool = False) -> StepOutcome:
-        """The next step, its messages under `prefix`. Raises what `check` and the user's code raise; StorageError.
+        """Train the next step, with its messages under `prefix`.
 
-        `ends_here` (first stage) says that it is to be the last one: that goes with the messages, and every place
-        finds it in its outcome.
+        `ends_here` (for the first stage) asks all places to stop after it: messages carry that, and it is in every
+        place's outcome. Raises what `check` and the user's code raise, and StorageError.
         """
         step, began_s = self.position.step, self._now_s()
         batch = self._schedule.batch(step)
@@ -164,20 +164,20 @@ class PipelineWorker:
         )
         self._batch, self._prefix = batch, prefix
         self._micro_batches = [_MicroBatch(low, high, (high - low) / len(batch.ids)) for low, high in bounds]
-        # A replica without samples sends no messages: another replica passes the decision on.
-        self._ends = ends_here and bool(bounds)
-        self._read, self._is_updated = [], False
+        # A replica without samples sends no messages, so another replica has to pass this on.
+        self._ends_here = ends_here and bool(bounds)
+        self._read_keys, self._is_updated = [], False
         tasks = step_tasks(self.place, len(self.plan.stages), self.plan.num_replicas, len(bounds))
         self._gradients.begin_step()
         try:
             took_s = self._executor.run(tasks, self._work)
         except BaseException:
-            # An exchange that is still at work would write into the next attempt's gradients.
+            # Wait for the threads: a running exchange would write into the next attempt's gradients.
             self._executor.close()
             self._micro_batches = []
             if self._is_updated:
-                # What was still on its way out has not arrived, so the step is done again, but this state is the one
-                # after it: under its old position it would be taken for the one before, and updated a second time.
+                # The step will be repeated, because messages were not sent, but this state is already the one after it.
+                # With the old position it would be updated a second time.
                 self._commit(batch)
             else:
                 self._gradients.drop()
@@ -190,7 +190,7 @@ class PipelineWorker:
             batch=batch,
             num_samples=sum(high - low for low, high in bounds),
             loss=loss,
-            is_last=self._ends,
+            is_last=self._ends_here,
             lanes=_lanes(took_s, self._now_s() - began_s),
         )
 
@@ -200,7 +200,7 @@ class PipelineWorker:
         self.position = Position(before.step + 1, before.num_seen + len(batch.ids), digest if self._is_first else "")
 
     def save_state(self, store: Store, keys: Keys) -> None:
-        """Write the stage's state at the present position. Raises StorageError."""
+        """Write the stage's state at the current position. Raises StorageError."""
         save_state(store, keys, self.place.stage, self.training, self.position)
 
     def has_state(self, store: Store, keys: Keys, step: int) -> bool:
@@ -208,11 +208,11 @@ class PipelineWorker:
         return read_meta(store, keys, step, self.place.stage) is not None
 
     def load_state(self, store: Store, keys: Keys, step: int) -> None:
-        """Take the state after `step` steps, and its position. Raises CheckpointError, StorageError."""
+        """Restore the state and position after `step` steps. Raises CheckpointError, StorageError."""
         self.position = load_state(store, keys, step, self.place.stage, self.training)
 
     def set_plan(self, plan: FunctionPlan, place: Place | None = None) -> None:
-        """Work under another plan with the same stages; see PlaceWorker. Raises InvalidRequest for other stages."""
+        """Use another plan with the same stages; see PlaceWorker. Raises InvalidRequest for other stages."""
         place = place or self.place
         bounds = [[(stage.first_layer, stage.end_layer) for stage in each.stages] for each in (self.plan, plan)]
         if bounds[0] != bounds[1] or place.stage != self.place.stage or place.replica >= plan.num_replicas:
@@ -229,10 +229,12 @@ class PipelineWorker:
         self.samples.close()
 
     def _sweep(self) -> None:
-        """Remove the messages that this place alone has read, beside the next step."""
+        """Delete the messages that this place has read, in the background of the next step."""
         if self._sweeper is not None:
             self._sweeper.join()
-        self._sweeper = threading.Thread(target=self._remove, args=(self._read,), name="springtide-sweep", daemon=True)
+        self._sweeper = threading.Thread(
+            target=self._remove, args=(self._read_keys,), name="springtide-sweep", daemon=True
+        )
         self._sweeper.start()
 
     def _remove(self, keys: list[str]) -> None:
@@ -248,12 +250,12 @@ class PipelineWorker:
             self._backward(self._micro_batches[task.micro_batch])
         elif task.kind == "exchange":
             assert self.exchange is not None
-            self._gradients.seal(flag=self._ends)
+            self._gradients.seal(flag=self._ends_here)
             self.exchange.all_reduce(self._gradients.array, self.sync_prefix(self._prefix), abandon=is_ended)
         elif task.kind == "update":
             if self.plan.num_replicas == 1:
-                self._gradients.seal(flag=self._ends)
-            self._ends = self._gradients.take()
+                self._gradients.seal(flag=self._ends_here)
+            self._ends_here = self._gradients.take()
             self.training.update()
             self._is_updated = True
         else:
@@ -264,7 +266,7 @@ class PipelineWorker:
         key = f"{self._prefix}/{task.message.name}"
         if task.kind == "send-output":
             outputs = tuple(tensor.detach() for tensor in micro_batch.outputs)
-            self._wire.put(key, pack_parcel(Parcel(outputs, micro_batch.gives_tuple, self._ends)))
+            self._wire.put(key, pack_parcel(Parcel(outputs, micro_batch.gives_tuple, self._ends_here)))
         elif task.kind == "send-gradient":
             self._wire.put(key, pack_parcel(Parcel(micro_batch.input_gradients, is_tuple=True)))
             micro_batch.input_gradients = ()
@@ -275,21 +277,21 @@ class PipelineWorker:
             parcel = unpack_parcel(data)
             if task.kind == "take-input":
                 micro_batch.inputs, micro_batch.is_tuple = present(parcel.tensors), parcel.is_tuple
-                self._ends = self._ends or parcel.is_last
+                self._ends_here = self._ends_here or parcel.is_last
             else:
                 micro_batch.output_gradients = parcel.tensors
 
     def _receive(self, key: str, is_ended: Callable[[], bool]) -> bytes | None:
-        """The message once it is there; None where the step has ended before."""
+        """Wait for a message; None if the step was ended."""
         timeout_s = _WAIT_S
         while not is_ended():
             try:
                 data = self._wire.wait(key, timeout_s)
             except ObjectMissing:
-                # A store that asks again and again begins anew with short pauses: long waits cost fewer requests.
+                # A polling store begins each wait with short pauses, so longer waits cost fewer requests.
                 timeout_s = min(2 * timeout_s, _LONGEST_WAIT_S)
                 continue
-            self._read.append(key)
+            self._read_keys.append(key)
             return data
         return None
 
@@ -299,12 +301,12 @@ class PipelineWorker:
         targets = None
         value: Any
         if self._fetch is not None:
-            # Both ends draw the same for the same samples, in case the dataset draws.
+            # Seeded alike at the first and last stage, because reading the dataset may draw random numbers.
             seed_everything(self._job.seed, step, replica, index)
             ids = tuple(int(sample) for sample in self._batch.ids[micro_batch.low : micro_batch.high])
             value, targets = self._fetch(ids)
         if not self._is_first:
-            value = self._take_inputs(micro_batch)
+            value = self._leaf_inputs(micro_batch)
         seed_everything(self._job.seed, step, self.place.stage, replica, index)
         output = self._stage(value)
         if self._is_last:
@@ -317,13 +319,13 @@ class PipelineWorker:
             micro_batch.outputs, micro_batch.gives_tuple = borders(output, where)
         self._gradients.end_forward(micro_batch.weight)
 
-    def _take_inputs(self, micro_batch: _MicroBatch) -> Any:
-        """What came from the stage before, as leaves that collect gradients."""
+    def _leaf_inputs(self, micro_batch: _MicroBatch) -> Any:
+        """The previous stage's outputs as leaf tensors that collect gradients."""
         tensors = present(micro_batch.inputs)
         for tensor in tensors:
             tensor.requires_grad_(has_gradient(tensor))
         if self._clones_input:
-            # Autograd refuses in-place changes of a leaf, but not of a copy of it.
+            # Autograd forbids in-place changes of a leaf, but not of a clone.
             tensors = tuple(tensor.clone() for tensor in tensors)
         return tensors if micro_batch.is_tuple else tensors[0]
 
@@ -357,7 +359,7 @@ class PipelineWorker:
 
 
 def _lanes(took_s: dict[str, float], step_s: float) -> LaneTimes:
-    """The step's times as in FuncPipe's figure 6: what is neither computation nor exchange nor update is the flush."""
+    """The step's times as in FuncPipe's figure 6; the flush is all time outside computation, exchange and update."""
     forward_s, backward_s = took_s.get("forward", 0.0), took_s.get("backward", 0.0)
     sync_s, update_s = took_s.get("exchange", 0.0), took_s.get("update", 0.0)
     return LaneTimes(
