@@ -1,4 +1,4 @@
-"""Reading the user's file: what it declares, without running what is no declaration."""
+"""Loading the user's file: finding what it declares, without running its main program."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def split_target(target: str) -> tuple[Path, str]:
 
 
 def as_typed(path: Path) -> str:
-    """The path as one would type it here, quoted where a shell needs it."""
+    """The path relative to the working directory if possible, quoted for a shell."""
     here = Path.cwd()
     return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
 
@@ -56,7 +56,7 @@ def uses_springtide(path: Path) -> bool:
 
 @contextmanager
 def _importing(path: Path) -> Iterator[None]:
-    """As when the file is run: its folder comes first on the path; `submit()` is refused meanwhile."""
+    """Put the file's folder first on the import path, as when it is run, and make `submit()` raise meanwhile."""
     sys.path.insert(0, str(path.parent))
     os.environ[IMPORTING_VARIABLE] = "1"
     try:
@@ -67,7 +67,7 @@ def _importing(path: Path) -> Iterator[None]:
 
 
 def import_file(path: Path) -> ModuleType:
-    """Import the user's file. Raises InvalidRequest that names the line for whatever the file raises."""
+    """Import the user's file. Raises InvalidRequest, which names the line, for whatever the file raises."""
     name = f"springtide_user_{path.stem}"
     specification = importlib.util.spec_from_file_location(name, path)
     assert specification is not None
@@ -85,7 +85,7 @@ def import_file(path: Path) -> ModuleType:
             f"install it: pip install {(error.name or '').split('.')[0]}"
         ) from None
     except (Exception, SystemExit) as error:
-        # The file is the user's: whatever it raises is told as its error, not as a fault of the command.
+        # User code: any exception is reported as the file's error, not as a bug of the command.
         if os.environ.get("SPRINGTIDE_DEBUG"):
             raise
         raise InvalidRequest(
@@ -126,7 +126,7 @@ def find_service(module: ModuleType, path: Path, name: str) -> ServeFunction[Any
 
 
 def _declared(module: ModuleType, kinds: tuple[type, ...]) -> dict[str, object]:
-    """What the file itself declares, by name; what it imports from elsewhere is not its own."""
+    """The objects of these kinds that the file itself declares, by name, without those that it imports."""
     found: dict[str, object] = {}
     for name, value in vars(module).items():
         is_own = isinstance(value, Task) or getattr(value, "__module__", None) == module.__name__

@@ -1,4 +1,4 @@
-"""The entry point: finds the command without importing the others, and turns errors into one sentence."""
+"""The entry point: it imports only the module of the command that is run, and prints errors as one sentence."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import springtide
 from springtide.cli.session import Session, complain, state_option
 from springtide.core.errors import InvalidRequest, SpringtideError
 
-# command -> (module, one line of help). The help stands here so that listing it imports nothing.
+# command -> (module, one line of help). The help is here so that listing commands imports nothing.
 COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "hello": (
@@ -78,7 +78,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
 
 
 class LazyGroup(click.Group):
-    """Imports a command's file when it is called; errors become one red sentence and an exit code."""
+    """Imports a command's module when it is called; prints errors as one red sentence and exits with a code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names, in the order in which a newcomer needs them."""
@@ -95,7 +95,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command, or name the nearest one."""
+        """Find the command; the error for an unknown one names the nearest."""
         name = args[0] if args else ""
         if name and not name.startswith("-") and name not in COMMANDS:
             import difflib
@@ -111,7 +111,7 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, help_line) for name, (_, help_line) in COMMANDS.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command. What Springtide raises on purpose is told in one sentence: 2 wrong use, 1 failed."""
+        """Run the command. Springtide's own errors are printed as one sentence; exit code 2 for wrong use, 1 else."""
         try:
             return super().invoke(ctx)
         except SpringtideError as error:
@@ -145,6 +145,6 @@ def main() -> None:
     try:
         cli(prog_name="springtide")
     except BrokenPipeError:
-        # The reader (`head`, say) has gone; flushing at exit would fail again.
+        # The reader of the pipe (`head`, say) has exited; flushing at exit would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)

@@ -1,4 +1,4 @@
-"""What every command shares: the state directory, the connection, the two ways to answer, and finding a workload."""
+"""What all commands share: the state directory, the connection, answers as text or JSON, and finding a workload."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 
 def _connect(state_dir: Path | None) -> Client:
-    """A state directory that is asked for by name wins; else an address, if it is set at least as near as `state`."""
+    """Connect to the platform of `state_dir` if given; else by the setting `url`, unless `state` precedes it."""
     from springtide.client.api import connect
 
     if state_dir is not None:
@@ -35,7 +35,7 @@ def _connect(state_dir: Path | None) -> Client:
 
 @dataclass
 class Session:
-    """One call of the command. Tests replace `connect`, which takes what `--state` said (None: nothing)."""
+    """One run of a command. Tests replace `connect`, which takes the value of `--state` (None: not given)."""
 
     given_state_dir: Path | None = None
     as_json: bool = False
@@ -44,19 +44,19 @@ class Session:
 
     @property
     def state_dir(self) -> Path:
-        """Where the platform of this call keeps its state: `--state`, else as the settings say."""
+        """The platform's state directory: `--state`, else from the settings."""
         return self.given_state_dir.absolute() if self.given_state_dir else Path(str(resolve("state").value))
 
     @property
     def client(self) -> Client:
-        """The connection to the running platform. Raises SpringtideError if none runs."""
+        """The connection to the running platform. Raises SpringtideError if none is running."""
         if self._client is None:
             self._client = self.connect(self.given_state_dir)
             click.get_current_context().call_on_close(self._client.close)
         return self._client
 
     def answer(self, value: Any, text: str, hint: str = "") -> None:
-        """Print the typed value as JSON if asked for, else the text and the next useful command."""
+        """Print the value as JSON with --json, else the text and the hint."""
         if self.as_json:
             self.print_json(value)
             return
@@ -70,12 +70,12 @@ class Session:
         click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
     def hint(self, text: str) -> None:
-        """The next useful command, unless a script reads."""
+        """Print the next useful command, unless --json is given."""
         if text and not self.as_json:
             click.echo(click.style(text, dim=True))
 
     def note(self, text: str) -> None:
-        """Progress for people: standard error while standard output belongs to JSON."""
+        """Print progress: to standard error with --json, else to standard output."""
         click.echo(text, err=self.as_json)
 
 
@@ -107,17 +107,17 @@ def common_options(command: CommandT) -> CommandT:
 
 
 def complain(sentence: str) -> None:
-    """One red sentence on standard error."""
+    """Print one red sentence on standard error."""
     click.echo(click.style(sentence, fg="red"), err=True)
 
 
 def refuse(sentence: str) -> NoReturn:
-    """Raise the error that ends the command with exit code 2 and the sentence, which says what to do."""
+    """End the command with exit code 2 and the sentence, which says what to do."""
     raise InvalidRequest(sentence)
 
 
 def find(status: PlatformStatus, text: str) -> JobStatus | ServiceStatus:
-    """The job or service of that id, name or unambiguous beginning of an id. Raises InvalidRequest."""
+    """The job or service with this id, name, or unambiguous prefix of an id. Raises InvalidRequest."""
     entries = [(job.job_id, job.name, job) for job in status.jobs]
     services = [(service.service_id, service.name, service) for service in status.services]
     everything: list[tuple[str, str, JobStatus | ServiceStatus]] = [*entries, *services]
@@ -127,11 +127,11 @@ def find(status: PlatformStatus, text: str) -> JobStatus | ServiceStatus:
     for matches in (by_id, by_name, by_prefix):
         if len(matches) == 1:
             return matches[0][2]
-        # Of several runs of one function, the one that has not ended is meant.
+        # A name with several runs means the one that has not ended.
         unfinished = [entry for entry in matches if not _has_ended(entry[2])]
         if len(unfinished) == 1:
             return unfinished[0][2]
-        # Of runs that have all ended, the name means the newest.
+        # If all runs have ended, the name means the newest.
         if matches and matches is by_name and not unfinished:
             return matches[-1][2]
         if matches:
@@ -145,7 +145,7 @@ def _has_ended(status: JobStatus | ServiceStatus) -> bool:
 
 
 def find_job(status: PlatformStatus, text: str) -> JobStatus:
-    """The job of that id, name or beginning. Raises InvalidRequest; also if it is a service."""
+    """The job with this id, name or prefix. Raises InvalidRequest, also if it is a service."""
     found = find(status, text)
     if isinstance(found, ServiceStatus):
         refuse(f"{found.name} is a service, not a job; `springtide scale {found.name} 0..4` changes its replicas")
@@ -153,5 +153,5 @@ def find_job(status: PlatformStatus, text: str) -> JobStatus:
 
 
 def workload_id(found: JobStatus | ServiceStatus) -> str:
-    """The id by which the API knows it."""
+    """The workload's id in the API."""
     return found.job_id if isinstance(found, JobStatus) else found.service_id

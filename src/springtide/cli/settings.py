@@ -24,19 +24,19 @@ _MAX_SLOTS = 256
 _MAX_TEXT = 1024
 
 Level = Literal["flag", "environment", "pyproject", "user file", "default"]
-# The nearer one wins.
+# In order of precedence.
 _LEVELS: tuple[Level, ...] = ("flag", "environment", "pyproject", "user file", "default")
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """One setting: its value, the level that decided, and the text that names its place."""
+    """One setting: its value, the level that it comes from, and a text that names its place."""
 
     value: str | int | float | None
     level: Level
     origin: str
 
     def is_at_least_as_near_as(self, other: Setting) -> bool:
-        """Whether this one was decided on the same level as the other or on one that goes before it."""
+        """Whether this setting comes from the same level as the other, or from one with precedence."""
         return _LEVELS.index(self.level) <= _LEVELS.index(other.level)
 
 
@@ -73,7 +73,7 @@ def _price(value: Any) -> float:
 def _policy(value: Any) -> str:
     from springtide.scheduling.registry import POLICY_NAMES, check_policy_name
 
-    # A name may carry parameters, name:key=value, and stand under a strategy of loans, strategy/name.
+    # A name may have parameters (name:key=value) and a strategy of loans (strategy/name).
     if not isinstance(value, str) or ("/" not in value and value.partition(":")[0] not in POLICY_NAMES):
         raise ValueError(f"must be one of {', '.join(POLICY_NAMES)}")
     check_policy_name(value)
@@ -147,18 +147,18 @@ _CHECKS: Mapping[str, Callable[[Any], str | int | float]] = MappingProxyType(
     }
 )
 NAMES = tuple(_CHECKS)
-# Flags that are not named as their setting is: people write 2m, the setting says in what it is kept.
+# Flags whose names differ from their setting's: the setting's name includes the unit, flags take "2m".
 _FLAGS: Mapping[str, str] = MappingProxyType({"day_s": "--day", "functions_lifetime_s": "--functions-lifetime"})
 
 
 def user_file() -> Path:
-    """`springtide/config.toml` where the user keeps settings."""
+    """`springtide/config.toml` in the user's configuration folder."""
     base = os.environ.get("XDG_CONFIG_HOME")
     return (Path(base) if base else Path.home() / ".config") / "springtide" / "config.toml"
 
 
 def resolve(name: str, flag: str | int | float | None = None) -> Setting:
-    """The one setting. Raises InvalidRequest that names the place of a value that cannot be."""
+    """The effective setting. Raises InvalidRequest, which names the place of an invalid value."""
     if flag is not None:
         return _checked(name, flag, "flag", _FLAGS.get(name, f"--{name.replace('_', '-')}"))
     variable = f"SPRINGTIDE_{name.upper()}"
@@ -191,7 +191,7 @@ def _checked(name: str, value: Any, level: Level, origin: str) -> Setting:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """What the file holds; nothing if there is none. Raises InvalidRequest if it cannot be read."""
+    """The file's content, empty if there is no file. Raises InvalidRequest if it cannot be read."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):

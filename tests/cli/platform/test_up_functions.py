@@ -16,7 +16,7 @@ from springtide.cli.doctor.functions import check_functions
 from springtide.cli.jobs.offers import quote_text
 from springtide.cli.jobs.progress import JobWatcher
 from springtide.cli.platform import lifecycle, platform_process
-from springtide.cli.platform.up_functions import NAMES_OF_FUNCTIONS, settings_of, told_functions
+from springtide.cli.platform.up_functions import NAMES_OF_FUNCTIONS, functions_text, settings_of
 from springtide.cli.settings import resolve
 from springtide.cli.tables import functions as function_tables
 from springtide.cli.tables.statuses import final_line, job_details, jobs_table, progress_line
@@ -312,7 +312,7 @@ def test_flags_and_settings_make_a_function_service(home: Path, monkeypatch: pyt
     assert settings is not None
     assert (settings.provider, settings.lifetime_s, settings.bytes_per_s) == ("emulator", 60.0, 1e7)
     assert settings.faults == {"kill": 0.05}
-    assert "each ends after 1m00; faults kill 5%" in told_functions(settings)
+    assert "each ends after 1m00; faults kill 5%" in functions_text(settings)
     assert settings_of({**NOTHING, "functions": "none"}) is None, "a flag goes before the environment"
 
 

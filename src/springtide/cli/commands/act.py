@@ -1,4 +1,4 @@
-"""Acting on what runs: `scale`, `change`, `pause`, `resume`, `cancel`."""
+"""Commands that change running workloads: `scale`, `change`, `pause`, `resume`, `cancel`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def change(session: Session, /, identifier: str, **wishes: Any) -> None:
 
 
 def _kept(job: JobStatus) -> str:
-    """The deadline and the budget that are in force now."""
+    """The present deadline and budget, as text."""
     told = "no deadline"
     if job.deadline_at_s is not None:
         word = "promised" if job.is_promised else "aimed at"

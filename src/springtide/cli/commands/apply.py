@@ -1,4 +1,4 @@
-"""`springtide apply`: hand training and inference functions over as files of objects, as kubectl does."""
+"""`springtide apply`: create or change training and inference functions from files of objects, as kubectl does."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def apply(session: Session, files: tuple[str, ...], namespace: str | None) -> No
     for file in files:
         place = "standard input" if file == "-" else file
         for number, document in enumerate(read_yaml(_text_of(file), place), 1):
-            # A list of objects counts as its objects.
+            # A List object stands for its items.
             is_list = isinstance(document, dict) and str(document.get("kind", "")).endswith("List")
             items = document.get("items") or () if is_list else [document]
             objects += [check_object(item, f"{place}, document {number}") for item in items]
@@ -40,7 +40,7 @@ def apply(session: Session, files: tuple[str, ...], namespace: str | None) -> No
         )
     done = []
     with ClusterClient() as cluster:
-        # Sources first, so that an object finds the one that it names.
+        # ConfigMaps first, because other objects name them as their source.
         for obj in sorted(objects, key=lambda obj: obj["kind"] != "ConfigMap"):
             if namespace:
                 obj["metadata"].setdefault("namespace", namespace)

@@ -48,11 +48,11 @@ BENCHES: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """One measurement, as the command offers it: its own options, how it runs, and how its report is shown.
+    """One bench as a command: its options, how it runs, and how its report is shown.
 
-    `run` takes the options by name and what is told of progress, and returns a report: `bench`, `machine`, `rows`,
-    `passed`, and more of its own. `markdown` makes tables of the report, `write_page` a page with charts; without them
-    the command has no --markdown or --html. `heading` gives lines above the table of rows.
+    `run(options, tell)` gets the options by name and a function for progress lines, and returns a report with the keys
+    `bench`, `machine`, `rows`, `passed`, and others. `markdown` formats the report as tables, `write_page` as a page
+    with charts; without them the command has no --markdown or --html. `heading` returns lines above the table of rows.
     """
 
     run: Callable[[Mapping[str, Any], Tell], Report]
@@ -63,7 +63,7 @@ class Bench:
 
 
 class _BenchGroup(click.Group):
-    """Imports a bench when it is named; each has its own options."""
+    """Imports a bench only when it is named; each has its own options."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(BENCHES)
@@ -102,7 +102,7 @@ def _refuse_name(said: str) -> NoReturn:
 
 
 def _command(name: str, bench: Bench) -> click.Command:
-    """The command of one bench: its own options and those that follow from what it can show."""
+    """The command of one bench, with its own options and those for the outputs that it supports."""
     options = list(bench.options)
     if bench.markdown is not None:
         options.append(click.Option(["--markdown"], is_flag=True, help="Print tables for a page of results."))
@@ -129,7 +129,7 @@ def _command(name: str, bench: Bench) -> click.Command:
 
 
 def _answer(session: Session, report: Report, heading: Sequence[str]) -> None:
-    """Print the report and end with what it says."""
+    """Print the report; exit with 1 unless it passed."""
     rows = [
         [
             str(row.get("case")),
@@ -159,12 +159,12 @@ def _run_gateway(options: Mapping[str, Any], tell: Tell) -> Report:
 
 
 def _run_resize(options: Mapping[str, Any], tell: Tell) -> Report:
-    # Its own process: it needs torch.
+    # A child process, because it needs torch.
     return measure_apart(["springtide.runtime", "probe-resize"], small=options["small"])
 
 
 def measure_apart(started: Sequence[str], *, small: bool, seed: int | None = None) -> Report:
-    """Run `python -m STARTED`, a measurement in a process of its own, and return its report. Raises BackendError."""
+    """Run the measurement `python -m STARTED` and return its report. Raises BackendError."""
     command = [sys.executable, "-m", *started, "--json", *(["--small"] if small else [])]
     command += [] if seed is None else ["--seed", str(seed)]
     measured = subprocess.run(command, stdout=subprocess.PIPE, check=False)
@@ -174,7 +174,7 @@ def measure_apart(started: Sequence[str], *, small: bool, seed: int | None = Non
         raise BackendError(
             f"the measurement ended with code {measured.returncode} and no numbers; `springtide doctor` may say why"
         ) from None
-    # Whether the numbers are good enough is said by what measured them; numbers without a verdict have not passed.
+    # The measurement decides whether it passed; a report without a verdict has not.
     return {"passed": False, **report}
 
 

@@ -1,4 +1,4 @@
-"""`springtide config show`: the settings that hold here, and where each comes from."""
+"""`springtide config show`: the effective settings, and where each comes from."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _UNSET = {
 
 
 def _shown(name: str, setting: Setting) -> Setting:
-    """The setting as it may be printed: an address without its password."""
+    """The setting for printing, without the password of an address."""
     if name in ("functions_store", "functions_parameter_store") and setting.value is not None:
         from springtide.service.assembly.function_settings import shown_address
 

@@ -1,4 +1,4 @@
-"""`springtide data`: datasets under a name in the platform's store, put whole or growing by appends until closed."""
+"""`springtide data`: named datasets in the platform's store, complete or growing by appends until closed."""
 
 from __future__ import annotations
 
@@ -140,14 +140,14 @@ def _send(
 
 
 class _Progress:
-    """One line on a terminal's standard error, written over about once a second; none where that is no terminal."""
+    """A progress line on standard error, updated about once a second; nothing if that is not a terminal."""
 
     def __init__(self) -> None:
         self._told_at_s = time.monotonic()
         self._is_shown = False
 
     def show(self, num_samples: int, num_bytes: int) -> None:
-        """So much is there."""
+        """Show how much has been sent."""
         if not sys.stderr.isatty() or time.monotonic() - self._told_at_s < _TELL_S:
             return
         self._told_at_s = time.monotonic()
@@ -155,7 +155,7 @@ class _Progress:
         click.echo(f"\r{num_samples:,} samples, {size(num_bytes)} sent\x1b[K", err=True, nl=False)
 
     def end(self) -> None:
-        """Leave an empty line for what follows."""
+        """Clear the progress line."""
         if self._is_shown:
             click.echo("\r\x1b[K", err=True, nl=False)
 

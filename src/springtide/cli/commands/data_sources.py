@@ -1,4 +1,4 @@
-"""Where a dataset comes from on the command line: files of arrays, or a function of the user's."""
+"""Sources of datasets on the command line: files of arrays, or a user's function."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KINDS = "give arrays.npz, array.npy, arrays.safetensors or FILE.py:FACTORY"
 
 
 def pieces_of(source: str) -> Iterator[dict[str, Any]]:
-    """Named arrays, all at once or piece by piece. Raises InvalidRequest with what would do."""
+    """The named arrays of a source, in one or several pieces. Raises InvalidRequest."""
     path = Path(source).expanduser()
     if path.suffix == ".npz":
         yield _npz(path)
@@ -38,7 +38,7 @@ def _npz(path: Path) -> dict[str, Any]:
     import numpy as np
 
     try:
-        # Opened here: numpy leaves its own handle open where the file is no archive.
+        # Opened here, because numpy leaves its own handle open if the file is not an archive.
         with _there(path).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
     except (OSError, ValueError, zipfile.BadZipFile, EOFError, KeyError) as error:
@@ -70,7 +70,7 @@ def _safetensors(path: Path) -> dict[str, Any]:
 
 
 def _made(path: Path, factory: str) -> Iterator[dict[str, Any]]:
-    """What the user's function returns or yields."""
+    """The arrays that the user's function returns or yields."""
     module = import_file(_there(path).resolve())
     function = getattr(module, factory, None)
     if not callable(function):
@@ -91,12 +91,12 @@ def _made(path: Path, factory: str) -> Iterator[dict[str, Any]]:
 
         if isinstance(error, SpringtideError):
             raise
-        # The function is the user's: whatever it raises is told as its error.
+        # User code: any exception is reported as the function's error.
         refuse(f"{factory} in {path.name} failed: {type(error).__name__}: {_first_line(error)}")
 
 
 def _named(made: Any, path: Path, factory: str) -> dict[str, Any]:
-    """Arrays by name: a mapping as it is; of a tuple, or of a dataset of tensors, the first is x and the second y."""
+    """Arrays by name: a mapping unchanged; the items of a tuple, or of a TensorDataset, become x and y."""
     if isinstance(made, Mapping):
         return {str(name): array for name, array in made.items()}
     values = getattr(made, "tensors", made)

@@ -1,4 +1,4 @@
-"""`springtide deploy`: hand over an inference class and say how to call it."""
+"""`springtide deploy`: deploy an inference class and show how to call it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from springtide.core.status.platform import ServiceStatus
 from springtide.core.workload import DEFAULT_GRACE_S
 
 _POLL_S = 0.1
-# A device that has to be taken from a job is free after the job's grace; waiting much longer would not help.
+# A device that is taken from a job is free after the job's grace, so waiting much longer would not help.
 _FREE_TIMEOUT_S = 2 * DEFAULT_GRACE_S
 _NONE_YET = " (none is ready yet: its devices are not free; `springtide why` says what holds them)"
 _EXAMPLES: dict[str, Any] = {"string": "good", "number": 0.5, "integer": 1, "boolean": True}
@@ -41,7 +41,7 @@ def deploy(session: Session, /, target: str, **options: Any) -> None:
     check_cluster_options(options, options["place"])
     given = given_keywords(SERVICE_OPTIONS, "deploy", options)
     if "share" in given:
-        # Another share than the file's, whichever way that is written there.
+        # The flag replaces the file's share, also if that is written as `gpu`.
         given["gpu"] = 1.0
     if options["place"] == K8S:
         asked = served.options.override(given)
@@ -64,7 +64,7 @@ def deploy(session: Session, /, target: str, **options: Any) -> None:
 
 
 def _wait_deployed(session: Session, name: str) -> ServiceStatus:
-    """Until it could answer: a replica is ready, or it sleeps and would start one, or nothing is free for it."""
+    """Wait until a replica is ready, the service sleeps, or no device is free for it."""
     end_s = time.monotonic() + _FREE_TIMEOUT_S
     while True:
         service = session.client.service(name)

@@ -1,4 +1,4 @@
-"""Looking at devices and the workloads that share them: `devices`."""
+"""`springtide devices`: shows devices and the workloads that share them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from springtide.core.status.shares import SharingStatus
 
 
 class DevicesReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What `springtide devices --json` prints: every device with its holders, and how they share now."""
+    """The output of `springtide devices --json`: devices with their holders, and the state of sharing."""
 
     now_s: float
     devices: tuple[DeviceStatus, ...]

@@ -1,4 +1,4 @@
-"""`springtide hello`: prove that it works with real work, and clean up."""
+"""`springtide hello`: check the platform by training and serving samples, and clean up."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _GREETING = ["hello, tide"]
 
 
 class HelloReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What `springtide hello` saw."""
+    """The measurements of `springtide hello`."""
 
     num_workers_before: int
     num_workers_after: int
@@ -116,7 +116,7 @@ def _train(session: Session, client: Client) -> tuple[JobStatus, int]:
         large = _wait_job(client, handle.id, "to be resized", lambda job: job.num_resizes > small.num_resizes)
         ended = _wait_job(client, handle.id, "to end", lambda job: JobState(job.state).is_terminal)
     except BackendError:
-        # The check leaves nothing behind on a platform that was already running.
+        # Leave nothing behind on a platform that was already running.
         if not JobState(handle.status().state).is_terminal:
             handle.cancel()
         raise
@@ -145,7 +145,7 @@ def _wait_job(client: Client, job_id: str, what: str, reached: Callable[[JobStat
 
 
 def _serve(session: Session, client: Client) -> tuple[float, float, bool]:
-    """Deploy the sample, wake it by a request, let it sleep. Returns cold and warm seconds, whether it slept."""
+    """Deploy the sample, send requests, and wait until it sleeps; returns cold and warm seconds, whether it slept."""
     source = read_source(_SAMPLES / "serving.py", "Greeter", "class")
     options = ServeOptions(scale=(0, 1), idle="1s")
     handle = deploy_service(source, options, "hello-api", client)

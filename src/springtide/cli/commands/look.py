@@ -1,4 +1,4 @@
-"""Looking: `ps`, `status`, `why`, `logs`, `top`."""
+"""Commands that show state: `ps`, `status`, `why`, `logs`, `top`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def status(session: Session, identifier: str, is_followed: bool) -> None:
         return
     if isinstance(found, JobStatus):
         if found.on:
-            # Of one that has ended, only its own answer says what became of its functions.
+            # The platform's status leaves out the functions of an ended job.
             found = session.client.job(found.job_id)
         has_ended = JobState(found.state).is_terminal
         logs_hint = f"what it {'wrote' if has_ended else 'writes'}: springtide logs {found.job_id}"
@@ -104,7 +104,7 @@ def logs(session: Session, identifier: str, follow: bool, replica: str | None, t
 
 
 def _everything(status: PlatformStatus, width: int | None) -> str:
-    """What `top` shows: pools and their servers where there are some, jobs and services."""
+    """The text of `top`: pools and their servers, if any, jobs and services."""
     pools = pools_line(status.pools, status.nodes)
     if pools:
         nodes = [node for node in status.nodes if node.num_devices]

@@ -1,4 +1,4 @@
-"""`springtide package`: the recipe of a function's container image, and how large it gets."""
+"""`springtide package`: writes the recipe of a function's container image, and estimates the image's size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`springtide plan-pipeline`: the best ways to cut a profiled model over functions, whatever cost and time weigh."""
+"""`springtide plan-pipeline`: optimal plans for a profiled model on functions, for several weights of cost and time."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _degrees(text: str | None) -> tuple[int, ...]:
 def _answer(
     session: Session, planner: PipelinePlanner, weights: Sequence[tuple[float, float]], options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The plans as plain values, with what it took to find and to check them, and the front."""
+    """The plans as plain values, with solver times and checks, and the Pareto front."""
     from springtide.perf.functions.pipeline.plan import CHEAPEST, recommended, with_deltas
 
     planned, seconds = [], []
@@ -159,7 +159,7 @@ def _answer(
 
 
 def _front(planner: PipelinePlanner, planned: Sequence[PlannedPipeline]) -> dict[str, Any]:
-    """Every plan that none beats in both time and cost if all can be tried, else those of a sweep of weights."""
+    """The Pareto front of time and cost: exact if all plans can be enumerated, else from a sweep of weights."""
     from springtide.solvers.pipeline.exhaustive import every_memory, num_plans, pareto_front
 
     if num_plans(planner.problem) <= 1_000_000:
@@ -201,7 +201,7 @@ def _row(one: PlannedPipeline, solve_s: float, is_recommended: bool) -> dict[str
 
 
 def _in_own_layers(row: dict[str, Any], ends: tuple[int, ...]) -> dict[str, Any]:
-    """A row of a merged profile's plan in the layers of the profile."""
+    """A row of a plan over merged layers, converted to the profile's own layers."""
     begins = (0, *ends)
     stages = [
         {**stage, "first_layer": begins[stage["first_layer"]], "end_layer": begins[stage["end_layer"]]}
@@ -211,7 +211,7 @@ def _in_own_layers(row: dict[str, Any], ends: tuple[int, ...]) -> dict[str, Any]
 
 
 def _text(answer: Mapping[str, Any]) -> str:
-    """The plans as a table, each as a drawn pipeline, and the front."""
+    """The plans as a table and as drawn pipelines, and the Pareto front."""
     rows = [_cells(row) for row in answer["plans"]]
     header = ("", "WEIGHTS", "FUNCTIONS", "STEP", "COST", "COMPUTE", "FLUSH", "SYNC", "DELTA", "PROVED", "SOLVED IN")
     layers = count(answer["num_layers"], "layer")

@@ -1,4 +1,4 @@
-"""What there is to choose from: `policies`."""
+"""`springtide policies`: lists scheduling policies, strategies of loans and packers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looking at pools: `pools`."""
+"""`springtide pools`: shows pools, the tide and handovers."""
 
 from __future__ import annotations
 

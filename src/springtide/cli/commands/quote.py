@@ -1,4 +1,4 @@
-"""`springtide quote`: ask the running platform what it would say to a job, without handing it over."""
+"""`springtide quote`: ask the running platform what it would do with a job, without submitting it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from springtide.client.handles import JobHandle
 from springtide.core.errors import Conflict
 from springtide.core.workload import JobState
 
-# A speed counts as measured once a job has trained for so long on a number of workers.
+# How long a job must train on a number of workers until its speed counts as measured.
 MEASURE_S = 4.0
-# What a bare --profile says.
+# The value of --profile without a file.
 MEASURE = "-"
 _POLL_S = 0.2
 _START_TIMEOUT_S = 120.0
@@ -70,7 +70,7 @@ def quote(session: Session, /, target: str, script_args: tuple[str, ...], profil
 
 
 def measure(session: Session, asked: JobRequest) -> None:
-    """Run the job on one worker and on two, each for some seconds, so that the platform learns its speed."""
+    """Run the job on one worker and then on two, for some seconds each, so that the platform learns its speed."""
     if asked.source.kind != "function":
         refuse(
             f"{asked.source.filename} is a plain script, whose steps are not seen; --profile needs a training function"
@@ -86,14 +86,14 @@ def measure(session: Session, asked: JobRequest) -> None:
         for count in counts:
             if count != counts[0]:
                 handle.scale(count)
-            # No other job gives way to a measurement: a second worker may not come.
+            # A measurement displaces no other job, so the second worker may not become available.
             if not _train_for(handle, count, _START_TIMEOUT_S if count == counts[0] else _SECOND_TIMEOUT_S):
                 break
     finally:
         try:
             handle.cancel()
         except Conflict:
-            # It was over before it could be cancelled: then all of it was measured.
+            # The job ended before it could be cancelled.
             pass
     end_s = time.monotonic() + _START_TIMEOUT_S
     while handle.status().replicas and time.monotonic() < end_s:
@@ -101,7 +101,7 @@ def measure(session: Session, asked: JobRequest) -> None:
 
 
 def _train_for(handle: JobHandle, num_workers: int, timeout_s: float) -> bool:
-    """Wait until it has trained on so many workers for MEASURE_S. Returns whether it still runs."""
+    """Wait until the job has trained on `num_workers` for MEASURE_S; returns whether it still runs."""
     end_s = time.monotonic() + timeout_s
     since_s: float | None = None
     while time.monotonic() < end_s:

@@ -73,7 +73,7 @@ def watch(session: Session, handle: JobHandle, *, is_script: bool) -> None:
     watcher = JobWatcher()
     try:
         if is_script:
-            # A script counts no steps that the platform could see: what it writes is its progress.
+            # The platform does not see a script's steps, so its output is shown as progress.
             for line in handle.logs(follow=True):
                 session.note(line.rstrip("\n"))
             live = False
@@ -88,7 +88,7 @@ def watch(session: Session, handle: JobHandle, *, is_script: bool) -> None:
 
 
 def tell_end(session: Session, job: JobStatus, watcher: JobWatcher) -> None:
-    """Answer with how the job ended."""
+    """Print how the job ended."""
     if job.state == JobState.REJECTED:
         session.answer(job, refusal_text(job.reason, job.alternatives))
         return
@@ -99,18 +99,18 @@ def tell_end(session: Session, job: JobStatus, watcher: JobWatcher) -> None:
     try:
         workers = workers_text(num_workers_over_time(session.client.history(job.job_id)))
     except BackendError:
-        # The platform may have been stopped since; the end is known all the same.
+        # The platform may have been stopped meanwhile; print the end without the workers over time.
         workers = ""
     session.answer(job, final_line(job, workers, watcher.pauses_s), hint)
 
 
 def tell_refusal(session: Session, job: JobStatus, asked: JobRequest, profile: str | None = None) -> None:
-    """Answer with why the job was refused, and with changes that the platform would accept at this moment."""
+    """Print why the job was refused, and changes with which the platform would accept it now."""
     reason, changes, told = job.reason, job.alternatives, job.alternatives
     try:
         quote = quote_job(asked.source, asked.options, asked.name, session.client, profile=profile)
     except (BackendError, CapacityError):
-        # The refusal stands without a quote; the policy may have named alternatives of its own.
+        # Without a quote, only the policy's own alternatives are printed.
         quote = None
     if quote is not None and quote.verdict == "refused":
         reason, changes = quote.reason, tuple(offer.change for offer in quote.alternatives)

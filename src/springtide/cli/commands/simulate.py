@@ -1,4 +1,4 @@
-"""`springtide simulate`: what policies would do with a trace of jobs, side by side."""
+"""`springtide simulate`: runs policies on a trace of jobs and compares the results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from springtide.cli.tables.columns import align, duration, number, percent
 from springtide.core.plugins import load_from_studies, offered
 
 PLAIN_LINE_S = 10.0
-# What springtide-studies brings, in this entry point group.
+# The studies that springtide-studies registers in this entry point group.
 STUDIES = ("loaning", "dilu-packing", "dilu-coscaling", "dilu-collocation")
 _GROUP = "springtide.studies"
 _SHOWN: tuple[tuple[str, str], ...] = (
@@ -43,9 +43,9 @@ _SHOWN: tuple[tuple[str, str], ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedStudy:
-    """One of `STUDIES`: the options that only studies have, and what plays it and answers.
+    """One of `STUDIES`: its own options, and the function that runs it and prints the answer.
 
-    `run` is given all options of the command by name, and a context that yields what is told of progress.
+    `run` gets the session, all options of the command by name, and a context manager that yields a progress function.
     """
 
     run: Callable[[Session, Mapping[str, Any], AbstractContextManager[Any]], None]
@@ -53,7 +53,7 @@ class SimulatedStudy:
 
 
 class _SimulateCommand(click.Command):
-    """Has the options of the studies that are installed, too."""
+    """Adds the options of installed studies."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         of_studies = {option.name: option for study in _installed_studies().values() for option in study.options}
@@ -113,7 +113,7 @@ def simulate(session: Session, /, **options: Any) -> None:
     names = list(dict.fromkeys(name.strip() for name in (options["policy"] or "").split(",") if name.strip()))
     _check_places(options)
     if options["study"]:
-        # A run is a row at a size; which ones there are is told as they are played.
+        # A study's runs are not known in advance; they appear as they are run.
         _load_study(options["study"]).run(session, options, shown_progress((), live=_is_live()))
         return
     for name, study in _installed_studies().items():
@@ -139,7 +139,7 @@ def _check_places(options: Mapping[str, Any]) -> None:
 
 
 def _play(session: Session, names: Sequence[str], options: Mapping[str, Any]) -> None:
-    """A trace under each policy."""
+    """Simulate the trace under each policy, and print the comparison."""
     trace, cluster, report = options["trace"], options["cluster"], options["report"]
     if trace is None or cluster is None:
         refuse("name the jobs and what they share: --trace FILE --cluster 16x8, or --from-live for what runs now")
@@ -192,7 +192,7 @@ def _print(session: Session, answer: dict[str, Any], output: str | None, series:
 
 
 def _warn(answer: Mapping[str, Any]) -> None:
-    """Say what went wrong, after the numbers. Exit code 1 if a policy failed."""
+    """Print failures after the numbers; exit with 1 if a policy failed."""
     is_as_predicted = "error_fraction" not in answer
     for name, figures in answer["policies"].items():
         broken = figures["admitted_and_broken"] if figures["promised"] and is_as_predicted else 0
@@ -210,7 +210,7 @@ def _warn(answer: Mapping[str, Any]) -> None:
 
 @contextmanager
 def shown_progress(names: Sequence[str], *, live: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """What is told of each policy's progress: bars on a terminal, plain lines now and then elsewhere."""
+    """A function that shows each policy's progress: as bars on a terminal, else as occasional lines."""
     if not live:
         yield PlainProgress(lambda line: click.echo(line, err=True)).tell
         return
@@ -230,7 +230,7 @@ def shown_progress(names: Sequence[str], *, live: bool) -> Iterator[Callable[[st
 
 
 class PlainProgress:
-    """A line for each policy every ten seconds, the first one not before that: short runs say nothing."""
+    """A line for each policy every ten seconds; short runs print nothing."""
 
     def __init__(self, write: Callable[[str], None], monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self._write = write
@@ -239,7 +239,7 @@ class PlainProgress:
         self._due_s: dict[str, float] = {}
 
     def tell(self, name: str, num_ended: int, num_jobs: int) -> None:
-        """So many jobs have ended under this policy."""
+        """Report how many jobs have ended under a policy."""
         now_s = self._monotonic_s()
         if now_s >= self._due_s.setdefault(name, self._began_s + PLAIN_LINE_S):
             self._due_s[name] = now_s + PLAIN_LINE_S
@@ -269,5 +269,5 @@ def _is_live() -> bool:
 
 
 def num_cores() -> int:
-    """How many processor cores this process may use."""
+    """The number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)

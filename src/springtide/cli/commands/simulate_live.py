@@ -1,4 +1,4 @@
-"""`springtide simulate --from-live`: the running platform played forward under other policies, here in the command."""
+"""`springtide simulate --from-live`: simulates the running platform's future under other policies, in this process."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from springtide.scheduling.functions.ask import entry_of
 from springtide.scheduling.functions.policy import WithFunctions
 from springtide.scheduling.registry import make_live_policy
 
-# A cluster of many jobs under a policy that looks often: so many looks, then all jobs go on unchanged.
+# The most decisions of the policy in a forecast; after that the plan stays as it is.
 MAX_TURNS = 5000
 
 
 def read_live(session: Session) -> LiveState:
-    """What the running platform's policy is shown now. Raises SpringtideError if no platform runs."""
+    """The running platform's present state. Raises SpringtideError if no platform is running."""
     return session.client.export()
 
 
 def play_live(session: Session, names: Sequence[str], output: str | None) -> None:
-    """Play the live state forward under each policy and print what becomes of every job, and the policies beside."""
+    """Simulate from the live state under each policy; prints a comparison and a forecast for every job."""
     live = read_live(session)
     answer = forecast_answer(live, {name: WithFunctions(make_live_policy(name)) for name in names})
     encoded = msgspec.json.format(msgspec.json.encode(answer), indent=2) + b"\n"
@@ -44,7 +44,7 @@ def play_live(session: Session, names: Sequence[str], output: str | None) -> Non
 
 
 def forecast_answer(live: LiveState, policies: Mapping[str, Policy]) -> dict[str, Any]:
-    """The figures of each policy (the keys of `simulate`, times from now on) and a forecast for each job."""
+    """The figures of each policy (with the keys of `simulate`, times counted from now) and a forecast for each job."""
     snapshot = live.snapshot
     sizes = [str(len(node.devices)) for node in snapshot.cluster.machines.nodes]
     answer: dict[str, Any] = {
@@ -56,7 +56,7 @@ def forecast_answer(live: LiveState, policies: Mapping[str, Policy]) -> dict[str
         "policies": {},
     }
     for name, policy in policies.items():
-        # Another policy makes nothing of the memory of the one that decides now.
+        # A policy cannot use another one's memory.
         start = snapshot if name == live.policy else replace(snapshot, memory=None)
         forecast = roll_forward(start, policy, max_turns=MAX_TURNS)
         rows = [_job_row(view, forecast, live) for view in snapshot.jobs]
@@ -83,7 +83,7 @@ def _job_row(view: JobView, forecast: PlanForecast, live: LiveState) -> dict[str
 
 
 def _cost_usd(view: JobView, schedule: Schedule, live: LiveState) -> float:
-    """What the rest of a job costs: its devices' time or, on functions, its steps as the recommended plan has them."""
+    """The cost of the rest of a job: of its devices' time or, on functions, of its steps with the recommended plan."""
     menu = view.job.menu
     if menu is None:
         return cost_usd(schedule, live.usd_per_device_hour)
@@ -126,7 +126,7 @@ def _figures(live: LiveState, forecast: PlanForecast, rows: Sequence[dict[str, A
 
 
 def forecast_text(answer: Mapping[str, Any]) -> str:
-    """A table of the policies, then for each policy one of its jobs."""
+    """A table of the policies, and for each policy a table of jobs."""
     header = ("POLICY", "JOBS", "DEADLINES MET", "REFUSED", "MEAN TIME", "MEAN WAIT", "ALL DONE", "USE")
     table = [
         (

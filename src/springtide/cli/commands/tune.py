@@ -1,4 +1,4 @@
-"""`springtide tune`: many trials of one file under one budget, watched as a table."""
+"""`springtide tune`: runs a study of a file's task and shows its trials as a table."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def tune(session: Session, /, target: str, **options: Any) -> None:
 
 
 def _answer(study: Study) -> dict[str, Any]:
-    """The study for a script, with what is worked out from its trials."""
+    """The study as JSON values, with totals of its trials."""
     import msgspec
 
     fields: dict[str, Any] = msgspec.to_builtins(study)
@@ -87,7 +87,7 @@ def _answer(study: Study) -> dict[str, Any]:
 
 
 def _metric_of(module: ModuleType, path: Path, name: str) -> str | Metric:
-    """What the file means by a metric: a function of its own, or a name that the job reports."""
+    """The function of this name in the file, or else the name as a metric that the job reports."""
     found = getattr(module, name, None)
     if callable(found):
         return found  # type: ignore[no-any-return]
@@ -98,7 +98,7 @@ def _metric_of(module: ModuleType, path: Path, name: str) -> str | Metric:
 
 @contextmanager
 def shown_study(*, live: bool, note: Callable[[str], None]) -> Iterator[Callable[[Study], None]]:
-    """What shows a study as it changes: a table in place on a terminal, elsewhere a line for each trial that ends."""
+    """A function that shows a changing study: a table on a terminal, else a line for each trial that begins or ends."""
     if not live:
         yield _Lines(note).show
         return
@@ -112,7 +112,7 @@ def shown_study(*, live: bool, note: Callable[[str], None]) -> Iterator[Callable
 
 
 class _Lines:
-    """One line for each trial that begins or ends."""
+    """Prints a line for each trial that begins or ends."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note = note
@@ -126,7 +126,7 @@ class _Lines:
 
 
 def trial_line(trial: Trial, study: Study) -> str:
-    """What there is to say of a trial that has just begun or ended."""
+    """A line about a trial that has just begun or ended."""
     params = _params_text(trial)
     if trial.state == "running":
         return f"trial {trial.number}  {params}  runs as {trial.job_id}, may cost {usd(trial.cap_usd)}"
@@ -135,7 +135,7 @@ def trial_line(trial: Trial, study: Study) -> str:
 
 
 def study_table(study: Study, width: int | None = None) -> str:
-    """The newest trials, one line each, and what is left of the money."""
+    """The newest trials, one line each, and the remaining budget."""
     best = study.best
     rows = [
         (
@@ -179,7 +179,7 @@ def _params_text(trial: Trial) -> str:
 
 
 def _value_text(value: str) -> str:
-    """A parameter with few digits; whole numbers and text as they are."""
+    """A parameter's value with few digits; integers and text unchanged."""
     try:
         return number(float(value), 3) if "." in value or "e" in value else value
     except ValueError:

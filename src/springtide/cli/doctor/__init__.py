@@ -1,1 +1,1 @@
-"""`springtide doctor`: what of this machine, cluster or account works."""
+"""`springtide doctor`: checks of this machine, cluster or account."""

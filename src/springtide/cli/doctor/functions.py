@@ -1,4 +1,4 @@
-"""What `springtide doctor` says of function services: libraries, the store, credentials, region and emulator."""
+"""The checks of `springtide doctor` for function services: libraries, stores, credentials, region and emulator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LEAST_MEMORY_BYTES = 2 << 30
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One line of the examination."""
+    """The result of one check, printed as one line."""
 
     name: str
     verdict: Literal["ok", "warn", "fail"]
@@ -29,7 +29,7 @@ class Check(msgspec.Struct, frozen=True):
 
 
 def check_functions(state_dir: Path) -> Iterator[Check]:
-    """One line where functions are not configured; else what stands between the settings and a first job."""
+    """Check the configured function service; one line if none is configured."""
     missing = [name for name in _EXTRA if importlib.util.find_spec(name) is None]
     provider = resolve("functions")
     kept = state_dir / "functions.json"
@@ -42,7 +42,7 @@ def check_functions(state_dir: Path) -> Iterator[Check]:
     if missing:
         yield Check("functions", "fail", f"not installed: {', '.join(missing)}", _INSTALL)
         return
-    from springtide.cli.platform.up_functions import NAMES_OF_FUNCTIONS, settings_of, told_functions
+    from springtide.cli.platform.up_functions import NAMES_OF_FUNCTIONS, functions_text, settings_of
     from springtide.service.assembly.function_settings import read_settings, shown_address
 
     try:
@@ -51,7 +51,7 @@ def check_functions(state_dir: Path) -> Iterator[Check]:
     except InvalidRequest as error:
         yield Check("functions", "fail", str(error), "springtide config show --origin says where each setting stands")
         return
-    told = told_functions(settings).strip().removeprefix("functions").strip().partition("   (")[0]
+    told = functions_text(settings).strip().removeprefix("functions").strip().partition("   (")[0]
     yield Check("functions", "ok", told)
     if settings.is_emulated:
         yield from _check_emulator()
@@ -104,7 +104,7 @@ def _check_alibaba() -> Iterator[Check]:
 
 
 def _check_store(name: str, address: str, shown: str) -> Check:
-    """Whether the store does what jobs ask of it: a tiny object is written, read and deleted."""
+    """Check the store by writing, reading and deleting a small object."""
     from springtide.storage.stores.probe import probe_store
 
     try:
@@ -115,7 +115,7 @@ def _check_store(name: str, address: str, shown: str) -> Check:
 
 
 def _check_parameters(address: str, shown: str) -> Check:
-    """Whether a parameter store is there, or what starts one for each job."""
+    """Check the parameter store, or what starts one for each job."""
     from springtide.backends.functions.parameter_store.address import parse_hosted
     from springtide.backends.functions.parameter_store.host_process import find_binary
 

@@ -29,7 +29,7 @@ from springtide.core.status.pools import PoolStatus
 
 _PROBE_TIMEOUT_S = 60.0
 _LOW_DISK_BYTES = 1_000_000_000
-# Asked in a process of its own: importing torch is slow, and a broken torch may end the process.
+# Run in a child process, because importing torch is slow, and a broken torch may crash the process.
 _TORCH_PROBE = """
 import json, torch, torch.distributed as d
 gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -159,7 +159,7 @@ def _check_life(state_dir: Path) -> Iterator[Check]:
 
 
 def _check_pools(session: Session) -> Iterator[Check]:
-    """Which pools there are: of the platform that runs, else those that the settings ask for."""
+    """Report the pools of the running platform, or else those in the settings."""
     state_dir = session.state_dir
     if running_platform(state_dir) is None:
         yield from _check_asked_pools()
@@ -175,11 +175,11 @@ def _check_pools(session: Session) -> Iterator[Check]:
         num_machines = sum(device.kind != "function" for device in status.devices)
         yield Check("pools", "ok", f"jobs and services share {num_machines} slots")
         return
-    told = "; ".join(_told_pool(pool) for pool in status.pools)
+    told = "; ".join(_pool_text(pool) for pool in status.pools)
     yield Check("pools", "ok", f"{told} (policy {status.policy})")
 
 
-def _told_pool(pool: PoolStatus) -> str:
+def _pool_text(pool: PoolStatus) -> str:
     counts = {"borrowed": pool.num_borrowed, "lent": pool.num_lent, "draining": pool.num_draining}
     away = [f"{count} {word}" for word, count in counts.items() if count]
     return f"{pool.pool} {pool.num_devices}" + (f" ({', '.join(away)})" if away else "")
@@ -203,7 +203,7 @@ def _check_asked_pools() -> Iterator[Check]:
 
 
 def _check_zygote(state_dir: Path, platform_pid: int) -> Iterator[Check]:
-    """The process that workers are forked from has its socket on its command line, and its workers inherit that."""
+    """Check the zygote, which is found by its socket on its command line; its workers have the same command line."""
     digest = hashlib.sha256(os.fsencode(state_dir.resolve())).hexdigest()[:16]
     places = (str(state_dir.resolve() / "run"), f"springtide-{os.getuid()}-{digest}")
     found = [
@@ -247,7 +247,7 @@ def _check_port() -> Iterator[Check]:
 
 
 def check_cluster(status: PlatformStatus) -> Iterator[Check]:
-    """What `springtide doctor` says of a platform on a cluster: leader, API server, pods that something holds."""
+    """Check a platform on a cluster: leader, API server, and pods that cannot start."""
     cluster = status.cluster
     if cluster is None:
         return

@@ -1,4 +1,4 @@
-"""What `springtide doctor` says of shares: what enforces them on this machine, tried on a child process."""
+"""The checks of `springtide doctor` for shares: what enforces them on this machine, tried with a child process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from springtide.core.errors import SpringtideError
 _RATE = 0.3
 _TRIAL_S = 1.0
 _SETTLE_S = 0.1
-# What a trial of a second may show above the rate: the kernel's ticks, and the moment before it is held.
+# How far a trial of a second may exceed the rate: the kernel's ticks, and the time before the limit is set.
 _TOLERANCE = 0.05
 _WITHOUT = (
     "run the platform where control groups may be written: as root, in a container with its own writable cgroups, or "
@@ -28,7 +28,7 @@ _WITHOUT = (
 )
 
 _TRIAL_TIMEOUT_S = 30.0
-# Finds a function of the driver in both ways that programs have, and says in which library each answer lies.
+# Looks up a function of the driver in both ways that programs use, and prints the library of each result.
 _TRIAL = """
 import ctypes, sys
 class Place(ctypes.Structure):
@@ -50,13 +50,13 @@ print(place(asked.value))
 
 
 def check_shares(trial_s: float = _TRIAL_S) -> Iterator[Check]:
-    """Say what holds sharers of this machine's devices: its GPUs, or its CPU slots where it has none."""
+    """Check what enforces shares of this machine's GPUs, or of its CPU slots if it has none."""
     gpus = discover_gpus()
     yield from check_gpu_shares(gpus) if gpus else _check_cpu_shares(trial_s)
 
 
 def _check_cpu_shares(trial_s: float) -> Iterator[Check]:
-    """Hold a spinning child to 30 % of a core and say what it used."""
+    """Limit a busy child process to 30 % of a core and measure what it uses."""
     child = subprocess.Popen(
         [sys.executable, "-S", "-c", "while True: pass"], stdin=subprocess.DEVNULL, start_new_session=True
     )
@@ -86,7 +86,7 @@ def _judge(held: FixedShare, used: float, trial_s: float) -> Check:
 
 
 def check_gpu_shares(gpus: Sequence[Gpu]) -> Iterator[Check]:
-    """Say what would hold sharers of these GPUs, and whether programs that look for the driver find the library."""
+    """Check what would enforce shares of these GPUs, and whether programs find the library in place of the driver."""
     chosen = choose_enforcement(
         os.environ, os.environ.get(MECHANISM_VARIABLE, ""), are_known=all(gpu.uuid for gpu in gpus)
     )
@@ -103,7 +103,7 @@ def check_gpu_shares(gpus: Sequence[Gpu]) -> Iterator[Check]:
 
 
 def _try(library: Path) -> str:
-    """Run a trial in a child process with the library preloaded; its error as text, empty if it worked."""
+    """Run the trial in a child process with the library preloaded; returns its error, empty if it worked."""
     try:
         tried = subprocess.run(
             [sys.executable, "-S", "-c", _TRIAL],

@@ -1,1 +1,1 @@
-"""What the commands about jobs share: options, offers, progress."""
+"""What commands about jobs share: options, offers, progress."""

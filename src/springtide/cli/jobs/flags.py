@@ -1,4 +1,4 @@
-"""The flags of commands that are made of the tables of options."""
+"""Command-line flags made from the tables of options."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 
 def option_flags(table: Table, command: str) -> Callable[[CommandT], CommandT]:
-    """Add the flags that the options have for this command, under the names of their keywords."""
+    """A decorator that adds the options' flags for this command, with the keywords' names as parameters."""
 
     def added(function: CommandT) -> CommandT:
         for option in reversed(table):
@@ -27,7 +27,7 @@ def option_flags(table: Table, command: str) -> Callable[[CommandT], CommandT]:
 
 
 def given_keywords(table: Table, command: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The keywords that were given as flags of this command. Raises InvalidRequest."""
+    """The keywords whose flags were given. Raises InvalidRequest."""
     names = [option.name for option in table if command in option.flags and given[option.name] not in (None, ())]
     return {name: parse_params(given[name]) if name == "params" else given[name] for name in names}
 
@@ -47,7 +47,7 @@ def _flag(option: Option, text: FlagText) -> Callable[[CommandT], CommandT]:
     settings: dict[str, Any] = {"help": text.help, "metavar": text.metavar}
     match text.kind or option.kind:
         case Toggle():
-            # Without the flag the option stays as the file has it.
+            # None without the flag, so that the file's value stays.
             settings = {"help": text.help, "default": None, "is_flag": True}
         case Choice(values):
             settings["type"] = click.Choice([*values, *text.choices])

@@ -1,4 +1,4 @@
-"""`run --on k8s` and `deploy --on k8s`: the same files as objects of a cluster, watched by their status."""
+"""`run --on k8s` and `deploy --on k8s`: create Kubernetes objects for the user's file, and watch their status."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from springtide.client.kubernetes import ClusterClient
 
 K8S = "k8s"
-# A control plane that runs takes an object in within a second.
-UNHEARD_S = 6.0
-# A line for progress alone after so many percent, or so long.
-TELL_PERCENT = 5
+# A running control plane sets an object's status within a second.
+NO_STATUS_S = 6.0
+# Print a progress line after so many percent.
+PROGRESS_PERCENT = 5
 TELL_EVERY_S = 10.0
-# What a service is given to have its first replica ready, or to sleep.
+# How long to wait until a service's first replica is ready, or the service sleeps.
 READY_TIMEOUT_S = 120.0
 
 
 def cluster_options(command: Any) -> Any:
-    """Add what only a run in a cluster needs."""
+    """A decorator that adds the options for runs in a cluster."""
     options = (
         click.option("--namespace", metavar="NAME", help="With --on k8s: where. [default: the kubeconfig's]"),
         click.option("--image", metavar="IMAGE", help="With --on k8s: what its pods run. [default: the platform's]"),
@@ -44,14 +44,14 @@ def cluster_options(command: Any) -> Any:
 
 
 def check_cluster_options(options: Mapping[str, Any], place: str | None) -> None:
-    """Raise InvalidRequest for what only a run in a cluster knows."""
+    """Raise InvalidRequest if options for runs in a cluster are given without --on k8s."""
     for name in ("namespace", "image"):
         if options.get(name) is not None and place != K8S:
             raise InvalidRequest(f"--{name} is for a run in a cluster; add --on k8s")
 
 
 def run_in_cluster(session: Session, asked: JobRequest, *, namespace: str, image: str, is_detached: bool) -> None:
-    """Make the job's object and watch it until it has ended. Exit code 1 unless it succeeded."""
+    """Create the job's object and watch it until the job has ended. Exit code 1 unless it succeeded."""
     from springtide.client.kubernetes import ClusterClient, training_object
 
     obj = training_object(asked.source, asked.options, asked.name, namespace=namespace, container=_container(image))
@@ -82,7 +82,7 @@ def run_in_cluster(session: Session, asked: JobRequest, *, namespace: str, image
 def deploy_in_cluster(
     session: Session, served: ServeFunction[Any], options: ServeOptions, *, namespace: str, image: str
 ) -> None:
-    """Make or change the service's object and wait until it answers or sleeps. Exit code 1 if it does neither."""
+    """Apply the service's object and wait until the service is ready or sleeps. Exit code 1 if it is neither."""
     from springtide.client.kubernetes import ClusterClient, inference_object
 
     obj = inference_object(served.source(), options, served.name, namespace=namespace, container=_container(image))
@@ -101,38 +101,38 @@ def deploy_in_cluster(
 
 
 class Watcher:
-    """Tells a line whenever something worth it has changed, and remembers how many workers there were.
+    """Prints a line for each significant change of an object's status, and records the numbers of workers.
 
-    `tell` gets the lines, `monotonic` says how late it is.
+    `write` gets the lines; `monotonic` is a clock in seconds.
     """
 
     def __init__(
-        self, tell: Callable[[str], None], namespace: str, monotonic: Callable[[], float] = time.monotonic
+        self, write: Callable[[str], None], namespace: str, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
-        self._tell = tell
+        self._write = write
         self._namespace = namespace
         self._monotonic = monotonic
         self._began_s = monotonic()
-        self._told_s = float("-inf")
-        self._told: tuple[str, ...] = ()
+        self._last_line_s = float("-inf")
+        self._last_line: tuple[str, ...] = ()
         self._progress = 0
         self._is_unheard = False
         self.workers: list[int] = []
 
     def watch(self, states: Iterable[Object]) -> Object:
-        """Follow an object until its job has ended or was refused; the object as it is then."""
+        """Follow an object's states until its job has ended or was refused; returns the last state."""
         for obj in states:
             status = obj.get("status", {})
             state = status.get("state")
             if state is None:
-                self._tell_silence()
+                self._write_no_status()
                 continue
-            self._look(status)
+            self._observe(status)
             if state == "REFUSED" or (state in JobState.__members__ and JobState(state).is_terminal):
                 return obj
         raise AssertionError("an object is followed for ever")
 
-    def _look(self, status: Mapping[str, Any]) -> None:
+    def _observe(self, status: Mapping[str, Any]) -> None:
         num = str(status.get("workers", "0")).partition("/")[0]
         is_running = status.get("state") == JobState.RUNNING
         if is_running and num.isdigit() and self.workers[-1:] != [int(num)]:
@@ -140,19 +140,19 @@ class Watcher:
         now = (str(status.get("state")), num, _why(status))
         progress = str(status.get("progress", "")).removesuffix("%")
         percent = int(progress) if progress.isdigit() else self._progress
-        is_late = is_running and self._monotonic() - self._told_s >= TELL_EVERY_S
-        if now != self._told or percent >= self._progress + TELL_PERCENT or is_late:
-            self._told, self._progress, self._told_s = now, percent, self._monotonic()
-            self._tell(_line(status))
+        is_late = is_running and self._monotonic() - self._last_line_s >= TELL_EVERY_S
+        if now != self._last_line or percent >= self._progress + PROGRESS_PERCENT or is_late:
+            self._last_line, self._progress, self._last_line_s = now, percent, self._monotonic()
+            self._write(_line(status))
 
-    def _tell_silence(self) -> None:
-        if not self._is_unheard and self._monotonic() - self._began_s > UNHEARD_S:
+    def _write_no_status(self) -> None:
+        if not self._is_unheard and self._monotonic() - self._began_s > NO_STATUS_S:
             self._is_unheard = True
-            self._tell(unheard(self._namespace))
+            self._write(no_status_text(self._namespace))
 
 
-def unheard(namespace: str) -> str:
-    """What is told where no platform says anything of an object."""
+def no_status_text(namespace: str) -> str:
+    """The message if no platform sets an object's status."""
     return (
         f"no control plane has taken it in yet: is there one that serves the namespace {namespace!r}? "
         "(springtide k8s check; its setting `namespaces`)"
@@ -160,7 +160,7 @@ def unheard(namespace: str) -> str:
 
 
 def final_text(name: str, status: Mapping[str, Any], workers: Sequence[int] = ()) -> str:
-    """How a job ended: steps, deadline, workers over time, cost, and what it left behind."""
+    """How a job ended: steps, deadline, workers over time, cost, and artifact."""
     state = str(status.get("state"))
     first = [f"{name} {state}"]
     if status.get("step"):
@@ -189,7 +189,7 @@ def final_text(name: str, status: Mapping[str, Any], workers: Sequence[int] = ()
 
 
 def _watch_service(session: Session, cluster: ClusterClient, applied: Object, key: Key) -> Object:
-    """The object once it answers, sleeps or is refused as it is now, or after the time for that."""
+    """Wait until the service is ready, sleeps or is refused, or the time limit passes; returns the object."""
     began_s, obj = time.monotonic(), applied
     generation = applied["metadata"].get("generation", 1)
     for obj in cluster.follow(applied["kind"], key):
@@ -202,10 +202,10 @@ def _watch_service(session: Session, cluster: ClusterClient, applied: Object, ke
         if is_current and settled:
             break
         waited_s = time.monotonic() - began_s
-        if waited_s > READY_TIMEOUT_S or (not status and waited_s > UNHEARD_S):
+        if waited_s > READY_TIMEOUT_S or (not status and waited_s > NO_STATUS_S):
             break
     if not obj.get("status"):
-        session.note(unheard(key.namespace))
+        session.note(no_status_text(key.namespace))
     return obj
 
 
@@ -220,7 +220,7 @@ def _line(status: Mapping[str, Any]) -> str:
 
 
 def _why(status: Mapping[str, Any]) -> str:
-    """Why it does not train, where it does not."""
+    """The reason if the job does not train."""
     if status.get("state") == JobState.RUNNING:
         return ""
     waiting = status.get("pods", ())

@@ -1,4 +1,4 @@
-"""What `run` and `quote` are asked: a file, the options of a training job, and the two read into one request."""
+"""The arguments of `run` and `quote`: a file and the options of a training job, read into one request."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from springtide.client.source import SourceFile, name_from, read_source
 from springtide.core.options.jobs import JOB_OPTIONS
 from springtide.core.quantities import parse_range
 
-# What a plain script decides for itself.
+# Options that a plain script sets itself.
 _OF_FUNCTIONS = frozenset({"epochs", "global_batch", "max_local_batch", "learning_rate", "length"})
 
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """A training job as it was asked for. `is_declared` says that it is an st.Task, which can be cut into stages."""
+    """A requested training job. `is_declared`: it is an st.Task, which can be cut into stages."""
 
     source: SourceFile
     options: TrainOptions
@@ -33,7 +33,7 @@ class JobRequest:
 
 
 def asked_options(command: CommandT) -> CommandT:
-    """Add the file and the options of a training job."""
+    """A decorator that adds the file argument and the options of a training job."""
     command = click.option("--best-effort", is_flag=True, help="Without the deadline and the budget.")(command)
     command = option_flags(JOB_OPTIONS, "run")(command)
     command = click.argument("script_args", nargs=-1, metavar="[-- SCRIPT ARGS]")(command)
@@ -41,7 +41,7 @@ def asked_options(command: CommandT) -> CommandT:
 
 
 def read_asked(target: str, script_args: tuple[str, ...], given: dict[str, Any]) -> JobRequest:
-    """Read the file, and what it declares with what the flags change. Raises InvalidRequest."""
+    """Load the file and apply the flags to what it declares. Raises InvalidRequest."""
     path, object_name = split_target(target)
     if given["on"] == "k8s":
         # A job like any other; only the way to the platform is another one.
@@ -76,13 +76,13 @@ def check_place(asked: JobRequest) -> None:
 def _overrides(given: dict[str, Any]) -> TrainKeywords:
     overrides = given_keywords(JOB_OPTIONS, "run", given)
     if given["fastest"] and given["deadline"] is None:
-        # Another goal than the file's: it takes the place of a deadline that stands there.
+        # This goal replaces a deadline in the file.
         overrides["deadline"] = None
     return cast(TrainKeywords, overrides)
 
 
 def _check_script(path: Path, overrides: TrainKeywords) -> None:
-    """A plain script runs under torchrun's variables with a fixed number of workers, and counts its own epochs."""
+    """Raise InvalidRequest for options that a plain script, which runs as under torchrun, cannot have."""
     for option in JOB_OPTIONS:
         if option.name in _OF_FUNCTIONS and option.name in overrides:
             flag = option.flags["run"].flag

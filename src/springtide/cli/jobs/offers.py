@@ -16,7 +16,7 @@ MAX_STRETCHES = 4
 
 
 def times(finish_s: Range) -> str:
-    """7m40 .. 8m30, or a dash while it is not known."""
+    """Like 7m40 .. 8m30; a dash if unknown."""
     if finish_s.p10 is None or finish_s.p90 is None:
         return UNKNOWN
     return f"{format_duration(finish_s.p10)} .. {format_duration(finish_s.p90)}"
@@ -45,9 +45,9 @@ def options_table(options: Sequence[QuoteOption]) -> str:
 
 
 def alternative_text(offer: Alternative, on: str = "") -> str:
-    """--epochs 3 (2m40, $0.02): the change, and what it brings where that is known.
+    """Like --epochs 3 (2m40, $0.02): the change, and its effect if known.
 
-    `on` names the function service that it is about: there the parts of a cent count.
+    `on` is the function service that it is for; amounts then have fractions of a cent.
     """
     told = [] if offer.finish_s.p90 is None else [format_duration(offer.finish_s.p90)]
     if offer.cost_usd.p90:
@@ -56,7 +56,7 @@ def alternative_text(offer: Alternative, on: str = "") -> str:
 
 
 def refusal_text(reason: str, alternatives: Sequence[str]) -> str:
-    """REFUSED, why, and what would work; going without the deadline always may."""
+    """REFUSED, the reason, and what would be accepted, including a job without the deadline."""
     offers = list(alternatives)
     if not any(offer.startswith(BEST_EFFORT) for offer in offers):
         offers.append(BEST_EFFORT)
@@ -93,7 +93,7 @@ def quote_text(quote: Quote) -> str:
 
 
 def counted_on_text(stretches: Sequence[CountedOn]) -> str:
-    """6 devices (2 on loan) for 1h30, then 4 devices: what can be counted on, stretch by stretch."""
+    """Like 6 devices (2 on loan) for 1h30, then 4 devices: the devices that can be counted on over time."""
     told = []
     for stretch in stretches[:MAX_STRETCHES]:
         devices = "1 device" if stretch.num_devices == 1 else f"{stretch.num_devices} devices"

@@ -1,4 +1,4 @@
-"""A job asked for together with what `springtide profile` wrote of it: its speed and its length go with the request."""
+"""A job's request with a profile: the speed and dataset length that `springtide profile` measured are sent with it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from springtide.core.workload import shards_for
 
 
 def check_profile(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """Refuse the user's file as a profile: a bare --profile takes what follows it."""
+    """Reject a Python file as the value: a bare --profile before the file would take it as its value."""
     if value is not None and value.endswith(".py"):
         refuse(f"--profile took {value} as its file; write them the other way round: {value} --profile")
     return value
 
 
 def profiled_request(session: Session, asked: JobRequest, path: Path) -> dict[str, Any]:
-    """The keywords of Client.quote and Client.submit_job. Raises InvalidRequest where the profile is of something else.
+    """The keyword arguments for Client.quote and Client.submit_job.
 
-    The speeds are those of this platform's runtime, predicted from the timeline for the global batch asked for.
+    The speeds are predicted from the profile's timeline for this platform's runtime and the requested global batch.
+    Raises InvalidRequest if the profile is of another file or function.
     """
     from springtide.runtime.profiling.step_profiling import platform_steps_per_s, read_profile
 

@@ -1,4 +1,4 @@
-"""Watching a job until it ends: a live line on a terminal, sparse plain lines in a log file."""
+"""Watching a job until it ends: a live line on a terminal, occasional plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.25
 _PLAIN_LINE_S = 2.0
-# A platform that is restarted is back well within this time, and its workers train on meanwhile.
+# How long to tolerate a platform that does not answer; a restart takes less, and workers train on meanwhile.
 _PATIENCE_S = 30.0
 
 
 class JobWatcher:
-    """Compares a job's statuses one after the other and tells what happened between them."""
+    """Compares consecutive statuses of a job and describes what changed."""
 
     def __init__(self) -> None:
         self._last: JobStatus | None = None
-        # How many workers trained before the change that is under way: a status names the new number at once,
-        # and counts the resize only when the workers have switched.
+        # The number of workers before a running resize: a status has the new number at once, but counts the resize only
+        # when the workers have switched.
         self._num_training = 0
         self._batch_size = 0
         self.pauses_s: list[float] = []
 
     def observe(self, job: JobStatus) -> list[str]:
-        """The lines worth printing about what changed since the last status."""
+        """Lines about what changed since the last status."""
         last, self._last = self._last, job
         if last is None:
             self._batch_size = job.global_batch_size
@@ -61,7 +61,7 @@ class JobWatcher:
         if job.num_preemptions > last.num_preemptions:
             lines.append(f"gave its devices back, checkpoint at step {job.checkpoint_step or job.step}: {job.reason}")
         if job.functions is not None:
-            # What changes is the plan, which is told above, and never the number of coordinators.
+            # The plan changes, which is reported above, not the number of coordinators.
             pass
         elif job.num_resizes > last.num_resizes and job.num_workers > 0:
             lines.append(self._change_line("resized", job))
@@ -88,19 +88,19 @@ class JobWatcher:
 
 
 class Display(Protocol):
-    """Where progress is shown."""
+    """Shows progress."""
 
     def update(self, job: JobStatus) -> None:
-        """Show where the job is now."""
+        """Show the job's present progress."""
         ...
 
     def event(self, line: str) -> None:
-        """Show something that happened; it stays."""
+        """Show an event on a line that stays."""
         ...
 
 
 class PlainDisplay:
-    """Lines for a log file: every event, and the progress at most every two seconds and only if it changed."""
+    """Plain lines: every event, and progress if it changed, at most every two seconds."""
 
     def __init__(self, write: Callable[[str], None], monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self._write = write
@@ -117,12 +117,12 @@ class PlainDisplay:
             self._due_s = now_s + _PLAIN_LINE_S
 
     def event(self, line: str) -> None:
-        """Print it at once."""
+        """Print the event at once."""
         self._write(f"  {line}")
 
 
 class _LiveDisplay:
-    """One line that changes in place; events scroll away above it."""
+    """One line that changes in place; events scroll above it."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -145,13 +145,13 @@ class _LiveDisplay:
         self._live.update(self._text(line, no_wrap=True, overflow="ellipsis"))
 
     def event(self, line: str) -> None:
-        """Print it above the line."""
+        """Print the event above the line."""
         self._console.print(self._text(f"  {line}"))
 
 
 @contextmanager
 def display(*, live: bool, to_stderr: bool) -> Iterator[Display]:
-    """The display that fits: live on a terminal, plain lines elsewhere."""
+    """A live display if `live`, else plain lines."""
     if live:
         with _LiveDisplay() as shown:
             yield shown
@@ -165,7 +165,7 @@ def can_redraw() -> bool:
 
 
 def terminal_width() -> int | None:
-    """How many characters a line of the terminal holds; None where standard output is none."""
+    """The terminal's width in characters; None if standard output is not a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
@@ -176,9 +176,9 @@ def follow(
     sleep: Callable[[float], None] = time.sleep,
     watcher: JobWatcher | None = None,
 ) -> JobStatus:
-    """Show the job until it has ended and return its last status; waits out a restart of the platform.
+    """Show the job until it has ended and return its last status; tolerates a restart of the platform.
 
-    Raises BackendError if the platform stays away. KeyboardInterrupt passes through.
+    Raises BackendError if the platform does not answer for 30 s. KeyboardInterrupt passes through.
     """
     watcher = watcher or JobWatcher()
     patience_s = _PATIENCE_S

@@ -1,1 +1,1 @@
-"""Starting and stopping platforms, here and on a cluster."""
+"""Starting and stopping platforms, on this machine and on a cluster."""

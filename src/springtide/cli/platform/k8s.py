@@ -1,4 +1,4 @@
-"""`springtide k8s`: the platform's manifests, what a cluster lacks for it, and the control plane that runs there."""
+"""`springtide k8s`: print the platform's manifests, check a cluster, and run the control plane."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CHANGES = (
 
 
 class _Commands(click.Group):
-    """Imports `serve` when it is called: printing manifests needs no server."""
+    """Imports `serve` only when it is called, because printing manifests needs no server."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*super().list_commands(ctx), "serve"]
@@ -46,7 +46,7 @@ def k8s() -> None:
 
 
 def _settings_options(command: CommandT) -> CommandT:
-    """The settings file, and what changes single settings of it."""
+    """A decorator that adds the settings file and the options that override single settings."""
     for flag, key, help_line, metavar in reversed(_CHANGES):
         command = click.option(f"--{flag}", key.replace(".", "_"), metavar=metavar, help=help_line)(command)
     command = click.option(
@@ -66,7 +66,7 @@ def _settings_options(command: CommandT) -> CommandT:
 
 
 def _settings_of(path: Path | None, changes: tuple[str, ...], flags: dict[str, str | None]) -> SettingsFile:
-    """The file with the changes of the command line laid over it, checked. Raises InvalidRequest."""
+    """The settings of the file with the command line's overrides, checked. Raises InvalidRequest."""
     from springtide.backends.kubernetes.client.yaml_text import read_yaml
     from springtide.backends.kubernetes.install.settings_file import read_values, settings_from
 

@@ -1,4 +1,4 @@
-"""`springtide up`, `down` and `dashboard`: the platform's own life."""
+"""`springtide up`, `down` and `dashboard`: starting and stopping the platform."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from springtide.cli.platform.platform_process import (
     start_platform,
     wait_gone,
 )
-from springtide.cli.platform.up_functions import NAMES_OF_FUNCTIONS, function_options, settings_of, told_functions
+from springtide.cli.platform.up_functions import NAMES_OF_FUNCTIONS, function_options, functions_text, settings_of
 from springtide.cli.session import Session, common_options, complain
 from springtide.cli.settings import resolve
 from springtide.core.errors import BackendError
@@ -44,7 +44,7 @@ def _described(platform: PlatformFile, state_dir: Path) -> dict[str, object]:
     }
 
 
-def _told(platform: PlatformFile, state_dir: Path, headline: str) -> str:
+def _platform_text(platform: PlatformFile, state_dir: Path, headline: str) -> str:
     return (
         f"{headline}\n"
         f"  api        {platform.url}   (docs: {platform.url.rstrip('/')}/docs)\n"
@@ -53,8 +53,8 @@ def _told(platform: PlatformFile, state_dir: Path, headline: str) -> str:
     )
 
 
-class _Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """What the platform is to be started with."""
+class _StartOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options to start the platform with."""
 
     slots: int | None
     policy: str
@@ -64,18 +64,20 @@ class _Wish(msgspec.Struct, frozen=True, kw_only=True):
     day_s: float
 
 
-def _wish_of(given: dict[str, Any]) -> _Wish:
-    """The flags and, for what no flag says, the settings. Raises InvalidRequest, also if they do not go together."""
+def _start_options(given: dict[str, Any]) -> _StartOptions:
+    """The flags, completed by the settings. Raises InvalidRequest, also for a contradiction between them."""
     found = {name: resolve(name, flag).value for name, flag in given.items()}
     found["policy"] = _check_pools(str(found["policy"]), str(found["pools"] or ""), found["slots"])
-    return msgspec.convert({**found, "port": found["port"] or 0, "pools": found["pools"] or ""}, _Wish, strict=False)
+    return msgspec.convert(
+        {**found, "port": found["port"] or 0, "pools": found["pools"] or ""}, _StartOptions, strict=False
+    )
 
 
 def _check_pools(policy: str, pools: str, slots: Any) -> str:
-    """The policy that decides with these pools. Raises InvalidRequest if the machine has too few slots for them."""
+    """The policy for these pools. Raises InvalidRequest if the machine has too few slots for them."""
     if not pools:
         return policy
-    # Imported only where pools are configured, so that the command starts fast.
+    # Imported only if pools are configured, so that the command starts fast.
     from springtide.backends.local.devices import discover_node, split_node
     from springtide.scheduling.registry import check_policy_name
     from springtide.service.assembly.pool_settings import parse_pools, policy_with_pools
@@ -109,44 +111,47 @@ def up(session: Session, /, foreground: bool, **given: Any) -> None:
     running = running_platform(state_dir)
     if running is not None:
         answer = {**_described(running, state_dir), "started": False}
-        session.answer(answer, _told(running, state_dir, f"already running (pid {running.pid})"), "look: springtide ps")
+        session.answer(
+            answer, _platform_text(running, state_dir, f"already running (pid {running.pid})"), "look: springtide ps"
+        )
         return
     functions = settings_of({name: given.pop(name) for name in NAMES_OF_FUNCTIONS})
-    wish = _wish_of(given)
-    asked = (wish.slots, wish.policy, wish.port, wish.price)
+    options = _start_options(given)
+    asked = (options.slots, options.policy, options.port, options.price)
     kept = write_settings(state_dir, functions)
     if foreground:
-        command = service_command(state_dir, *asked, pools=wish.pools, day_s=wish.day_s, functions=kept)
+        command = service_command(state_dir, *asked, pools=options.pools, day_s=options.day_s, functions=kept)
         os.execv(command[0], command)
     session.note("starting ...")
-    platform = start_platform(state_dir, *asked, pools=wish.pools, day_s=wish.day_s, functions=kept)
+    platform = start_platform(state_dir, *asked, pools=options.pools, day_s=options.day_s, functions=kept)
     hint = "next: springtide run FILE | springtide hello | stop: springtide down"
     answer = {
         **_described(platform, state_dir),
         "started": True,
-        "policy": wish.policy,
-        "pools": wish.pools,
+        "policy": options.policy,
+        "pools": options.pools,
         "functions": "" if functions is None else functions.provider,
     }
-    told = _told(platform, state_dir, f"springtide is up (pid {platform.pid})")
-    session.answer(answer, told + _told_pools(wish) + told_functions(functions), hint)
+    text = _platform_text(platform, state_dir, f"springtide is up (pid {platform.pid})")
+    session.answer(answer, text + _pools_text(options) + functions_text(functions), hint)
 
 
-def _told_pools(wish: _Wish) -> str:
-    """Which slots are whose, and what moves them; nothing where all share them."""
-    if not wish.pools:
+def _pools_text(options: _StartOptions) -> str:
+    """The slots of each pool and the policy that moves them; empty without pools."""
+    if not options.pools:
         return ""
     from springtide.backends.local.devices import discover_node, split_node
     from springtide.service.assembly.pool_settings import parse_pools
 
-    nodes = split_node(discover_node(wish.slots), parse_pools(wish.pools))
+    nodes = split_node(discover_node(options.slots), parse_pools(options.pools))
     owned = [
         f"{pool} {', '.join(node.node_id for node in nodes if node.owner == pool) or 'none'}"
         for pool in ("training", "inference")
     ]
     return (
         f"\n  pools      {'; '.join(owned)}"
-        f"\n  policy     {wish.policy}   (slots are loaned and taken back; a day is {format_duration(wish.day_s)})"
+        f"\n  policy     {options.policy}   (slots are loaned and taken back; "
+        f"a day is {format_duration(options.day_s)})"
     )
 
 
@@ -165,7 +170,7 @@ def down(session: Session, keep_workers: bool) -> None:
             "start one: springtide up",
         )
         return
-    # The one that is waited for is the one that is asked, whatever address is set elsewhere.
+    # The platform of this state directory, whatever address the settings have.
     session.given_state_dir = state_dir
     session.client.shutdown(stop_workers=not keep_workers)
     if not wait_gone(written.pid, _DOWN_TIMEOUT_S):

@@ -1,4 +1,4 @@
-"""The platform's process as the command sees it: what it left in its state directory, and how to start and end it."""
+"""The platform's process as commands see it: its file in the state directory, and how to start and stop it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ START_TIMEOUT_S = 60.0
 
 
 class PlatformFile(msgspec.Struct, frozen=True):
-    """What `platform.json` in the state directory says of the process that owns it."""
+    """The content of `platform.json` in the state directory, which describes the running platform."""
 
     pid: int
     url: str
 
 
 def read_platform(state_dir: Path) -> PlatformFile | None:
-    """What the platform wrote about itself; None if there is nothing, or nothing readable."""
+    """The content of platform.json; None if it does not exist or cannot be read."""
     try:
         return msgspec.json.decode((state_dir / "platform.json").read_bytes(), type=PlatformFile)
     except (OSError, ValueError, RecursionError):
@@ -33,7 +33,7 @@ def read_platform(state_dir: Path) -> PlatformFile | None:
 
 
 def read_token(state_dir: Path) -> str:
-    """The token that opens the API. Raises InvalidRequest if it cannot be read."""
+    """The API's token. Raises InvalidRequest if it cannot be read."""
     try:
         return (state_dir / "token").read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -44,7 +44,7 @@ def is_healthy(url: str, timeout_s: float = 1.0) -> bool:
     import httpx2
 
     try:
-        # Proxies of the environment must not stand between this machine and itself.
+        # Ignore proxies in the environment: the platform is on this machine.
         with httpx2.Client(trust_env=False, timeout=timeout_s) as http:
             answer = http.get(f"{url.rstrip('/')}/healthz")
     except httpx2.HTTPError:
@@ -58,7 +58,7 @@ def running_platform(state_dir: Path) -> PlatformFile | None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process of that id is there (a zombie is not)."""
+    """Whether a process with this id is running (a zombie is not)."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0]
     except (OSError, IndexError):
@@ -111,7 +111,7 @@ def start_platform(
     day_s: float | None = None,
     functions: Path | None = None,
 ) -> PlatformFile:
-    """Start the platform detached and wait until it answers. Raises BackendError with what it said if it ends."""
+    """Start the platform detached and wait until it answers. Raises BackendError with its output if it exits."""
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     log_path = state_dir / "platform.log"
     start = log_path.stat().st_size if log_path.exists() else 0
@@ -129,7 +129,7 @@ def start_platform(
             raise BackendError(_why_ended(log_path, start, process.returncode))
         platform = read_platform(state_dir)
         if platform is not None and platform.pid == process.pid and is_healthy(platform.url):
-            # It outlives this command on purpose; without this Python warns about it.
+            # The platform outlives this command; without this Python warns about a running child process.
             process.returncode = 0
             return platform
         time.sleep(_POLL_S)

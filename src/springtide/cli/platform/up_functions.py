@@ -1,4 +1,4 @@
-"""`springtide up --functions`: the flags and settings of the function service that a platform connects to."""
+"""`springtide up --functions`: the flags and settings of the platform's function service."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ _OPTIONS = (
 
 
 def function_options(command: CommandT) -> CommandT:
-    """Add the flags of the function service."""
+    """A decorator that adds the flags of the function service."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
 def settings_of(given: dict[str, Any]) -> FunctionSettings | None:
-    """The function service that flags and settings ask for; None without one. Raises InvalidRequest."""
+    """The function service in flags and settings; None if there is none. Raises InvalidRequest."""
     found = {name: resolve(name, given[name]) for name in NAMES_OF_FUNCTIONS}
     provider = found.pop("functions").value
     if provider in (None, "none"):
@@ -77,8 +77,8 @@ def settings_of(given: dict[str, Any]) -> FunctionSettings | None:
     return settings
 
 
-def told_functions(settings: FunctionSettings | None) -> str:
-    """What the platform was connected to, for people; nothing without a function service."""
+def functions_text(settings: FunctionSettings | None) -> str:
+    """A line about the connected function service; empty without one."""
     if settings is None:
         return ""
     parts: list[str] = [settings.provider]

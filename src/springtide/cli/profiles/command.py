@@ -1,4 +1,4 @@
-"""`springtide profile`: a step's timeline, a model's layers, the share a function needs, or what all-reduces cost."""
+"""`springtide profile`: measures a step's timeline, a model's layers, a function's share, or all-reduces."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WORKER_COUNTS = (1, 2, 4, 8)
 _NUM_ITERATIONS = 10
 _NUM_SAMPLED_WORKERS = 4
 _MAX_NODES = 8
-# Which options belong to which of the two.
+# The options of `profile FILE` and of `profile communication`.
 _OF_FUNCTIONS = ("batch", "iterations", "params", "communication", "seed")
 _OF_COMMUNICATION = ("workers", "sizes")
 _OF_SHARES = ("shares", "slos", "execs", "call", "cpus", "surfaces")
@@ -182,7 +182,7 @@ def _profile_communication(session: Session, out: Path, limit_s: float | None, o
 
 
 def _network(session: Session, options: Mapping[str, Any]) -> Any:
-    """The network to measure over; None for the machine as it is, with a sentence where it allows no other."""
+    """The network to measure over; None for this machine as it is, with a note if it allows no namespaces."""
     from springtide.runtime.profiling.namespaces import RackNetwork, why_not_here
 
     if not options["namespaces"]:

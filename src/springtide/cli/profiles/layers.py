@@ -1,4 +1,4 @@
-"""`springtide profile FILE --layers`: what each layer of a task's model takes, holds and hands on, and as text."""
+"""`springtide profile FILE --layers`: measures each layer of a task's model, and prints the profile."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from springtide.runtime.profiling.layer_profiling import LayerProfileFile
 
 MICRO_BATCH_SIZE = 4
-# A longer model is shown by its dearest layers: the file has them all.
+# Of a longer model only the most expensive layers are shown; the file has them all.
 _MAX_ROWS = 40
 _MIB = 1 << 20
 
@@ -23,7 +23,7 @@ _MIB = 1 << 20
 def profile_layers(
     session: Session, target: str, out: str | None, limit_s: float | None, micro_batch_size: int | None, seed: int
 ) -> None:
-    """Measure the layers of FILE's task, write them and show them. Raises InvalidRequest, BackendError."""
+    """Measure the layers of FILE's task, write the profile and print it. Raises InvalidRequest, BackendError."""
     from springtide.client.functions import Task
     from springtide.runtime.profiling.layer_profiling import (
         DEADLINE_S,
@@ -62,7 +62,7 @@ def profile_layers(
 
 
 def layers_text(file: LayerProfileFile) -> str:
-    """One line for each layer, or for each of the dearest, and the sum of all."""
+    """One line for each layer, or for the most expensive ones, and the sum of all."""
     profile = file.profile
     layers = list(enumerate(profile.layers))
     shown = layers

@@ -1,4 +1,4 @@
-"""`springtide profile FILE --shares`: how much of a device a service or a training function needs, and its file."""
+"""`springtide profile FILE --shares`: measures how much of a device a service or training function needs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _CONTRADICTION = (
 def profile_share_of(
     session: Session, target: str | None, out: str | None, limit_s: float | None, options: Mapping[str, Any]
 ) -> None:
-    """Play the search on recorded surfaces, or measure FILE. Raises InvalidRequest, BackendError."""
+    """Run the search on recorded measurements, or measure FILE. Raises InvalidRequest, BackendError."""
     if options["surfaces"]:
         profile_surfaces = load_from_studies("springtide.profiles", "surface", "profile --surface")
         _refuse(options, _NOT_OF_SURFACES, "--surface plays on what was recorded, so --{} says nothing; leave it out")
@@ -83,7 +83,7 @@ def _refuse(options: Mapping[str, Any], names: Sequence[str], sentence: str, *va
 
 
 def _find(module: ModuleType, path: Path, name: str) -> ServeFunction[Any] | TrainFunction | Task:
-    """What is to be profiled: the one of that name, or the only one of the file. Raises InvalidRequest to choose."""
+    """The function or class to profile: the one with this name, or the file's only one. Raises InvalidRequest."""
     from springtide.client.functions import ServeFunction, Task, TrainFunction
 
     declared = {
@@ -220,7 +220,7 @@ def _out_path(path: Path, out: str | None) -> Path:
 
 
 def _call(given: str | None) -> str:
-    """The request that was given on the command line, or the text of the file that it names."""
+    """The request given on the command line, or the content of the file @NAME."""
     if given is None or not given.startswith("@"):
         return given or ""
     try:
@@ -254,7 +254,7 @@ def _finish(
 
 
 def service_text(profile: InferenceShareProfile) -> str:
-    """A service's trials and what they come to."""
+    """A service's trials and the chosen share, as text."""
     best = next(
         trial
         for trial in profile.trials
@@ -274,7 +274,7 @@ def service_text(profile: InferenceShareProfile) -> str:
 
 
 def training_text(profile: TrainingShareProfile) -> str:
-    """A training function's trials and what they come to."""
+    """A training function's trials and the chosen share, as text."""
     whole = profile.throughput_per_s
     rows = [
         (

@@ -18,7 +18,7 @@ _MARKS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 def profile_text(profile: FunctionProfile, intervals: Sequence[tuple[float, float]], width: int = 100) -> str:
-    """The whole answer. `intervals` is when each bucket is exchanged, in seconds from the step's begin."""
+    """The whole profile. `intervals` are (begin, end) of each bucket's exchange, in seconds from the step's start."""
     step = profile.step
     size = f"batch {profile.global_batch_size} on {profile.num_workers} {profile.device_kind} workers"
     title = f"{profile.name}: {size}, {step.local_batch_size} samples each, medians of {profile.num_iterations}"
@@ -35,7 +35,7 @@ def profile_text(profile: FunctionProfile, intervals: Sequence[tuple[float, floa
 
 
 def drawing(profile: FunctionProfile, intervals: Sequence[tuple[float, float]], width: int = 100) -> str:
-    """The step from left to right: what is computed above, which bucket is exchanged below (0 is the first)."""
+    """The step from left to right: computation above, the exchanged bucket below (0 is the first)."""
     step = profile.step
     pass_s = step.forward_s + step.backward_s
     exchanged_s = max([pass_s, *(end for _, end in intervals)])
@@ -79,7 +79,7 @@ def buckets_table(profile: FunctionProfile) -> str:
 
 
 def operators_table(profile: FunctionProfile) -> str:
-    """The operators with the longest own time in an iteration."""
+    """The operators with the longest self time in an iteration."""
     all_s = sum(total.self_s for total in profile.operator_totals)
     rows = [
         (total.name, number(total.num_calls), _ms(total.self_s), f"{total.self_s / all_s:.0%}")
@@ -89,7 +89,7 @@ def operators_table(profile: FunctionProfile) -> str:
 
 
 def curve_table(profile: FunctionProfile) -> str:
-    """The predicted speed on each number of workers, and the model that says what exchanges cost."""
+    """The predicted speed on each number of workers, and the model of exchange times that it is based on."""
     if not profile.steps_per_s:
         return ""
     first = next(iter(profile.steps_per_s.values()))

@@ -1,4 +1,4 @@
-"""Trials of shares of a device as text: what a search tried, what it chose, rates and times."""
+"""Trials of a search for a share as text, with its choice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from springtide.solvers.search.share_search import ShareTrial, limit_of
 
 
 def trials_table(trials: Sequence[ShareTrial], best: ShareTrial | None) -> str:
-    """The trials in their order; * is the one that was chosen."""
+    """The trials in order; * marks the chosen one."""
     rows = [
         (
             f"{number}{' *' if trial == best else ''}",
@@ -25,7 +25,7 @@ def trials_table(trials: Sequence[ShareTrial], best: ShareTrial | None) -> str:
 
 
 def chosen_text(best: ShareTrial) -> str:
-    """What the best trial comes to: batch size, request and limit."""
+    """The batch size, request and limit of the best trial."""
     return (
         f"batches of {best.batch_size}, request {best.share:.0%}, limit {limit_of(best.share):.0%} of a device; "
         f"{ms_text(best.latency_s or 0.0)} a batch, {rate_text(best.efficacy)} samples a second for a whole device"

@@ -1,1 +1,1 @@
-"""Small functions that `springtide hello` runs to prove that everything works; good to copy from, too."""
+"""Sample functions that `springtide hello` runs to check the platform; they can be copied as a start."""

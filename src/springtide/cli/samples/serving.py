@@ -10,7 +10,7 @@ class Greeter:
     """List in, list out: requests that arrive together may be predicted together."""
 
     def load(self) -> None:
-        """What a larger service would read its model in."""
+        """A real service reads its model here."""
         self.greeting = "hello, {}"
 
     def predict(self, names: list[str]) -> list[str]:

@@ -18,7 +18,7 @@ def make_dataset(num_samples: int = 2048) -> tuple[torch.Tensor, torch.Tensor]:
 
 @st.train(global_batch=64, epochs=12, workers=1, name="hello")
 def fit(ctx: st.TrainContext) -> None:
-    """Written for one device; `pause` (seconds for each shard) stands for the time that a larger model would take."""
+    """Train on one device; `params["pause"]` adds seconds to each shard, to imitate a larger model."""
     pause_s = float(ctx.params.get("pause", "0"))
     model = torch.nn.Sequential(torch.nn.Linear(2, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2))
     model, _ = ctx.prepare(model, torch.optim.Adam(model.parameters(), lr=0.01))

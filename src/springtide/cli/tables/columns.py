@@ -12,7 +12,7 @@ _MIN_LAST_COLUMN = 12
 
 
 def align(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
-    """Columns of equal width, two spaces apart; the last one is ragged, and cut where it would leave the terminal."""
+    """Aligned columns, two spaces apart; the last one is not padded, and cut at `width`."""
     lines = [list(header), *[list(row) for row in rows]]
     if width is not None:
         used = sum(max(len(line[column]) for line in lines) + 2 for column in range(len(header) - 1))
@@ -30,29 +30,29 @@ def shorten(text: str, length: int = _MAX_REASON) -> str:
 
 
 def percent(fraction: float | None) -> str:
-    """57 %, or a dash while it is not known."""
+    """Like 57 %; a dash if unknown."""
     return UNKNOWN if fraction is None else f"{fraction * 100:.0f} %"
 
 
 def duration(seconds: float | None) -> str:
-    """3m12, or a dash while it is not known."""
+    """Like 3m12; a dash if unknown."""
     return UNKNOWN if seconds is None else format_duration(seconds)
 
 
 def pause(seconds: float) -> str:
-    """41 ms, or 0.13 ms: a pause of a small model is well under a millisecond, and never none."""
+    """Like 41 ms or 0.13 ms: with more digits below a millisecond, so that a short pause does not show as 0."""
     return f"{seconds * 1000:.2g} ms" if seconds < 0.01 else format_duration(seconds)
 
 
 def slack(seconds: float | None) -> str:
-    """+2m05 or -40.0 s: with its sign, because the sign is the message."""
+    """Like +2m05 or -40.0 s, always with a sign."""
     if seconds is None:
         return UNKNOWN
     return format_duration(seconds) if seconds < 0 else f"+{format_duration(seconds)}"
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """A few significant digits, or a dash while it is not known."""
+    """The value with `digits` significant digits; a dash if unknown."""
     return UNKNOWN if value is None else f"{value:.{digits}g}"
 
 

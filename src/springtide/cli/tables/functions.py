@@ -39,7 +39,7 @@ def usd_range(cost_usd: Range) -> str:
 
 
 def plan_text(plan: FunctionPlan) -> str:
-    """6 functions (3 stages x 2 replicas), 2048+1024+1024 MB."""
+    """Like 6 functions (3 stages x 2 replicas), 2048+1024+1024 MB."""
     sizes = [stage.memory_mb for stage in plan.stages]
     memory = f"{sizes[0]} MB" if len(set(sizes)) == 1 else "+".join(map(str, sizes)) + " MB"
     shape = f"{count(len(plan.stages), 'stage')} x {count(plan.num_replicas, 'replica')}"
@@ -47,7 +47,7 @@ def plan_text(plan: FunctionPlan) -> str:
 
 
 def bill_text(bill: Bill) -> str:
-    """functions $0.0103, requests $0.0018, ...: the items that are not nothing."""
+    """Like functions $0.0103, requests $0.0018: the bill's items above zero."""
     items = (
         ("functions", bill.function_usd),
         ("invocations", bill.invocation_usd),
@@ -60,7 +60,7 @@ def bill_text(bill: Bill) -> str:
 
 
 def cost_text(run: FunctionRunStatus) -> str:
-    """What it has cost so far, of what budget, and for what."""
+    """The cost so far, the budget, and the bill's items."""
     spent = run.bill.total_usd
     told = usd(spent)
     if run.budget_usd is not None:
@@ -84,7 +84,7 @@ def step_text(run: FunctionRunStatus) -> str:
 
 
 def incidents_text(run: FunctionRunStatus) -> str:
-    """What happened to functions so far, without what did not happen."""
+    """The counts of incidents of a job's functions, without those that are 0."""
     told = [
         f"{number} {what}"
         for number, what in (
@@ -97,13 +97,13 @@ def incidents_text(run: FunctionRunStatus) -> str:
     ]
     if run.num_redone_steps:
         told.append(f"{count(run.num_redone_steps, 'step')} redone")
-    # A coordinator that took over knows only its own functions; the bill counts all.
+    # After a restart the coordinator counts only its own functions, but the bill counts all.
     invoked = max(run.num_invocations, run.usage.num_invocations)
     return ", ".join([count(invoked, "invocation"), *told])
 
 
 def function_pairs(run: FunctionRunStatus) -> list[tuple[str, str]]:
-    """The lines of a job's details that only one on functions has."""
+    """The rows of a job's details that only jobs on functions have."""
     plan = run.plan
     batches = f"{plan.num_micro_batches} micro-batches of {plan.micro_batch_size} samples"
     exchange = f", gradients exchanged by {plan.collective}" if plan.num_replicas > 1 else ""
@@ -118,7 +118,7 @@ def function_pairs(run: FunctionRunStatus) -> list[tuple[str, str]]:
 
 
 def changes_text(run: FunctionRunStatus) -> str:
-    """How often it has come to run as another plan, what the newest change took, and what is being prepared."""
+    """How often the plan was changed, how long the newest change took, and the change in preparation."""
     told = []
     if len(run.changes) > 1:
         last = run.changes[-1]
@@ -165,12 +165,12 @@ def _memory(place: PlaceStatus) -> str:
 
 
 def stage_parts(lanes: LaneTimes) -> tuple[float, float, float]:
-    """A step's time as FuncPipe's figure 6 divides it: computation, flush, synchronisation; in seconds."""
+    """The seconds of computation, flush and synchronisation in a step, as in FuncPipe's figure 6."""
     return lanes.forward_s + lanes.backward_s + lanes.update_s, lanes.flush_s, lanes.sync_s
 
 
 def breakdown(places: Sequence[PlaceStatus]) -> str:
-    """A bar for each stage: where its newest step's time went, as the mean over its replicas."""
+    """A bar for each stage with the parts of its newest step, as means over its replicas."""
     rows = []
     for stage, members in groupby(sorted(places, key=lambda place: place.stage), key=lambda place: place.stage):
         timed = [place.lanes for place in members if place.lanes.step_s > 0]
@@ -185,7 +185,7 @@ def breakdown(places: Sequence[PlaceStatus]) -> str:
 
 
 def _bar(shares: Sequence[float]) -> str:
-    """The parts one after the other; what is left of the bar is none of them."""
+    """The parts one after another; the rest of the bar is blank."""
     bar = ""
     end = 0.0
     for share, (_, sign) in zip(shares, _PARTS, strict=True):
@@ -195,7 +195,7 @@ def _bar(shares: Sequence[float]) -> str:
 
 
 def function_details(run: FunctionRunStatus) -> str:
-    """The function at each place and where its time goes; empty while there is none."""
+    """The function at each place and the parts of its step; empty while there are none."""
     if not run.places:
         return ""
     parts = [places_table(run)]
@@ -207,13 +207,13 @@ def function_details(run: FunctionRunStatus) -> str:
 
 
 def changes(last: FunctionRunStatus, run: FunctionRunStatus, *, has_search: bool = False) -> Iterator[str]:
-    """What happened to a job's functions between two looks at them, as lines worth printing.
+    """Lines about what changed between two statuses of a job's functions.
 
-    With `has_search` another plan is not told: the search tells it, with its reason.
+    With `has_search` changes of the plan are left out, because the search reports them with its reason.
     """
     if run.plan != last.plan and has_search:
         return
-    # Before the first function runs, the plan is only the recommended one.
+    # Before the first function runs, the plan is only a recommendation.
     if run.plan != last.plan and last.places:
         yield f"runs as {plan_text(run.plan)} now, before as {plan_text(last.plan)}"
         return
@@ -258,7 +258,7 @@ def function_options_table(options: Sequence[FunctionQuoteOption]) -> str:
 
 
 def places_lines(quote: Quote) -> list[str]:
-    """This place and the others for the same job, one line each; nothing where there is no other."""
+    """One line for each place where the job could run; empty if there is only one."""
     if not quote.elsewhere:
         return []
     here = PlaceQuote(

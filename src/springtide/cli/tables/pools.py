@@ -15,7 +15,7 @@ _NUM_BARS = 48
 
 
 def pools_line(pools: Sequence[PoolStatus], nodes: Sequence[NodeStatus]) -> str:
-    """Each pool in brief, and what is under way: one line, as `top` and `ps` show it. Empty without pools."""
+    """One line about all pools and handovers in progress, as `top` and `ps` show it. Empty without pools."""
     if not pools:
         return ""
     parts = []
@@ -34,7 +34,7 @@ def pools_line(pools: Sequence[PoolStatus], nodes: Sequence[NodeStatus]) -> str:
 
 
 def nodes_table(nodes: Sequence[NodeStatus], now_s: float, *, most: int | None = None, width: int | None = None) -> str:
-    """One line for each server; of more than `most` those first that are on loan or on their way, then the others."""
+    """One line for each server. Of more than `most`, those on loan or changing pools are shown first."""
     shown = list(nodes)
     if most is not None and len(shown) > most:
         shown = sorted(shown, key=lambda node: (node.drain is None, not node.is_loaned))[:most]
@@ -66,7 +66,7 @@ def _node_state(node: NodeStatus, now_s: float) -> str:
 
 
 def tide_lines(tide: TideStatus, now_s: float, wall_clock_offset_s: float) -> str:
-    """What services needed and will need, as text and as a row of bars: the past, now, what is forecast."""
+    """The services' past and forecast demand as text and as a row of bars."""
     if tide.level is None:
         return "tide  no service has been deployed yet"
     past = max(tide.peaks, default=tide.level)
@@ -83,7 +83,7 @@ def tide_lines(tide: TideStatus, now_s: float, wall_clock_offset_s: float) -> st
 
 
 def _bars(values: Sequence[float], top: float) -> str:
-    """At most _NUM_BARS bars, each as high as the highest of its values."""
+    """At most _NUM_BARS bars, each with the height of its largest value."""
     stride = -(-len(values) // _NUM_BARS) or 1
     highest = [max(values[start : start + stride]) for start in range(0, len(values), stride)]
     return "".join(_BARS[min(len(_BARS) - 1, int(value / max(top, 1) * len(_BARS)))] for value in highest)
@@ -114,7 +114,7 @@ def _kind(handover: Handover) -> str:
 
 
 def _took(handover: Handover, now_s: float) -> str:
-    """The time from the order to leave, or else from the decision, to the label and to the first ready replica."""
+    """The time from the order to leave (or the decision) to the new label, and to the first ready replica."""
     began_s = handover.demanded_at_s if handover.reclaim_at_s is None else handover.reclaim_at_s
     if handover.state == "draining":
         return f"{format_duration(max(0.0, now_s - began_s))} so far"
@@ -140,7 +140,7 @@ def _clock(at_s: float, wall_clock_offset_s: float) -> str:
 
 
 def pools_text(report: PoolsReport, width: int | None = None) -> str:
-    """Everything there is to say of pools."""
+    """The whole text of `springtide pools`."""
     if not report.pools:
         return (
             "this platform has no pools: every server takes jobs and services side by side\n"

@@ -1,4 +1,4 @@
-"""The search for a job's functions as text for people: what was tried, what it cost, how a stream stands. Pure."""
+"""A job's search, batch schedule and stream as text. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from springtide.core.quantities import format_duration
 from springtide.core.status.platform import JobStatus
 from springtide.core.status.search import SearchQuote, SearchStatus, StreamStatus, TriedConfiguration
 
-# Of a long search the newest ones are shown; `--json` has all.
+# Only the newest trials of a long search are shown; `--json` has all.
 MAX_TRIED = 12
 
 
 def configuration_text(num_workers: int, memory_mb: int) -> str:
-    """8 x 1024 MB: so many workers, each with so much memory."""
+    """Like 8 x 1024 MB: the number of workers and the memory of each."""
     return f"{num_workers} x {memory_mb} MB"
 
 
 def search_pairs(job: JobStatus) -> list[tuple[str, str]]:
-    """The lines of a job's details that only one with a search, a batch schedule or a stream has."""
+    """The rows of a job's details about its search, batch schedule and stream."""
     pairs = []
     if job.search is not None:
         pairs += [
@@ -50,7 +50,7 @@ def _phase(search: SearchStatus) -> str:
 
 
 def _cost(search: SearchStatus) -> str:
-    """What the search has cost so far, beyond the best that it knows."""
+    """The cost of the search so far, compared with its best configuration."""
     if not search.tried:
         return ""
     if not search.num_left:
@@ -82,7 +82,7 @@ def schedule_text(job: JobStatus) -> str:
 
 
 def stream_text(stream: StreamStatus) -> str:
-    """How many samples came, how many wait, and what becomes of it."""
+    """How many samples arrived, how many wait, and the stream's state."""
     told = (
         f"{stream.name!r}: {count(stream.num_waiting, 'sample')} waiting of {stream.num_samples:,} that came, "
         f"{stream.num_used:,} used"
@@ -94,7 +94,7 @@ def stream_text(stream: StreamStatus) -> str:
 
 
 def search_quote_text(search: SearchQuote) -> str:
-    """What a search would do, and what that may cost."""
+    """What a search would do, and what it may cost."""
     beside = f"{format_duration(search.trial_s)} and {usd(search.trial_usd)}"
     return (
         f"up to {search.num_trials} more configurations are tried while it trains, each for some steps that count; one "
@@ -103,7 +103,7 @@ def search_quote_text(search: SearchQuote) -> str:
 
 
 def search_details(search: SearchStatus | None) -> str:
-    """A table of what was tried; empty before anything was measured."""
+    """A table of the tried configurations; empty before the first measurement."""
     if search is None or not search.tried:
         return ""
     shown = search.tried[-MAX_TRIED:]
@@ -139,21 +139,21 @@ def _table(tried: Sequence[TriedConfiguration]) -> str:
 
 
 def _model(one: TriedConfiguration) -> str:
-    """1.81 s (-6%): what the model said, and how far that is from what was measured."""
+    """Like 1.81 s (-6%): the model's prediction, and its error."""
     if one.model_step_s is None or one.step_s <= 0:
         return UNKNOWN
     return f"{format_duration(one.model_step_s)} ({one.model_step_s / one.step_s - 1:+.0%})"
 
 
 def search_cell(job: JobStatus) -> str:
-    """8 x 1024 MB?: what runs; the question mark says that it may still try others."""
+    """Like 8 x 1024 MB?: the running configuration, with a question mark while the search goes on."""
     assert job.search is not None
     text = configuration_text(job.search.num_workers, job.search.memory_mb)
     return f"{text}?" if job.search.phase in ("waiting", "searching") else text
 
 
 def _since(job: JobStatus) -> str:
-    """From which epoch on a step has as many samples as now, by the schedule."""
+    """The epoch from which the schedule's present batch size applies."""
     begun = [phase for phase in job.batch_schedule if phase.from_epoch <= job.epoch]
     if not begun or begun[-1].global_batch_size != job.global_batch_size:
         return f" at step {job.step}"
@@ -161,7 +161,7 @@ def _since(job: JobStatus) -> str:
 
 
 def search_changes(last: JobStatus, job: JobStatus) -> list[str]:
-    """What happened to a job's search, its batch and its stream between two looks at them, as lines worth printing."""
+    """Lines about what changed in a job's search, batch size and stream between two statuses."""
     lines = []
     before, now = last.search, job.search
     if before is not None and now is not None:
@@ -173,7 +173,7 @@ def search_changes(last: JobStatus, job: JobStatus) -> list[str]:
         elif now.phase == "searching" and before.phase == "settled":
             lines.append(f"searches again: {now.reason}")
     if last.functions is not None and job.functions is not None:
-        # A change is over once the first step of the new plan is committed.
+        # A change is complete once the first step of the new plan is committed.
         made = len(job.functions.changes) - len(last.functions.changes)
         lines += [f"now {change_text(change)}" for change in job.functions.changes[-made:] if made > 0 and change.step]
     if job.global_batch_size != last.global_batch_size and (job.batch_schedule or job.search is not None):

@@ -1,4 +1,4 @@
-"""Devices and the workloads that share them, as text for people. Pure functions of what the platform says."""
+"""Devices and the workloads that share them, as text. Pure functions of statuses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEGEND = "one bar is one device: █ used  ▒ granted, not used  · up to the l
 
 
 def share_words(share: Share) -> str:
-    """0.3 of a device each, up to 0.6, with 4000 MB of its memory."""
+    """Like 0.3 of a device each, up to 0.6, with 4000 MB of its memory."""
     words = f"{share.request:g} of a device each"
     if share.limit > share.request:
         words += f", up to {share.limit:g} where it is free"
@@ -25,26 +25,26 @@ def share_words(share: Share) -> str:
 
 
 def share_range(share: Share | None) -> str:
-    """0.3..0.6; or the whole of a device."""
+    """Like 0.3..0.6, or a text for a whole device."""
     return "whole" if share is None else f"{share.request:g}..{share.limit:g}"
 
 
 def held_line(share: Share | None, enforced: str) -> str:
-    """An indented line on what is held and what enforces that; nothing for whole devices."""
+    """An indented line with the share and what enforces it; empty for whole devices."""
     if share is None:
         return ""
     return f"  holds {share_words(share)}\n" + (f"  enforced: {enforced}\n" if enforced else "")
 
 
 def share_pairs(status: JobStatus | ServiceStatus) -> list[tuple[str, str]]:
-    """The rows on its share among the details of a job or service; none for whole devices."""
+    """The rows about the share in the details of a job or service; none for whole devices."""
     if status.share is None:
         return []
     return [("share", share_words(status.share)), ("enforced", status.enforced)]
 
 
 def scaling_pairs(service: ServiceStatus) -> list[tuple[str, str]]:
-    """What one replica is good for and how many the load needs by that; nothing where that is not known."""
+    """Rows with the capacity of one replica and the number that the load needs; none if unknown."""
     if service.capacity_per_s is None:
         return []
     wanted = "" if service.wanted_replicas is None else f"; the load asks for {service.wanted_replicas}"
@@ -52,7 +52,7 @@ def scaling_pairs(service: ServiceStatus) -> list[tuple[str, str]]:
 
 
 def start_pairs(phases_s: Mapping[str, float]) -> list[tuple[str, str]]:
-    """What the last start was made of; nothing where that was not measured."""
+    """A row with the phases of the last start; none if they were not measured."""
     if not phases_s:
         return []
     parts = ", ".join(f"{phase.replace('_', ' ')} {duration(seconds)}" for phase, seconds in phases_s.items())
@@ -60,7 +60,7 @@ def start_pairs(phases_s: Mapping[str, float]) -> list[tuple[str, str]]:
 
 
 def share_bar(tenant: TenantStatus, width: int = BAR_WIDTH) -> str:
-    """A device's width: what the tenant uses, what it is granted beyond, and up to where its limit allows more."""
+    """A bar for the whole device: what the tenant uses, what it is granted beyond, and the rest up to its limit."""
     used, granted, limit = (_cells(value, width) for value in (tenant.used, tenant.granted, tenant.limit))
     cells = ["█" if cell < used else "▒" if cell < granted else "·" if cell < limit else " " for cell in range(width)]
     request = _cells(tenant.request, width)
@@ -74,7 +74,7 @@ def _cells(fraction: float, width: int) -> int:
 
 
 def devices_text(devices: Sequence[DeviceStatus], sharing: SharingStatus, width: int | None = None) -> str:
-    """Every device of this machine with its holders, then what is enforced."""
+    """Every device with its holders, and then what enforces their shares."""
     machines = [device for device in devices if device.kind != "function"]
     tenants: dict[str, list[TenantStatus]] = {device.device_id: [] for device in machines}
     for tenant in sharing.tenants:
@@ -87,7 +87,7 @@ def devices_text(devices: Sequence[DeviceStatus], sharing: SharingStatus, width:
 
 def _device(device: DeviceStatus, tenants: Sequence[TenantStatus], names: dict[str, str], width: int | None) -> str:
     head = f"{device.device_id} ({device.kind})"
-    # A replica that was just placed is held to its share a moment later: until then only what it holds is known.
+    # The share daemon reports a new replica a moment later; until then only its share is known.
     known = {tenant.replica_id for tenant in tenants}
     coming = [holder for holder in device.holders if holder.replica_id not in known]
     if not tenants and not coming:
@@ -121,13 +121,13 @@ def _tenant_row(tenant: TenantStatus, names: dict[str, str]) -> tuple[str, ...]:
 
 
 def _gpu_cells(tenant: TenantStatus) -> tuple[str, str]:
-    """How often it launched, and what it holds of the device's memory."""
+    """The number of launches, and the tenant's device memory."""
     of = f" of {tenant.memory_mb}" if tenant.memory_mb else ""
     return str(tenant.num_launches), f"{tenant.memory_used_mb}{of} MB"
 
 
 def _reason(tenant: TenantStatus) -> str:
-    """Why it is granted what it is, and what went past its share or was refused."""
+    """The reason for the tenant's grant, and uses beyond its share or refusals."""
     parts = [tenant.reason] if tenant.reason else []
     if tenant.num_open:
         parts.append(f"{tenant.num_open} {'launch' if tenant.num_open == 1 else 'launches'} let through unheld")
@@ -145,7 +145,7 @@ def _coming_row(holder: DeviceHolder) -> tuple[str, ...]:
 
 
 def enforced_lines(sharing: SharingStatus, width: int | None = None) -> list[str]:
-    """What holds people to their shares here, and how promptly."""
+    """What enforces shares on this platform, and how fast."""
     lines = _wrap(f"enforced: {sharing.enforced}", width)
     if sharing.mechanism == "none":
         return lines

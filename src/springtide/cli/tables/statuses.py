@@ -1,4 +1,4 @@
-"""Statuses as text for people: aligned tables, one-line progress, details. Pure functions of core.status."""
+"""Statuses as text: aligned tables, progress lines, details. Pure functions of core.status."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from springtide.core.status.platform import JobStatus, PlatformStatus, ServiceSt
 from springtide.core.status.pods import ClusterStatus, PodStatus
 from springtide.core.workload import JobState
 
-# What is left out of the progress line, in turn, until it fits: the bar's width, and the parts that stay.
+# Layouts of the progress line, from the widest on: the bar's width, and the parts that are shown.
 _LAYOUTS: tuple[tuple[int, tuple[str, ...]], ...] = (
     (16, ("loss", "metrics", "speed", "eta", "slack", "cost")),
     (16, ("loss", "metrics", "speed", "eta", "slack")),
@@ -43,21 +43,21 @@ _LAYOUTS: tuple[tuple[int, tuple[str, ...]], ...] = (
     (0, ()),
 )
 
-# The API server says something about once a minute, if only that nothing has happened.
+# The API server sends something about once a minute, also without changes.
 _SILENT_S = 150.0
 
 
 def steps(job: JobStatus) -> str:
-    """120/500, or only 120 while the length is not known."""
+    """Like 120/500, or 120 while the length is unknown."""
     if job.kind == "script":
         return UNKNOWN
     return str(job.step) if job.total_steps is None else f"{job.step}/{job.total_steps}"
 
 
 def jobs_table(jobs: Sequence[JobStatus], width: int | None = None, now_s: float | None = None) -> str:
-    """One line for each job; with `now_s` one that waits tells when it is planned to start."""
+    """One line for each job; with `now_s`, waiting jobs show their planned start."""
     has_batches = any(job.batch_bounds is not None for job in jobs)
-    # Where it runs and what it costs is said as soon as not all of them are on the platform's own machines.
+    # Columns for place and cost are shown only if a job runs on functions.
     has_functions = any(job.on for job in jobs)
     rows = [
         (
@@ -90,7 +90,7 @@ def _batch_cell(job: JobStatus) -> str:
 
 
 def _batch_pairs(job: JobStatus) -> list[tuple[str, str]]:
-    """What there is to say of a batch: that it never changes, or where it is and what its gradients' noise is."""
+    """The rows about the global batch: its fixed size, or its present size and the gradient noise."""
     if job.batch_schedule:
         return []
     if job.batch_bounds is None:
@@ -126,7 +126,7 @@ def _allowed(job: JobStatus) -> str:
 
 
 def _slack_cell(job: JobStatus) -> str:
-    """Of a finished job what was left of its deadline; of one that ended otherwise nothing."""
+    """The slack; for an ended job the time left before its deadline, empty unless it succeeded."""
     if not JobState(job.state).is_terminal:
         return slack(job.slack_s)
     if job.state != JobState.SUCCEEDED or job.deadline_at_s is None or job.ended_at_s is None:
@@ -163,7 +163,7 @@ def platform_summary(
     width: int | None = None,
     pools: str = "",
 ) -> str:
-    """Devices, `pools`, jobs (unfinished ones and the last ended, or all), services; cut to `width` characters."""
+    """Devices, `pools`, jobs (unfinished and recently ended, or all) and services; lines are cut at `width`."""
     machines = [device for device in status.devices if device.kind != "function"]
     held = [device for device in machines if device.workload_id is not None]
     num_shared = sum(bool(device.holders) for device in machines)
@@ -198,7 +198,7 @@ def metrics_text(job: JobStatus) -> str:
 
 
 def progress_line(job: JobStatus, width: int | None = None) -> str:
-    """The job on one line of at most `width` characters, as the live display and the log lines show it."""
+    """The job on one line of at most `width` characters, for the live display and plain lines."""
     if job.state != JobState.RUNNING:
         line = f"{job.job_id} {job.state}  {shorten(job.reason, 90)}" if job.reason else f"{job.job_id} {job.state}"
         return line if width is None else shorten(line, width)
@@ -245,7 +245,7 @@ def _progress_cost(job: JobStatus) -> str:
 
 
 def deadline_text(job: JobStatus, now_s: float | None = None) -> str:
-    """Of a job that has ended, whether it kept its deadline and by how much; of another, when it is."""
+    """For an ended job, whether it met its deadline and by how much; for others, when the deadline is."""
     if job.deadline_at_s is None:
         return ""
     if job.state == JobState.REJECTED:
@@ -255,7 +255,7 @@ def deadline_text(job: JobStatus, now_s: float | None = None) -> str:
         if job.state == JobState.SUCCEEDED:
             kept = f"met with {format_duration(spare_s)} to spare"
             return kept if spare_s >= 0 else f"missed by {format_duration(-spare_s)}"
-        # What was refused, cancelled or broken has neither met nor missed it.
+        # A job that was refused, cancelled or failed has neither met nor missed its deadline.
         return f"ended {format_duration(abs(spare_s))} {'before' if spare_s >= 0 else 'after'} it"
     if now_s is None:
         return ""
@@ -264,7 +264,7 @@ def deadline_text(job: JobStatus, now_s: float | None = None) -> str:
 
 
 def final_line(job: JobStatus, workers: str = "", pauses_s: Sequence[float] = ()) -> str:
-    """How a job ended: time, deadline, workers over time with the pauses of their changes, what it left behind."""
+    """How a job ended: time, deadline, workers over time with the pauses of resizes, artifact."""
     took = (
         f" in {format_duration(job.ended_at_s - job.started_at_s)}"
         if job.ended_at_s is not None and job.started_at_s is not None
@@ -304,7 +304,7 @@ def _details(pairs: Sequence[tuple[str, str]]) -> str:
 
 
 def _replicas(status: JobStatus | ServiceStatus) -> str:
-    """Its replicas, and their pods where they have any."""
+    """The replicas, and their pods on Kubernetes."""
     rows: list[tuple[str, ...]] = [
         (
             replica.replica_id,
@@ -325,7 +325,7 @@ def _replicas(status: JobStatus | ServiceStatus) -> str:
 
 
 def job_details(job: JobStatus, now_s: float, workers: str = "") -> str:
-    """Everything that is worth knowing of one job; `workers` says how many it had when."""
+    """The details of one job; `workers` is the text of its numbers of workers over time."""
     has_ended = JobState(job.state).is_terminal
     allowed = _allowed(job)
     epoch = min(job.num_epochs, job.epoch + (job.step > 0 or not has_ended))
@@ -360,7 +360,7 @@ def job_details(job: JobStatus, now_s: float, workers: str = "") -> str:
         # The platform does not see a script's steps.
         pairs = [pair for pair in pairs if pair[0] not in ("progress", "global batch", "checkpoint")]
     if job.functions is not None:
-        # It has one coordinator and many functions: workers, their resizes and device-seconds say nothing of it.
+        # A job on functions has one coordinator as its only worker, so these rows would mislead.
         pairs = [pair for pair in pairs if pair[0] not in ("workers", "resizes", "used", "budget")]
         pairs = [pairs[0], *function_pairs(job.functions), *search_pairs(job), *pairs[1:]]
     text = f"{job.job_id} {job.state}: {job.reason or 'no reason given'}\n{_details(pairs)}"
@@ -372,7 +372,7 @@ def job_details(job: JobStatus, now_s: float, workers: str = "") -> str:
 
 
 def _planned_text(job: JobStatus, now_s: float) -> str:
-    """start in 3m12, end in 9m40: as far as the policy plans ahead."""
+    """Like start in 3m12, end in 9m40: what the policy has planned."""
     moments = (("start", job.planned_start_at_s), ("end", job.planned_finish_at_s))
     return ", ".join(
         f"{what} in {format_duration(at_s - now_s)}" for what, at_s in moments if at_s is not None and at_s > now_s
@@ -425,7 +425,7 @@ def cluster_line(cluster: ClusterStatus) -> str:
 
 
 def pods_table(pods: Sequence[PodStatus]) -> str:
-    """One line for each pod, and why those wait that do."""
+    """One line for each pod, with the reason of those that wait."""
     rows = [
         (pod.replica_id, f"{pod.namespace}/{pod.pod}", pod.node_id, pod.phase, format_duration(pod.since_s), pod.reason)
         for pod in pods
@@ -434,7 +434,7 @@ def pods_table(pods: Sequence[PodStatus]) -> str:
 
 
 def silence(cluster: ClusterStatus) -> str:
-    """How long the API server has sent nothing, as a sentence; empty where that is usual."""
+    """A sentence about how long the API server has sent nothing; empty if that is not unusual."""
     if cluster.watch_age_s <= _SILENT_S:
         return ""
     return f"nothing has been heard of the API server for {format_duration(cluster.watch_age_s)}"

@@ -1,4 +1,4 @@
-"""A workload's history as people read it: folded lines with the time of day, and how many workers it had when."""
+"""A workload's history as text: lines with the time of day, and the number of workers over time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from springtide.core.status.platform import Explanation, HistoryEntry
 
 _NUM_SHOWN = 12
 _NUM_COUNTS_SHOWN = 8
-# What a group of workers does at about the same time: one line tells it of all of them.
+# Events that all workers of a group have at about the same time; they are folded into one line.
 _FOLDED_KINDS = frozenset({"starting", "ready", "stopping", "stopped"})
 _FOLDED_WITHIN_S = 2.0
 _FORMING_KINDS = frozenset({"start", "resume", "grow", "shrink", "replace", "recover"})
@@ -18,7 +18,7 @@ _NUM_WORKERS = re.compile(r"(\d+) workers?\b")
 
 
 def num_workers_over_time(history: Sequence[HistoryEntry]) -> list[int]:
-    """How many workers trained, one entry for each change; 0 between a pause and its end."""
+    """The number of training workers after each change; 0 during a pause."""
     counts: list[int] = []
     for entry in history:
         found = _NUM_WORKERS.search(entry.text) if entry.kind in _FORMING_KINDS else None
@@ -32,7 +32,7 @@ def num_workers_over_time(history: Sequence[HistoryEntry]) -> list[int]:
 
 
 def workers_text(counts: Sequence[int]) -> str:
-    """1 -> 4 -> 2; the middle of a long story is left out. Empty if nothing is known."""
+    """Like 1 -> 4 -> 2; the middle of a long history is left out. Empty if unknown."""
     texts = [str(count) for count in counts]
     if len(texts) > _NUM_COUNTS_SHOWN:
         texts = [texts[0], "...", *texts[-(_NUM_COUNTS_SHOWN - 2) :]]
@@ -40,7 +40,7 @@ def workers_text(counts: Sequence[int]) -> str:
 
 
 def _folded(history: Sequence[HistoryEntry]) -> list[tuple[float, str]]:
-    """When and what, with one line for what several workers do together."""
+    """Times and texts, with one line for events that several workers have together."""
     groups: list[list[HistoryEntry]] = []
     for entry in history:
         last = groups[-1][-1] if groups else None
@@ -56,7 +56,7 @@ def _folded(history: Sequence[HistoryEntry]) -> list[tuple[float, str]]:
 
 
 def explanation(answer: Explanation, wall_clock_offset_s: float) -> str:
-    """The reason, what it rests on, what could be done, and the newest part of the story in local time."""
+    """The reason, its facts, possible remedies, and the newest part of the history in local time."""
     lines = [f"{answer.workload_id} {answer.state}: {answer.reason}"]
     lines += [f"  because {line}" for line in answer.evidence]
     if answer.next_steps:

@@ -1,6 +1,6 @@
-"""Measuring collectives: real all-reduces over worker counts, placements and sizes, by processes of this machine.
+"""Measuring collectives: real all-reduces by processes of this machine, over worker counts, placements and sizes.
 
-The parent's side, without torch: which placements there are, where each process runs, and the samples put together.
+This is the parent's side, without torch: it chooses the placements, starts the processes and collects their samples.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from springtide.runtime.profiling.namespaces import NamespaceNetwork, RackNetwor
 SIZES_BYTES = (1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 DEADLINE_S = 3600.0
 _MAX_PLACEMENTS_OF_SIZE = 12
-# A figure for what nothing on this machine limits: the spine of a network without racks.
+# Stands for no limit, as of the spine of a network without racks.
 _UNLIMITED_BYTES_PER_S = 1e12
 
 
 class SampleSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What one member is told: its own rank and address, and the groups of ranks to measure, size by size."""
+    """What one member is to do: its rank and address, and the groups of ranks and sizes to measure."""
 
     rank: int
     num_workers: int
@@ -41,7 +41,7 @@ class SampleSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectiveTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """One all-reduce of one group: each repeat is the time of its slowest member."""
+    """The times of one group's all-reduce of one size; each repeat is that of the slowest member."""
 
     group: list[int]
     num_bytes: int
@@ -58,7 +58,7 @@ def count_gpus() -> int:
 
 
 def local_groups(num_workers: int, *, is_gpu: bool) -> list[list[int]]:
-    """Groups on one machine: CPU workers are all alike, so one of each size; of GPUs up to twelve of each size."""
+    """Groups to measure on one machine: one of each size for CPUs, which are alike; up to twelve of each for GPUs."""
     if not is_gpu:
         return [list(range(count)) for count in range(2, num_workers + 1)]
     groups = []
@@ -70,9 +70,9 @@ def local_groups(num_workers: int, *, is_gpu: bool) -> list[list[int]]:
 
 
 def rack_groups(network: RackNetwork, num_slots: int) -> list[list[int]]:
-    """One group for each way to spread workers over the slots of nodes and racks, up to the order of either.
+    """One group for each way to spread workers over nodes and racks, up to a reordering of nodes or racks.
 
-    Ranks are numbered node by node, `num_slots` to a node.
+    Ranks are numbered node by node, with `num_slots` on each.
     """
     first_node = [sum(network.racks[:rack]) for rack in range(len(network.racks))]
     seen, groups = set(), []
@@ -90,7 +90,7 @@ def rack_groups(network: RackNetwork, num_slots: int) -> list[list[int]]:
 
 
 def server_links(name: str, device_type: str, local: float, nic: float, uplink: float) -> Links:
-    """A server whose devices all reach each other at one rate (bytes/s), and its network card and rack (bytes/s)."""
+    """A server whose devices reach each other at the rate `local`; all rates in bytes per second."""
     return Links(
         name=name,
         device_type=device_type,
@@ -109,7 +109,7 @@ def sample_here(
     deadline_s: float = DEADLINE_S,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> SampleFile:
-    """Measure on this machine as it is: over NCCL where there are so many GPUs, else over gloo on its loopback.
+    """Measure on this machine: with NCCL if it has `num_workers` GPUs, else with gloo over loopback.
 
     Raises InvalidRequest, BackendError.
     """
@@ -137,9 +137,9 @@ def sample_namespaces(
     deadline_s: float = DEADLINE_S,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> SampleFile:
-    """Measure over network namespaces, `num_slots` workers on each node, and remove them afterwards.
+    """Measure in network namespaces with `num_slots` workers on each node; the namespaces are removed afterwards.
 
-    Workers of one node talk over its loopback, others over links of real, limited rates. Raises InvalidRequest,
+    Workers of one node communicate over its loopback, others over rate-limited links. Raises InvalidRequest,
     BackendError.
     """
     _check(network.num_nodes * num_slots, sizes_bytes)
@@ -197,7 +197,7 @@ def _run_members(
             processes.start(name, ["sample-communication", "--spec", str(path)], prefix=prefix)
         processes.wait()
         results = [processes.files(f"worker-{rank}").result.read_bytes() for rank in range(len(places))]
-    # The first member of a group tells what all of it measured.
+    # The first member of a group reports the group's times.
     measured = [entry for result in results for entry in msgspec.json.decode(result, type=list[CollectiveTimes])]
     return sorted(measured, key=lambda entry: (len(entry.group), entry.group, entry.num_bytes))
 
@@ -220,7 +220,7 @@ def _as_file(measured: Sequence[CollectiveTimes], nodes: tuple[Node, ...], links
 
 
 def _own_links(measured: Sequence[CollectiveTimes], *, is_gpu: bool) -> Links:
-    """The links of a known kind of server, else what the fastest exchange of two says."""
+    """The links of a known kind of server, else links estimated from the fastest exchange of two members."""
     local = _fastest(measured) or _UNLIMITED_BYTES_PER_S
     if is_gpu:
         listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
@@ -231,7 +231,7 @@ def _own_links(measured: Sequence[CollectiveTimes], *, is_gpu: bool) -> Links:
 
 
 def _fastest(measured: Sequence[CollectiveTimes]) -> float:
-    """The most bytes a second that two members exchanged; 0.0 if no two did."""
+    """The highest rate of an exchange between two members in bytes per second; 0.0 if there was none."""
     return max((entry.num_bytes / entry.duration_s for entry in measured if len(entry.group) == 2), default=0.0)
 
 

@@ -1,4 +1,4 @@
-"""One member of a measurement of collectives: it takes part in the groups that it belongs to and times them."""
+"""One member of a measurement of collectives: it times the all-reduces of the groups that it belongs to."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from springtide.runtime.profiling.exchange import DeviceTimer, MeasuredExchange
 
 _MAX_REPEATS = 15
 _MIN_REPEATS = 3
-# An exchange is repeated as often as fits into this, within the two bounds above.
+# The time for repeating an exchange, within the two bounds above.
 _BUDGET_S = 1.0
 
 
@@ -27,7 +27,7 @@ def run_sample_worker(spec: SampleSpec) -> NoReturn:
 
 
 def num_repeats(first_s: float) -> int:
-    """How often an exchange is measured that took `first_s` at first."""
+    """How often to repeat an exchange whose first run took `first_s`."""
     return max(_MIN_REPEATS, min(_MAX_REPEATS, int(_BUDGET_S / max(first_s, 1e-9))))
 
 
@@ -37,8 +37,8 @@ def _measure(spec: SampleSpec, files: MemberFiles) -> list[CollectiveTimes]:
     if spec.is_gpu:
         torch.cuda.set_device(device)
     store = c10d.FileStore(f"{spec.directory}/store", spec.num_workers)
-    everyone = MeasuredExchange(
-        c10d.PrefixStore("everyone", store), spec.rank, spec.num_workers, device, spec.address, timeout_s=1800.0
+    all_members = MeasuredExchange(
+        c10d.PrefixStore("all_members", store), spec.rank, spec.num_workers, device, spec.address, timeout_s=1800.0
     )
     measured: list[CollectiveTimes] = []
     for number, group in enumerate(spec.groups):
@@ -52,8 +52,8 @@ def _measure(spec: SampleSpec, files: MemberFiles) -> list[CollectiveTimes]:
                 entry = _time(exchange, group, num_bytes, device)
                 if member == 0:
                     measured.append(entry)
-        # No member goes ahead: the next group's measurement would share the links with the rest of this one.
-        everyone.meet()
+        # A barrier, because the next group's measurement must not share links with this one.
+        all_members.meet()
     return measured
 
 
@@ -67,9 +67,9 @@ def _time(exchange: MeasuredExchange, group: list[int], num_bytes: int, device: 
         exchange.all_reduce(tensor)
         return watch.seconds(began, watch.now())
 
-    # All members take the time of the slowest one.
-    (first_s,) = exchange.most([once()])
-    repeats_s = exchange.most([once() for _ in range(num_repeats(first_s))])
+    # The time of the slowest member, on all members.
+    (first_s,) = exchange.maximum([once()])
+    repeats_s = exchange.maximum([once() for _ in range(num_repeats(first_s))])
     return CollectiveTimes(
         group=group, num_bytes=num_bytes, repeats_s=repeats_s, duration_s=statistics.median(repeats_s)
     )

@@ -1,4 +1,4 @@
-"""All-reduces for measurements: a group whose exchanges run one after another, and a watch for both kinds of device."""
+"""All-reduces for measurements: a group that runs one exchange at a time, and a timer for CPUs and GPUs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from springtide.runtime.process.child_member import LostPeer
 
 
 class DeviceTimer:
-    """Moments on a device: on a CPU the clock's, on a GPU those at which its stream gets there."""
+    """Timestamps on a device: of the clock on a CPU, of the stream's events on a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._is_gpu = device.type == "cuda"
 
     def now(self) -> Any:
-        """A moment, for `seconds` only."""
+        """A timestamp, to be passed to `seconds`."""
         if not self._is_gpu:
             return time.perf_counter()
         event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -27,7 +27,7 @@ class DeviceTimer:
         return event
 
     def seconds(self, begin: Any, end: Any) -> float:
-        """From one moment to another; waits until the device is there."""
+        """The seconds between two timestamps; waits until the device has reached the second."""
         if not self._is_gpu:
             return float(end - begin)
         end.synchronize()
@@ -35,7 +35,7 @@ class DeviceTimer:
 
 
 class MeasuredExchange:
-    """The members of a measurement, connected by gloo, or by NCCL where they have GPUs."""
+    """The members of a measurement, connected by gloo, or by NCCL if they have GPUs."""
 
     def __init__(
         self,
@@ -56,24 +56,24 @@ class MeasuredExchange:
         self._one = torch.zeros(1, device=device)
 
     def start(self, tensor: torch.Tensor) -> Any:
-        """Begin to sum the tensor over all members, in place; returns the work to wait for."""
+        """Start to sum the tensor over all members, in place; returns torch's work object to wait for."""
         return self._group.allreduce([tensor], c10d.AllreduceOptions())
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
-        """Sum the tensor over all members, in place; on a GPU this is queued, not waited for. Raises LostPeer."""
+        """Sum the tensor over all members, in place; on a GPU this only queues the sum. Raises LostPeer."""
         try:
             self.start(tensor).wait()
         except RuntimeError as error:
             raise LostPeer(str(error).partition("\n")[0]) from error
 
-    def meet(self) -> None:
-        """Wait until every member is here. Raises LostPeer."""
+    def barrier(self) -> None:
+        """Wait until every member calls this. Raises LostPeer."""
         self.all_reduce(self._one)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
-    def most(self, values: list[float]) -> list[float]:
-        """The largest of each value over all members. Raises LostPeer."""
+    def maximum(self, values: list[float]) -> list[float]:
+        """The elementwise maximum of `values` over all members. Raises LostPeer."""
         tensor = torch.tensor(values, dtype=torch.float64, device=self._device)
         options: Any = c10d.AllreduceOptions()
         options.reduceOp = c10d.ReduceOp.MAX
@@ -96,7 +96,7 @@ def _connect(
     gloo: Any = c10d.ProcessGroupGloo
     options = gloo._Options()
     options._timeout = timeout
-    # With one thread exchanges run in the order in which they are begun, one at a time, as the timeline has them.
+    # One thread, so that exchanges run one at a time and in order, as the timeline assumes.
     options._threads = 1
     create_device: Any = c10d.ProcessGroupGloo.create_device
     options._devices = [create_device(hostname=address)]

@@ -1,6 +1,7 @@
-"""Profiling a model layer by layer (FuncPipe, sections 3.1 and 3.4.2): what each layer takes, holds and hands on.
+"""Profiling a model layer by layer (FuncPipe, sections 3.1 and 3.4.2): the time, memory and output size of each layer.
 
-One thread, one micro-batch, one layer at a time: no more is in memory than the model and what its dearest layer holds.
+Layers run one at a time on one micro-batch and one thread, so that memory holds no more than the model and the data of
+its largest layer.
 """
 
 from __future__ import annotations
@@ -39,19 +40,18 @@ def profile_layers(
     larger: tuple[Any, Any, int] | None = None,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> ModelProfile:
-    """Time and weigh each layer on the micro-batch (x, y): medians of `num_rounds` rounds after one that is dropped.
+    """Measure time and memory of each layer on the micro-batch (x, y): medians of `num_rounds` rounds after a warm-up.
 
-    The last layer's times contain the loss. `clock` tells seconds: the time of day on a function, whose share of a CPU
-    it thereby measures; `time.process_time` where others use the machine. `transfer` makes a context in which data is
-    moved at the link's speed: every second round runs in it, which gives the slowdown beta (in CPU time: what one core
-    takes for both); without it the slowdown is 1. `base_bytes` is what the process held before the model. `larger` is
-    a second batch (x, y, its size): how much longer it takes tells the part of a pass that does not grow with its
-    samples. Nothing is changed but the buffers of layers that count batches. Raises InvalidRequest naming a layer that
-    cannot take part.
+    The last layer's times include the loss. `clock` returns seconds: wall-clock time on a function, which then includes
+    its limited CPU share, or `time.process_time` on a machine with other load. `transfer` returns a context in which
+    data moves at the link's speed: every second round runs in it, which gives the slowdown beta (with CPU time: one
+    core doing both); without it the slowdown is 1. `base_bytes` is the process's memory before the model was built.
+    `larger` is a second batch (x, y, size), from whose time follows the part of a pass that does not grow with its
+    samples. Changes only buffers, such as running means. Raises InvalidRequest, which names the layer at fault.
     """
     if num_rounds < 1 or micro_batch_size < 1:
         raise InvalidRequest("a profile takes at least one round of a micro-batch of at least one sample")
-    sizes = _weigh(layers, x, y, loss)
+    sizes = _measure_bytes(layers, x, y, loss)
     quiet, slowdown = _rounds(layers, x, y, loss, num_rounds, clock, transfer, on_progress)
     profiles = [
         LayerProfile(
@@ -65,7 +65,7 @@ def profile_layers(
         )
         for place, (layer, size) in enumerate(zip(layers, sizes, strict=True))
     ]
-    # Only now: what a larger batch holds is nothing that a function has to.
+    # Before the larger batch, whose memory must not count.
     base_bytes = max(base_bytes, _scratch_bytes(profiles, layers))
     fixed_s = 0.0
     if larger is not None:
@@ -100,7 +100,7 @@ def _rounds(
     transfer: Transfer | None,
     on_progress: Callable[[str], None],
 ) -> tuple[list[list[tuple[float, float]]], float]:
-    """Each round's times of each layer, and how much longer a round takes beside transfers; the first is dropped."""
+    """The times of each layer in each round but the first, and the factor by which transfers slow a round."""
     quiet: list[list[tuple[float, float]]] = []
     alone_s, beside_s = [], []
     for index in range(num_rounds + 1):
@@ -120,10 +120,10 @@ def _rounds(
     return quiet, max(1.0, statistics.median(beside_s) / statistics.median(alone_s))
 
 
-def _weigh(layers: Sequence[Layer], x: Any, y: Any, loss: Callable[[Any, Any], Tensor]) -> list[dict[str, int]]:
-    """Bytes of each layer: parameters, what its backward pass needs kept, its output, the gradient of its input.
+def _measure_bytes(layers: Sequence[Layer], x: Any, y: Any, loss: Callable[[Any, Any], Tensor]) -> list[dict[str, int]]:
+    """Bytes of each layer: parameters, tensors saved for its backward pass, output, gradient of its input.
 
-    What two neighbours both keep counts at both: wherever the model is cut, a stage needs no more than its layers say.
+    A tensor that two neighbouring layers save counts for both, so that the sum is an upper bound for any stage.
     """
     found = []
     value = x
@@ -137,7 +137,7 @@ def _weigh(layers: Sequence[Layer], x: Any, y: Any, loss: Callable[[Any, Any], T
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in own:
                 kept[storage.data_ptr()] = storage.nbytes()
-            # An output that came back whole would hold the graph that holds it, and all of it would stay in memory.
+            # Detached, because an output that refers to its graph would form a cycle and never be freed.
             return tensor.detach()
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
@@ -159,7 +159,7 @@ def _weigh(layers: Sequence[Layer], x: Any, y: Any, loss: Callable[[Any, Any], T
 def _time_round(
     layers: Sequence[Layer], x: Any, y: Any, loss: Callable[[Any, Any], Tensor], clock: Clock
 ) -> list[tuple[float, float]]:
-    """Forward and backward seconds of each layer. Gradients add to ones that are there, as in a later micro-batch."""
+    """Forward and backward seconds of each layer; gradients are added to existing ones, as in later micro-batches."""
     found = []
     value = x
     for place, layer in enumerate(layers):
@@ -185,11 +185,11 @@ def _time_round(
 def _call(layer: Layer, inputs: Any) -> Any:
     starts_in_place = any(getattr(module, "inplace", False) for module in layer.module.modules())
     try:
-        # Autograd refuses in-place changes of an input that requires a gradient: pass a copy.
+        # A copy, because autograd forbids in-place changes of a leaf that requires a gradient.
         outputs = layer.module(_copied(inputs) if starts_in_place else inputs)
     except InvalidRequest:
         raise
-    # The layer is the user's: whatever it raises is told with its name.
+    # The layer is user code, so any exception is reported with its name.
     except Exception as error:
         text = str(error).strip().partition("\n")[0][:300]
         raise InvalidRequest(
@@ -220,7 +220,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _leaves(value: Any, *, wants_grad: bool) -> Any:
-    """The same tensors as they come from the store: with no history, and a gradient to be handed back."""
+    """The tensors as a stage reads them from the store: leaves without history, which may collect a gradient."""
     if isinstance(value, Tensor):
         return value.detach().requires_grad_(wants_grad and has_gradient(value))
     if isinstance(value, tuple | list):
@@ -229,8 +229,8 @@ def _leaves(value: Any, *, wants_grad: bool) -> Any:
 
 
 def _scratch_bytes(profiles: Sequence[LayerProfile], layers: Sequence[Layer]) -> int:
-    """The most that this process has held, less what the model and its dearest layer account for."""
+    """The process's peak memory, less that of the model and its largest layer."""
     buffers = sum(buffer.nbytes for layer in layers for buffer in layer.module.buffers())
     parameters = sum(layer.parameter_bytes for layer in profiles)
-    dearest = max(layer.parameter_bytes + layer.activation_bytes + layer.output_bytes for layer in profiles)
-    return status_bytes("VmHWM") - parameters - buffers - dearest
+    largest = max(layer.parameter_bytes + layer.activation_bytes + layer.output_bytes for layer in profiles)
+    return status_bytes("VmHWM") - parameters - buffers - largest

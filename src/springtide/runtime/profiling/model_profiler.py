@@ -1,4 +1,4 @@
-"""Profiling a whole model in any framework as one layer: the time of a pass by two batch sizes, and its memory."""
+"""Profiling a whole model, in any framework, as one layer: the time of a pass at two batch sizes, and its memory."""
 
 from __future__ import annotations
 
@@ -28,14 +28,13 @@ from springtide.runtime.profiling.place import (
     status_bytes,
 )
 
-# The larger of the two batches that are timed, over the smaller one.
+# The ratio of the two batch sizes that are timed.
 _FACTOR = 4
-# Where the micro-batch may be chosen, its activations take so much at most: fewer, larger passes waste less.
+# If the profiler chooses the micro-batch, its activations are limited to this size.
 _PASS_BYTES = 64 * MIB
-# What a worker holds for each byte of weights: weights, gradients and twice as much for an optimizer.
+# Bytes in memory for each byte of weights: weights, gradients, and twice as much for the optimizer.
 _STATE_FACTOR = 4
-# Moving bytes takes part of a core beside the computation, not many times the computation: a pass of microseconds
-# says more about the clock than about itself.
+# Transfers take part of a core, so a larger slowdown is a measurement error: passes of microseconds are mostly noise.
 _MOST_SLOWDOWN = 2.0
 
 
@@ -57,12 +56,13 @@ def profile_model(
     seed: int = 0,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> ModelProfile:
-    """Time and weigh a whole model: medians of `num_rounds` rounds after one that is dropped.
+    """Measure time and memory of a whole model: medians of `num_rounds` rounds after a warm-up.
 
-    The first samples are taken in batches of two sizes, whose times tell the part that does not grow with the samples;
-    that and the update, once a step, are `fixed_s`. Forward and backward are one here, told as backward. Up to
-    `largest_micro_batch` samples the micro-batch is made larger while its activations are small. Other arguments as in
-    profile_layers. The model is trained by it: it is of no further use. Raises InvalidRequest.
+    The first samples are passed in batches of two sizes, from whose times follows the part that does not grow with the
+    samples; that part and the update, once a step, are `fixed_s`. Forward and backward are measured together and
+    reported as backward. The micro-batch is enlarged up to `largest_micro_batch` samples while its activations are
+    small. Other arguments are as in profile_layers. This trains the model, so discard it afterwards. Raises
+    InvalidRequest.
     """
     if num_rounds < 1 or micro_batch_size < 1:
         raise InvalidRequest("a profile takes at least one round of a micro-batch of at least one sample")
@@ -71,7 +71,7 @@ def profile_model(
     if callable(begin):
         begin(0)
     batches = {size: fetch(list(range(size))) for size in (small, large)}
-    layout, sample_bytes = _weigh(model, batches, small, large)
+    layout, sample_bytes = _measure_bytes(model, batches, small, large)
     suited = min(largest_micro_batch, num_samples, _PASS_BYTES // max(1, sample_bytes))
     if suited > micro_batch_size:
         micro_batch_size = suited
@@ -131,7 +131,7 @@ class _Rounds:
         *,
         counts: bool,
     ) -> None:
-        """One round more; the first one does not count: it loads and compiles."""
+        """Run one round; `counts` is False for the first, which loads and compiles."""
         small_s, large_s = (_time_pass(model, batch, clock, seed) for batch in (small, large))
         at_s = clock()
         model.apply(layout.split(layout.zeros()))
@@ -147,15 +147,17 @@ class _Rounds:
 
 
 def _sizes(micro_batch_size: int, num_samples: int) -> tuple[int, int]:
-    """Two batch sizes, the smaller one that of a micro-batch where the dataset has enough for a larger one."""
+    """Two batch sizes; the smaller one is the micro-batch if the dataset has enough samples for a larger one."""
     if num_samples < 1:
         raise InvalidRequest("there is no sample yet to profile the model with; put at least one there first")
     large = min(_FACTOR * micro_batch_size, num_samples)
     return min(micro_batch_size, max(1, large // 2)), large
 
 
-def _weigh(model: Model, batches: dict[int, tuple[Any, Any]], small: int, large: int) -> tuple[GradientLayout, int]:
-    """The layout of the gradients, and the bytes that a pass holds for each of its samples."""
+def _measure_bytes(
+    model: Model, batches: dict[int, tuple[Any, Any]], small: int, large: int
+) -> tuple[GradientLayout, int]:
+    """The layout of the gradients, and the bytes in memory for each sample of a pass."""
     layout: GradientLayout | None = None
     held: dict[int, int] = {}
     for size in (small, large, small, large):
@@ -168,8 +170,8 @@ def _weigh(model: Model, batches: dict[int, tuple[Any, Any]], small: int, large:
             traced = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
-        # The second time nothing is loaded or compiled any more. What Python's allocator knows of is exact; what a
-        # framework takes by itself shows in the process only.
+        # Each size runs twice, because the first time loads and compiles. tracemalloc is exact but sees only Python's
+        # allocator; a framework's own memory shows only in the process's peak.
         held[size] = max(traced, status_bytes("VmHWM") - before)
         layout = layout or GradientLayout.of(gradients)
     assert layout is not None
@@ -182,7 +184,7 @@ def _time_pass(model: Model, batch: tuple[Any, Any], clock: Clock, seed: int) ->
     seed_everything(seed)
     began_s = clock()
     _, gradients = model.gradients(*batch)
-    # Some frameworks compute only when a value is read.
+    # Reading the values, because some frameworks compute lazily.
     for gradient in gradients.values():
         np.asarray(gradient)
     return clock() - began_s

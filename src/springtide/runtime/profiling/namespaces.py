@@ -1,4 +1,4 @@
-"""A small network inside this machine: nodes in network namespaces, racks and a spine, links of given rates."""
+"""A small network inside this machine: network namespaces as nodes, racks and a spine, with rate-limited links."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ import msgspec
 from springtide.core.errors import BackendError
 
 _PREFIX = "springtide-"
-# What a link lets through at once, beyond its rate: two milliseconds' worth and one of the kernel's large packets.
+# The burst of a link's token bucket: two milliseconds of its rate, and one of the kernel's large packets.
 _BURST_S, _BURST_BYTES = 0.002, 1 << 16
 _QUEUE_MS = 200
 
 
 class RackNetwork(msgspec.Struct, frozen=True, kw_only=True):
-    """`racks` counts the nodes of each; `nic_bytes_per_s` joins a node to its rack, `uplink_bytes_per_s` a rack to the
-    spine, each way.
+    """A network of racks. `racks` are the numbers of nodes in each.
+
+    `nic_bytes_per_s` is the rate between a node and its rack, `uplink_bytes_per_s` between a rack and the spine; both
+    each way.
     """
 
     racks: tuple[int, ...] = (2, 2)
@@ -44,7 +46,7 @@ class RackNetwork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def why_not_here() -> str:
-    """Why no network of namespaces can be made on this machine, in one sentence; "" if one can."""
+    """Why network namespaces cannot be used on this machine, as a sentence; "" if they can."""
     if os.geteuid() != 0:
         return "network namespaces need root, so links of different rates are left out"
     missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
@@ -60,9 +62,9 @@ def why_not_here() -> str:
 
 
 class NamespaceNetwork:
-    """The namespaces of a RackNetwork, as a context manager: they are gone afterwards, also after Ctrl-C.
+    """A context manager that creates the namespaces of a RackNetwork and removes them at exit, also after Ctrl-C.
 
-    What an earlier process left behind because it was killed outright is removed first.
+    Namespaces that a killed process left behind are removed first.
     """
 
     INTERFACE = "eth0"
@@ -73,8 +75,8 @@ class NamespaceNetwork:
         self._made: list[str] = []
 
     def __enter__(self) -> NamespaceNetwork:
-        """Make everything. Raises BackendError with what the kernel said."""
-        _remove(name for name in list_namespaces() if not _is_owned_by_a_living(name))
+        """Create namespaces and links. Raises BackendError with the kernel's message."""
+        _remove(name for name in list_namespaces() if not _has_living_owner(name))
         try:
             self._build()
         except BaseException:
@@ -85,13 +87,13 @@ class NamespaceNetwork:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Remove everything: with a namespace go its links."""
-        with _undisturbed():
+        """Remove the namespaces, and with them their links."""
+        with _ignoring_interrupts():
             _remove(reversed(self._made))
             self._made.clear()
 
     def prefix(self, node: int) -> list[str]:
-        """What makes a command run on that node."""
+        """The command prefix that runs a command on the node."""
         return ["ip", "netns", "exec", f"{self._own}n{node}"]
 
     @staticmethod
@@ -119,21 +121,21 @@ class NamespaceNetwork:
 
     def _add(self, name: str) -> str:
         full = self._own + name
-        # It is noted first: what is half made when a signal comes must be removed, too.
+        # Noted before it is created, so that it is removed even if a signal interrupts the creation.
         self._made.append(full)
         _run("ip", "netns", "add", full)
         return full
 
 
 def list_namespaces() -> list[str]:
-    """The names of all namespaces that this module has made and not removed yet."""
+    """The names of all namespaces that this module created, in any process, and that still exist."""
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout
     names = [line.split()[0] for line in listed.splitlines() if line.strip()]
     return [name for name in names if name.startswith(_PREFIX)]
 
 
 def _join(left: tuple[str, str], right: tuple[str, str], bytes_per_s: float) -> None:
-    """A cable between two (namespace, port), with the same rate each way."""
+    """Connect two (namespace, port) by a link with the same rate each way."""
     _run(
         *("ip", "link", "add", left[1], "netns", left[0], "type", "veth"),
         *("peer", "name", right[1], "netns", right[0]),
@@ -159,14 +161,14 @@ def _remove(names: Iterable[str]) -> None:
         subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
-def _is_owned_by_a_living(name: str) -> bool:
+def _has_living_owner(name: str) -> bool:
     pid = name.removeprefix(_PREFIX).partition("-")[0]
     return not pid.isdecimal() or os.path.exists(f"/proc/{pid}")
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """A second Ctrl-C must not cut the removal short."""
+def _ignoring_interrupts() -> Iterator[None]:
+    """Ignore Ctrl-C meanwhile, so that a second one does not interrupt the removal."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -179,7 +181,7 @@ def _undisturbed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP unwind as Ctrl-C does, so that the namespaces are removed."""
+    """Make SIGTERM and SIGHUP raise SystemExit, so that the namespaces are removed."""
 
     def end(number: int, _: object) -> None:
         raise SystemExit(128 + number)

@@ -1,4 +1,4 @@
-"""The place where a profile is taken: its memory, its link, and what of a pass does not grow with its samples."""
+"""Helpers for profiles: memory of this process and machine, background transfers, the fixed part of a pass."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterator
 
 Clock = Callable[[], float]
 Transfer = Callable[[], contextlib.AbstractContextManager[None]]
-# The bandwidth of a function's link where the caller names none (FuncPipe, section 3.3).
+# The default bandwidth of a function's link (FuncPipe, section 3.3).
 BYTES_PER_S = 70e6
 _CHUNK_BYTES = 1 << 18
 
 
 def fixed_part_s(small: int, small_s: float, large: int, large_s: float) -> float:
-    """Seconds of a pass of `small` samples that do not grow with them, from the times of two sizes: a straight line.
+    """The seconds of a pass that do not grow with its samples: a straight line through the times of two sizes.
 
-    Never more than the pass itself, and 0 where the larger one shows none.
+    Limited to [0, small_s].
     """
     if large <= small:
         return 0.0
@@ -32,13 +32,13 @@ def resident_bytes() -> int:
 
 
 def reset_peak() -> None:
-    """From now on VmHWM is the most that is held from now on, where the system lets it be reset (Linux, proc(5))."""
+    """Reset VmHWM, this process's peak memory, to its present memory, if the system allows it (Linux, proc(5))."""
     with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
         file.write("5")
 
 
 def status_bytes(field: str) -> int:
-    """A figure of /proc/self/status in bytes; 0 where there is none."""
+    """A field of /proc/self/status in bytes; 0 if it does not exist."""
     with contextlib.suppress(OSError), open("/proc/self/status") as status:
         for line in status:
             if line.startswith(f"{field}:"):
@@ -48,10 +48,9 @@ def status_bytes(field: str) -> int:
 
 @contextlib.contextmanager
 def loopback_transfer(bytes_per_s: float = BYTES_PER_S) -> Iterator[None]:
-    """While it is open, data goes out of this process and comes into it at that many bytes per second each way.
+    """Send and receive data in the background at `bytes_per_s` each way while the context is open.
 
-    It goes over a pair of sockets to this process itself, so each byte is copied as often as on its way to a store and
-    back.
+    The data passes through a pair of sockets within this process, so each byte is copied as often as for a real store.
     """
     left, right = socket.socketpair()
     stop = threading.Event()

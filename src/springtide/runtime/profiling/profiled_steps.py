@@ -1,7 +1,6 @@
-"""The steps of a training function under measurement: what takes the trainer's place behind its TrainContext.
+"""Measured steps of a training function: the object that replaces the trainer behind the function's TrainContext.
 
-The model is wrapped in DistributedDataParallel behind the function's back, so that any that is written for a
-TrainContext works.
+It wraps the model in DistributedDataParallel without changing the user's code, so any training function works.
 """
 
 from __future__ import annotations
@@ -23,22 +22,23 @@ from springtide.runtime.process.exits import WorkerExit
 from springtide.runtime.profiling.exchange import DeviceTimer, MeasuredExchange
 from springtide.runtime.profiling.step_profiling import MARK, ProfiledIteration
 
-# plain: without data parallelism, to see which parameters get a gradient. apart: buckets are exchanged after the
-# backward pass, one by one, so that neither disturbs the other. overlapped: as in real training.
+# plain: without data parallelism, to find the parameters that get a gradient. apart: buckets are exchanged one by one
+# after the backward pass, so that exchange and computation do not affect each other. overlapped: as in real training.
+# operators: under torch's profiler.
 Mode = Literal["plain", "apart", "overlapped", "operators"]
 
 
 class MeasuredTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """One iteration: of which kind, under which name it is counted ("": it only warms up), what is told of it."""
+    """One iteration: its mode, its name in the results ("" for a warm-up), and a progress line ("": none)."""
 
     mode: Mode
     local_batch_size: int
     name: str = ""
-    told: str = ""
+    progress: str = ""
 
 
 class _Whole(nn.Module):
-    """What DistributedDataParallel wraps: the model under the forward method that it had."""
+    """The module that DistributedDataParallel wraps: the model with its original forward method."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class _Whole(nn.Module):
 
 
 class ProfiledSteps:
-    """Behind an ElasticContext: hands out the batches of the turns and times what the function does with them."""
+    """A ShardTrainer that yields one batch for each turn and times what the function does with it."""
 
     def __init__(
         self,
@@ -86,12 +86,12 @@ class ProfiledSteps:
 
     @property
     def num_iterations(self) -> int:
-        """How many iterations the whole profile takes."""
+        """The number of iterations of the whole profile."""
         return len(self._turns)
 
     @property
     def progress(self) -> float:
-        """How far the function is, in steps."""
+        """Completed steps."""
         return float(self.step)
 
     def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -99,7 +99,7 @@ class ProfiledSteps:
         self._optimizer = optimizer
 
     def start(self, num_samples: int, reader: SampleReader | None = None) -> None:
-        """The dataset is known. Raises InvalidRequest where it does not hold a batch for every worker."""
+        """Set the dataset's length. Raises InvalidRequest if it has no batch for every worker."""
         needed = self._exchange.num_members * max(turn.local_batch_size for turn in self._turns)
         if num_samples < needed:
             raise InvalidRequest(
@@ -109,14 +109,14 @@ class ProfiledSteps:
         self._order = permutation(num_samples, self._seed, 0)
 
     def next_shard(self) -> tuple[GlobalBatch, int, tuple[int, int]]:
-        """The samples of the next iteration, the same number on every worker. Raises WorkerExit after the last."""
+        """The samples of the next iteration, equally many on every worker. Raises WorkerExit after the last one."""
         self._close_iteration()
         if self.step == len(self._turns):
             self._exchange.meet()
             raise WorkerExit(0)
         turn = self._turns[self.step]
-        if turn.told:
-            self._on_progress(turn.told)
+        if turn.progress:
+            self._on_progress(turn.progress)
         size, num_members = turn.local_batch_size, self._exchange.num_members
         first = self.step * size * num_members
         ids = np.take(self._order, range(first, first + size * num_members), mode="wrap")
@@ -130,7 +130,7 @@ class ProfiledSteps:
         return batch, self.rank, (self.rank * size, (self.rank + 1) * size)
 
     def contribute(self, loss: torch.Tensor) -> None:
-        """The backward pass, the exchange in the way of the turn, the update; with the moments between them."""
+        """Run and time the backward pass, the exchange in the turn's mode, and the update."""
         mode = self._turns[self.step].mode
         forwarded = self._watch.now()
         self._enter("backward")
@@ -144,7 +144,7 @@ class ProfiledSteps:
         if mode == "plain":
             self._parallelise()
         self._optimizer.zero_grad()
-        # The function may have more to do in the iteration: its end is where it asks for the next batch.
+        # The iteration ends when the function asks for the next batch, because its loop may do more after ctx.step().
         self._pending = (forwarded, backwarded, exchange_s)
         self._updating = updating
 
@@ -181,7 +181,7 @@ class ProfiledSteps:
         )
 
     def _parallelise(self) -> None:
-        """Wrap the model; the object that the user holds stays, only its forward leads through the wrapper."""
+        """Route the forward method of the user's model through DistributedDataParallel; the object stays the same."""
         parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
         self.num_unused = sum(parameter.grad is None for parameter in parameters)
         if self.num_unused == len(parameters):
@@ -193,19 +193,19 @@ class ProfiledSteps:
             gradient_as_bucket_view=True,
             find_unused_parameters=self.num_unused > 0,
         )
-        # The wrapper refuses hooks whose annotations are strings.
+        # A lambda, because the wrapper rejects hooks with string annotations.
         wrapped.register_comm_hook(None, lambda _, bucket: self._take_bucket(bucket))
         self._model.forward = lambda *arguments, **keywords: wrapped(*arguments, **keywords)
 
     def _take_bucket(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        """What DistributedDataParallel calls when all gradients of a bucket are there."""
+        """The communication hook, which is called when all gradients of a bucket are ready."""
         place, buffer = len(self._buckets), bucket.buffer()
         self._ready.append(self._watch.now())
         self._buckets.append(buffer)
         with record_function(f"{MARK}bucket"):
             buffer.div_(self._exchange.num_members)
         if self._turns[self.step].mode != "overlapped":
-            # A future that carries tensors of a GPU has to know it.
+            # A future that holds GPU tensors must be made with their device.
             devices: list[Any] | None = [self._device] if self._device.type == "cuda" else None
             done: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
             done.set_result(buffer)
@@ -219,7 +219,10 @@ class ProfiledSteps:
         return self._exchange.start(buffer).get_future().then(ended)  # type: ignore[no-any-return]
 
     def _exchange_buckets(self) -> list[float]:
-        """Exchange one bucket after another, each begun by all workers together; the buckets are the gradients."""
+        """Exchange the buckets one by one, each after a barrier, and return the seconds of each.
+
+        The buckets are views of the gradients.
+        """
         took_s = []
         for buffer in self._buckets:
             self._exchange.meet()
@@ -243,7 +246,7 @@ class ProfiledSteps:
             self._profile = None
 
     def _enter(self, part: str | None) -> None:
-        """In a profiled iteration, mark where one part of the step ends and the next begins."""
+        """In a profiled iteration, mark the end of one part of the step and the start of the next."""
         if self._mark is not None:
             self._mark.__exit__(None, None, None)
             self._mark = None

@@ -54,7 +54,7 @@ from springtide.storage.fence import Fence
 _WAIT_S = 120.0
 _PAUSE_LIMIT_S = 0.5
 _SYNC_FLOORS, _SYNC_ALLOWANCE_S = 1.5, 0.25
-# What a switch costs whatever the step: threads of a new group that wake for the first time, the log's tail read anew.
+# The part of a switch that does not depend on the step: waking the new group's threads, reading the log's tail.
 _FIRST_STEP_LIMIT, _FIRST_STEP_ALLOWANCE_S = 2.0, 0.03
 CRITERION = (
     f"Every `ours` is at most its `bound`. A pause: {_PAUSE_LIMIT_S} s; of a large model that is synced at the switch:"
@@ -67,7 +67,7 @@ CRITERION = (
 
 
 class ResizeMeasurement(msgspec.Struct, frozen=True, kw_only=True):
-    """One measured case; `ratio` is ours over baseline, `bound` the limit that `ours` has to keep."""
+    """One measured case; `ratio` is ours / baseline, `bound` the largest value of `ours` that passes."""
 
     case: str
     ours: float
@@ -79,18 +79,18 @@ class ResizeMeasurement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def probe_model(width: int, num_layers: int) -> Any:
-    """`num_layers` square matrices that a step touches wholly and cheaply: each is applied to a few vectors."""
+    """`num_layers` square matrices, each applied to a few vectors, so that a step touches all weights cheaply."""
     import torch
 
     return torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(num_layers)))
 
 
 def fit(ctx: Any) -> None:
-    """The training function of the probe; it runs in the workers."""
+    """The probe's training function, which the workers run."""
     import torch
 
     width, num_layers = int(ctx.params["width"]), int(ctx.params["layers"])
-    # The data comes first: the group waits for a joiner only once it has called prepare.
+    # Data is made before prepare(), because the group waits for a joiner only after it.
     data = torch.randn(4096, width, generator=torch.Generator().manual_seed(0))
     model, _ = ctx.prepare(probe_model(width, num_layers), lambda parameters: torch.optim.SGD(parameters, lr=1e-4))
     for batch in ctx.batches(data):
@@ -107,7 +107,7 @@ class _Worker:
 
 
 class Driver:
-    """The least control plane that can resize a job: one thread, used by nothing but measurements."""
+    """A minimal control plane that can resize a job, with one thread; for measurements only."""
 
     def __init__(self, directory: Path, job: TrainingJob, zygote_path: Path, environment: dict[str, str]) -> None:
         self._directory = directory
@@ -147,7 +147,7 @@ class Driver:
         self._until(lambda: all(self._workers[name].is_ready for name in names), "ready workers")
 
     def form(self, *members: str, forced: bool = False) -> float:
-        """Change the group and return the pause that rank 0 reports, in seconds, once each member has switched."""
+        """Change the group, wait until each member has switched, and return rank 0's pause in seconds."""
         previous = self._generation if self.members else 0
         self._generation += 1
         if forced:
@@ -168,7 +168,7 @@ class Driver:
         return self._switched[members[0], generation].pause_s
 
     def settle(self, num_steps: int) -> tuple[float, float]:
-        """Let a few steps pass; the group's first step from commit to commit, and the median of those after it."""
+        """Wait for some steps; returns the duration of the group's first step and the median of the following ones."""
         leader = self._workers[self.members[0]]
         first_step = self._switched[self.members[0], self._generation].step
         self._until(lambda: leader.step >= first_step + num_steps, "steps")
@@ -177,7 +177,7 @@ class Driver:
         return first, statistics.median(usual)
 
     def kill(self, name: str) -> None:
-        """End a worker as a crash would, and return when the zygote has noticed."""
+        """Kill a worker, and return when the zygote has reported it."""
         os.kill(self._workers[name].pid, signal.SIGKILL)
         self._until(lambda: self._workers[name].has_exited, "the killed worker's exit")
 
@@ -262,7 +262,7 @@ def _zygote(directory: Path) -> Iterator[Path]:
 
 
 def measure_broadcast_s(num_bytes: int, world_size: int, repeats: int = 3) -> float:
-    """The median time of a gloo broadcast of `num_bytes` among fresh processes: the floor of handing state over."""
+    """The median time of a gloo broadcast of `num_bytes` among new processes: a lower bound for copying the state."""
     code = (
         "import sys, time, torch; from pathlib import Path; from springtide.runtime.elastic.group import form_group;"
         "d, rank, n, size, repeats = sys.argv[1], *map(int, sys.argv[2:]); torch.set_num_threads(1);"
@@ -272,7 +272,7 @@ def measure_broadcast_s(num_bytes: int, world_size: int, repeats: int = 3) -> fl
         "    g.all_gather(a, s); began = time.perf_counter(); g.broadcast(t, 0); g.all_gather(a, s)\n"
         "    times.append(time.perf_counter() - began)\n"
         "print(sorted(times[1:])[repeats // 2], flush=True)\n"
-        # A thread of the group that wakes up in an interpreter that is being torn down aborts the process.
+        # A thread of the group that wakes up during interpreter shutdown aborts the process.
         "import os; os._exit(0)"
     )
     with tempfile.TemporaryDirectory() as directory:
@@ -287,7 +287,7 @@ def measure_broadcast_s(num_bytes: int, world_size: int, repeats: int = 3) -> fl
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """One change of the group: rank 0's pause, the first step after it and a usual one after that, commit to commit."""
+    """One change of the group, in seconds: rank 0's pause, the first step after it, and a typical later step."""
 
     pause_s: float
     first_step_s: float
@@ -312,7 +312,7 @@ _LARGE = _Model("548 MB model", width=2068, num_layers=32, max_workers=3, num_se
 
 
 def measure_pauses(model: _Model, *, catchup: bool, is_short: bool = False) -> dict[str, Pause]:
-    """One job through grow 1->2, grow 2->max, shrink to 2 (a short one: shrink to 1), kill one; by case."""
+    """Run one job through grow 1->2, grow 2->max, shrink to 2 (in short runs: to 1), and the kill of one; by case."""
     environment = {"SPRINGTIDE_CATCHUP": str(int(catchup))}
     with tempfile.TemporaryDirectory(prefix="springtide-probe-") as name, _zygote(Path(name)) as zygote_path:
         job = TrainingJob(
@@ -385,12 +385,12 @@ def _rows(
 
 
 def measure_all(*, with_large: bool) -> list[ResizeMeasurement]:
-    """Every case, for a small model and (`with_large`) one of 548 MB, with and without catch-up."""
+    """All cases, for a small model and (`with_large`) one of 548 MB, with and without catch-up."""
     rows: list[ResizeMeasurement] = []
     for model in (_SMALL, _LARGE) if with_large else (_SMALL,):
         floors = {size: measure_broadcast_s(model.num_bytes, size) for size in (2, model.max_workers)}
         for catchup in (True, False):
-            # A large model's steps take seconds: one grow tells what there is to know about the sync.
+            # A large model's steps take seconds, and one grow suffices to measure the sync.
             is_short = model is _LARGE and not catchup
             pauses = measure_pauses(model, catchup=catchup, is_short=is_short)
             for case, pause in pauses.items():
@@ -400,7 +400,7 @@ def measure_all(*, with_large: bool) -> list[ResizeMeasurement]:
 
 
 def run_probe(*, as_json: bool, with_large: bool = True) -> int:
-    """Measure and print; returns the exit code."""
+    """Measure and print the rows; returns 0, whether or not they pass."""
     rows = measure_all(with_large=with_large)
     passed = all(row.ours <= row.bound for row in rows)
     machine = {"cpus": os.cpu_count(), "load_1m": os.getloadavg()[0], "machine": platform.machine()}

@@ -1,6 +1,6 @@
-"""What a process that is profiled for its share of a device is told, and what it answers: lines of JSON over two pipes.
+"""The protocol of share profiles: orders to the profiled process and its answers, as lines of JSON over two pipes.
 
-No torch here: the parent, which holds the process to one share after another, reads this, too.
+The parent holds the process to one share after another. It uses this module too, so this does not import torch.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from springtide.core.workload import Entrypoint, TrainingJob
 
 # The entry point of the process: python -m MODULE SPEC.
 MODULE = "springtide.runtime.profiling.share_profiler_worker"
-# A line is a list of durations at most: so many of them, whatever a function does.
+# The most durations in one answer, which bounds the length of a line.
 MAX_DURATIONS = 20_000
 
 MessageT = TypeVar("MessageT")
 
 
 class ShareSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run. `directory` and `name` are those of the process's files; the two numbers are pipes of the process.
+    """What to run. `directory` and `name` locate the process's files; `orders_fd` and `answers_fd` are its pipes.
 
-    Of a service `call` is one request as it is sent to it, in JSON ("": one is made up from the types of predict).
-    `job` is what a training function trains.
+    For a service, `call` is one request in JSON ("": made up from the type hints of predict). For a training function,
+    `job` is the job to train.
     """
 
     entrypoint: Entrypoint
@@ -39,9 +39,9 @@ class ShareSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """Run for `warm_s` without a word, then for `measure_s`, at least one iteration each.
+    """Run iterations for `warm_s` without measuring, then measure them for `measure_s`; at least one of each.
 
-    `batch_size` is a service's; a training function has its own.
+    `batch_size` is for services; a training function has its own.
     """
 
     batch_size: int = 1
@@ -50,11 +50,11 @@ class RunOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What the iterations took that were measured, and the samples in each of them.
+    """The durations of the measured iterations, and the number of samples in each.
 
-    The first answer comes unasked, when the process has loaded, and has no durations. `is_batchable`: a service takes
-    several requests at once. `is_too_large`: there was not enough memory for the batch. `peak_mb` is the most memory
-    that the process has held.
+    The first answer, without durations, is sent without an order when the process has loaded. `is_batchable`: the
+    service takes several requests at once. `is_too_large`: the batch did not fit into memory. `peak_mb` is the
+    process's peak memory.
     """
 
     durations_s: list[float] = []
@@ -78,7 +78,7 @@ class JsonLines:
         self._rest = b""
 
     def read(self, kind: type[MessageT]) -> MessageT | None:
-        """The next message; None at the end of the pipe. Blocks."""
+        """Wait for the next message; None at the end of the pipe."""
         while b"\n" not in self._rest:
             chunk = os.read(self._descriptor, 1 << 16)
             if not chunk:

@@ -1,4 +1,4 @@
-"""The process that is profiled for its share of a device: it runs the user's class or function as ordered."""
+"""The process of a share profile: it runs the user's class or function as its orders say, and times it."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from springtide.runtime.serving.replica import ServedUserModel, load_served_clas
 from springtide.serving.schema import Parameter, ServiceSchema, check_call, parse_json
 
 _MIB = 1 << 20
-# A batch that is measured is never cut into smaller ones.
+# Large enough that a measured batch is never split.
 _MAX_BATCH = 1 << 16
 _MADE_UP = {"FP64": 0.5, "INT64": 1, "BOOL": True, "BYTES": "example"}
 _OUT_OF_MEMORY = ("MemoryError", "OutOfMemoryError")
-# More of the dataset than any profile takes.
+# More epochs than any profile runs.
 _MANY_EPOCHS = 1_000_000
 
 
 class ProfilerOrders:
-    """The child's end of the pipes: waits for an order, times iterations as it says, and answers."""
+    """The child's end of the pipes: reads orders, times iterations, and answers."""
 
     def __init__(self, spec: ShareSpec, clock: Callable[[], float] = time.perf_counter) -> None:
         self._lines = JsonLines(spec.orders_fd)
@@ -40,17 +40,17 @@ class ProfilerOrders:
         self._is_too_large = False
 
     def give_up(self) -> None:
-        """The batch of the order in force does not fit into memory: the order is over with this iteration."""
+        """End the current order after this iteration, because its batch does not fit into memory."""
         self._is_too_large = True
 
     def answer(self, answer: RunAnswer) -> None:
         send(self._answers_fd, msgspec.structs.replace(answer, peak_mb=status_bytes("VmHWM") // _MIB))
 
     def iterations(self, num_samples: int, is_batchable: bool) -> Iterator[RunOrder]:
-        """Yield before every iteration that is to be run, with the order it belongs to, until no more orders come.
+        """Yield the current order before every iteration, until no more orders come.
 
-        What is between two yields is the iteration. `num_samples` is what one has, where orders do not say (0: they
-        do). The first answer, that all is loaded, goes out at once.
+        The caller runs one iteration between two yields. `num_samples` is the size of an iteration (0: the order's
+        batch size). Sends the first answer, that all is loaded, at once.
         """
         self.answer(RunAnswer(is_batchable=is_batchable))
         while (order := self._lines.read(RunOrder)) is not None:
@@ -97,18 +97,18 @@ def _serve(spec: ShareSpec, orders: ProfilerOrders) -> None:
     for order in orders.iterations(0, model.schema.is_batchable):
         size = order.batch_size if model.schema.is_batchable else 1
         if size not in bodies:
-            # One call with all items: a batch that fails is not tried again request by request.
+            # One call with all items, because a batch of several calls that fails is retried call by call.
             bodies[size] = msgspec.json.encode({**call, **{name: call[name] * size for name in lists}})
         (outcome,) = model.answer([bodies[size]])
         if outcome.status == "ok":
             continue
-        told = outcome.body.decode(errors="replace")
-        if order.batch_size > 1 and told.partition(":")[0].endswith(_OUT_OF_MEMORY):
+        message = outcome.body.decode(errors="replace")
+        if order.batch_size > 1 and message.partition(":")[0].endswith(_OUT_OF_MEMORY):
             orders.give_up()
             continue
         raise InvalidRequest(
             f"{spec.entrypoint.object_name}.predict does not answer what it is profiled with, a batch of "
-            f"{order.batch_size}: {told[:300]}; give a request that it answers with --input"
+            f"{order.batch_size}: {message[:300]}; give a request that it answers with --input"
         )
 
 
@@ -141,7 +141,7 @@ def _value(parameter: Parameter) -> Any:
 
 
 def _train(spec: ShareSpec, orders: ProfilerOrders) -> None:
-    # Torch comes with it: a service that does without is not kept waiting.
+    # Imported here, because it imports torch, which services may not need.
     from springtide.runtime.local.inprocess import run_local
 
     assert spec.job is not None, "a training function comes with its job"
@@ -158,7 +158,7 @@ def _train(spec: ShareSpec, orders: ProfilerOrders) -> None:
 
 
 class _Steps:
-    """Steps of a training function as iterations: it is stopped between two of them while no order is in force."""
+    """Turns steps of a training function into iterations; blocks between two steps while there is no order."""
 
     def __init__(self, orders: ProfilerOrders, job: TrainingJob) -> None:
         self._orders = orders
@@ -166,16 +166,16 @@ class _Steps:
         self._iterations: Iterator[RunOrder] | None = None
 
     def after_step(self) -> None:
-        """A step is done. Raises WorkerExit when no more orders come."""
+        """Call after each step; waits for an order. Raises WorkerExit when no more orders come."""
         if self._iterations is None:
-            # The first step compiles and allocates: it says that everything is loaded.
+            # After the first step, which compiles and allocates, everything is loaded.
             self._iterations = self._orders.iterations(self._job.global_batch_size, is_batchable=True)
         if next(self._iterations, None) is None:
             raise WorkerExit(0)
 
 
 class _Measured:
-    """The TrainContext of a run in this process, which tells of every completed step, and keeps nothing."""
+    """A TrainContext that reports every completed step to `steps` and saves nothing."""
 
     def __init__(self, context: Any, steps: _Steps) -> None:
         self._context = context
@@ -185,14 +185,14 @@ class _Measured:
         return getattr(self._context, name)
 
     def step(self, loss: Any) -> bool:
-        """As the context's own; waits between steps for orders."""
+        """Call the context's `step`, and wait for an order after each completed optimizer step."""
         is_step = bool(self._context.step(loss))
         if is_step:
             self._steps.after_step()
         return is_step
 
     def save(self, name: str = "model") -> str:
-        """Save nothing: the model of a profile is not kept."""
+        """Save nothing: the model of a profile is discarded."""
         return f"{name}.safetensors"
 
 

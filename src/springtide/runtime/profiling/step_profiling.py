@@ -1,5 +1,6 @@
-"""Profiling a training function on two workers (FaPES, sections 3.2 and 4.1): what is asked, what comes out, and the
-parent that starts the two and puts their iterations together. No torch here.
+"""Profiling a training function on two workers (FaPES, sections 3.2 and 4.1): orders, results and the parent process.
+
+The parent starts the two workers and combines their iterations. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ from springtide.runtime.process.child_processes import MeasurementProcesses
 from springtide.runtime.profiling.collective_sampler import server_links
 from springtide.runtime.profiling.namespaces import NamespaceNetwork, RackNetwork, ended_by_signals
 
-# Everything that the profiler of torch is to see of ours begins so.
+# The prefix of our events in torch's profiler.
 MARK = "springtide::"
 NUM_WORKERS = 2
 DEADLINE_S = 600.0
-# Exchanges of these sizes are timed beside the buckets, so that a model with one bucket tells latency from bandwidth.
+# Sizes of further timed exchanges, so that latency and bandwidth can be separated for a model with one bucket too.
 LADDER_BYTES = (1 << 10, 1 << 16, 1 << 20)
 
 Part = Literal["forward", "backward", "update"]
 
 
 class ProfileSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What one of the two workers is told. `directory` is the measurement's folder, `name` the worker's in it.
+    """What one of the two workers is to do. `directory` is the measurement's folder, `name` that of the worker's files.
 
-    `address` is where it is reached, on the network device `interface`.
+    The worker is reached at `address` on the network interface `interface`.
     """
 
     entrypoint: Entrypoint
@@ -52,7 +53,7 @@ class ProfileSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProfiledIteration(msgspec.Struct, frozen=True, kw_only=True):
-    """One iteration on one worker, in seconds; bucket by bucket when it was ready and how long its exchange took."""
+    """One iteration on one worker, in seconds; for each bucket when it was ready, its exchange time and its size."""
 
     forward_s: float
     backward_s: float
@@ -64,7 +65,7 @@ class ProfiledIteration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Operator(msgspec.Struct, frozen=True, kw_only=True):
-    """One call in the order of a step, from the step's begin; `num_buckets` were ready before it began."""
+    """One call of an operator in a step; `begin_s` counts from the step's start, `num_buckets` were ready by then."""
 
     name: str
     part: Part
@@ -74,7 +75,7 @@ class Operator(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OperatorTotal(msgspec.Struct, frozen=True, kw_only=True):
-    """All calls of one operator in an iteration: their own time, without that of the operators they call."""
+    """All calls of one operator in an iteration; `self_s` excludes the operators that it calls."""
 
     name: str
     num_calls: float
@@ -82,7 +83,7 @@ class OperatorTotal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """What one worker measured."""
+    """The measurements of one worker."""
 
     device_kind: str
     backend: str
@@ -95,14 +96,14 @@ class WorkerProfile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FunctionProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """The timeline of one training function's step, and what was measured beside it.
+    """The timeline of one training function's step, with further measurements; the content of a profile's file.
 
-    `step` is the computation without exchanges in its way, `exchange_s` how long each bucket's exchange takes between
-    the two workers when nothing else runs. `measured_step_s` is a step as it really is, exchanges and computation
-    overlapping; `predicted_step_s` is the critical path of the first two. `fixed_fraction` of the computation does not
-    depend on the batch (perf.timeline). `exchange_samples` pairs bytes with seconds. `num_samples` are those of the
-    dataset. By number of workers, `predicted_exchange_s` is what `communication_model` says of each bucket, and
-    `steps_per_s` the speed that follows.
+    `step` is the computation without exchanges, `exchange_s` the time of each bucket's exchange between the two workers
+    when nothing else runs. `measured_step_s` is a real step with exchanges overlapping the computation;
+    `predicted_step_s` is the critical path computed from the first two. `fixed_fraction` of the computation does not
+    depend on the batch (perf.timeline). `exchange_samples` are (bytes, seconds). `num_samples` is the dataset's length.
+    By number of workers, `predicted_exchange_s` is `communication_model`'s prediction for each bucket, and
+    `steps_per_s` the resulting speed.
     """
 
     format: Literal["springtide-profile-1"] = "springtide-profile-1"
@@ -131,7 +132,7 @@ class FunctionProfile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def source_digest(source_path: str | Path) -> str:
-    """What tells whether a profile is of this text."""
+    """A digest of the source text, by which a profile is matched to its file."""
     return hashlib.sha256(Path(source_path).read_bytes()).hexdigest()
 
 
@@ -149,9 +150,9 @@ def profile_function(
 ) -> FunctionProfile:
     """Run the function on two workers of this machine for some iterations and return the timeline of its step.
 
-    With a `network` each of the two is a node of its own in it, one in the first rack and one in the last. Nothing is
-    left running, whatever happens. Raises InvalidRequest for what the function does or is asked wrongly, BackendError
-    where it fails or is not done by the deadline.
+    With a `network`, the workers are two of its nodes, one in the first rack and one in the last. No process is left
+    running, also after an error. Raises InvalidRequest if the function or an argument is at fault, BackendError if the
+    measurement fails or exceeds the deadline.
     """
     if global_batch_size < NUM_WORKERS:
         raise InvalidRequest(f"a batch of {global_batch_size} cannot be split between two workers; give --batch 2")
@@ -173,7 +174,7 @@ def profile_function(
         workers = _run_workers(specs, network, deadline_s, on_progress)
     except BackendError as error:
         raise BackendError(f"{name} could not be profiled: {error}") from None
-    return _put_together(
+    return _combine(
         workers,
         name=name,
         object_name=entrypoint.object_name,
@@ -202,7 +203,7 @@ def _run_workers(
         for spec, prefix in zip(specs, prefixes, strict=True):
             path = processes.directory / f"{spec.name}.spec.json"
             path.write_bytes(msgspec.json.encode(msgspec.structs.replace(spec, directory=str(processes.directory))))
-            # A function that submits jobs while its file is imported must not do so here.
+            # Makes a file that submits jobs on import raise an error.
             processes.start(
                 spec.name, ["profile", "--spec", str(path)], environment={"SPRINGTIDE_IMPORTING": "1"}, prefix=prefix
             )
@@ -211,7 +212,7 @@ def _run_workers(
     return [msgspec.json.decode(result, type=WorkerProfile) for result in results]
 
 
-def _put_together(
+def _combine(
     workers: Sequence[WorkerProfile],
     *,
     name: str,
@@ -258,17 +259,17 @@ def _put_together(
 
 
 def with_speed_curve(
-    profile: FunctionProfile, worker_counts: Sequence[int], measured: SampleFile | None = None, said: str = ""
+    profile: FunctionProfile, worker_counts: Sequence[int], measured: SampleFile | None = None, measured_name: str = ""
 ) -> FunctionProfile:
-    """Return the profile with the speed predicted on each number of workers, its global batch held.
+    """Return the profile with the speed predicted for each number of workers, with the same global batch.
 
-    On `measured` (of which `said` is the name) the workers are its first devices, packed: where that placement was
-    measured, exchanges cost what they took there, straight lines between sizes. For other placements, and without
-    `measured`, they cost what a latency and a bandwidth say that are fitted to all samples, which without `measured`
-    are those between the two workers. Counts beyond the devices of `measured` or beyond the batch are left out.
+    With `measured` (called `measured_name` in the result) the workers are its first devices, packed. If exchanges on
+    that placement were measured, their times are interpolated linearly between sizes. For other placements, and without
+    `measured`, exchanges follow a latency and bandwidth fitted to all samples, which without `measured` are those of
+    the two workers. Counts beyond the devices of `measured` or beyond the batch are left out.
     """
     samples = measured or _own_samples(profile, max(worker_counts))
-    said = said or f"{len(samples.samples)} exchanges between the two workers"
+    measured_name = measured_name or f"{len(samples.samples)} exchanges between the two workers"
     queries, took_s = samples.queries()
     model = AlphaBeta(queries, took_s)
     fabric = samples.fabric()
@@ -276,13 +277,13 @@ def with_speed_curve(
     predicted: dict[int, tuple[float, ...]] = {}
     num_known = 0
     for count in (count for count in worker_counts if count <= len(device_ids)):
-        asked = [Query(fabric.subgraph(device_ids[:count]), bucket.num_bytes) for bucket in profile.step.buckets]
-        known = [] if measured is None or not asked else _known(queries, took_s, asked)
+        wanted = [Query(fabric.subgraph(device_ids[:count]), bucket.num_bytes) for bucket in profile.step.buckets]
+        known = [] if measured is None or not wanted else _known(queries, took_s, wanted)
         num_known += bool(known)
-        predicted[count] = tuple(known or (float(value) for value in model.predict_s(asked)))
-    name = f"{model.name}, fitted to {said}"
+        predicted[count] = tuple(known or (float(value) for value in model.predict_s(wanted)))
+    name = f"{model.name}, fitted to {measured_name}"
     if num_known:
-        name = f"{said}, as measured there" + (
+        name = f"{measured_name}, as measured there" + (
             "" if num_known >= len(predicted) - (1 in predicted) else f"; else {name}"
         )
     return predict_for_batch(
@@ -291,26 +292,26 @@ def with_speed_curve(
     )
 
 
-def _known(queries: Sequence[Query], took_s: np.ndarray, asked: Sequence[Query]) -> list[float]:
-    """The time of each exchange on a placement that was measured; [] for one that was not."""
+def _known(queries: Sequence[Query], took_s: np.ndarray, wanted: Sequence[Query]) -> list[float]:
+    """The time of each exchange, interpolated from measurements on its placement; [] if there are none."""
     points = sorted(
         (query.num_bytes, float(seconds))
         for query, seconds in zip(queries, took_s, strict=True)
-        if query.subgraph == asked[0].subgraph
+        if query.subgraph == wanted[0].subgraph
     )
     if not points:
         return []
     sizes, seconds = zip(*points, strict=True)
-    # Beyond the largest size the bandwidth stays; below the smallest, the latency.
+    # Beyond the largest measured size the bandwidth is constant, below the smallest the latency.
     return [
-        float(np.interp(query.num_bytes, sizes, seconds)) * max(1.0, query.num_bytes / sizes[-1]) for query in asked
+        float(np.interp(query.num_bytes, sizes, seconds)) * max(1.0, query.num_bytes / sizes[-1]) for query in wanted
     ]
 
 
 def predict_for_batch(profile: FunctionProfile, global_batch_size: int) -> FunctionProfile:
-    """Return the profile with the speeds predicted for that global batch, which does not change what was measured.
+    """Return the profile with the speeds predicted for another global batch; measurements stay unchanged.
 
-    Workers that would not get a sample are left out.
+    Numbers of workers beyond the batch are left out.
     """
     counts = [count for count in profile.predicted_exchange_s if count <= global_batch_size]
     bucket_s = np.array([profile.predicted_exchange_s[count] for count in counts]).reshape(len(counts), -1)
@@ -321,10 +322,10 @@ def predict_for_batch(profile: FunctionProfile, global_batch_size: int) -> Funct
 
 
 def platform_steps_per_s(profile: FunctionProfile, global_batch_size: int, num_virtual_shards: int) -> dict[int, float]:
-    """Optimizer steps a second by number of workers as this platform's own runtime trains.
+    """Optimizer steps per second by number of workers with this platform's own runtime.
 
-    It differs from data parallelism with overlap, of which `steps_per_s` tells: a worker passes once over each of its
-    virtual shards, and gradients are exchanged when all of them are done, so that the order of additions is fixed.
+    Unlike data parallelism with overlap (`steps_per_s`), a worker runs its virtual shards one after another, and
+    gradients are exchanged when all are done, so that the order of additions is fixed.
     """
     rates = {}
     shard_size = max(1.0, global_batch_size / num_virtual_shards)
@@ -339,7 +340,7 @@ def platform_steps_per_s(profile: FunctionProfile, global_batch_size: int, num_v
 
 
 def _own_samples(profile: FunctionProfile, num_devices: int) -> SampleFile:
-    """What the two workers measured, as if on a machine that has room for more of them."""
+    """The two workers' exchanges as a SampleFile of a machine with at least `num_devices` devices."""
     node_id = NodeId("here")
     devices = tuple(
         Device(device_id=DeviceId(f"here/{index}"), node_id=node_id, index=index)
@@ -361,11 +362,10 @@ def _own_samples(profile: FunctionProfile, num_devices: int) -> SampleFile:
 def timeline_of(
     iterations: Sequence[Sequence[ProfiledIteration]], local_batch_size: int
 ) -> tuple[StepProfile, tuple[float, ...]]:
-    """The step that the workers' iterations [workers][iterations] have in common, and each bucket's exchange time.
+    """The typical step of `iterations`[worker][iteration], and each bucket's exchange time.
 
-    Of each iteration the slower worker counts, because an exchange begins when both have come to it; then the median of
-    all iterations. Medians keep the order of moments, so a bucket is never ready before the one that precedes it, nor
-    after the backward pass.
+    Takes the slower worker of each iteration, because an exchange begins when both are ready, and then the median over
+    iterations. Medians keep the order of times, so the buckets stay in order and within the backward pass.
     """
     counts = {tuple(iteration.bucket_bytes) for worker in iterations for iteration in worker}
     if len(counts) != 1:
@@ -395,7 +395,7 @@ def timeline_of(
 
 
 def read_profile(path: Path) -> FunctionProfile:
-    """Read what `springtide profile` wrote. Raises InvalidRequest."""
+    """Read a profile that `springtide profile` wrote. Raises InvalidRequest."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=FunctionProfile)
     except OSError as error:

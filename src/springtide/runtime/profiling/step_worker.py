@@ -1,4 +1,4 @@
-"""One of the two workers of a profile: it runs the user's function for some iterations and writes what it measured."""
+"""One of the two workers of a profile: it runs the user's function for some iterations and writes the measurements."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from springtide.runtime.profiling.step_profiling import (
 _NUM_WARM_UP = 3
 _NUM_OPERATOR_ITERATIONS = 3
 _NUM_LADDER_REPEATS = 9
-# The wrapper's forward is no operator of the model: what it calls is.
+# The wrapper's forward is not an operator of the model.
 _WRAPPER = "DistributedDataParallel.forward"
 
 
 class _DiscardedArtifacts:
-    """Saves nothing: the model that a profile trains is of no use."""
+    """Saves nothing: the model of a profile is discarded."""
 
     def write(self, file_name: str) -> str:
         return file_name
@@ -59,14 +59,14 @@ def run_profile_worker(spec: ProfileSpec) -> NoReturn:
 def turns_of(local_batch_size: int, num_iterations: int) -> list[MeasuredTurn]:
     """The iterations of a profile in order.
 
-    The kinds to be compared take turns, so that what else the machine does meanwhile falls on all of them alike.
+    The modes to be compared alternate, so that other load on the machine affects all of them alike.
     """
     full = local_batch_size
-    turns = [MeasuredTurn(mode="plain", local_batch_size=full, told="warming up")]
+    turns = [MeasuredTurn(mode="plain", local_batch_size=full, progress="warming up")]
     turns += [MeasuredTurn(mode="apart", local_batch_size=full)] * _NUM_WARM_UP
     for index in range(num_iterations):
-        told = f"iteration {index + 1} of {num_iterations}: {full} samples a worker"
-        turns.append(MeasuredTurn(name="computation", mode="apart", local_batch_size=full, told=told))
+        progress = f"iteration {index + 1} of {num_iterations}: {full} samples a worker"
+        turns.append(MeasuredTurn(name="computation", mode="apart", local_batch_size=full, progress=progress))
         turns.append(MeasuredTurn(name="overlapped", mode="overlapped", local_batch_size=full))
         if full > 1:
             turns.append(MeasuredTurn(name="half the batch", mode="apart", local_batch_size=full // 2))
@@ -83,7 +83,7 @@ def _measure(spec: ProfileSpec, files: MemberFiles) -> WorkerProfile:
         backend_of(device), store=c10d.PrefixStore("ddp", store), rank=spec.rank, world_size=NUM_WORKERS
     )
     exchange = MeasuredExchange(c10d.PrefixStore("exchange", store), spec.rank, NUM_WORKERS, device, spec.address)
-    samples = _ladder(exchange, device)
+    samples = _time_ladder(exchange, device)
     turns = turns_of(spec.local_batch_size, spec.num_iterations)
     on_progress = files.report_progress if spec.rank == 0 else lambda _: None
     steps = ProfiledSteps(turns, exchange, spec.rank, device, spec.seed, on_progress)
@@ -93,7 +93,7 @@ def _measure(spec: ProfileSpec, files: MemberFiles) -> WorkerProfile:
     seed_everything(spec.seed)
     with contextlib.suppress(WorkerExit):
         function(context)
-    # A function that catches everything returns where others are unwound: the measurement is as good.
+    # A function that catches BaseException returns instead of being unwound; its measurement is valid.
     if steps.step == steps.num_iterations:
         return _result(steps, samples, device)
     if not context.is_prepared:
@@ -108,15 +108,15 @@ def _measure(spec: ProfileSpec, files: MemberFiles) -> WorkerProfile:
 
 
 def _device_of(rank: int) -> torch.device:
-    """A GPU of its own for each worker where there are enough of them, else the CPU."""
+    """One GPU for each worker if there are enough, else the CPU."""
     if torch.cuda.device_count() >= NUM_WORKERS and dist.is_nccl_available():
         torch.cuda.set_device(rank)
         return torch.device("cuda", rank)
     return torch.device("cpu")
 
 
-def _ladder(exchange: MeasuredExchange, device: torch.device) -> list[tuple[int, float]]:
-    """The time of an exchange of each of LADDER_BYTES, begun by both workers together: the median of some."""
+def _time_ladder(exchange: MeasuredExchange, device: torch.device) -> list[tuple[int, float]]:
+    """The median time of an exchange of each of LADDER_BYTES, each started after a barrier."""
     watch = DeviceTimer(device)
     samples = []
     for num_bytes in LADDER_BYTES:
@@ -146,7 +146,7 @@ def _result(steps: ProfiledSteps, samples: list[tuple[int, float]], device: torc
 
 
 def operators_of(events: Any) -> list[Operator]:
-    """The operators that a step calls itself, in order: those right below the marks of its parts."""
+    """The operators that a step calls directly, in order: the events right below the marks of its parts."""
     parts = {event.name.removeprefix(MARK): event for event in events if event.name.startswith(MARK)}
     ready_us = sorted(event.time_range.start for event in events if event.name == f"{MARK}bucket")
     begin_us = parts["forward"].time_range.start
@@ -181,7 +181,7 @@ def _part_of(event: Any) -> Part | None:
 
 
 def _totals(profiles: list[Any], device: torch.device) -> list[OperatorTotal]:
-    """The own time of each operator in an iteration, the longest first."""
+    """The self time of each operator in an iteration, longest first."""
     count: dict[str, int] = defaultdict(int)
     own_us: dict[str, float] = defaultdict(float)
     for events in profiles:

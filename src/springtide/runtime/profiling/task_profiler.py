@@ -1,6 +1,6 @@
-"""Profiling a declared task: layer by layer where torch's model has layers, else as a whole, in any framework.
+"""Profiling a declared task: layer by layer if it has a torch model with layers, else as a whole, in any framework.
 
-No framework is imported unless the task is of one.
+This module imports a framework only if the task needs it.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def profile_task(
     store: Store | None = None,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> TaskProfile:
-    """Profile an st.Task on the first samples of its dataset. The process's seeds, and its model, are used up.
+    """Profile an st.Task on the first samples of its dataset. Changes the process's random seeds and the task's model.
 
-    A model that is taken whole may get larger micro-batches, up to `largest_micro_batch` samples. `memory_mb` is the
-    memory of the place where this runs, `store` holds datasets (None: those of the platform here).
+    A model that is profiled as a whole may get micro-batches of up to `largest_micro_batch` samples. `memory_mb` is the
+    memory of the machine or function that runs this; `store` holds named datasets (None: the local platform's store).
     Raises InvalidRequest for anything but a task, and for a dataset with fewer samples than a micro-batch.
     """
     if not all(hasattr(task, part) for part in ("model", "dataset", "loss", "optimizer")):
@@ -99,7 +99,7 @@ def _profile_torch(
     from springtide.runtime.profiling.layer_profiler import profile_layers
 
     size = place["micro_batch_size"]
-    # The dataset comes first, so that what it takes is not taken for the model's.
+    # The dataset is loaded first, so that its memory is not counted as the model's.
     samples = tensor_samples(dataset_of(task, params), store)
     try:
         _check_length(samples, place["name"], size)
@@ -145,7 +145,7 @@ def _task_profile(profile: ModelProfile, samples: Samples) -> TaskProfile:
 
 
 def use_one_thread() -> None:
-    """Let torch compute on one thread, where it is loaded; numpy's and JAX's threads are set by the environment."""
+    """Limit torch, if loaded, to one thread; numpy's and JAX's threads are limited by environment variables."""
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)

@@ -50,7 +50,7 @@ def task_parts(
     store: Store | None = None,
     samples: Samples | None = None,
 ) -> TaskParts:
-    """Build the task's parts from the seed, in the same order as a worker on machines, so that the weights are the same.
+    """Build the task's parts from the seed, in the same order as a worker on machines, so that weights are the same.
 
     `store` holds named datasets; `samples`, if given, replace the task's dataset. Raises InvalidRequest, StorageError,
     and whatever the user's code raises.
