@@ -46,7 +46,7 @@ class Platform:
     def view(self):
         return type("View", (), {"jobs": {}})
 
-    def ask(self, method, path, answer_type, *, body=None, timeout_s=0.0):
+    def request(self, method, path, answer_type, *, body=None, timeout_s=0.0):
         parts = path.removeprefix("/v1/data").strip("/").split("/")
         self.asked.append((method, len(parts)))
         if method == "GET" and parts == [""]:

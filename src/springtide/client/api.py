@@ -181,7 +181,7 @@ class Client:
         return self.request("GET", "/v1/cluster", ClusterStatus)
 
     def export(self) -> LiveState:
-        """The policy's present input, from which `springtide simulate-live` continues."""
+        """What the policy sees now, as input for predicting its further plans."""
         return self.request("GET", "/v1/export", LiveState)
 
     def shutdown(self, *, stop_workers: bool = True) -> None:

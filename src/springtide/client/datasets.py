@@ -101,19 +101,19 @@ def close_dataset(name: str, *, client: Client | None = None) -> DatasetStatus:
 def remove_dataset(name: str, *, client: Client | None = None) -> None:
     """Delete a dataset with its shards. Raises NotFound, and Conflict while a job trains on it as a stream."""
     with _connected(client) as connected:
-        connected.ask("DELETE", _path(name), dict[str, str])
+        connected.request("DELETE", _path(name), dict[str, str])
 
 
 def show_dataset(name: str, *, client: Client | None = None) -> DatasetStatus:
     """The status of one dataset. Raises NotFound."""
     with _connected(client) as connected:
-        return connected.ask("GET", _path(name), DatasetStatus)
+        return connected.request("GET", _path(name), DatasetStatus)
 
 
 def datasets(*, client: Client | None = None) -> list[DatasetStatus]:
     """The status of every dataset of the platform, ordered by name."""
     with _connected(client) as connected:
-        return connected.ask("GET", "/v1/data", list[DatasetStatus])
+        return connected.request("GET", "/v1/data", list[DatasetStatus])
 
 
 def send_pieces(
@@ -159,7 +159,7 @@ class _Sender:
         self._num_samples = 0
         self._num_bytes = 0
         try:
-            self._existing: DatasetStatus | None = client.ask("GET", _path(name), DatasetStatus)
+            self._existing: DatasetStatus | None = client.request("GET", _path(name), DatasetStatus)
         except NotFound:
             self._existing = None
 
@@ -179,7 +179,7 @@ class _Sender:
             entry = ShardEntry(hashlib.sha256(frame).hexdigest(), num_samples, len(frame))
             if writes and not self._has(entry):
                 path = f"{_path(self._name)}/shards/{entry.sha256}"
-                self._client.ask("PUT", path, dict[str, Any], body=frame, timeout_s=_SEND_TIMEOUT_S)
+                self._client.request("PUT", path, dict[str, Any], body=frame, timeout_s=_SEND_TIMEOUT_S)
             shards.append(entry)
             self._num_samples += num_samples
             self._num_bytes += len(frame)
@@ -197,7 +197,7 @@ class _Sender:
 
     def _has(self, entry: ShardEntry) -> bool:
         try:
-            self._client.ask("GET", f"{_path(self._name)}/shards/{entry.sha256}", dict[str, Any])
+            self._client.request("GET", f"{_path(self._name)}/shards/{entry.sha256}", dict[str, Any])
         except NotFound:
             return False
         return True
@@ -211,7 +211,7 @@ def shard_bytes_of(size: str | int | None) -> int:
 
 
 def _change(client: Client, name: str, change: DatasetChange) -> DatasetStatus:
-    return client.ask("POST", _path(name), DatasetStatus, body=change, timeout_s=_SEND_TIMEOUT_S)
+    return client.request("POST", _path(name), DatasetStatus, body=change, timeout_s=_SEND_TIMEOUT_S)
 
 
 def _arrays_of(arrays: Mapping[str, Any] | None, named: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -68,27 +68,22 @@ def tune(
     on_progress: Callable[[str], None] = lambda _: None,
     **overrides: Any,
 ) -> Study:
-    """Search hyperparameters within a budget; each trial is a job of `task` on functions. Blocks until the study ends.
+    """Search hyperparameters within a budget: each trial is a job of `task` on functions. Blocks until the study ends.
 
-        def space(trial: optuna.Trial) -> dict[str, int]:
-            return {"width": trial.suggest_int("width", 16, 128)}
-
-        study = st.tune(task, space, trials=20, budget="$1", parallel=4)
+        study = st.tune(task, lambda trial: {"width": trial.suggest_int("width", 16, 128)}, trials=20, budget="$1")
         print(study.best.params, study.best.value, study.spent_usd)
 
-    `space(trial)` returns the params of one job; it defaults to the function `search_space` in the task's file.
-    `trials` is their number, `parallel` how many run at a time. All together cost at most `budget` ("$1" or US
-    dollars): each new trial is capped at an even part of what is left. `metric` is "loss" (of the last step), "cost",
-    the name of a metric that the job reports, or a function of the final JobStatus; `direction` is "minimize" or
-    "maximize". With `prunes` (by default if the loss is minimised) a trial is cancelled once it is worse than the
-    median of earlier ones. `sampler` is an Optuna sampler (default: TPE). `overrides` are options of `task.submit`.
+    `space(trial)` gets an Optuna trial and returns the params of one job; default: `search_space` in the task's file.
+    Of `trials`, `parallel` run at a time. All together cost at most `budget` ("$1" or US dollars): each new trial is
+    capped at an even part of what is left. `metric` is "loss" (of the last step), "cost", a metric that the job
+    reports, or a function of the final JobStatus. With `prunes` (default: if the loss is minimised) a trial that is
+    worse than the median of earlier ones is cancelled. `sampler` is Optuna's (default: TPE); `overrides` are options of
+    `task.submit`.
 
-    The study is saved as `folder`/`study`.json (default: the task's name, in the state directory), and another call
-    continues it, with other `trials` or another `budget` if given. After Ctrl-C running jobs go on, and another call
-    follows them. `on_change` gets the study after every change, `on_progress` lines about profiling.
-
-    Raises InvalidRequest (also for a study of that name over another file, metric or direction, or without Optuna),
-    BackendError (also if another process runs the study).
+    The study is saved as `folder`/`study`.json (default: the task's name, in the state directory). Another call
+    continues it, also with other `trials` or `budget`; after Ctrl-C running jobs go on, and another call follows them.
+    `on_change` gets the study after every change, `on_progress` lines about profiling. Raises InvalidRequest (also if
+    the saved study has another file, metric or direction), BackendError.
     """
     if not isinstance(task, Task):
         raise InvalidRequest(f"a study is made of declared jobs: {ONLY_DECLARED}")

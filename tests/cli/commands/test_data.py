@@ -156,11 +156,11 @@ def test_json_is_the_status(springtide, sent, tmp_path):
 def test_looking_closing_and_removing(springtide, client):
     asked = []
 
-    def ask(method, path, answer_type, *, body=None, timeout_s=0.0):
+    def request(method, path, answer_type, *, body=None, timeout_s=0.0):
         asked.append((method, path, getattr(body, "verb", None)))
         return [STATUS] if path == "/v1/data" else STATUS
 
-    client.ask = ask
+    client.request = request
     listed = springtide("data", "ls").output.splitlines()
     assert listed[0].split() == ["NAME", "KIND", "SAMPLES", "SIZE", "SHARDS", "ARRAYS"]
     assert listed[1].split() == ["clicks", "growing", "1,234", "56.8", "KB", "3", "x:F32[8,8]", "y:I64"]
@@ -178,7 +178,7 @@ def test_looking_closing_and_removing(springtide, client):
 
 
 def test_nothing_there_yet(springtide, client):
-    client.ask = lambda *arguments, **named: []
+    client.request = lambda *arguments, **named: []
     ran = springtide("data", "ls")
     assert "no datasets" in ran.output
     assert "springtide data put NAME FILE.npz" in ran.output

@@ -53,7 +53,7 @@ def _measure(spec: SampleSpec, files: MemberFiles) -> list[CollectiveTimes]:
                 if member == 0:
                     measured.append(entry)
         # A barrier, because the next group's measurement must not share links with this one.
-        all_members.meet()
+        all_members.barrier()
     return measured
 
 
@@ -62,7 +62,7 @@ def _time(exchange: MeasuredExchange, group: list[int], num_bytes: int, device: 
     tensor = torch.zeros(num_bytes // 4, device=device)
 
     def once() -> float:
-        exchange.meet()
+        exchange.barrier()
         began = watch.now()
         exchange.all_reduce(tensor)
         return watch.seconds(began, watch.now())

@@ -112,7 +112,7 @@ class ProfiledSteps:
         """The samples of the next iteration, equally many on every worker. Raises WorkerExit after the last one."""
         self._close_iteration()
         if self.step == len(self._turns):
-            self._exchange.meet()
+            self._exchange.barrier()
             raise WorkerExit(0)
         turn = self._turns[self.step]
         if turn.progress:
@@ -121,7 +121,7 @@ class ProfiledSteps:
         first = self.step * size * num_members
         ids = np.take(self._order, range(first, first + size * num_members), mode="wrap")
         seed_everything(self._seed, self.step, self.rank)
-        self._exchange.meet()
+        self._exchange.barrier()
         self._buckets, self._ready, self._begun, self._ended = [], [], [], {}
         if turn.mode == "operators":
             self._start_profiler()
@@ -225,7 +225,7 @@ class ProfiledSteps:
         """
         took_s = []
         for buffer in self._buckets:
-            self._exchange.meet()
+            self._exchange.barrier()
             began = self._watch.now()
             self._exchange.all_reduce(buffer)
             took_s.append(self._watch.seconds(began, self._watch.now()))

@@ -123,7 +123,7 @@ def _time_ladder(exchange: MeasuredExchange, device: torch.device) -> list[tuple
         tensor = torch.zeros(num_bytes // 4, device=device)
         times = []
         for _ in range(_NUM_LADDER_REPEATS):
-            exchange.meet()
+            exchange.barrier()
             began = watch.now()
             exchange.all_reduce(tensor)
             times.append(watch.seconds(began, watch.now()))

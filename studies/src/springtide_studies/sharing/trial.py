@@ -262,7 +262,7 @@ def _measure_under_load(
     sharing, states = SharingStatus(), dict[str, int]()
     while time.monotonic() < until_s - 0.5:
         with contextlib.suppress(SpringtideError):
-            sharing = client.ask("GET", "/v1/sharing", SharingStatus)
+            sharing = client.request("GET", "/v1/sharing", SharingStatus)
         for tenant in sharing.tenants:
             states[tenant.state] = states.get(tenant.state, 0) + 1
         time.sleep(0.5)
