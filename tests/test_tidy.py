@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from kits.sentences_read import constants_of, sentences_read
+
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "springtide"
 STUDIES = ROOT / "studies" / "src" / "springtide_studies"
@@ -51,6 +53,21 @@ WITHOUT_A_TEST_OF_THEIR_OWN = {
     "service/gateway/replica_client.py": "behind the gateway: tests/service",
     "service/submission/schemas.py": "behind the routes: tests/service",
     "service/submission/sources.py": "behind the routes: tests/service",
+}
+# Sentences that other systems write, where they tell the case by nothing else; and kits that check sentences.
+SENTENCES_THAT_MAY_BE_READ = {
+    "backends/functions/parameter_store/redis_check.py": "a Redis begins an error with its code",
+    "backends/functions/providers/alibaba.py": "Function Compute tells ends and refusals in messages and logs",
+    "backends/functions/providers/aws.py": "Lambda tells timeouts and kills in the message of the answer",
+    "backends/functions/providers/aws_errors.py": "AWS has one code for many faults of a function's settings",
+    "backends/kubernetes/client/cache.py": "an API server refuses a version that it has not seen with a message only",
+    "backends/kubernetes/client/errors.py": "an API server refuses by a quota with the status of any forbidden call",
+    "cli/commands/hello.py": "what the sample service has to answer",
+    "client/kubernetes.py": "an API server answers with one status for a missing namespace and a missing kind",
+    "service/submission/schemas.py": "pydantic begins its sentences with the same words, which are left out",
+    "storage/stores/redis.py": "a Redis and its client tell the case in the error's text",
+    "storage/stores/s3.py": "obstore tells the status and the cause in the error's text",
+    "testing/trace_reader.py": "a kit that holds readers to naming the line in their errors",
 }
 # Inheritance across files that stands until its classes hold each other instead. The list only gets shorter.
 INHERITANCE_TO_BE_REPLACED: frozenset[str] = frozenset()
@@ -275,6 +292,72 @@ def test_the_source_names_who_acts() -> None:
     vague = re.compile(r"\b(whoever|nobody|somebody|everybody)\b", re.IGNORECASE)
     count = sum(len(vague.findall(path.read_text(encoding="utf-8"))) for path in PYTHON_FILES)
     assert count < MAX_VAGUE_ACTORS, f"{count} uses of whoever, nobody, somebody or everybody"
+
+
+def test_logic_does_not_read_sentences() -> None:
+    """Sentences are for people: reworded they still say the same, so the program decides by codes and facts."""
+    constants = constants_of(tree_of(path) for path in PRODUCT_FILES)
+    found = {name_of(path): sentences_read(tree_of(path), constants) for path in PRODUCT_FILES}
+    places = {name: readings for name, readings in found.items() if readings}
+    unknown = [
+        f"{name}:{reading.line} in {reading.inside}: {reading.expression}"
+        for name, readings in places.items()
+        if name not in SENTENCES_THAT_MAY_BE_READ
+        for reading in readings
+    ]
+    assert not unknown, f"decide by a code, like those of core/reasons.py: {unknown}"
+    stale = sorted(SENTENCES_THAT_MAY_BE_READ.keys() - places.keys())
+    assert not stale, f"no sentence is read there: {stale}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'if record.reason == "no device is free": pass',
+        'if "Is it free?" != job.lifecycle.reason.text: pass',
+        'if anything in ("waiting", "waits for devices"): pass',
+        'if "device" in record.reason: pass',
+        'if "device" in str(error): pass',
+        'if told["reason"].startswith("refused"): pass',
+        'if told.get("message", "").lower().endswith("later"): pass',
+        'what = str(error).partition(";")[0]',
+        'what = refusal.split(": ")[1]',
+        'text = str(error).replace("--functions-", "functions.")\nif "slots" in text: pass',
+        'try:\n    run()\nexcept ValueError as wrong:\n    print(str(wrong).removeprefix("cannot be"))',
+        'import re\nfound = re.search(r"(\\d+) workers?", entry.text)',
+        'import re\n_COUNT = re.compile(r"resized (\\d+)")\ndef count(entry): return _COUNT.match(entry.text)',
+        'NO_ROOM = "no device is free"\nif reason == NO_ROOM: pass',
+        'if change.text().endswith("after a loss"): pass',
+        'match reason:\n    case "not known yet": pass',
+    ],
+)
+def test_a_sentence_that_is_read_is_found(source: str) -> None:
+    assert sentences_read(ast.parse(source), {})
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'if record.reason == "OOMKilled": pass',
+        'if pod.reason in ("Evicted", "Preempted"): pass',
+        "if service.reason != reason: pass",
+        'if record.reason.change.code == "resize": pass',
+        'reason = f"{name} has no room: {error}"',
+        'lines = record.reason.split("\\n")',
+        'first, _, rest = text.partition("=")',
+        'parts = text.split(", ")',
+        'if line.startswith("MemAvailable:"): pass',
+        'if address.startswith("unix://"): pass',
+        'if text.startswith("sha256:"): pass',
+        'import re\n_NAME = re.compile(r"[a-z]+")\nif _NAME.fullmatch(text): pass',
+        'import re\nhead = re.sub(r"[^a-z0-9]+", "-", text)',
+        'if key in {"reason": "no device is free"}: pass',
+        'match action.cause:\n    case "plan": pass',
+        'raise ValueError("the reason is not known: " + reason)',
+    ],
+)
+def test_codes_and_input_are_no_sentences(source: str) -> None:
+    assert not sentences_read(ast.parse(source), {})
 
 
 def test_imports_are_absolute() -> None:

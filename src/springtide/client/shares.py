@@ -77,11 +77,8 @@ def share_option(share: Share | None) -> dict[str, Any]:
 
 
 def _gpu_request(gpu: float | str) -> float | None:
-    """The request that `gpu` means; None for a whole device. Raises InvalidRequest."""
-    try:
-        request, limit = parse_fractions(gpu, "gpu")
-    except InvalidRequest as error:
-        raise InvalidRequest(str(error).partition(";")[0] + "; write it like gpu=0.3") from None
+    """The request that `gpu` stands for; None for the whole device."""
+    request, limit = parse_fractions(gpu, "gpu", like="gpu=0.3")
     if limit is not None:
         raise InvalidRequest(f"gpu={gpu!r} names a limit, too; write that as share=({request:g}, {limit:g})")
     if request > 1.0:

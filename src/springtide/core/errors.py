@@ -2,6 +2,7 @@
 
     SpringtideError
     ├── InvalidRequest          the request cannot be met; the message says what would be accepted
+    │   ├── InvalidSetting      a setting of the platform cannot be, or is missing
     │   ├── NotFound            no workload of that id or name
     │   ├── Conflict            the workload is in a state that does not allow it
     │   └── Unauthorized        no token, or a wrong one
@@ -32,6 +33,28 @@ class InvalidRequest(SpringtideError):
 
     status = 422
     code = "invalid_request"
+
+
+class SettingName(str):
+    """What a setting is called in a file of settings, like functions.parameter_store."""
+
+    __slots__ = ()
+
+    @property
+    def flag(self) -> str:
+        """The flag that sets it on one machine: --functions-parameter-store."""
+        return "--" + self.replace(".", "-").replace("_", "-")
+
+
+class InvalidSetting(InvalidRequest):
+    """A setting of the platform cannot be, or is missing.
+
+    The sentence is made of `parts`, and the settings among them are called as their flags, or as they are in files.
+    """
+
+    def __init__(self, *parts: str | SettingName) -> None:
+        super().__init__("".join(part.flag if isinstance(part, SettingName) else part for part in parts))
+        self.in_files = "".join(parts)
 
 
 class NotFound(InvalidRequest):

@@ -88,10 +88,16 @@ def parse_range(value: str | int | tuple[int, int], what: str = "range", *, lowe
     return bounds
 
 
-def parse_fractions(value: str | float | tuple[float, float], what: str = "share") -> tuple[float, float | None]:
+def parse_fractions(
+    value: str | float | tuple[float, float],
+    what: str = "share",
+    *,
+    like: str = "0.3, '30%', '0.3..0.6' or (0.3, 0.6)",
+) -> tuple[float, float | None]:
     """Parse 0.3, "0.3", "30%", (0.3, 0.6) or "0.3..0.6" into a lower and, where there is one, an upper fraction.
 
-    Raises InvalidRequest for anything that is not a fraction. Callers check whether the two fit together.
+    Raises InvalidRequest, with `like` as the example, for anything that is not a fraction. Callers check whether the
+    two fit together.
     """
     parts: tuple[object, ...]
     if isinstance(value, str):
@@ -104,9 +110,7 @@ def parse_fractions(value: str | float | tuple[float, float], what: str = "share
     found = [_fraction(part) for part in parts]
     known = [fraction for fraction in found if fraction is not None]
     if len(known) < len(found) or len(known) not in (1, 2):
-        raise InvalidRequest(
-            f"{what} {value!r:.80} is no fraction of a device; write it like 0.3, '30%', '0.3..0.6' or (0.3, 0.6)"
-        )
+        raise InvalidRequest(f"{what} {value!r:.80} is no fraction of a device; write it like {like}")
     return known[0], known[1] if len(known) > 1 else None
 
 

@@ -11,15 +11,11 @@ def _entries(*pairs: tuple[str, str]) -> list[HistoryEntry]:
 
 
 def test_the_number_of_workers_over_time() -> None:
-    history = _entries(
-        ("submitted", "submitted: 1..4 workers, global batch 32"),
-        ("start", "started on 1 worker at step 1"),
-        ("grow", "resized 1 -> 4 workers, pause 12 ms, step 9 continued: 3 devices came free"),
-        ("replace", "resized 4 -> 4 workers, pause 12 ms, step 20 continued"),
-        ("recover", "recovered with 3 workers, pause 30 ms, step 30 continued"),
-        ("preempt", "checkpoints and gives its devices back"),
-        ("resume", "resumed on 2 workers at step 40"),
-    )
+    counts = {"submitted": None, "start": 1, "grow": 4, "replace": 4, "recover": 3, "preempt": None, "resume": 2}
+    history = [
+        HistoryEntry(seq=n, at_s=n * 0.1, kind=kind, text="9 workers in its text", num_workers=num_workers)
+        for n, (kind, num_workers) in enumerate(counts.items())
+    ]
     assert num_workers_over_time(history) == [1, 4, 3, 0, 2]
     assert workers_text([1, 4, 3, 0, 2]) == "1 -> 4 -> 3 -> 0 -> 2"
     assert num_workers_over_time([]) == []

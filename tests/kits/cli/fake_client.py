@@ -213,11 +213,11 @@ class FakeClient:
         )
 
     def history(self, identifier: str) -> list[HistoryEntry]:
-        texts = {
-            "start": "started on 1 worker at step 1",
-            "grow": "resized 1 -> 2 workers, pause 41 ms, step 9 continued",
-        }
-        return [HistoryEntry(seq=1, at_s=0.5, kind=kind, text=text) for kind, text in texts.items()]
+        lines = [
+            ("start", 1, "started on 1 worker at step 1"),
+            ("grow", 2, "resized 1 -> 2 workers, pause 41 ms, step 9 continued"),
+        ]
+        return [HistoryEntry(seq=1, at_s=0.5, kind=kind, text=text, num_workers=num) for kind, num, text in lines]
 
     def logs(self, identifier: str, **options: Any) -> Iterator[str]:
         self.calls.append(("logs", identifier, options))

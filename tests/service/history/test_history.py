@@ -118,6 +118,18 @@ def test_a_batch_that_changes_is_a_line_of_its_own_with_its_noise():
     assert "batch" in [mark.kind for mark in index.timeline(6.0).marks]
 
 
+def test_lines_on_a_group_that_has_formed_say_how_many_workers_it_has():
+    index = index_of(
+        (0.0, JobSubmitted(job=job()), start(0)),
+        (1.0, resize(1)),
+        (2.0, resized(1, direction="start")),
+        (3.0, resize(2)),
+        (4.0, resized(2, world_size=3)),
+    )
+    formed = {entry.kind: entry.num_workers for entry in index.entries("fit-1") if entry.num_workers is not None}
+    assert formed == {"start": 1, "grow": 3}
+
+
 def test_intervals_end_when_the_replica_or_its_node_does():
     index = index_of(
         (1.0, JobSubmitted(job=job()), start(0), start(1), start(2)),

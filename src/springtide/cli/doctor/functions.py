@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from springtide.cli.settings import resolve
-from springtide.core.errors import InvalidRequest, SpringtideError
+from springtide.core.errors import InvalidRequest, InvalidSetting, SpringtideError
 
 _EXTRA = ("boto3", "obstore", "redis", "awslambdaric", "safetensors")
 _INSTALL = "pip install 'springtide[functions]'"
@@ -42,7 +42,7 @@ def check_functions(state_dir: Path) -> Iterator[Check]:
     if missing:
         yield Check("functions", "fail", f"not installed: {', '.join(missing)}", _INSTALL)
         return
-    from springtide.cli.platform.up_functions import NAMES_OF_FUNCTIONS, functions_text, settings_of
+    from springtide.cli.platform.up_functions import NAMES_OF_FUNCTIONS, settings_of, summary_of
     from springtide.service.assembly.function_settings import read_settings, shown_address
 
     try:
@@ -51,8 +51,7 @@ def check_functions(state_dir: Path) -> Iterator[Check]:
     except InvalidRequest as error:
         yield Check("functions", "fail", str(error), "springtide config show --origin says where each setting stands")
         return
-    told = functions_text(settings).strip().removeprefix("functions").strip().partition("   (")[0]
-    yield Check("functions", "ok", told)
+    yield Check("functions", "ok", summary_of(settings))
     if settings.is_emulated:
         yield from _check_emulator()
     elif settings.provider == "aws":
@@ -117,18 +116,21 @@ def _check_store(name: str, address: str, shown: str) -> Check:
 def _check_parameters(address: str, shown: str) -> Check:
     """Check the parameter store, or what starts one for each job."""
     from springtide.backends.functions.parameter_store.address import parse_hosted
-    from springtide.backends.functions.parameter_store.host_process import find_binary
+    from springtide.backends.functions.parameter_store.host_process import MEND_OF_MISSING_BINARY
 
     try:
         hosted = parse_hosted(address)
         if hosted is None:
             return _check_store("parameters", address, shown)
-        if hosted.kind == "redis":
-            program = find_binary(hosted.options.get("binary") or "redis-server")
-            return Check("parameters", "ok", f"{program} is started for each job that synchronises")
     except InvalidRequest as error:
-        said, _, mend = str(error).partition(": ")
-        return Check("parameters", "fail", said, mend)
+        return Check("parameters", "fail", str(error))
+    if hosted.kind == "redis":
+        binary = hosted.options.get("binary") or "redis-server"
+        program = shutil.which(binary)
+        if program is None:
+            mend = str(InvalidSetting(*MEND_OF_MISSING_BINARY))
+            return Check("parameters", "fail", f"there is no {binary} on this machine", mend)
+        return Check("parameters", "ok", f"{program} is started for each job that synchronises")
     return Check("parameters", "ok", f"a task of {hosted.path} on ECS is started for each job that synchronises")
 
 

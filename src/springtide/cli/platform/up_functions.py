@@ -79,8 +79,11 @@ def settings_of(given: dict[str, Any]) -> FunctionSettings | None:
 
 def functions_text(settings: FunctionSettings | None) -> str:
     """A line about the connected function service; empty without one."""
-    if settings is None:
-        return ""
+    return "" if settings is None else f"\n  functions  {summary_of(settings)}   (springtide run FILE --on functions)"
+
+
+def summary_of(settings: FunctionSettings) -> str:
+    """What the platform is connected to: aws in eu-central-1; store s3://bucket/springtide."""
     parts: list[str] = [settings.provider]
     if settings.region:
         parts[0] += f" in {settings.region}"
@@ -94,4 +97,4 @@ def functions_text(settings: FunctionSettings | None) -> str:
         parts.append(f"parameter store {shown_address(settings.parameter_store)}")
     if settings.faults:
         parts.append("faults " + ", ".join(f"{name} {fraction:.0%}" for name, fraction in settings.faults.items()))
-    return f"\n  functions  {'; '.join(parts)}   (springtide run FILE --on functions)"
+    return "; ".join(parts)

@@ -102,14 +102,14 @@ def incidents_text(run: FunctionRunStatus) -> str:
     return ", ".join([count(invoked, "invocation"), *told])
 
 
-def function_pairs(run: FunctionRunStatus) -> list[tuple[str, str]]:
-    """The rows of a job's details that only jobs on functions have."""
+def function_pairs(run: FunctionRunStatus, *, says_step: bool = True) -> list[tuple[str, str]]:
+    """The rows of a job's details that only jobs on functions have; `says_step`: also what each step is made of."""
     plan = run.plan
     batches = f"{plan.num_micro_batches} micro-batches of {plan.micro_batch_size} samples"
     exchange = f", gradients exchanged by {plan.collective}" if plan.num_replicas > 1 else ""
     return [
         ("runs on", f"{run.service}: {plan_text(plan)}"),
-        ("each step", f"{batches} in each replica{exchange}"),
+        *([("each step", f"{batches} in each replica{exchange}")] if says_step else []),
         ("step time", step_text(run)),
         ("functions", incidents_text(run)),
         ("plans", changes_text(run)),

@@ -280,8 +280,8 @@ def final_line(job: JobStatus, workers: str = "", pauses_s: Sequence[float] = ()
     if job.state == JobState.SUCCEEDED and job.deadline_at_s is not None:
         lines.append(f"  deadline {deadline_text(job)}")
     if job.functions is not None:
-        pairs = [*function_pairs(job.functions), *search_pairs(job)]
-        lines += [f"  {name} {value}" for name, value in pairs if value and name != "each step"]
+        pairs = [*function_pairs(job.functions, says_step=False), *search_pairs(job)]
+        lines += [f"  {name} {value}" for name, value in pairs if value]
         if job.artifact_path:
             lines.append(f"  model {job.artifact_path}")
         return "\n".join(lines)
@@ -327,18 +327,22 @@ def _replicas(status: JobStatus | ServiceStatus) -> str:
 def job_details(job: JobStatus, now_s: float, workers: str = "") -> str:
     """The details of one job; `workers` is the text of its numbers of workers over time."""
     has_ended = JobState(job.state).is_terminal
-    allowed = _allowed(job)
+    # The platform does not see a script's steps.
+    has_steps = job.kind != "script"
     epoch = min(job.num_epochs, job.epoch + (job.step > 0 or not has_ended))
-    pairs = [
-        ("progress", f"{percent(job.progress_fraction)}  step {steps(job)}  epoch {epoch} of {job.num_epochs}"),
-        (
-            "workers",
-            f"{workers or '-'}  ({allowed} allowed)"
-            if has_ended
-            else f"{job.num_workers} of {allowed}  generation {job.generation}" + (f"  ({workers})" if workers else ""),
-        ),
+    pairs = []
+    if has_steps:
+        pairs.append(
+            ("progress", f"{percent(job.progress_fraction)}  step {steps(job)}  epoch {epoch} of {job.num_epochs}")
+        )
+    if job.functions is None:
+        pairs.append(("workers", _workers_text(job, workers)))
+    else:
+        # A job on functions has one coordinator as its only worker, so rows about workers and devices would mislead.
+        pairs += [*function_pairs(job.functions), *search_pairs(job)]
+    pairs += [
         *share_pairs(job),
-        *_batch_pairs(job),
+        *(_batch_pairs(job) if has_steps else []),
         ("loss", "" if job.loss is None else number(job.loss)),
         ("metrics", metrics_text(job)),
         ("speed", "" if job.samples_per_s is None or has_ended else f"{job.samples_per_s:.0f} samples/s"),
@@ -346,29 +350,33 @@ def job_details(job: JobStatus, now_s: float, workers: str = "") -> str:
         ("deadline", deadline_text(job, now_s) + (" (promised)" if job.is_promised else "")),
         ("planned", _planned_text(job, now_s)),
         ("slack", "" if job.slack_s is None or has_ended else slack(job.slack_s)),
-        ("budget", "" if job.budget_usd is None else f"${job.budget_usd:.2f}"),
-        (
-            "resizes",
-            f"{job.num_resizes}" + ("" if job.last_pause_s is None else f", last pause {pause(job.last_pause_s)}"),
-        ),
-        ("restarts", f"{job.num_restarts}  preemptions {job.num_preemptions}"),
-        ("checkpoint", _checkpoint_text(job)),
-        ("model", job.artifact_path),
-        ("used", f"{job.device_seconds:.0f} device-seconds" + ("" if not job.cost_usd else f", {_cost(job.cost_usd)}")),
     ]
-    if job.kind == "script":
-        # The platform does not see a script's steps.
-        pairs = [pair for pair in pairs if pair[0] not in ("progress", "global batch", "checkpoint")]
-    if job.functions is not None:
-        # A job on functions has one coordinator as its only worker, so these rows would mislead.
-        pairs = [pair for pair in pairs if pair[0] not in ("workers", "resizes", "used", "budget")]
-        pairs = [pairs[0], *function_pairs(job.functions), *search_pairs(job), *pairs[1:]]
+    if job.functions is None:
+        last = "" if job.last_pause_s is None else f", last pause {pause(job.last_pause_s)}"
+        pairs.append(("budget", "" if job.budget_usd is None else f"${job.budget_usd:.2f}"))
+        pairs.append(("resizes", f"{job.num_resizes}{last}"))
+    pairs.append(("restarts", f"{job.num_restarts}  preemptions {job.num_preemptions}"))
+    if has_steps:
+        pairs.append(("checkpoint", _checkpoint_text(job)))
+    pairs.append(("model", job.artifact_path))
+    if job.functions is None:
+        cost = "" if not job.cost_usd else f", {_cost(job.cost_usd)}"
+        pairs.append(("used", f"{job.device_seconds:.0f} device-seconds{cost}"))
     text = f"{job.job_id} {job.state}: {job.reason or 'no reason given'}\n{_details(pairs)}"
     if job.alternatives:
         text += "\n  would work:\n" + "\n".join(f"    {alternative}" for alternative in job.alternatives)
     if job.functions is None:
         return text + _replicas(job)
     return text + search_details(job.search) + function_details(job.functions)
+
+
+def _workers_text(job: JobStatus, workers: str) -> str:
+    """How many workers a job has now and had before (`workers`), and how many it may have."""
+    allowed = _allowed(job)
+    if JobState(job.state).is_terminal:
+        return f"{workers or '-'}  ({allowed} allowed)"
+    now = f"{job.num_workers} of {allowed}  generation {job.generation}"
+    return f"{now}  ({workers})" if workers else now
 
 
 def _planned_text(job: JobStatus, now_s: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -13,21 +12,18 @@ _NUM_COUNTS_SHOWN = 8
 # Events that all workers of a group have at about the same time; they are folded into one line.
 _FOLDED_KINDS = frozenset({"starting", "ready", "stopping", "stopped"})
 _FOLDED_WITHIN_S = 2.0
-_FORMING_KINDS = frozenset({"start", "resume", "grow", "shrink", "replace", "recover"})
-_NUM_WORKERS = re.compile(r"(\d+) workers?\b")
 
 
 def num_workers_over_time(history: Sequence[HistoryEntry]) -> list[int]:
     """The number of training workers after each change; 0 during a pause."""
     counts: list[int] = []
     for entry in history:
-        found = _NUM_WORKERS.search(entry.text) if entry.kind in _FORMING_KINDS else None
-        if found is None:
+        if entry.num_workers is None:
             continue
         if entry.kind in ("start", "resume") and counts:
             counts.append(0)
-        if not counts or counts[-1] != int(found[1]):
-            counts.append(int(found[1]))
+        if not counts or counts[-1] != entry.num_workers:
+            counts.append(entry.num_workers)
     return counts
 
 

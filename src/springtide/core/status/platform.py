@@ -188,13 +188,17 @@ class PlatformStatus(msgspec.Struct, frozen=True, kw_only=True):
     cluster: ClusterStatus | None = None
 
 
-class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a workload's story, from the journal."""
+class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One line of a workload's history, from the journal.
+
+    `num_workers` is how many workers a job on machines has from then on, where a group has formed.
+    """
 
     seq: int
     at_s: float
     kind: str
     text: str
+    num_workers: int | None = None
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from springtide.backends.functions.parameter_store.redis_check import examine_re
 from springtide.backends.functions.provider import AccountFinding
 from springtide.backends.kubernetes.install.cluster_check import STORE_KEYS, ClusterFinding
 from springtide.backends.kubernetes.settings import KubernetesSettings
-from springtide.core.errors import BackendError, InvalidRequest, SpringtideError
+from springtide.core.errors import BackendError, InvalidRequest, InvalidSetting, SpringtideError
 from springtide.service.assembly.function_settings import FunctionSettings, check_settings, shown_address
 from springtide.service.assembly.functions import (
     ALIBABA_KEYS,
@@ -52,8 +52,7 @@ def check_functions(settings: KubernetesSettings, secret: Mapping[str, str]) -> 
             *_parameters(given),
         ]
     except InvalidRequest as error:
-        # The message names flags of the command line; on a cluster these are settings.
-        text = str(error).replace("--functions-", "functions.")
+        text = error.in_files if isinstance(error, InvalidSetting) else str(error)
         findings = [
             AccountFinding(verdict="fail", text=text, mend="correct the settings; docs/kubernetes.md lists them")
         ]

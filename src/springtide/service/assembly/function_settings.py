@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from springtide.backends.functions.parameter_store.address import EXAMPLE, is_fixed, parse_hosted
-from springtide.core.errors import InvalidRequest
+from springtide.core.errors import InvalidRequest, InvalidSetting, SettingName
 from springtide.storage.files import write_durable
 
 Provider = Literal["emulator", "aws", "alibaba"]
@@ -20,6 +20,9 @@ MAX_PLACES = 64
 DEFAULT_PLACES = 4
 _FILE = "functions.json"
 _STORE_SCHEMES = ("file", "s3")
+_STORE = SettingName("functions.store")
+_PARAMETER_STORE = SettingName("functions.parameter_store")
+_FAULTS = SettingName("functions.faults")
 # The faults that the emulator can inject, as in `--functions-faults kill=0.05,throttled=0.1`.
 FAULTS = ("kill", "lost", "answer_lost", "late", "throttled", "slow")
 
@@ -58,18 +61,18 @@ class FunctionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 def check_settings(settings: FunctionSettings) -> None:
-    """Check that the settings fit together. Raises InvalidRequest that names the flag to change."""
-    _check_address(settings.store, _STORE_SCHEMES, "--functions-store", "s3://bucket/springtide")
+    """Check that the settings fit together. Raises InvalidRequest that names the setting to change."""
+    _check_address(settings.store, _STORE_SCHEMES, _STORE, "s3://bucket/springtide")
     _check_parameter_store(settings)
     for what, value, most in (
-        ("--functions-concurrency", settings.concurrency, MAX_CONCURRENCY),
-        ("--functions-places", settings.places, MAX_PLACES),
+        (SettingName("functions.concurrency"), settings.concurrency, MAX_CONCURRENCY),
+        (SettingName("functions.places"), settings.places, MAX_PLACES),
     ):
         if value is not None and not 1 <= value <= most:
-            raise InvalidRequest(f"{what} must be from 1 to {most:,}, got {value}")
+            raise InvalidSetting(what, f" must be from 1 to {most:,}, got {value}")
     for fault, fraction in settings.faults.items():
         if fault not in FAULTS:
-            raise InvalidRequest(f"there is no fault {fault!r}; --functions-faults knows {', '.join(FAULTS)}")
+            raise InvalidSetting(f"there is no fault {fault!r}; ", _FAULTS, f" knows {', '.join(FAULTS)}")
         if not 0.0 <= fraction <= 1.0:
             raise InvalidRequest(f"the fraction of {fault!r} must be from 0 to 1, got {fraction}")
     if settings.is_emulated:
@@ -82,29 +85,30 @@ def check_settings(settings: FunctionSettings) -> None:
 def _check_cloud(settings: FunctionSettings) -> None:
     """Check the settings of a cloud: none that only the emulator has, all that a cloud needs. Raises InvalidRequest."""
     name = settings.provider
-    for flag, is_given in (
-        ("--functions-lifetime", settings.lifetime_s is not None),
-        ("--functions-bandwidth", settings.bytes_per_s is not None),
-        ("--functions-faults", bool(settings.faults)),
+    for setting, is_given in (
+        (SettingName("functions.lifetime"), settings.lifetime_s is not None),
+        (SettingName("functions.bandwidth"), settings.bytes_per_s is not None),
+        (_FAULTS, bool(settings.faults)),
     ):
         if is_given:
-            raise InvalidRequest(f"{flag} is for the emulator; {name} has its own limits and faults: leave it out")
+            raise InvalidSetting(setting, f" is for the emulator; {name} has its own limits and faults: leave it out")
     if not settings.store.startswith("s3:"):
-        raise InvalidRequest(
-            f"functions at {name} reach an object store only: name it with --functions-store s3://bucket/prefix"
-            + ("" if name == "aws" else "?endpoint=https://oss-REGION-internal.aliyuncs.com")
+        raise InvalidSetting(
+            f"functions at {name} reach an object store only: name it with ",
+            _STORE,
+            " s3://bucket/prefix" + ("" if name == "aws" else "?endpoint=https://oss-REGION-internal.aliyuncs.com"),
         )
     if settings.parameter_store.startswith("shm:"):
-        raise InvalidRequest(
-            f"functions at {name} share no memory; use --functions-parameter-store redis://HOST:6379/0"
-        )
+        raise InvalidSetting(f"functions at {name} share no memory; use ", _PARAMETER_STORE, " redis://HOST:6379/0")
     if not settings.role:
-        raise InvalidRequest(
-            f"functions at {name} need a role that may read and write the store: --functions-role "
-            + ("arn:aws:iam::ACCOUNT:role/NAME" if name == "aws" else "acs:ram::ACCOUNT:role/NAME")
+        raise InvalidSetting(
+            f"functions at {name} need a role that may read and write the store: ",
+            SettingName("functions.role"),
+            " arn:aws:iam::ACCOUNT:role/NAME" if name == "aws" else " acs:ram::ACCOUNT:role/NAME",
         )
     if not settings.region:
-        raise InvalidRequest(f"name the region that the functions run in: --functions-region {_region(name)}")
+        region = SettingName("functions.region")
+        raise InvalidSetting("name the region that the functions run in: ", region, f" {_region(name)}")
 
 
 def _check_parameter_store(settings: FunctionSettings) -> None:
@@ -114,32 +118,30 @@ def _check_parameter_store(settings: FunctionSettings) -> None:
         return
     hosted = parse_hosted(address)
     if hosted is None:
-        raise InvalidRequest(
-            f"--functions-parameter-store {_without_password(address)!r} is no parameter store; write {EXAMPLE}"
-        )
+        shown = _without_password(address)
+        raise InvalidSetting(_PARAMETER_STORE, f" {shown!r} is no parameter store; write {EXAMPLE}")
     if hosted.kind == "redis" and not settings.is_emulated:
-        raise InvalidRequest(
-            f"functions at {settings.provider} do not reach a Redis of this machine; use --functions-parameter-store "
-            "redis://HOST:6379/0" + (" or ecs://CLUSTER/TASK?region=R&subnets=S" if settings.provider == "aws" else "")
+        raise InvalidSetting(
+            f"functions at {settings.provider} do not reach a Redis of this machine; use ",
+            _PARAMETER_STORE,
+            " redis://HOST:6379/0"
+            + (" or ecs://CLUSTER/TASK?region=R&subnets=S" if settings.provider == "aws" else ""),
         )
     if hosted.kind == "ecs" and settings.provider == "alibaba":
-        raise InvalidRequest(
-            "functions at alibaba do not reach AWS; use --functions-parameter-store redis://HOST:6379/0"
-        )
+        raise InvalidSetting("functions at alibaba do not reach AWS; use ", _PARAMETER_STORE, " redis://HOST:6379/0")
 
 
 def _region(provider: str) -> str:
     return "eu-central-1" if provider == "aws" else "cn-hangzhou"
 
 
-def _check_address(address: str, schemes: tuple[str, ...], flag: str, example: str) -> None:
+def _check_address(address: str, schemes: tuple[str, ...], setting: SettingName, example: str) -> None:
     if not address:
         return
     parts = urlsplit(address)
     if parts.scheme not in schemes or not (parts.netloc or parts.path.strip("/")):
-        raise InvalidRequest(
-            f"{flag} {_without_password(address)!r} is not an address of a store; write it like {example}"
-        )
+        shown = _without_password(address)
+        raise InvalidSetting(setting, f" {shown!r} is not an address of a store; write it like {example}")
 
 
 def _without_password(address: str) -> str:

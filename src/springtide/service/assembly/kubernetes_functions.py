@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from springtide.backends.kubernetes.settings import KubernetesSettings
-from springtide.core.errors import InvalidRequest, SpringtideError
+from springtide.core.errors import InvalidRequest, InvalidSetting, SpringtideError
 from springtide.core.resources import Node
 from springtide.core.status.functions import FunctionRunStatus
 from springtide.core.workload import WorkloadId
@@ -72,9 +72,8 @@ class ClusterFunctions:
 
         try:
             connection = connect(given, state_dir, probes=False)
-        except InvalidRequest as error:
-            # The message names flags of the command line; on a cluster these are settings.
-            raise InvalidRequest(str(error).replace("--functions-", "functions.")) from None
+        except InvalidSetting as error:
+            raise InvalidRequest(error.in_files) from None
         urls = stores_of(given, connection.store_url)
         threading.Thread(target=_probe, args=(urls,), name="springtide-probe", daemon=True).start()
         return cls(connection)

@@ -16,7 +16,7 @@ from springtide.core.functions import FunctionPlan
 from springtide.core.job_parts import GradientNoise
 from springtide.core.ports import Step
 from springtide.core.quantities import format_duration
-from springtide.core.reasons import GroupChange
+from springtide.core.reasons import GroupChange, workers_text
 from springtide.core.status.platform import HistoryEntry, Interval, Mark, Timeline
 from springtide.core.status.pools import Handover, PoolSize
 from springtide.core.workload import JobState, TrainingJob
@@ -246,12 +246,13 @@ class HistoryIndex:
             return
         before, track.world_size, track.is_confirmed = track.world_size, event.world_size, True
         self._record_batch(event.job_id, track)
-        workers = "1 worker" if event.world_size == 1 else f"{event.world_size} workers"
-        if track.plan is not None:
-            workers = words(track.plan)
+        if track.plan is None:
+            workers, num_workers = workers_text(event.world_size), event.world_size
+        else:
+            workers, num_workers = words(track.plan), None
         if event.direction in ("start", "resume"):
             verb = "started" if event.direction == "start" else "resumed"
-            self._write(event.job_id, event.direction, f"{verb} on {workers} at step {event.step}")
+            self._write(event.job_id, event.direction, f"{verb} on {workers} at step {event.step}", num_workers)
             self._mark(event.job_id, event.direction, f"{verb} on {workers}")
             return
         pause = format_duration(event.pause_s)
@@ -272,7 +273,7 @@ class HistoryIndex:
         text = f"{verb} {workers}, pause {pause}, step {event.step} continued"
         if why:
             text += f" ({why})"
-        self._write(event.job_id, event.direction, text)
+        self._write(event.job_id, event.direction, text, num_workers)
         self._mark(event.job_id, "resize", f"{verb} {workers}, pause {pause}")
 
     @_record.register
@@ -382,10 +383,11 @@ class HistoryIndex:
                 del self._tracks[ended]
         self._tracks[workload_id] = track
 
-    def _write(self, workload_id: str, kind: str, text: str) -> None:
+    def _write(self, workload_id: str, kind: str, text: str, num_workers: int | None = None) -> None:
         track = self._tracks.get(workload_id)
         if track is not None:
-            track.entries.append(HistoryEntry(seq=self._seq, at_s=self._at_s, kind=kind, text=text))
+            entry = HistoryEntry(seq=self._seq, at_s=self._at_s, kind=kind, text=text, num_workers=num_workers)
+            track.entries.append(entry)
 
     def _mark(self, workload_id: str, kind: str, text: str) -> None:
         self._marks.append(Mark(at_s=self._at_s, workload_id=workload_id, kind=kind, text=text))

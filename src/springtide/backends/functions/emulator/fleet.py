@@ -13,14 +13,18 @@ import msgspec
 
 from springtide.backends.functions.emulator.boxes import Boxes
 from springtide.backends.functions.emulator.config import EmulatorConfig, EmulatorFaults, Fate, fate_of
-from springtide.backends.functions.emulator.instances import EmulatedInvocation, Function, Instance, InvocationResult
+from springtide.backends.functions.emulator.instances import (
+    EmulatedInvocation,
+    Ending,
+    Function,
+    Instance,
+    InvocationResult,
+)
 from springtide.core.errors import BackendError
 
 _TICK_S = 0.02
 _TICKS_A_MEASUREMENT = 8
 _MIB = 1 << 20
-_OUT_OF_MEMORY = "out of memory"
-_IDLE = "idle"
 
 
 class Throttled(Exception):
@@ -129,7 +133,7 @@ class Fleet:
         for instance in self.instances.values():
             if instance.id == instance_id and instance.is_alive:
                 self.counts.num_killed += 1
-                instance.end("killed on request")
+                instance.end("killed")
                 return True
         return False
 
@@ -137,12 +141,12 @@ class Fleet:
         """A function was changed or deleted: end its idle instances. Busy ones end after their invocation."""
         for instance in list(self.instances.values()):
             if instance.function.name == name and instance.is_idle:
-                instance.end(_IDLE)
+                instance.end("idle")
 
     def end_all(self) -> None:
         """Kill every instance; waiting callers get the reason."""
         for instance in list(self.instances.values()):
-            instance.end("the emulator ends")
+            instance.end("emulator_ended")
 
     async def close(self) -> None:
         """End everything, and wait for that."""
@@ -188,7 +192,7 @@ class Fleet:
         answer = InvocationResult(payload=payload, function_error=function_error, log=invocation.tail())
         instance.release()
         if self.functions.get(instance.function.name) is not instance.function:
-            instance.end(_IDLE)
+            instance.end("idle")
         return answer
 
     def _time_out(self, instance: Instance, invocation: EmulatedInvocation) -> None:
@@ -201,11 +205,11 @@ class Fleet:
     def _kill_for_chance(self, instance: Instance, invocation: EmulatedInvocation) -> None:
         if instance.current is invocation and not invocation.answered.done():
             self.counts.num_killed += 1
-            instance.end("killed by chance")
+            instance.end("killed")
 
     def _explain_exit(self, instance: Instance, invocation: EmulatedInvocation, code: int) -> None:
         """Report an exit in Lambda's words; running out of memory shows only in the REPORT line."""
-        if instance.ending == _OUT_OF_MEMORY or code < 0:
+        if instance.ending == "out_of_memory" or code < 0:
             invocation.fail("Runtime.ExitError", "Runtime exited with error: signal: killed")
         elif code == 0:
             invocation.fail("Runtime.ExitError", "Runtime exited without providing a reason")
@@ -265,7 +269,7 @@ class Fleet:
             else:
                 self._explain_exit(instance, invocation, instance.process.exited.result())
         instance.report(invocation, "Status: error\tError Type: Runtime.InitError")
-        instance.end("init failed")
+        instance.end("init_failed")
         return None
 
     def fail_init(self, port: int, payload: bytes) -> None:
@@ -279,7 +283,7 @@ class Fleet:
         idle = [(port, one) for port, one in self.instances.items() if one.is_idle]
         if idle:
             port, instance = min(idle, key=lambda pair: pair[1].idle_since_s)
-            instance.end(_IDLE)
+            instance.end("idle")
             self._clear(port, instance)
 
     def _clear_later(self, port: int, instance: Instance) -> None:
@@ -318,14 +322,14 @@ class Fleet:
     def _check(self, instance: Instance, now_s: float) -> None:
         if instance.is_idle:
             if now_s - instance.idle_since_s > self.config.idle_s:
-                instance.end(_IDLE)
+                instance.end("idle")
         elif instance.measure() > instance.function.memory_mb * _MIB:
             self.counts.num_out_of_memory += 1
-            instance.end(_OUT_OF_MEMORY)
+            instance.end("out_of_memory")
 
 
-def _status_of(ending: str, function_error: str) -> str:
-    if ending == _OUT_OF_MEMORY:
+def _status_of(ending: Ending | Literal[""], function_error: str) -> str:
+    if ending == "out_of_memory":
         return "Status: error\tError Type: Runtime.OutOfMemory"
     if ending == "timeout":
         return "Status: timeout"

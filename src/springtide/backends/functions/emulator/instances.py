@@ -12,6 +12,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -19,6 +20,8 @@ from springtide.backends.functions.emulator.launchers import FunctionProcess
 from springtide.backends.functions.emulator.limits import CpuShare, kill_all, memory_bytes
 from springtide.backends.functions.emulator.logs import TAIL_BYTES, LogIndex, OutputPipe
 
+# Why an instance is ended; the REPORT line of its last invocation follows from it.
+Ending = Literal["idle", "timeout", "out_of_memory", "killed", "init_failed", "emulator_ended"]
 _MIB = 1 << 20
 _NO_TRACE = "Root=1-00000000-000000000000000000000000;Parent=0000000000000000;Sampled=0"
 
@@ -106,7 +109,7 @@ class Instance:
         self.init_s = 0.0
         self.is_init_charged = False
         self.peak_bytes = 0
-        self.ending = ""
+        self.ending: Ending | Literal[""] = ""
         self.is_warm: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._orders: asyncio.Queue[EmulatedInvocation | None] = asyncio.Queue()
         self._log_index = logs
@@ -187,10 +190,10 @@ class Instance:
         self.current = None
         self.idle_since_s = time.monotonic()
 
-    def end(self, why: str) -> None:
-        """Kill it; `why` is reported to a waiting caller."""
+    def end(self, ending: Ending) -> None:
+        """Kill it; of several reasons the first counts."""
         if not self.ending:
-            self.ending = why
+            self.ending = ending
         if self.process is not None and not self.process.exited.done():
             # List them before the leader dies: its children have another parent afterwards.
             members = self.share.pids(self.process.pid)

@@ -24,12 +24,17 @@ from springtide.backends.processes import (
     signal_group,
     spawn_detached,
 )
-from springtide.core.errors import BackendError, InvalidRequest
+from springtide.core.errors import BackendError, InvalidSetting, SettingName
 from springtide.storage.files import write_durable
 
 START_LIMIT_S = 30.0
 END_LIMIT_S = 5.0
 MEMORY_MB = 1024
+MEND_OF_MISSING_BINARY = (
+    "install Redis (apt install redis-server), name the program with ",
+    SettingName("functions.parameter_store"),
+    " 'redis?binary=/path/redis-server', or a Redis that runs with redis://HOST:6379/0",
+)
 _POLL_S = 0.02
 _TRIES = 3
 
@@ -150,10 +155,7 @@ def find_binary(binary: str) -> str:
     """The path of the server's program. Raises InvalidRequest, which says what to install or to set."""
     found = shutil.which(binary)
     if found is None:
-        raise InvalidRequest(
-            f"there is no {binary} on this machine: install Redis (apt install redis-server), name the program with "
-            "--functions-parameter-store 'redis?binary=/path/redis-server', or a Redis that runs with redis://HOST:6379/0"
-        )
+        raise InvalidSetting(f"there is no {binary} on this machine: ", *MEND_OF_MISSING_BINARY)
     return found
 
 

@@ -28,7 +28,7 @@ from springtide.backends.functions.provider import (
     check_prefix,
     one_line,
 )
-from springtide.core.errors import BackendError, InvalidRequest
+from springtide.core.errors import BackendError, InvalidRequest, InvalidSetting, SettingName
 from springtide.core.functions import FunctionService
 from springtide.core.wire.functions import MAX_ORDER_BYTES
 from springtide.perf.functions.services import size_of
@@ -235,14 +235,16 @@ class AlibabaProvider:
 def check_settings(settings: AlibabaSettings, service: FunctionService) -> None:
     """Raise InvalidRequest for settings with which no function can be created, before any call."""
     if not re.fullmatch(r"[a-z]{2}-[a-z0-9-]+", settings.region):
-        raise InvalidRequest(
-            "functions on Alibaba Cloud need a region: --functions-region cn-hangzhou, for example, "
-            f"not {settings.region!r}"
+        raise InvalidSetting(
+            "functions on Alibaba Cloud need a region: ",
+            SettingName("functions.region"),
+            f" cn-hangzhou, for example, not {settings.region!r}",
         )
     if not settings.image_uri:
-        raise InvalidRequest(
-            "functions on Alibaba Cloud need an image in the Container Registry, --functions-image; "
-            "`springtide package --platform alibaba` writes its recipe"
+        raise InvalidSetting(
+            "functions on Alibaba Cloud need an image in the Container Registry, ",
+            SettingName("functions.image"),
+            "; `springtide package --platform alibaba` writes its recipe",
         )
     if settings.role_arn and not re.fullmatch(r"acs:ram::\d+:role/[\w.@-]+", settings.role_arn):
         raise InvalidRequest(f"a role on Alibaba Cloud is acs:ram::ACCOUNT:role/NAME, not {settings.role_arn!r}")

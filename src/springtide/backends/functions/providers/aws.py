@@ -35,7 +35,7 @@ from springtide.backends.functions.provider import (
 )
 from springtide.backends.functions.providers.aws_check import Account, examine_account
 from springtide.backends.functions.providers.aws_errors import INSTALL, Explained, code_of, sdk_errors
-from springtide.core.errors import BackendError, InvalidRequest
+from springtide.core.errors import BackendError, InvalidRequest, InvalidSetting, SettingName
 from springtide.core.functions import FunctionService
 from springtide.core.wire.functions import MAX_ORDER_BYTES
 
@@ -354,16 +354,20 @@ def emulator_provider(
 def check_settings(settings: LambdaSettings, service: FunctionService) -> None:
     """Raise InvalidRequest for settings with which no function can be created, before any call to AWS."""
     if not settings.region:
-        raise InvalidRequest("functions on AWS need a region: --functions-region eu-central-1, for example")
+        region = SettingName("functions.region")
+        raise InvalidSetting("functions on AWS need a region: ", region, " eu-central-1, for example")
     if not re.fullmatch(r"arn:aws[\w-]*:iam::\d{12}:role/[\w+=,.@/-]+", settings.role_arn):
-        mend = "give --functions-role one that Lambda may assume and that may use the object store"
-        raise InvalidRequest(
-            f"functions on AWS need a role, arn:aws:iam::ACCOUNT:role/NAME, not {settings.role_arn!r}; {mend}"
+        raise InvalidSetting(
+            f"functions on AWS need a role, arn:aws:iam::ACCOUNT:role/NAME, not {settings.role_arn!r}; give ",
+            SettingName("functions.role"),
+            " one that Lambda may assume and that may use the object store",
         )
     if bool(settings.image_uri) == bool(settings.zip_path):
-        raise InvalidRequest(
-            "functions on AWS need an image, --functions-image ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME:TAG: "
-            "`springtide package` writes its recipe (or a zip file, for code that fits one)"
+        raise InvalidSetting(
+            "functions on AWS need an image, ",
+            SettingName("functions.image"),
+            " ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME:TAG: `springtide package` writes its recipe (or a zip file, "
+            "for code that fits one)",
         )
     if settings.zip_path:
         path = Path(settings.zip_path)
