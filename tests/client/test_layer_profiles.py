@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from springtide.client.functions import NO_FUNCTIONS, job_request
+from springtide.client.functions import job_request
 from springtide.client.goals import TrainOptions
 from springtide.client.layer_profiles import cache_folder, with_layers
 from springtide.client.source import read_source
 from springtide.core.errors import InvalidRequest
 from springtide.core.functions import LayerProfile, ModelProfile
+from springtide.core.options.rules import NO_FUNCTIONS
 from springtide.runtime.profiling.layer_profiling import LayerProfileFile, write_layer_profile
 
 TEXT = "import springtide as st\nwave = st.Task(model=dict, dataset=list, loss=print, optimizer=print)\n"

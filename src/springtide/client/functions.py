@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 
 from springtide.client.goals import Auto, TrainKeywords, TrainOptions, auto
 from springtide.client.handles import JobHandle, ServiceHandle
-from springtide.client.layer_profiles import ONLY_DECLARED, with_layers
+from springtide.client.layer_profiles import with_layers
 from springtide.client.serving_goals import ServeKeywords, ServeOptions
 from springtide.client.shares import is_auto
 from springtide.client.source import (
@@ -32,6 +32,7 @@ from springtide.core.errors import InvalidRequest, SpringtideError
 from springtide.core.model import ONLY_ON_FUNCTIONS, call_factory
 from springtide.core.options.jobs import JOB_OPTIONS
 from springtide.core.options.option import check_names
+from springtide.core.options.rules import NO_FUNCTIONS, ONLY_DECLARED
 from springtide.core.quantities import validate_name
 from springtide.core.status.quote import Quote
 
@@ -41,11 +42,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Auto", "ServeFunction", "Task", "TrainFunction", "auto", "model_path", "serve", "train"]
 
-NO_FUNCTIONS = (
-    "this platform is connected to no function service; start it with one: `springtide down`, then "
-    "`springtide up --functions emulator` (on this machine, to try it) or aws, alibaba; on Kubernetes set "
-    "functions.provider"
-)
 TrainingCallable = Callable[[TrainContext], Any]
 ServedT = TypeVar("ServedT")
 

@@ -14,6 +14,8 @@ from springtide.core.errors import InvalidRequest
 from springtide.core.options.jobs import DEFAULT_MICRO_BATCH, JOB_OPTIONS, LENGTH_UNITS, Length, Where
 from springtide.core.options.kinds import batch_phases, check_count
 from springtide.core.options.option import check_keywords, copied_fields, keyword_values, overridden, sent_options
+from springtide.core.options.rules import JOB_RULES, PLACE_RULES, check_rules
+from springtide.core.options.words import JOB_WORDS
 from springtide.core.quantities import parse_range
 from springtide.core.workload import (
     MAX_VIRTUAL_SHARDS,
@@ -119,71 +121,21 @@ class TrainOptions:
     def __init__(self, **given: Unpack[TrainKeywords]) -> None:
         """Raise InvalidRequest for invalid options; its message says what would be valid."""
         self.values = cast(TrainKeywords, keyword_values(JOB_OPTIONS, given, "st.train"))
-        self._check_batch()
-        self._check_place()
         check_keywords(JOB_OPTIONS, self.values)
-        self._check_search()
         read_share(self.values["share"], self.values["memory"])
         bounds = workers_range(self.values["workers"])
         if bounds is not None and bounds[1] > MAX_VIRTUAL_SHARDS:
             raise InvalidRequest(f"workers may be at most {MAX_VIRTUAL_SHARDS}, got {self.values['workers']!r}")
+        check_rules(JOB_RULES, self._checked_values(), JOB_WORDS["python"])
 
-    def _check_batch(self) -> None:
-        """Raise InvalidRequest for options that need bounds on the batch, if there are none."""
-        low, high = batch_range(self.values["global_batch"])
-        if low == high:
-            for keyword, is_given in (
-                ("max_local_batch", self.values["max_local_batch"] is not None),
-                ("learning_rate", self.values["learning_rate"] != "linear"),
-                ("length", self.values["length"] != "epochs"),
-            ):
-                if is_given:
-                    raise InvalidRequest(
-                        f"{keyword} needs a batch that may change; give it bounds like global_batch=({low}, {16 * low})"
-                    )
-
-    def _check_place(self) -> None:
-        """Raise InvalidRequest for a micro-batch above the global batch, or a changing batch on functions."""
-        low, high = batch_range(self.values["global_batch"])
-        micro_batch = self.values["micro_batch"]
-        if micro_batch is not None and check_count(micro_batch, "micro_batch", DEFAULT_MICRO_BATCH) > low:
-            raise InvalidRequest(f"micro_batch {micro_batch} is more than the global batch of {low}; use at most {low}")
-        if self.values["on"] == "functions" and low != high:
-            raise InvalidRequest(
-                f"a job on functions has one global batch, not {self.values['global_batch']!r}; choose one, like {low}"
-            )
-
-    def _check_search(self) -> None:
-        """Raise InvalidRequest for `fastest` with a deadline, or a batch schedule beyond the last epoch."""
-        if self.values["fastest"] and self.values["deadline"] is not None:
-            raise InvalidRequest(
-                "fastest and a deadline are two goals; keep one (--best-effort drops the deadline, a budget may stay)"
-            )
-        phases, epochs = batch_phases(self.values["batch_schedule"]), self.values["epochs"]
-        if phases and phases[-1].from_epoch >= epochs:
-            raise InvalidRequest(
-                f"the batch schedule names epoch {phases[-1].from_epoch}, and epochs are numbered 0 to "
-                f"{epochs - 1}; raise epochs or leave the phase out"
-            )
-
-    def _check_submission(self) -> None:
-        """Raise InvalidRequest for options that only functions, or only machines, have."""
-        values = self.values
-        if values["on"] == "functions":
-            if values["share"] is not None:
-                raise InvalidRequest(
-                    "a job on functions shares no device: its functions are as large as their memory; leave share out, "
-                    "or run it on the cluster"
-                )
-            return
-        for keyword, is_given in (("fastest", values["fastest"]), ("search", values["search"] is not None)):
-            if is_given:
-                raise InvalidRequest(f"{keyword} is for jobs on functions; add on='functions' (--on functions)")
-        if batch_phases(values["batch_schedule"]):
-            raise InvalidRequest(
-                "a batch schedule is for jobs on functions; add on='functions' (--on functions), or on machines let "
-                "the platform choose the batch within bounds: global_batch=(64, 256) (--batch 64..256)"
-            )
+    def _checked_values(self) -> dict[str, Any]:
+        """The keywords in the form that the rules over several options take."""
+        return {
+            **self.values,
+            "workers": workers_range(self.values["workers"]),
+            "global_batch": batch_range(self.values["global_batch"]),
+            "batch_schedule": batch_phases(self.values["batch_schedule"]),
+        }
 
     def micro_batch_size(self) -> int:
         """How many samples pass through the pipeline of functions at a time."""
@@ -233,7 +185,7 @@ class TrainOptions:
 
     def as_request(self, num_devices: int, now: datetime) -> dict[str, Any]:
         """The `options` of POST /v1/jobs; `num_devices` is the upper bound of `st.auto`. Raises InvalidRequest."""
-        self._check_submission()
+        check_rules(PLACE_RULES, self._checked_values(), JOB_WORDS["python"])
         values, bounds = self.values, workers_range(self.values["workers"])
         low, high = bounds or (1, max(1, num_devices))
         options = sent_options(JOB_OPTIONS, values, now)

@@ -28,11 +28,11 @@ from springtide.backends.kubernetes.resources.definitions import (
 )
 from springtide.backends.kubernetes.resources.from_object import MAX_OBJECT_SOURCE_BYTES, NAME_ANNOTATION
 from springtide.backends.kubernetes.resources.to_object import inference_function, training_function
-from springtide.client.functions import NO_FUNCTIONS
 from springtide.client.goals import TrainOptions, workers_range
 from springtide.client.serving_goals import ServeOptions
 from springtide.client.source import SourceFile, for_pods
 from springtide.core.errors import InvalidRequest, NotFound
+from springtide.core.options.rules import NO_FUNCTIONS
 from springtide.core.quantities import validate_name
 
 ResultT = TypeVar("ResultT")

@@ -14,11 +14,6 @@ from springtide.client.source import SourceFile
 from springtide.core.errors import InvalidRequest
 from springtide.core.workload import Entrypoint
 
-ONLY_DECLARED = (
-    "only a declared job can be cut into stages for functions; write it as st.Task(model=..., dataset=..., loss=..., "
-    "optimizer=...), as examples/functions_digits.py does"
-)
-
 
 def cache_folder() -> Path:
     """The folder of cached profiles: `springtide/layers` in XDG_CACHE_HOME, else ~/.cache."""

@@ -9,7 +9,9 @@ from typing import Any, TypedDict, Unpack, cast
 from springtide.client.goals import Params
 from springtide.client.shares import MemoryAsked, ShareAsked, read_share, settled_share, share_option
 from springtide.core.options.option import check_keywords, keyword_values, overridden, sent_options
+from springtide.core.options.rules import SERVICE_RULES, check_rules
 from springtide.core.options.services import SERVICE_OPTIONS
+from springtide.core.options.words import SERVICE_WORDS
 from springtide.core.quantities import parse_range
 
 
@@ -53,7 +55,8 @@ class ServeOptions:
         self.values = cast(ServeKeywords, keyword_values(SERVICE_OPTIONS, given, "st.serve"))
         check_keywords(SERVICE_OPTIONS, self.values)
         parse_range(self.values["scale"], "scale", lowest=0)
-        read_share(self.values["share"], self.values["memory"], self.values["gpu"])
+        share = read_share(self.values["share"], self.values["memory"], self.values["gpu"])
+        check_rules(SERVICE_RULES, {**self.values, "share": share}, SERVICE_WORDS["python"])
 
     def override(self, changes: Mapping[str, Any]) -> ServeOptions:
         """A copy with some keywords changed; `params` are merged. Raises InvalidRequest."""

@@ -39,11 +39,6 @@ def read_share(share: ShareAsked, memory: MemoryAsked = None, gpu: float | str =
         return make_share(*parse_fractions(share), memory_mb)
     if request is not None:
         return make_share(request, None, memory_mb)
-    if memory is not None:
-        raise InvalidRequest(
-            f"memory={memory!r:.40} is what is held of a shared device: ask for a share beside it, like share=0.3, or "
-            "leave memory out: a workload that holds a whole device has all of its memory"
-        )
     return None
 
 

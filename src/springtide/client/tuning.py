@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from springtide.client.functions import Task, job_request
 from springtide.client.goals import TrainOptions
-from springtide.client.layer_profiles import ONLY_DECLARED
 from springtide.client.source import SourceFile, default_state_directory, name_from
 from springtide.client.studies import (
     NUM_PARTS,
@@ -30,6 +29,7 @@ from springtide.client.studies import (
 )
 from springtide.core.errors import BackendError, CapacityError, Conflict, InvalidRequest, NotFound, SpringtideError
 from springtide.core.options.kinds import check_count, check_params
+from springtide.core.options.rules import ONLY_DECLARED
 from springtide.core.quantities import parse_money_usd, validate_name
 from springtide.core.status.platform import JobStatus
 from springtide.core.workload import JobState

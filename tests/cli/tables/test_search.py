@@ -289,7 +289,7 @@ def test_flags_are_sent_and_fastest_takes_the_place_of_the_files_deadline(
         (("--on", "functions", "--batch-schedule", "9:16"), "numbered 0 to 5"),
         (("--fastest",), "fastest is for jobs on functions"),
         (("--search",), "search is for jobs on functions"),
-        (("--batch-schedule", "0:16"), "a batch schedule is for jobs on functions"),
+        (("--batch-schedule", "0:16"), "batch_schedule is for jobs on functions"),
     ],
 )
 def test_what_cannot_be_asked_is_one_sentence(

@@ -77,7 +77,10 @@ def test_without_a_function_service_the_sentence_says_how_to_start_one(http):
             {"options__layer_profile": profile(memory_mb=[4096, 2048], bytes_per_s=[7e7, 7e7])},
             "lists of different lengths",
         ),
-        ({"options__layer_profile": profile(micro_batch_size=65)}, "micro-batch of 65 samples"),
+        (
+            {"options__layer_profile": profile(micro_batch_size=65)},
+            "options.layer_profile.micro_batch_size 65 is more than the global batch of 64",
+        ),
         ({"options__layer_profile": profile(surprise=1)}, "surprise is not a known field"),
         ({"options__layer_profile": {**profile(), "layers": [layer(0, forward_s=-1.0)]}}, "at least 0"),
         ({"options__layer_profile": {**profile(), "layers": [layer(0)] * 1025}}, "at most 1024 entries"),
@@ -101,7 +104,9 @@ def test_a_script_cannot_be_cut(asking):
 
 
 def test_a_profile_without_functions_is_refused_at_submission(asking):
-    assert "send on 'functions'" in refusal(asking.post("/v1/jobs", json=function_job(options__on="cluster")))
+    assert "options.layer_profile is for jobs on functions; add options.on 'functions'" in refusal(
+        asking.post("/v1/jobs", json=function_job(options__on="cluster"))
+    )
 
 
 def test_a_quote_prices_each_item_and_compares_with_machines(asking, connected):

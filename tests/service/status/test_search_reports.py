@@ -155,11 +155,11 @@ def test_a_pipeline_that_is_predicted_to_be_clearly_better_is_taken_instead(aski
     [
         (
             {"options__on": "cluster", "options__layer_profile": None, "options__search": True},
-            "is for a job on functions",
+            "is for jobs on functions",
         ),
         (
             {"options__on": "cluster", "options__layer_profile": None, "options__is_fastest": True},
-            "is for a job on functions",
+            "is for jobs on functions",
         ),
         (
             {
@@ -167,7 +167,7 @@ def test_a_pipeline_that_is_predicted_to_be_clearly_better_is_taken_instead(aski
                 "options__layer_profile": None,
                 "options__batch_schedule": [{"from_epoch": 0, "global_batch_size": 8}],
             },
-            "options.batch_schedule is for a job on functions",
+            "options.batch_schedule is for jobs on functions",
         ),
         ({**DEADLINE, "options__is_fastest": True}, "two goals"),
         ({"options__study": "Not A Name"}, "options.study"),

@@ -17,11 +17,11 @@ from springtide.cli.session import Session, common_options, refuse
 from springtide.cli.tables.columns import UNKNOWN, align, count, number, percent, shorten
 from springtide.cli.tables.functions import usd
 from springtide.client.functions import Task
-from springtide.client.layer_profiles import ONLY_DECLARED
 from springtide.client.studies import Direction, Study, Trial
 from springtide.client.tuning import Metric
 from springtide.client.tuning import tune as run_study
 from springtide.core.options.jobs import JOB_OPTIONS
+from springtide.core.options.rules import ONLY_DECLARED
 
 _MAX_ROWS = 20
 

@@ -13,9 +13,9 @@ from springtide.cli.loading import find_training, import_file, split_target, use
 from springtide.cli.session import refuse
 from springtide.client.functions import Task
 from springtide.client.goals import TrainKeywords, TrainOptions
-from springtide.client.layer_profiles import ONLY_DECLARED
 from springtide.client.source import SourceFile, name_from, read_source
 from springtide.core.options.jobs import JOB_OPTIONS
+from springtide.core.options.rules import ONLY_DECLARED
 from springtide.core.quantities import parse_range
 
 # Options that a plain script sets itself.

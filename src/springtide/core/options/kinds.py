@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -246,12 +247,23 @@ def batch_phases(value: str | Sequence[tuple[int, int]]) -> tuple[BatchPhase, ..
         epoch, size = pair
         if epoch < 0 or size < 1:
             raise InvalidRequest(f"a batch of {size} from epoch {epoch} on cannot be: epochs from 0, batches from 1")
-        if phases and epoch <= phases[-1].from_epoch:
-            raise InvalidRequest(
-                f"the batch schedule names epoch {epoch} after epoch {phases[-1].from_epoch}; epochs ascend, each once"
-            )
         phases.append(BatchPhase(from_epoch=epoch, global_batch_size=size))
+    check_ascending(phases, "batch_schedule")
     return tuple(phases)
+
+
+class _Phase(Protocol):
+    @property
+    def from_epoch(self) -> int: ...
+
+
+def check_ascending(phases: Sequence[_Phase], name: str) -> None:
+    """Raise InvalidRequest unless the epochs of a batch schedule ascend. `name` is what it is called here."""
+    for before, phase in itertools.pairwise(phases):
+        if phase.from_epoch <= before.from_epoch:
+            raise InvalidRequest(
+                f"{name} names epoch {phase.from_epoch} after epoch {before.from_epoch}; epochs ascend, each once"
+            )
 
 
 def check_count(value: object, what: str, example: int, lowest: int = 1) -> int:

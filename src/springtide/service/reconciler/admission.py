@@ -11,6 +11,8 @@ from springtide.backends.kubernetes.client.kinds import Object, uid_of
 from springtide.backends.kubernetes.install.rbac import master_key_name, token_name
 from springtide.backends.kubernetes.resources.client import Objects
 from springtide.backends.kubernetes.resources.from_object import (
+    check_job_spec,
+    check_service_spec,
     container_settings,
     job_request,
     service_request,
@@ -67,6 +69,7 @@ class ResourceAdmission:
             created = now
         devices = num_devices_of(self._platform.view())
         name = validate_name(workload_name(obj), "the object's name")
+        check_job_spec(obj["spec"], devices)
         body = job_request(name, obj["spec"], self.files_of(obj), created=created, now=now, devices=devices)
         request = parse_body(msgspec.json.encode(body), JobIn)
         try:
@@ -85,6 +88,7 @@ class ResourceAdmission:
         Raises InvalidRequest (SourceMissing, Conflict), BackendError, StorageError.
         """
         name = workload_name(obj)
+        check_service_spec(obj["spec"])
         body = service_request(obj["spec"], self.files_of(obj))
         # Check the request with the wanted bounds, even if it is deployed with others below.
         request = parse_body(msgspec.json.encode(body), ServiceIn)

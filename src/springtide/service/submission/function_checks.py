@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from springtide.core.containers import ContainerSettings
 from springtide.core.errors import InvalidRequest
+from springtide.core.options.kinds import check_ascending
+from springtide.core.options.rules import FILLED_RULES, ONLY_DECLARED, PLACE_RULES, check_rules
+from springtide.core.options.words import JOB_WORDS
 from springtide.core.quantities import validate_name
-from springtide.service.submission.option_models import JobOptionsIn
+from springtide.service.submission.option_models import checked_values
 from springtide.service.submission.schemas import JobIn
-
-ONLY_DECLARED = (
-    "and only a declared job can be cut into stages for functions: write it as st.Task(model=..., dataset=..., "
-    "loss=..., optimizer=...), as examples/functions_digits.py does"
-)
 
 
 def check_functions(job: JobIn) -> None:
@@ -20,7 +18,16 @@ def check_functions(job: JobIn) -> None:
     The request has passed `check_job`.
     """
     _check_layers(job)
-    _check_search(job)
+    options = job.options
+    if options.study:
+        validate_name(options.study, "options.study")
+    if options.stream:
+        validate_name(options.stream, "options.stream")
+    if options.function_workers is not None and options.function_workers[0] > options.function_workers[1]:
+        low, high = options.function_workers
+        raise InvalidRequest(f"options.function_workers [{low}, {high}] are no bounds; swap them")
+    check_ascending(options.batch_schedule, JOB_WORDS["rest"].name("batch_schedule"))
+    check_rules((*PLACE_RULES, *FILLED_RULES), checked_values(options), JOB_WORDS["rest"])
 
 
 def check_no_container(job: JobIn, container: ContainerSettings | None) -> None:
@@ -44,7 +51,7 @@ def check_machines(job: JobIn) -> None:
 
 
 def _check_layers(job: JobIn) -> None:
-    """What a job on functions needs, and what it cannot have; whether its profile is one."""
+    """Raise InvalidRequest for a profile that is none, and for a script on functions."""
     options = job.options
     profile = options.layer_profile
     if profile is not None:
@@ -57,88 +64,5 @@ def _check_layers(job: JobIn) -> None:
             )
         if list(profile.memory_mb) != sorted(set(profile.memory_mb)):
             raise InvalidRequest("options.layer_profile.memory_mb must be in ascending order, each size once")
-    if options.on != "functions":
-        return
-    if job.source.kind == "script":
-        raise InvalidRequest(f"{job.source.filename} is a plain script, {ONLY_DECLARED}")
-    if profile is None:
-        raise InvalidRequest(
-            "options.on 'functions' needs options.layer_profile: `springtide profile FILE --layers` takes it, and "
-            "`springtide run FILE --on functions` takes and sends it"
-        )
-    if options.batch is not None:
-        raise InvalidRequest("a job on functions has one global batch; leave out options.batch")
-    if options.share is not None:
-        raise InvalidRequest(
-            "a job on functions shares no device: its functions are as large as their memory; leave out options.share, "
-            "or send on 'cluster'"
-        )
-    if profile.micro_batch_size > options.global_batch_size:
-        raise InvalidRequest(
-            f"the profile's micro-batch of {profile.micro_batch_size} samples is more than the global batch of "
-            f"{options.global_batch_size}; profile with --micro-batch {options.global_batch_size}"
-        )
-
-
-def _check_search(job: JobIn) -> None:
-    """What only a job on functions can be asked, and what of it goes together."""
-    options = job.options
-    if options.study:
-        validate_name(options.study, "options.study")
-    if options.on != "functions":
-        for field, is_given in (
-            ("batch_schedule", bool(options.batch_schedule)),
-            ("is_fastest", options.is_fastest),
-            ("search", options.search is not None),
-            ("stream", bool(options.stream)),
-            ("function_workers", options.function_workers is not None),
-        ):
-            # A quote for machines may compare with functions, where these make sense.
-            if is_given:
-                raise InvalidRequest(f"options.{field} is for a job on functions; send on 'functions', or leave it out")
-        return
-    if options.is_fastest and options.deadline_s is not None:
-        raise InvalidRequest(
-            "options.is_fastest and options.deadline_s are two goals; keep one (fastest within a budget is possible)"
-        )
-    if options.function_workers is not None and options.function_workers[0] > options.function_workers[1]:
-        low, high = options.function_workers
-        raise InvalidRequest(f"options.function_workers [{low}, {high}] are no bounds; swap them")
-    if options.stream:
-        _check_stream(options)
-    before = -1
-    for phase in options.batch_schedule:
-        if phase.from_epoch <= before:
-            raise InvalidRequest(
-                f"options.batch_schedule names epoch {phase.from_epoch} after epoch {before}; epochs ascend, each once"
-            )
-        before = phase.from_epoch
-    if before >= options.num_epochs:
-        raise InvalidRequest(
-            f"options.batch_schedule names epoch {before}, and epochs are numbered 0 to {options.num_epochs - 1}; "
-            "raise num_epochs or leave the phase out"
-        )
-    assert options.layer_profile is not None
-    micro_batch = options.layer_profile.micro_batch_size
-    smallest = min((phase.global_batch_size for phase in options.batch_schedule), default=micro_batch)
-    if smallest < micro_batch:
-        raise InvalidRequest(
-            f"options.batch_schedule has a batch of {smallest} samples, and the profile's micro-batch has "
-            f"{micro_batch}; profile with --micro-batch {smallest}"
-        )
-
-
-def _check_stream(options: JobOptionsIn) -> None:
-    """A stream has no epochs, and its end is not known."""
-    validate_name(options.stream, "options.stream")
-    for field, is_given in (
-        ("num_epochs", options.num_epochs > 1),
-        ("batch_schedule", bool(options.batch_schedule)),
-        ("num_samples", options.num_samples is not None),
-        ("deadline_s", options.deadline_s is not None),
-    ):
-        if is_given:
-            raise InvalidRequest(
-                f"a job on the stream {options.stream!r} uses each sample once, until the stream is closed; leave out "
-                f"options.{field}" + (" (a budget is possible)" if field == "deadline_s" else "")
-            )
+    if options.on == "functions" and job.source.kind == "script":
+        raise InvalidRequest(f"{job.source.filename} is a plain script, and {ONLY_DECLARED}")

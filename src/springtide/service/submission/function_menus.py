@@ -9,18 +9,13 @@ import msgspec
 from springtide.core.errors import InvalidRequest
 from springtide.core.function_search import FunctionSearch, batch_at
 from springtide.core.functions import FunctionMenu, FunctionService, ModelProfile
+from springtide.core.options.rules import NO_FUNCTIONS
 from springtide.perf.functions.bill import StepHabits
 from springtide.service.ports import ViewLike
 from springtide.service.submission.experience import declared_steps, phases_of
 from springtide.service.submission.function_searches import is_clearly_better, search_of
 from springtide.service.submission.option_models import JobOptionsIn, goal_of
 from springtide.service.submission.schemas import JobIn
-
-NO_SERVICE = (
-    "this platform is connected to no function service: start it with one, `springtide down` and then "
-    "`springtide up --functions emulator` to try it on this machine (or aws, alibaba); on Kubernetes set "
-    "functions.provider"
-)
 
 
 class Menus(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +48,7 @@ def menus_of(
     """
     service = service_of(view)
     if service is None:
-        raise InvalidRequest(NO_SERVICE)
+        raise InvalidRequest(NO_FUNCTIONS)
     given = request.options.layer_profile
     assert given is not None
     taken = msgspec.convert(given.model_dump(), ModelProfile)

@@ -204,6 +204,27 @@ def copied(options: RequestModel, table: Table, target: Literal["goal", "workloa
     return {name: getattr(options, name) for name in copied_fields(table, target)}
 
 
+def checked_values(options: JobOptionsIn) -> dict[str, Any]:
+    """The options in the form that the rules over several options take, by the names of the table."""
+    size, batch, profile = options.global_batch_size, options.batch, options.layer_profile
+    given = {option.name: getattr(options, option.rest.path) for option in JOB_OPTIONS if option.rest is not None}
+    given |= {
+        "workers": (options.min_workers, options.max_workers),
+        "global_batch": (size, size) if batch is None else (batch.min_size, batch.max_size),
+        "initial_batch": size,
+        "length": "progress" if options.length_unit == "progress" else "epochs",
+        "micro_batch": None if profile is None else profile.micro_batch_size,
+        "share": options.share,
+    }
+    if batch is not None:
+        given |= {
+            "max_local_batch": batch.max_local_size,
+            "min_local_batch": batch.min_local_size,
+            "learning_rate": batch.learning_rate,
+        }
+    return given
+
+
 def goal_of(options: JobOptionsIn, now_s: float) -> Goal:
     """The goal of a job that is submitted now."""
     deadline_s = None if options.deadline_s is None else now_s + options.deadline_s

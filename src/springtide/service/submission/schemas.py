@@ -10,8 +10,10 @@ from pydantic import BaseModel, Field
 from pydantic_core import ErrorDetails
 
 from springtide.core.errors import InvalidRequest
+from springtide.core.options.rules import JOB_RULES, check_rules
+from springtide.core.options.words import JOB_WORDS
 from springtide.core.quantities import validate_name
-from springtide.core.workload import MAX_VIRTUAL_SHARDS, AdaptiveBatch, shards_for
+from springtide.core.workload import MAX_VIRTUAL_SHARDS, AdaptiveBatch
 from springtide.service.submission.option_models import (
     JobChangeIn,
     JobOptionsIn,
@@ -19,6 +21,7 @@ from springtide.service.submission.option_models import (
     RequestModel,
     ServiceOptionsIn,
     ShortText,
+    checked_values,
 )
 from springtide.service.submission.problems import Malformed
 
@@ -169,59 +172,19 @@ def check_job(job: JobIn) -> None:
             f"options.min_workers {options.min_workers} is above options.max_workers {options.max_workers}; "
             "raise max_workers or lower min_workers"
         )
-    _check_batch(options, is_script=job.source.kind == "script")
-    shards = options.num_virtual_shards
-    needed = shards_for(options.max_workers, adaptive_batch(options), least=1)
-    if shards is not None and (shards & (shards - 1) or shards < needed):
+    batch = options.batch
+    if batch is not None and job.source.kind == "script":
+        raise InvalidRequest("a script's batch is its own; leave out options.batch, or hand over a training function")
+    if batch is not None and batch.min_size > batch.max_size:
         raise InvalidRequest(
-            f"options.num_virtual_shards {shards} must be a power of two that is at least max_workers "
-            f"({options.max_workers}) and, with batch.max_local_size, cuts the largest batch into parts that fit; "
-            f"use {shards_for(options.max_workers, adaptive_batch(options))}, or leave it out"
+            f"options.batch.min_size {batch.min_size} is above options.batch.max_size {batch.max_size}; swap them"
         )
+    check_rules(JOB_RULES, checked_values(options), JOB_WORDS["rest"])
 
 
 def adaptive_batch(options: JobOptionsIn) -> AdaptiveBatch | None:
     """The bounds of the batch as a job carries them."""
     return None if options.batch is None else AdaptiveBatch(**options.batch.model_dump())
-
-
-def _check_batch(options: JobOptionsIn, *, is_script: bool) -> None:
-    batch, size = options.batch, options.global_batch_size
-    if batch is None:
-        if options.length_unit == "progress":
-            raise InvalidRequest(
-                "options.length_unit 'progress' needs options.batch: with one batch size throughout, progress and "
-                "samples are the same; leave it out, or send batch bounds"
-            )
-        return
-    if is_script:
-        raise InvalidRequest("a script's batch is its own; leave out options.batch, or hand over a training function")
-    if batch.min_size > batch.max_size:
-        raise InvalidRequest(
-            f"options.batch.min_size {batch.min_size} is above options.batch.max_size {batch.max_size}; swap them"
-        )
-    if not batch.min_size <= size <= batch.max_size:
-        raise InvalidRequest(
-            f"options.global_batch_size {size}, the batch it starts with, lies outside options.batch "
-            f"({batch.min_size} to {batch.max_size}); start with {batch.min_size}"
-        )
-    if batch.max_local_size is not None:
-        if batch.min_local_size > batch.max_local_size:
-            raise InvalidRequest(
-                f"options.batch.min_local_size {batch.min_local_size} is above max_local_size {batch.max_local_size}; "
-                "lower it"
-            )
-        most = batch.max_local_size * MAX_VIRTUAL_SHARDS
-        if batch.max_size > most:
-            raise InvalidRequest(
-                f"options.batch.max_size {batch.max_size} in parts of at most {batch.max_local_size} samples makes "
-                f"more than {MAX_VIRTUAL_SHARDS} parts; use a max_size of at most {most}"
-            )
-    if batch.min_local_size * options.min_workers > batch.max_size:
-        raise InvalidRequest(
-            f"{options.min_workers} workers with at least {batch.min_local_size} samples each are more than "
-            f"options.batch.max_size {batch.max_size}; lower min_workers or min_local_size"
-        )
 
 
 def check_service(service: ServiceIn) -> None:

@@ -30,7 +30,9 @@ from springtide.core.function_search import FunctionSearch, batch_at
 from springtide.core.functions import FunctionMenu
 from springtide.core.options.jobs import JOB_OPTIONS
 from springtide.core.options.option import copied_fields
+from springtide.core.options.rules import SUBMISSION_RULES, check_rules
 from springtide.core.options.services import SERVICE_OPTIONS
+from springtide.core.options.words import JOB_WORDS
 from springtide.core.quantities import validate_name
 from springtide.core.workload import (
     Entrypoint,
@@ -50,7 +52,7 @@ from springtide.service.submission.function_checks import check_functions, check
 from springtide.service.submission.function_menus import menus_of
 from springtide.service.submission.guarantees import check_guarantee
 from springtide.service.submission.job_edits import check_goal
-from springtide.service.submission.option_models import JobOptionsIn, RequestModel, copied, goal_of
+from springtide.service.submission.option_models import JobOptionsIn, RequestModel, checked_values, copied, goal_of
 from springtide.service.submission.schemas import (
     ContainerIn,
     JobIn,
@@ -92,10 +94,7 @@ class SubmissionService:
         check_functions(request)
         check_no_container(request, container)
         _check_container(request.container, container)
-        if request.options.on == "cluster" and request.options.layer_profile is not None:
-            raise InvalidRequest(
-                "options.layer_profile is for a job on functions: send on 'functions', or leave it out"
-            )
+        check_rules(SUBMISSION_RULES, checked_values(request.options), JOB_WORDS["rest"])
         sources.check_source(request.source)
         import_root = self._platform.source_store.import_root(request.source.import_root)
         submit_key = _submit_key(key, request)

@@ -9,6 +9,8 @@ import pytest
 
 from springtide.backends.kubernetes.resources.from_object import (
     NAME_ANNOTATION,
+    check_job_spec,
+    check_service_spec,
     container_settings,
     deadline_s,
     job_request,
@@ -31,6 +33,7 @@ SOURCE = {"function": "fit", "files": FILES}
 
 
 def options_of(spec, **more):
+    check_job_spec({"source": SOURCE, **spec}, devices=4)
     request = job_request("digits", {"source": SOURCE, **spec}, FILES, created=NOON, now=NOON, devices=4, **more)
     return parse_body(msgspec.json.encode(request), JobIn).options
 
@@ -124,7 +127,10 @@ def test_replicas_of_a_service_are_exactly_so_many(spec, bounds):
     [
         ({"workers": "4..1"}, "spec.workers '4..1' must run from"),
         ({"globalBatch": 64, "learningRate": "sqrt"}, "give it bounds like globalBatch: 64..1024"),
-        ({"deviceMemory": "4GB"}, "say spec.share, too"),
+        ({"deviceMemory": "4GB"}, "spec.deviceMemory is what is held of a shared device: ask for a share beside it"),
+        ({"globalBatch": "16..64", "initialBatch": 8}, "spec.initialBatch 8, the batch it starts with, lies outside"),
+        ({"deadline": "1h", "functions": {"fastest": True}}, "spec.functions.fastest and spec.deadline are two goals"),
+        ({"functions": {}}, "spec.functions needs spec.functions.layerProfile"),
         ({"params": {"a": [1]}}, "spec.params.a must be a string"),
         ({"source": {"function": "fit", "args": ["x"]}}, "spec.source.args are for scripts"),
         ({"source": {"files": FILES}, "workers": "1..4"}, "a script cannot be resized"),
@@ -256,6 +262,11 @@ def test_a_service_goes_through_its_object_unchanged(options):
     obj = inference_function("a", "ml", sent.source.model_dump(), sent.options.model_dump(), {})
     request = service_request(obj["spec"], obj["spec"]["source"]["files"])
     assert parse_body(msgspec.json.encode(request), ServiceIn) == sent
+
+
+def test_memory_of_a_service_is_of_a_share():
+    with pytest.raises(InvalidRequest, match=r"like share: 0\.3"):
+        check_service_spec({"deviceMemory": "4GB"})
 
 
 @pytest.mark.parametrize(("amount", "text"), [(4.0, "4"), (0.05, "0.05"), (1e-5, "0.00001"), (1e9, "1000000000")])

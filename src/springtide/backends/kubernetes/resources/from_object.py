@@ -15,13 +15,15 @@ from typing import Any
 import msgspec
 
 from springtide.backends.kubernetes.client.kinds import TRAINING_FUNCTION, Object
-from springtide.backends.kubernetes.resources.option_fields import read_options
+from springtide.backends.kubernetes.resources.option_fields import checked_values, read_options
 from springtide.backends.kubernetes.settings import GROUP
 from springtide.core.containers import ContainerSettings
 from springtide.core.errors import InvalidRequest
 from springtide.core.options.jobs import JOB_OPTIONS
 from springtide.core.options.option import inner_fields
+from springtide.core.options.rules import FILLED_RULES, JOB_RULES, PLACE_RULES, SERVICE_RULES, check_rules
 from springtide.core.options.services import SERVICE_OPTIONS
+from springtide.core.options.words import JOB_WORDS, SERVICE_WORDS
 from springtide.core.quantities import parse_duration_s, parse_fractions, parse_range, parse_size_bytes
 from springtide.core.shares import make_share
 from springtide.core.workload import MAX_VIRTUAL_SHARDS
@@ -39,6 +41,18 @@ _MB = 1_000_000
 _DIGEST = "sha256:"
 # A deadline that passed while the platform was down is asked for all the same: the policy names one it would accept.
 _LEAST_DEADLINE_S = 1.0
+
+
+def check_job_spec(spec: Spec, devices: int) -> None:
+    """Raise InvalidRequest, in the words of a spec, for options of a TrainingFunction that do not go together."""
+    workers = worker_bounds({**spec, "replicas": None}, devices)
+    values = {**checked_values(JOB_OPTIONS, spec), "workers": workers}
+    check_rules((*JOB_RULES, *PLACE_RULES, *FILLED_RULES), values, JOB_WORDS["object"])
+
+
+def check_service_spec(spec: Spec) -> None:
+    """Raise InvalidRequest, in the words of a spec, for options of an InferenceFunction that do not go together."""
+    check_rules(SERVICE_RULES, checked_values(SERVICE_OPTIONS, spec), SERVICE_WORDS["object"])
 
 
 def job_request(
@@ -217,11 +231,6 @@ def _batch(spec: Spec) -> Request:
     low, high = parse_range(spec["globalBatch"], "spec.globalBatch")
     size = spec.get("initialBatch", low)
     if low == high:
-        for name in ("initialBatch", "maxLocalBatch", "minLocalBatch", "learningRate", "length"):
-            if name in spec and spec[name] != "epochs":
-                raise InvalidRequest(
-                    f"spec.{name} needs a batch that may change; give it bounds like globalBatch: {low}..{16 * low}"
-                )
         return {"global_batch_size": low}
     batch: Request = {"min_size": low, "max_size": high}
     batch |= {theirs: spec[ours] for ours, theirs in inner_fields(JOB_OPTIONS, "batch").items() if ours in spec}
@@ -231,11 +240,6 @@ def _batch(spec: Spec) -> Request:
 
 def _share(spec: Spec) -> Request:
     if "share" not in spec:
-        if "deviceMemory" in spec:
-            raise InvalidRequest(
-                "spec.deviceMemory is what is held of a shared device: say spec.share, too, like 0.3..0.6, or leave it "
-                "out: a workload that holds a whole device has all of its memory"
-            )
         return {}
     memory = spec.get("deviceMemory")
     memory_mb = 0 if memory is None else -(-parse_size_bytes(memory, "spec.deviceMemory") // _MB)

@@ -6,9 +6,12 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
+
 from springtide.backends.kubernetes.resources import schema
 from springtide.backends.kubernetes.resources.schema import Schema
 from springtide.core.errors import InvalidRequest
+from springtide.core.function_search import BatchPhase
 from springtide.core.options.kinds import (
     Choice,
     Count,
@@ -27,6 +30,7 @@ from springtide.core.options.kinds import (
     Rates,
     Size,
     Toggle,
+    check_ascending,
 )
 from springtide.core.options.option import ObjectField, Option, Table
 from springtide.core.quantities import parse_duration_s, parse_money_usd, parse_range
@@ -74,6 +78,30 @@ def read_options(table: Table, spec: Spec, deadline_s: Callable[[str | int], flo
             else:
                 options[option.rest.path] = _read(option.kind, value, where)
     return options
+
+
+def checked_values(table: Table, spec: Spec) -> dict[str, Any]:
+    """What a spec says of options, in the form that the rules over several options take. Raises InvalidRequest."""
+    values: dict[str, Any] = {"on": "functions" if "functions" in spec else "cluster"}
+    for option in table:
+        if option.object is None:
+            continue
+        holder = spec.get(option.object.parent, {}) if option.object.parent else spec
+        if option.object.name not in holder:
+            continue
+        value, where = holder[option.object.name], f"spec.{option.object.path}"
+        match option.kind:
+            case CountRange(may_be_auto=False):
+                values[option.name] = parse_range(value, where, lowest=option.kind.lowest)
+            case Phases():
+                phases = msgspec.convert(_read(option.kind, value, where), tuple[BatchPhase, ...])
+                check_ascending(phases, where)
+                values[option.name] = phases
+            case _:
+                values[option.name] = value
+    profile = values.get("layer_profile")
+    micro_batch = profile.get("micro_batch_size") if isinstance(profile, dict) else None
+    return values | ({"micro_batch": micro_batch} if isinstance(micro_batch, int) else {})
 
 
 def written_options(table: Table, options: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
