@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from kits.job_parts import with_fields
+from kits.scheduling.menu_jobs import MENU
 from kits.service.platform_double import View
 from springtide.control.records import (
     JobRecord,
@@ -17,9 +18,14 @@ from springtide.control.records import (
     StateReason,
 )
 from springtide.core.decision import PlannedRun
+from springtide.core.function_search import BatchPhase
+from springtide.core.functions import Bill
 from springtide.core.job_parts import GradientNoise, JobBounds
+from springtide.core.reasons import GroupChange
 from springtide.core.resources import make_node
-from springtide.core.status.platform import HistoryEntry
+from springtide.core.shares import make_share
+from springtide.core.status.platform import HistoryEntry, JobStatus
+from springtide.core.status.search import SearchStatus
 from springtide.core.workload import (
     AdaptiveBatch,
     Checkpoint,
@@ -80,6 +86,63 @@ def test_eta_and_slack_rest_on_what_was_measured(known, eta_s, slack_s):
 def test_progress_is_bounded_and_unknown_without_a_length():
     assert job_status(record(step=5), 2.0).progress_fraction is None
     assert job_status(record(step=12, total_steps=10), 2.0).progress_fraction == 1.0
+
+
+def test_every_field_of_a_status_is_filled_from_the_record():
+    """A field that no part fills would keep its default, whatever the record says; pods are added on Kubernetes."""
+    known = adaptive(
+        state=JobState.RUNNING,
+        deadline_s=150.0,
+        started_at_s=2.0,
+        step=4,
+        total_steps=8,
+        equivalent_steps=4.0,
+        total_equivalent_steps=8.0,
+        global_batch_size=40,
+        samples_per_s=20.0,
+        throughput_samples_per_s={1: 20.0},
+        members=("fit-1.0",),
+        replicas=(replica(),),
+        noise=GradientNoise(grad_sqr=1.0, grad_var=3.0),
+        epoch=1,
+        loss=0.5,
+        metrics={"a": 1.0},
+        checkpoint=Checkpoint(generation=1, step=3, path="c"),
+        artifact_path="a",
+        generation=2,
+        num_resizes=1,
+        num_restarts=1,
+        num_preemptions=1,
+        last_pause_s=0.1,
+        pauses_s={"grow": 0.1},
+        admitted_at_s=1.0,
+        bill=Bill(function_usd=0.5),
+    )
+    change = GroupChange(code="resize", before=1, after=2, why="a free device")
+    lifecycle = replace(
+        known.lifecycle, reason=StateReason("resized", change), alternatives=("--soft",), ended_at_s=9.0
+    )
+    job = replace(
+        known.job,
+        share=make_share(0.5),
+        study="s",
+        stream="clicks",
+        menu=MENU,
+        batch_schedule=(BatchPhase(from_epoch=0, global_batch_size=8),),
+        goal=Goal(deadline_s=150.0, budget_usd=4.0, is_fastest=True),
+    )
+    known = replace(known, job=job, lifecycle=lifecycle)
+    search = SearchStatus(
+        goal="", phase="searching", reason="", num_workers=1, memory_mb=512, max_workers=2, sizes_mb=(512,)
+    )
+    planned = (PlannedRun(start_s=3.0, end_s=20.0, num_devices=1),)
+    status = job_status(known, 9.0, planned=planned, usd_per_device_hour=1.0, search=search, enforced="by tests")
+    plain = job_status(record(), 9.0)
+    same = {name for name in JobStatus.__struct_fields__ if getattr(status, name) == getattr(plain, name)}
+    # It has started, so no start is planned; the rest are what both jobs have in common.
+    assert same == {"job_id", "name", "kind", "state", "submitted_at_s", "min_workers", "max_workers", "num_epochs"} | {
+        *("planned_start_at_s", "pods")
+    }
 
 
 def adaptive(**known):

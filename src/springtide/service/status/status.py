@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from springtide import __version__
-from springtide.control.records import JobRecord, ReplicaRecord, ServiceRecord
+from springtide.control.records import JobRecord, Lifecycle, ReplicaRecord, ReplicaState, SavedState, ServiceRecord
 from springtide.core.decision import EMPTY, Drain, Schedule
 from springtide.core.resources import DeviceId, NodeId
 from springtide.core.status.functions import FunctionRunStatus
@@ -21,7 +21,7 @@ from springtide.core.status.platform import (
     ServiceStatus,
 )
 from springtide.core.status.search import SearchStatus
-from springtide.core.workload import JobState, ReplicaId, WorkloadId
+from springtide.core.workload import InferenceService, JobState, ReplicaId, TrainingJob, WorkloadId
 from springtide.service.ports import ViewLike
 from springtide.service.status.adaptation import adaptation_of, num_samples_left, progress_of
 from springtide.service.status.pools import node_statuses, pool_statuses
@@ -47,90 +47,138 @@ def job_status(
     `planned` is what the policy has in mind for it, `live` what its coordinator on functions says, `search` what is
     known of the search for its workers and memory, `enforced` what holds people to shares.
     """
-    job = record.job
-    functions = function_run(record, live)
-    done, total = progress_of(record)
-    known = adaptation_of(
-        job, record.learnt.noise, record.batch_size, record.learnt.samples_per_s if record.group.members else None
+    return JobStatus(
+        **_asked_fields(record.job),
+        **_lifecycle_fields(record.lifecycle),
+        **_group_fields(record),
+        **_outlook_fields(record, planned, now_s),
+        **_progress_fields(record),
+        **_speed_fields(record),
+        **_change_fields(record),
+        **_saved_fields(record.saved),
+        **_spent_fields(record, live, now_s, usd_per_device_hour),
+        search=search,
+        stream=stream_status(record, live),
+        enforced=enforced,
     )
+
+
+def _asked_fields(job: TrainingJob) -> dict[str, Any]:
+    """What its owner asked for."""
+    return {
+        "job_id": job.job_id,
+        "name": job.name,
+        "kind": "script" if job.entrypoint.kind == "script" else "function",
+        "num_epochs": job.num_epochs,
+        "deadline_at_s": job.goal.deadline_s,
+        "budget_usd": job.goal.budget_usd,
+        "is_fastest": job.goal.is_fastest,
+        "share": job.share,
+        "on": "" if job.menu is None else job.menu.service,
+        "batch_schedule": job.batch_schedule,
+        "study": job.study,
+    }
+
+
+def _lifecycle_fields(lifecycle: Lifecycle) -> dict[str, Any]:
+    """Where it stands, since when and why."""
+    change = lifecycle.reason.change
+    return {
+        "state": lifecycle.state.value,
+        "reason": lifecycle.reason.text,
+        "resize_reason": change.why if change is not None and change.code == "resize" else "",
+        "submitted_at_s": lifecycle.submitted_at_s,
+        "started_at_s": lifecycle.started_at_s,
+        "ended_at_s": lifecycle.ended_at_s,
+        "alternatives": lifecycle.alternatives,
+    }
+
+
+def _group_fields(record: JobRecord) -> dict[str, Any]:
+    """Its workers, and within what bounds there may be others."""
+    return {
+        "min_workers": record.bounds.min_workers,
+        "max_workers": record.bounds.max_workers,
+        "num_workers": record.world_size,
+        "global_batch_size": record.batch_size,
+        "generation": record.group.generation,
+        "replicas": _replicas(record.replicas, {name: rank for rank, name in enumerate(record.group.members)}),
+    }
+
+
+def _outlook_fields(record: JobRecord, planned: Schedule, now_s: float) -> dict[str, Any]:
+    """What is promised, planned and predicted of its end."""
     eta_s = predict_eta_s(record)
     starts_s, ends_s = planned_moments(record, planned)
-    return JobStatus(
-        job_id=record.workload_id,
-        name=job.name,
-        kind="script" if job.entrypoint.kind == "script" else "function",
-        state=record.lifecycle.state.value,
-        reason=record.lifecycle.reason.text,
-        submitted_at_s=record.lifecycle.submitted_at_s,
-        started_at_s=record.lifecycle.started_at_s,
-        ended_at_s=record.lifecycle.ended_at_s,
-        deadline_at_s=job.goal.deadline_s,
-        budget_usd=job.goal.budget_usd,
-        min_workers=record.bounds.min_workers,
-        max_workers=record.bounds.max_workers,
-        num_workers=record.world_size,
-        global_batch_size=record.batch_size,
-        generation=record.group.generation,
-        step=record.progress.step,
-        total_steps=record.progress.total_steps,
-        progress_fraction=min(1.0, done / total) if total else None,
-        epoch=record.progress.epoch,
-        num_epochs=job.num_epochs,
-        loss=record.progress.loss,
-        metrics=dict(record.progress.metrics),
-        samples_per_s=record.learnt.samples_per_s if record.group.members else None,
-        eta_s=eta_s,
-        slack_s=_slack_s(record, eta_s, now_s),
-        **_changes(record),
-        checkpoint_step=record.saved.checkpoint.step if record.saved.checkpoint else None,
-        artifact_path=record.saved.artifact_path,
-        device_seconds=record.attained_service_s(now_s),
-        alternatives=record.lifecycle.alternatives,
-        replicas=_replicas(record.replicas, {replica_id: rank for rank, replica_id in enumerate(record.group.members)}),
-        is_promised=record.promise.admitted_at_s is not None and not record.lifecycle.state.is_terminal,
-        planned_start_at_s=starts_s,
-        planned_finish_at_s=ends_s,
-        cost_usd=_machines_usd(record, now_s, usd_per_device_hour) if functions is None else functions.bill.total_usd,
-        **(_batch(record) if job.batch is not None else {}),
-        noise_scale=known.noise_scale,
-        efficiency_fraction=known.efficiency_fraction,
-        goodput_samples_per_s=known.goodput_samples_per_s,
-        learning_rate_factor=known.learning_rate_factor,
-        **_place(record, live, enforced),
-        functions=functions,
-        search=search,
-    )
+    return {
+        "eta_s": eta_s,
+        "slack_s": _slack_s(record, eta_s, now_s),
+        "is_promised": record.promise.admitted_at_s is not None and not record.lifecycle.state.is_terminal,
+        "planned_start_at_s": starts_s,
+        "planned_finish_at_s": ends_s,
+    }
 
 
-def _changes(record: JobRecord) -> dict[str, Any]:
-    """How the job's group has changed, and why the last time."""
-    changes, change = record.changes, record.lifecycle.reason.change
+def _progress_fields(record: JobRecord) -> dict[str, Any]:
+    """How far it has come; in steps of the initial batch, too, where the batch may change."""
+    progress, bounds = record.progress, record.job.batch
+    done, total = progress_of(record)
+    fields = {
+        "step": progress.step,
+        "total_steps": progress.total_steps,
+        "progress_fraction": min(1.0, done / total) if total else None,
+        "epoch": progress.epoch,
+        "loss": progress.loss,
+        "metrics": dict(progress.metrics),
+    }
+    if bounds is None:
+        return fields
+    return fields | {
+        "initial_batch_size": record.job.global_batch_size,
+        "batch_bounds": (bounds.min_size, bounds.max_size),
+        "progress": done,
+        "total_progress": total,
+    }
+
+
+def _speed_fields(record: JobRecord) -> dict[str, Any]:
+    """How fast its group is, and what a batch of this size is worth."""
+    samples_per_s = record.learnt.samples_per_s if record.group.members else None
+    known = adaptation_of(record.job, record.learnt.noise, record.batch_size, samples_per_s)
+    return {"samples_per_s": samples_per_s, **asdict(known)}
+
+
+def _change_fields(record: JobRecord) -> dict[str, Any]:
+    """How often its group has changed, and what that took."""
+    changes = record.changes
     return {
         "num_resizes": changes.num_resizes,
         "num_restarts": record.restarts.num_restarts,
         "num_preemptions": changes.num_preemptions,
         "last_pause_s": changes.last_pause_s,
         "resize_pause_s": dict(changes.pauses_s),
-        "resize_reason": change.why if change is not None and change.code == "resize" else "",
     }
 
 
-def _place(record: JobRecord, live: FunctionRunStatus | None, enforced: str) -> dict[str, Any]:
-    """The fields of a job that only jobs on functions, or only jobs on shares, have."""
-    job = record.job
+def _saved_fields(saved: SavedState) -> dict[str, Any]:
+    """What outlives its workers."""
     return {
-        "share": job.share,
-        "enforced": enforced,
-        "on": "" if job.menu is None else job.menu.service,
-        "stream": stream_status(record, live),
-        "batch_schedule": job.batch_schedule,
-        "study": job.study,
-        "is_fastest": job.goal.is_fastest,
+        "checkpoint_step": saved.checkpoint.step if saved.checkpoint else None,
+        "artifact_path": saved.artifact_path,
     }
 
 
-def _machines_usd(record: JobRecord, now_s: float, usd_per_device_hour: float) -> float:
-    return record.attained_service_s(now_s) / 3600.0 * usd_per_device_hour
+def _spent_fields(
+    record: JobRecord, live: FunctionRunStatus | None, now_s: float, usd_per_device_hour: float
+) -> dict[str, Any]:
+    """What it has taken so far; on functions by their bill."""
+    functions, device_seconds = function_run(record, live), record.attained_service_s(now_s)
+    machines_usd = device_seconds / 3600.0 * usd_per_device_hour
+    return {
+        "device_seconds": device_seconds,
+        "cost_usd": machines_usd if functions is None else functions.bill.total_usd,
+        "functions": functions,
+    }
 
 
 def function_run(record: JobRecord, live: FunctionRunStatus | None) -> FunctionRunStatus | None:
@@ -154,17 +202,6 @@ def function_run(record: JobRecord, live: FunctionRunStatus | None) -> FunctionR
         bill=record.spent.bill,
         budget_usd=record.job.goal.budget_usd,
     )
-
-
-def _batch(record: JobRecord) -> dict[str, Any]:
-    done, total = progress_of(record)
-    assert record.job.batch is not None
-    return {
-        "initial_batch_size": record.job.global_batch_size,
-        "batch_bounds": (record.job.batch.min_size, record.job.batch.max_size),
-        "progress": done,
-        "total_progress": total,
-    }
 
 
 def planned_moments(record: JobRecord, planned: Schedule) -> tuple[float | None, float | None]:
@@ -203,35 +240,56 @@ def service_status(
 
     `enforced` is what holds it to its share of a device, `first_answer_s` the last part of its last start from nothing.
     """
-    # The last phase of a start is not shown without the others.
-    answered = {} if first_answer_s is None or not record.start_phases_s else {"first_answer": first_answer_s}
-    states = [replica.state.value for replica in record.replicas]
     return ServiceStatus(
-        service_id=record.workload_id,
-        name=record.service.name,
+        **_deployed_fields(record.service, base_url),
+        **_load_fields(record),
+        **_replica_fields(record, first_answer_s),
         state=record.state.value,
         reason=record.reason,
         deployed_at_s=record.deployed_at_s,
-        revision=record.service.revision,
-        min_replicas=record.min_replicas,
-        max_replicas=record.max_replicas,
-        num_ready=states.count("READY"),
-        num_starting=states.count("STARTING"),
-        slo_s=record.service.slo_s,
-        arrivals_per_s=record.arrivals_per_s,
-        in_flight=record.in_flight,
-        queued=record.queued,
-        latency_p50_s=record.latency_p50_s,
-        latency_p99_s=record.latency_p99_s,
         device_seconds=record.attained_service_s(now_s),
-        url=f"{base_url}/f/{record.service.name}",
-        replicas=_replicas(record.replicas, {}),
-        share=record.service.share,
         enforced=enforced,
-        capacity_per_s=record.service.capacity_per_s,
-        wanted_replicas=record.wanted_replicas,
-        cold_start_s={**record.start_phases_s, **answered},
     )
+
+
+def _deployed_fields(service: InferenceService, base_url: str) -> dict[str, Any]:
+    """What its owner asked for, and where it answers."""
+    return {
+        "service_id": service.service_id,
+        "name": service.name,
+        "url": f"{base_url}/f/{service.name}",
+        "revision": service.revision,
+        "slo_s": service.slo_s,
+        "share": service.share,
+        "capacity_per_s": service.capacity_per_s,
+    }
+
+
+def _load_fields(record: ServiceRecord) -> dict[str, Any]:
+    """What is asked of it, as its gateway last reported."""
+    return {
+        "arrivals_per_s": record.arrivals_per_s,
+        "in_flight": record.in_flight,
+        "queued": record.queued,
+        "latency_p50_s": record.latency_p50_s,
+        "latency_p99_s": record.latency_p99_s,
+    }
+
+
+def _replica_fields(record: ServiceRecord, first_answer_s: float | None) -> dict[str, Any]:
+    """Its replicas, how many there may be and should be, and what the newest start was made of."""
+    states = [replica.state for replica in record.replicas]
+    # The last phase of a start is not shown without the others.
+    answered = {} if first_answer_s is None or not record.start_phases_s else {"first_answer": first_answer_s}
+    return {
+        "min_replicas": record.min_replicas,
+        "max_replicas": record.max_replicas,
+        "wanted_replicas": record.wanted_replicas,
+        "num_ready": states.count(ReplicaState.READY),
+        "num_starting": states.count(ReplicaState.STARTING),
+        "replicas": _replicas(record.replicas, {}),
+        "cold_start_s": {**record.start_phases_s, **answered},
+    }
 
 
 def device_statuses(view: ViewLike) -> tuple[DeviceStatus, ...]:
