@@ -261,11 +261,11 @@ def test_why_tells_when_a_waiting_job_is_expected_to_start(asking, promising):
     assert asking.get(f"/v1/workloads/{first['job_id']}/why").json()["expected_start_at_s"] is None
 
 
-def test_why_says_when_nobody_knows(asking):
+def test_why_says_when_a_start_is_not_known(asking):
     for _ in range(5):
         job_id = asking.post("/v1/jobs", json=job_body(options__deadline_s=None)).json()["job_id"]
     why = asking.get(f"/v1/workloads/{job_id}/why").json()
-    assert any("nobody knows" in line and "'digits'" in line for line in why["evidence"])
+    assert any("it is not known" in line and "'digits'" in line for line in why["evidence"])
 
 
 def test_who_asks_while_another_quote_takes_too_long_is_told_to_come_back(promising, monkeypatch):

@@ -23,7 +23,7 @@ from springtide.core.workload import JobState, TrainingJob
 from springtide.service.api.application import build_api
 from springtide.service.history.history import HistoryIndex
 from springtide.service.status.pool_evidence import job_pool_evidence
-from springtide.service.status.pools import MAX_BINS, TideDesk, pool_statuses, tide_status
+from springtide.service.status.pools import MAX_BINS, TideForecasts, pool_statuses, tide_status
 
 
 @pytest.fixture
@@ -190,14 +190,14 @@ def test_the_tide_is_thinned_to_what_a_picture_can_show():
 def test_the_forecast_begins_now_stays_within_what_can_be_needed_and_needs_a_day():
     day = [4 + 3 * (8 <= hour // 4 < 20) for hour in range(96)]
     tide = Tide(day_s=960.0, bins_per_day=96, peaks=tuple(day * 5), peak=4, level=4)
-    bands = TideDesk().bands(tide, 4805.0, 960.0, most=9)
+    bands = TideForecasts().bands(tide, 4805.0, 960.0, most=9)
     assert bands[0].at_s == 4800.0
     assert len(bands) == 97
     assert all(band.lower <= band.upper <= 9.0 for band in bands)
     assert bands[48].expected == pytest.approx(7.0)
-    assert TideDesk().bands(Tide(), 10.0, 960.0, most=9) == ()
+    assert TideForecasts().bands(Tide(), 10.0, 960.0, most=9) == ()
     young = Tide(day_s=960.0, bins_per_day=96, peaks=(4, 5), peak=4, level=4)
-    assert TideDesk().bands(young, 25.0, 960.0, most=9) == ()
+    assert TideForecasts().bands(young, 25.0, 960.0, most=9) == ()
 
 
 def test_more_days_than_are_remembered_are_refused(http):
@@ -221,7 +221,7 @@ def test_a_job_that_was_shrunk_is_told_which_reclaim_and_when_it_may_have_device
     told = evidence(http, "fit-1")
     assert (
         "the reclaim of t1 12.0 s ago took it from 4 to 2 workers: forecast for 07:30 needs 2 more "
-        "(reckoned at 40 device-seconds)"
+        "(estimated at 40 device-seconds)"
     ) in told
     assert "when services can spare devices again is not known: less than a day of their need was seen" in told
 
@@ -296,7 +296,7 @@ def test_a_job_that_waits_and_a_service_are_told_what_is_loaned_kept_and_under_w
     assert "replicas: 1 on s0" in told
     assert (
         "t1 is being reclaimed for services, since 4.0 s: ask's minimum of 3 is missing 1; "
-        "who is there has 11.0 s left to leave"
+        "workloads there have 11.0 s left to leave"
     ) in told
     job = TrainingJob(job_id="fit-2", name="fit", entrypoint=CODE, num_virtual_shards=4)
     tidal.policy.num_workers = 0

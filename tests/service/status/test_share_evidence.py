@@ -108,8 +108,8 @@ def test_who_shares_a_gpu_is_told_what_it_launches_and_holds_there():
     told = share_evidence(service, view_of(service), replace(SHARING, tenants=(loud,)))
     assert told[2:-1] == [
         "has launched 810 kernels and graphs since it started and holds 900 MB of the GPU's memory",
-        "launches that nothing held back, since nobody could say what it may use: 3",
-        "allocations refused, since --memory is what it may have: 1",
+        "launches let through because its limit was not known: 3",
+        "allocations refused because of its memory limit (--memory): 1",
     ]
 
 

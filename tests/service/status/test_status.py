@@ -253,8 +253,8 @@ def test_why_tells_what_is_planned():
     assert "expected start in 1m00, as planned" in why.evidence
     assert "expected end in 2m00, as planned" in why.evidence
     assert (why.expected_start_at_s, why.expected_finish_at_s) == (65.0, 125.0)
-    nobody = explain(known, view_of(known), (), 5.0, JobForecast(unknown=("other",)))
-    assert "expected start: nobody knows, because nobody knows how long 'other' will take" in nobody.evidence
+    unknown = explain(known, view_of(known), (), 5.0, JobForecast(unknown=("other",)))
+    assert "expected start: not known, because it is not known how long 'other' will take" in unknown.evidence
 
 
 def test_what_is_promised_and_planned_is_in_the_status():

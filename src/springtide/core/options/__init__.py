@@ -1,1 +1,1 @@
-"""The options of jobs and services, each written once: every face of the platform is made of these tables."""
+"""The options of jobs and services as tables, from which every face of the platform is made, and rules over them."""

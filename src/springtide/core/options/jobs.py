@@ -31,9 +31,9 @@ from springtide.core.workload import DEFAULT_GRACE_S, MAX_VIRTUAL_SHARDS, Learni
 
 Length = Literal["epochs", "progress"]
 Where = Literal["cluster", "functions"]
-# What an option of `length` is called where a job carries it.
+# The unit that a job carries, by the value of the option `length`.
 LENGTH_UNITS = MappingProxyType[Length, LengthUnit]({"epochs": "samples", "progress": "progress"})
-# Of a pipeline on functions, unless the owner says otherwise: what FuncPipe was measured with.
+# Of a pipeline on functions whose owner names no size: what FuncPipe was measured with.
 DEFAULT_MICRO_BATCH: Final = 4
 MAX_FUNCTION_WORKERS: Final = 10_000
 _MILLION: Final = 1_000_000
@@ -119,7 +119,7 @@ JOB_OPTIONS: Final[Table] = (
         ),
         object=ObjectField("globalBatch", "Samples of one step over all workers; a range is chosen in."),
     ),
-    # The REST API says the same by global_batch_size, beside bounds in `batch`.
+    # In the REST API it is global_batch_size, beside the bounds in `batch`.
     Option(
         name="initial_batch",
         kind=Count(1, _MILLION, 32),

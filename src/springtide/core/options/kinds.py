@@ -24,7 +24,7 @@ _OBJECTIVE = re.compile(r"(?:p99\s*<=?\s*)?(.+)", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class OptionKind:
-    """A kind of values. The base takes what it is given: functions over several options check those that use it."""
+    """A kind of values. The base class takes any value: its kinds are parsed together with other options."""
 
     def sent(self, value: Any, name: str, now: datetime) -> Any:
         """The value of the keyword `name` as it is sent (JSON, SI units). Raises InvalidRequest."""

@@ -77,7 +77,7 @@ class ObjectField:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """An option of a job or a service. A face that it has no entry for does not know it.
+    """An option of a job or a service. A face without an entry here does not have the option.
 
     `flags` are by command (`run` is also that of `quote`). `rest` is the one field that its value becomes: then every
     face converts it by its kind. `parts` are fields that a function fills from several options together.
@@ -96,7 +96,7 @@ class Option:
 
     @property
     def faces(self) -> frozenset[Face]:
-        """Where it can be said."""
+        """Which faces have the option."""
         known: dict[Face, bool] = {
             "python": self.is_keyword,
             "cli": bool(self.flags.keys() - {"change"}),
@@ -167,7 +167,8 @@ def check_keywords(table: Table, values: Mapping[str, Any]) -> None:
 def sent_options(table: Table, values: Mapping[str, Any], now: datetime) -> dict[str, Any]:
     """The REST fields of the keywords that become one field each.
 
-    A word or a yes or no at its default is left out. Quantities are sent: a job keeps the defaults of its client.
+    Words and toggles at their defaults are left out. Quantities are always sent, so that a job keeps the defaults of
+    the client that submitted it.
     """
     sent: dict[str, Any] = {}
     for option in table:

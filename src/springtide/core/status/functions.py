@@ -9,9 +9,9 @@ from springtide.core.wire.functions import LaneTimes
 
 
 class PlaceStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One place of the pipeline and the function that fills it now (`phase` "lost": none, a successor is called).
+    """One place of the pipeline and the function that fills it now (`phase` "lost": none, a successor is invoked).
 
-    `lifetime_left_s` is what is left of its invocation. `num_replaced` counts the functions that died here,
+    `lifetime_left_s` is how much longer its invocation may run. `num_replaced` counts the functions that died here,
     `num_handovers` those that left in time for a successor.
     """
 
@@ -44,7 +44,7 @@ class PlanChange(msgspec.Struct, frozen=True, kw_only=True):
     num_stayed: int = 0
 
 
-# So many changes of plan are remembered; the oldest goes first.
+# Changes of plan that are kept; the oldest is dropped first.
 MAX_CHANGES = 64
 
 

@@ -46,10 +46,10 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     batch of the initial size, and `goodput_samples_per_s` the speed times that.
 
     `on` names the function service that it runs at ("": the platform's machines), `functions` what fills its places.
-    `search` is there where its configuration is searched for, `stream` where its dataset grows. `batch_schedule` says
+    `search` is set where its configuration is searched for, `stream` where its dataset grows. `batch_schedule` says
     from which epoch on a step has how many samples, `study` which search over jobs it is a trial of. `share` is what
-    each of its workers is to hold of a device (None: the whole), `enforced` what holds it and its neighbours to that.
-    `pods` are those of its replicas, on Kubernetes. `resize_reason` is the part of `reason` that says why the number of
+    each of its workers is to hold of a device (None: the whole), `enforced` what enforces that. `pods` are those of its
+    replicas, on Kubernetes. `resize_reason` is the part of `reason` that says why the number of
     workers changed; empty where `reason` is about something else.
     """
 
@@ -220,7 +220,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):
-    """A device held by one workload from start to end (None: still held). The Gantt's bar."""
+    """A device held by one workload from start to end (None: still held): a bar of the timeline."""
 
     device_id: str
     workload_id: str
@@ -232,7 +232,7 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True):
-    """Devices that a policy plans to give a job from start to end, both still to come."""
+    """Devices that a policy plans to give a job from start to end, both in the future."""
 
     workload_id: str
     workload_name: str
@@ -272,7 +272,7 @@ class ProgressSeries(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """A moment worth a tick on the Gantt: a resize with its pause, a crash, a deadline, an end; of a node (then
+    """A moment that the timeline marks: a resize with its pause, a crash, a deadline, an end; of a node (then
     `workload_id` is empty) a loan or a reclaim."""
 
     at_s: float
@@ -283,7 +283,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
-    """Which workload held what when, from the journal; `planned` is what a policy that plans ahead has in mind.
+    """Which workload held which device when, from the journal; `planned` is what a policy that plans ahead intends.
 
     `loans` says when which node was labelled for another pool than the one that owns it.
     """

@@ -30,11 +30,11 @@ class PodStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """How the platform stands with its Kubernetes cluster.
+    """The platform's connection to its Kubernetes cluster.
 
     `leader` is the process that decides now, `term` how often that has changed; `watch_age_s` how long ago the API
-    server was last heard of, `pending_writes` how many calls wait. `problem` is what keeps the platform from it, empty
-    where nothing does.
+    server was last heard of, `pending_writes` how many calls wait. `problem` is what keeps the platform from reaching
+    it, empty where nothing does.
     """
 
     server: str = ""

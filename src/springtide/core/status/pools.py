@@ -19,9 +19,9 @@ HandoverState = Literal["draining", "done", "called off", "lost"]
 
 
 class DrainStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A node on its way into `pool`. Since `reclaim_at_s` workloads there have to go (None: they may stay).
+    """A node on its way into `pool`. Since `reclaim_at_s` workloads there have to leave (None: they may stay).
 
-    `cost_s` is what the reclaim costs training, in device-seconds, as the policy reckons.
+    `cost_s` is what the reclaim costs training, in device-seconds, as the policy estimates.
     """
 
     pool: Pool
@@ -46,7 +46,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """All nodes of one label. `num_borrowed` of them another pool owns; `num_lent` are owned here and labelled away."""
+    """All nodes of one label. `num_borrowed` are owned by another pool, `num_lent` of its own have another label."""
 
     pool: Pool
     num_nodes: int
@@ -71,9 +71,9 @@ class AffectedJob(msgspec.Struct, frozen=True, kw_only=True):
 class Handover(msgspec.Struct, frozen=True, kw_only=True):
     """A node's way from one pool to another: a loan towards training, a reclaim towards services.
 
-    Wanted at `demanded_at_s`; from `reclaim_at_s` on the workloads there had to go; labelled at `labelled_at_s`; the
+    Wanted at `demanded_at_s`; from `reclaim_at_s` on the workloads there had to leave; labelled at `labelled_at_s`; the
     first replica of a service was ready there at `serving_at_s`. None: not yet, or never. `is_return` says that the
-    node goes back to the pool that owns it. `cost_s` is in device-seconds, as the policy reckoned.
+    node goes back to the pool that owns it. `cost_s` is in device-seconds, as the policy estimated.
     """
 
     node_id: str

@@ -1,7 +1,7 @@
-"""What a quote says: whether a job would be taken in, when it would finish, for how much, and what else would do.
+"""What a quote says: whether a job would be accepted, when it would finish, for how much, and with which changes.
 
 Scripts depend on these shapes. Times are seconds from the moment of asking, money is US dollars, and every figure
-has its range: it lies between `p10` and `p90` four times of five.
+has its range: it lies between `p10` and `p90` in four of five cases.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Alternative(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QuoteOption(msgspec.Struct, frozen=True, kw_only=True):
-    """A way to run the job: `workers` throughout, from now on, if they are given to it.
+    """A way to run the job: on `workers` from now to its end, if it gets them.
 
     `communication_fraction` is the part of the devices' time that does not go into samples: 1 - speedup / workers.
     """
@@ -99,8 +99,8 @@ class Quote(msgspec.Struct, frozen=True, kw_only=True):
     what promises count on from now to the job's end or its deadline, stretch by stretch, where servers are loaned and
     taken back; empty: all there is. `on` names the function service that the quote is for ("": the platform's
     machines), `bill` is then that of the chosen option, and `elsewhere` what the job would meet at other places.
-    `search` is there where its workers and memory would be searched for while it runs. `share` is what each of its
-    workers would hold of a device (None: the whole), `enforced` what would hold it and its neighbours to that.
+    `search` is set where its workers and memory would be searched for while it runs. `share` is what each of its
+    workers would hold of a device (None: the whole), `enforced` what would enforce that.
     """
 
     verdict: Verdict

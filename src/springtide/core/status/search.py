@@ -17,7 +17,7 @@ class TriedConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     """One configuration as its steps have shown it, the mean of `num_steps` of them.
 
     `model_step_s` and `model_step_usd` are what the model alone said of it before anything was measured (None: it
-    cannot tell). `is_left` says that it was left again for another one on the same batch.
+    cannot tell). `is_left` says that the search went on to another one on the same batch.
     """
 
     num_workers: int
@@ -60,11 +60,11 @@ class SearchStatus(msgspec.Struct, frozen=True, kw_only=True):
     `reason` is the policy's: why it runs as it does, or what it tries next. `tried` has one entry for each
     configuration, batch and gradient, in the order in which they were last measured; `expected` is the map of
     configurations, thinned out (empty in the status of the whole platform). `max_workers` and `sizes_mb` (ascending)
-    are the space, `num_workers` and `memory_mb` what it runs as. `num_earlier`
-    measurements came from earlier runs of the same function.
+    are the space, `num_workers` and `memory_mb` what it runs as. `num_earlier` measurements came from earlier runs of
+    the same function.
 
-    `search_s` and `search_usd` are what the search has cost so far: what steps of the `num_left` configurations that
-    were left again took and cost beyond those of the best one known for their batch.
+    `search_s` and `search_usd` are what the search has cost so far: what steps of the `num_left` configurations that it
+    gave up took and cost beyond those of the best one known for their batch.
     `model_error_fraction` is by how much the model alone was off on what was measured (mean), and `error_fraction` by
     how much predictions after correction are expected to be off (the middle one of the map, one standard deviation).
     """

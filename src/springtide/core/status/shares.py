@@ -42,8 +42,8 @@ class SharingStatus(msgspec.Struct, frozen=True, kw_only=True):
     """How this platform shares devices now.
 
     `mechanism` names what enforces shares (`cgroup-v2`, `cgroup-v1`, `signals`, `cuda-preload`, `mps`, `pod-limits`,
-    `none`), `enforced` says in one sentence what that holds people to and what not. `device_cpus` is how many CPU cores
-    make one device. A turn of the control is due every `tick_s`; `late_p99_s` is by how much it was late lately,
+    `none`), `enforced` says in one sentence what that enforces and what it does not. `device_cpus` is how many CPU
+    cores make one device. A turn of the control is due every `tick_s`; `late_p99_s` is how late recent turns were,
     `reaction_p99_s` how long a new grant took from its decision until it was in force.
     """
 

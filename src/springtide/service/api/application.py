@@ -26,7 +26,7 @@ from springtide.service.history.series import SeriesIndex
 from springtide.service.metrics.platform import PlatformCollector
 from springtide.service.ports import PlatformLike, Submissions
 from springtide.service.quotes.quote import LiveQuotes
-from springtide.service.status.search_reports import SearchDesk
+from springtide.service.status.search_reports import SearchReports
 from springtide.service.status.sharing import SharingReports
 from springtide.service.submission.function_menus import service_of
 from springtide.service.submission.problems import add_problem_handlers
@@ -67,7 +67,7 @@ def build_api(
     quotes = LiveQuotes(platform)
     series = SeriesIndex()
     platform.subscribe(series.add)
-    searches = SearchDesk(lambda: service_of(platform.view()))
+    searches = SearchReports(lambda: service_of(platform.view()))
     shares = SharingReports(platform, first_answer_s)
     streams = LiveStreams(platform, searches, shares)
     context = routes.ApiContext(

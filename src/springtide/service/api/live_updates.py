@@ -14,7 +14,7 @@ import msgspec
 from springtide.core.errors import CapacityError
 from springtide.service.ports import PlatformLike
 from springtide.service.status.cluster_evidence import with_cluster
-from springtide.service.status.search_reports import SearchDesk
+from springtide.service.status.search_reports import SearchReports
 from springtide.service.status.sharing import SharingReports
 from springtide.service.status.status import platform_status
 
@@ -32,7 +32,7 @@ class LiveStreams:
     def __init__(
         self,
         platform: PlatformLike,
-        searches: SearchDesk,
+        searches: SearchReports,
         shares: SharingReports,
         *,
         keep_alive_s: float = KEEP_ALIVE_S,

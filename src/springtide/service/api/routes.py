@@ -44,7 +44,7 @@ from springtide.service.status.cluster_evidence import (
 )
 from springtide.service.status.explain import explain
 from springtide.service.status.outlook import outlook_of
-from springtide.service.status.search_reports import SearchDesk
+from springtide.service.status.search_reports import SearchReports
 from springtide.service.status.sharing import SharingReports
 from springtide.service.status.status import job_status, listed_services, platform_status, service_status
 from springtide.service.submission.option_models import JobChangeIn
@@ -85,7 +85,7 @@ class ApiContext:
     streams: LiveStreams
     quotes: LiveQuotes
     pools: PoolReports
-    searches: SearchDesk
+    searches: SearchReports
     shares: SharingReports
 
     def jobs(self) -> list[JobStatus]:

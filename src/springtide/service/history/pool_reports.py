@@ -5,7 +5,7 @@ from __future__ import annotations
 from springtide.core.status.pools import PoolsReport, TideBand
 from springtide.service.history.history import HistoryIndex
 from springtide.service.ports import PlatformLike
-from springtide.service.status.pools import TideDesk, most_needed, node_statuses, pool_statuses, tide_status
+from springtide.service.status.pools import TideForecasts, most_needed, node_statuses, pool_statuses, tide_status
 
 MAX_HANDOVERS = 50
 
@@ -16,7 +16,7 @@ class PoolReports:
     def __init__(self, platform: PlatformLike, history: HistoryIndex) -> None:
         self._platform = platform
         self._history = history
-        self._tides = TideDesk()
+        self._tides = TideForecasts()
 
     def report(self, past_days: int = 1) -> PoolsReport:
         """The report of this instant: the tide of `past_days`, and a forecast over half that time, at most one day."""

@@ -1,4 +1,4 @@
-"""What is known of a job whose batch may change: its noise scale, efficiency, goodput, and how much is left. Pure."""
+"""What is known of a job whose batch may change: noise scale, efficiency, goodput, and what is left. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from springtide.perf.goodput import efficiency, learning_rate_factor, noise_scal
 
 
 class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
-    """A job's batch as it is now and what it is worth; None where it is not known, or the batch never changes.
+    """What a batch of the present size is worth; None where that is not known, or the batch never changes.
 
     `noise_scale` is in samples. `efficiency_fraction` is the progress that a sample makes, against one in a batch of
     the initial size; samples a second times that are the goodput.
@@ -59,6 +59,6 @@ def num_samples_left(record: JobRecord) -> float | None:
     left = max(0.0, total - done) * record.job.global_batch_size
     if record.job.length_unit == "progress":
         fraction = adaptation_of(record.job, record.learnt.noise, record.batch_size, None).efficiency_fraction
-        # A sample in a large batch brings less of what is left.
+        # A sample in a large batch makes less progress, so more samples are left.
         left /= fraction if fraction else 1.0
     return left

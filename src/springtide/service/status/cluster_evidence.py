@@ -1,4 +1,4 @@
-"""What users are told of pods and of the cluster: in the status of workloads, and as evidence of why one waits."""
+"""Pods and the cluster as users see them: in the status of workloads, and as evidence of why a workload waits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from springtide.core.status.pods import ClusterStatus, PodStatus
 from springtide.core.workload import WorkloadId
 
 MAX_PODS_TOLD = 8
-# A platform that has heard nothing for so long is cut off: its watches report about once a minute.
+# Watches report about once a minute: after so long without a report the platform is cut off from the API server.
 SILENT_AFTER_S = 150.0
 _NOT_YET = ("waiting", "creating", "binding", "starting")
 
@@ -36,7 +36,7 @@ def with_pods(status: StatusT, pods: PodsByWorkload) -> StatusT:
 
 
 def with_cluster(status: PlatformStatus, cluster: ClusterStatus | None) -> PlatformStatus:
-    """The platform's status with its cluster, and each workload's with its pods. They are told once, with those."""
+    """The platform's status with its cluster, and each workload's with its pods, which the cluster's leaves out."""
     if cluster is None:
         return status
     pods = pods_by_workload(cluster)
@@ -49,19 +49,19 @@ def with_cluster(status: PlatformStatus, cluster: ClusterStatus | None) -> Platf
 
 
 def cluster_evidence(workload_id: WorkloadId, cluster: ClusterStatus) -> list[str]:
-    """What pods and cluster have to do with where a workload is, as sentences: first what hinders it."""
-    told = []
+    """How the cluster and its pods affect a workload, as sentences: problems of the cluster first."""
+    sentences = []
     if cluster.problem:
-        told.append(f"the cluster: {cluster.problem}")
+        sentences.append(f"the cluster: {cluster.problem}")
     elif cluster.watch_age_s > SILENT_AFTER_S:
-        told.append(f"nothing has been heard of the API server for {format_duration(cluster.watch_age_s)}")
+        sentences.append(f"nothing has been heard of the API server for {format_duration(cluster.watch_age_s)}")
     own = [pod for pod in cluster.pods if pod.workload_id == workload_id]
     # Pods that do not run come before those that do.
     own.sort(key=lambda pod: (pod.phase not in _NOT_YET, pod.phase == "running", pod.replica_id))
-    told += [pod_sentence(pod) for pod in own[:MAX_PODS_TOLD]]
+    sentences += [pod_sentence(pod) for pod in own[:MAX_PODS_TOLD]]
     if len(own) > MAX_PODS_TOLD:
-        told.append(f"and {len(own) - MAX_PODS_TOLD} pods more")
-    return told
+        sentences.append(f"and {len(own) - MAX_PODS_TOLD} pods more")
+    return sentences
 
 
 def pod_sentence(pod: PodStatus) -> str:

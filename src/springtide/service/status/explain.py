@@ -1,4 +1,4 @@
-"""The answer to `why`: the one dominant reason, what it rests on, and what its owner could do."""
+"""The answer to `why`: the one dominant reason, the evidence for it, and what its owner could do."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def explain(
     search: SearchStatus | None = None,
     sharing: SharingStatus | None = None,
 ) -> Explanation:
-    """Return why a workload is where it is, with an `outlook` what is expected of it, and what `pools` have to do.
+    """Return why a workload is in its state, what is expected of it (`outlook`), and how `pools` affect it.
 
-    `live` is what the coordinator of a job on functions says, `search` what the search for its workers and memory says,
+    `live` is what the coordinator of a job on functions reports, `search` the search for its workers and memory,
     `sharing` what is granted on shared devices.
     """
     if isinstance(record, JobRecord):
@@ -99,7 +99,7 @@ def _job_evidence(
         evidence.append(f"step {record.progress.step} of {record.progress.total_steps} ({done:.0f} %)")
     evidence += _batch_evidence(status)
     if status.eta_s is not None:
-        # After a start or a change nothing has been measured yet, and an earlier speed is what it rests on.
+        # After a start or a change nothing has been measured yet: then the prediction uses an earlier speed.
         speed = "as it went before" if not status.samples_per_s else f"at {status.samples_per_s:.0f} samples/s"
         evidence.append(f"{speed} it ends in {format_duration(status.eta_s)}")
     if status.deadline_at_s is not None and not record.lifecycle.state.is_terminal:
@@ -123,51 +123,51 @@ def _job_evidence(
 
 
 def _batch_evidence(status: JobStatus) -> list[str]:
-    """What the batch is, and what the gradient's noise says of it."""
+    """The batch, and how much a sample brings at this batch by the gradient's noise."""
     if status.batch_bounds is None:
         return []
     low, high = status.batch_bounds
-    told = [f"batch {status.global_batch_size} of {low}..{high}, {status.initial_batch_size} at first"]
+    lines = [f"batch {status.global_batch_size} of {low}..{high}, {status.initial_batch_size} at first"]
     if status.learning_rate_factor is not None and status.learning_rate_factor != 1.0:
-        told[0] += f", learning rate x{status.learning_rate_factor:.3g}"
+        lines[0] += f", learning rate x{status.learning_rate_factor:.3g}"
     if status.noise_scale is not None and status.efficiency_fraction is not None:
-        told.append(
+        lines.append(
             f"gradient noise scale {status.noise_scale:.0f} samples: at this batch a sample brings "
             f"{100 * status.efficiency_fraction:.0f} % of what it did at first"
         )
-    return told
+    return lines
 
 
 def _last_changes(record: JobRecord, history: tuple[HistoryEntry, ...], now_s: float) -> list[str]:
     """The newest resize and the newest preemption, with what they were for, from the journal."""
     if record.lifecycle.state.is_terminal:
         return []
-    told = []
+    lines = []
     for kinds, verb in ((_RESIZES, "last change"), (("preempt",), "last time it gave way")):
         entry = next((entry for entry in reversed(history) if entry.kind in kinds), None)
         if entry is not None:
-            told.append(f"{verb}, {format_duration(max(0.0, now_s - entry.at_s))} ago: {entry.text}")
-    return told
+            lines.append(f"{verb}, {format_duration(max(0.0, now_s - entry.at_s))} ago: {entry.text}")
+    return lines
 
 
 def _expectations(record: JobRecord, outlook: JobForecast | None, now_s: float) -> list[str]:
     """What was promised, and when it is expected to start and to end."""
-    told = []
+    lines = []
     if record.promise.admitted_at_s is not None and not record.lifecycle.state.is_terminal:
-        told.append(f"its deadline was promised {format_duration(max(0.0, now_s - record.promise.admitted_at_s))} ago")
+        lines.append(f"its deadline was promised {format_duration(max(0.0, now_s - record.promise.admitted_at_s))} ago")
     if outlook is None:
-        return told
-    basis = "as planned" if outlook.is_planned else "if nobody else comes"
+        return lines
+    basis = "as planned" if outlook.is_planned else "if no other job comes"
     if not record.replicas and outlook.start_at_s is not None:
-        told.append(f"expected start {_when(outlook.start_at_s, now_s)}, {basis}")
+        lines.append(f"expected start {_when(outlook.start_at_s, now_s)}, {basis}")
     elif not record.replicas:
         names = ", ".join(repr(name) for name in outlook.unknown[:3])
-        told.append(
-            f"expected start: nobody knows{f', because nobody knows how long {names} will take' if names else ''}"
+        lines.append(
+            f"expected start: not known{f', because it is not known how long {names} will take' if names else ''}"
         )
     if outlook.finish_at_s is not None:
-        told.append(f"expected end {_when(outlook.finish_at_s, now_s)}, {basis}")
-    return told
+        lines.append(f"expected end {_when(outlook.finish_at_s, now_s)}, {basis}")
+    return lines
 
 
 def _when(at_s: float, now_s: float) -> str:
@@ -257,11 +257,11 @@ def _occupancy(view: ViewLike) -> str:
         for holder in device.holders:
             shared[holder.workload_id] = shared.get(holder.workload_id, 0) + 1
     num_free = sum(device.workload_id is None for device in devices)
-    told = f"{num_free} of {_count(len(devices), 'device')} free"
+    sentence = f"{num_free} of {_count(len(devices), 'device')} free"
     for label, counts in (("held", held), ("held in part", shared)):
         holders = ", ".join(f"{workload_id} {count}" for workload_id, count in list(counts.items())[:5])
-        told += f"; {label}: {holders}" if holders else ""
-    return told
+        sentence += f"; {label}: {holders}" if holders else ""
+    return sentence
 
 
 def _count(number: int, singular: str, plural: str = "") -> str:

@@ -1,4 +1,4 @@
-"""What there is to say of a job on functions: its plan, which functions were replaced, what it waits for and costs."""
+"""The evidence on a job on functions: its plan, its pace, the functions that were replaced, and its cost."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from springtide.core.workload import JobState
 from springtide.scheduling.functions.plan_text import money, words
 
 MAX_PLACES_NAMED = 3
-# From this ratio of measured to predicted step time on, the evidence explains it.
+# From this ratio of measured to predicted step time on, the evidence says where the time goes.
 _NOTABLE_RATIO = 1.25
 
 
 def function_evidence(record: JobRecord, run: FunctionRunStatus, *, has_search: bool = False) -> Iterator[str]:
-    """What a job's place at a function service rests on, one sentence each.
+    """One sentence each on the job's plan, pace, losses and cost.
 
-    With a search the ways of its menu are only what it began with.
+    With a search the menu is only what the job began with, so the plan's rank on it is left out.
     """
     menu = record.job.menu
     assert menu is not None
@@ -39,24 +39,24 @@ def function_evidence(record: JobRecord, run: FunctionRunStatus, *, has_search: 
 def _way(record: JobRecord, menu: FunctionMenu, run: FunctionRunStatus, *, has_search: bool) -> str:
     verb = "would run" if record.runs_as.plan is None else "ran" if record.state.is_terminal else "runs"
     rank = next((index for index, option in enumerate(menu.options) if option.plan == run.plan), None)
-    told = f"{verb} at {run.service} as {words(run.plan)}"
+    sentence = f"{verb} at {run.service} as {words(run.plan)}"
     if has_search or rank is None or len(menu.options) == 1:
-        return told
+        return sentence
     place = "the cheapest" if rank == 0 else "the fastest" if rank == len(menu.options) - 1 else f"number {rank + 1}"
     recommended = ", the recommended one" if rank == menu.recommended else ""
-    return f"{told}: {place} of {len(menu.options)} ways from cheap to fast{recommended}"
+    return f"{sentence}: {place} of {len(menu.options)} ways from cheap to fast{recommended}"
 
 
 def _pace(run: FunctionRunStatus) -> Iterator[str]:
     if run.step_s is None:
         return
-    told = f"its newest step took {format_duration(run.step_s)}"
+    sentence = f"its newest step took {format_duration(run.step_s)}"
     if run.predicted_step_s:
         ratio = run.step_s / run.predicted_step_s
-        told += f", predicted were {format_duration(run.predicted_step_s)}"
+        sentence += f", predicted were {format_duration(run.predicted_step_s)}"
         if ratio >= _NOTABLE_RATIO:
-            told += f" ({ratio:.1f} times as long: {_where(run)})"
-    yield told
+            sentence += f" ({ratio:.1f} times as long: {_where(run)})"
+    yield sentence
 
 
 def _where(run: FunctionRunStatus) -> str:
@@ -75,14 +75,14 @@ def _where(run: FunctionRunStatus) -> str:
 
 def _losses(run: FunctionRunStatus) -> Iterator[str]:
     if run.num_replaced or run.num_lost:
-        told = _count(
+        sentence = _count(
             run.num_replaced, "function was replaced after it died", "functions were replaced after they died"
         )
         if run.num_lost:
-            told += f", {_count(run.num_lost, 'invocation')} never began"
+            sentence += f", {_count(run.num_lost, 'invocation')} never began"
         if run.num_redone_steps:
-            told += f", {_count(run.num_redone_steps, 'step')} redone from saved states"
-        yield told
+            sentence += f", {_count(run.num_redone_steps, 'step')} redone from saved states"
+        yield sentence
     if run.num_handovers:
         yield f"{_count(run.num_handovers, 'function')} handed over to a successor before the lifetime was over"
     if run.num_throttled:
@@ -93,17 +93,17 @@ def _losses(run: FunctionRunStatus) -> Iterator[str]:
 
 
 def _absent(places: Sequence[PlaceStatus]) -> Iterator[str]:
-    """Places without a function, and what the last functions there reported."""
+    """Places that wait for a function, each with the error that its last function reported."""
     lost = [place for place in places if place.phase in ("lost", "failed", "throttled")]
     for place in lost[:MAX_PLACES_NAMED]:
-        said = f": {place.error}" if place.error else ""
-        yield f"stage {place.stage}, replica {place.replica} waits for a new function{said}"
+        error = f": {place.error}" if place.error else ""
+        yield f"stage {place.stage}, replica {place.replica} waits for a new function{error}"
     if len(lost) > MAX_PLACES_NAMED:
         yield f"and {len(lost) - MAX_PLACES_NAMED} more places wait for a new function"
 
 
 def function_next_steps(record: JobRecord, run: FunctionRunStatus) -> list[str] | None:
-    """What its owner could do; None where it is what it is for any job."""
+    """What its owner could do; None where it is the same as for any job."""
     job_id = record.workload_id
     if record.state is JobState.RUNNING:
         return [f"springtide status {job_id}", f"springtide logs {job_id} -f", f"springtide pause {job_id}"]
@@ -112,7 +112,7 @@ def function_next_steps(record: JobRecord, run: FunctionRunStatus) -> list[str] 
     if run.bill.total_usd < 0.8 * run.budget_usd:
         return None
     total = record.progress.total_steps or 0
-    # What the rest would cost at the price of what is done, and a fifth on top.
+    # The whole job at the price of the steps so far, with a fifth on top.
     whole_usd = (
         run.bill.total_usd * total / record.progress.step if record.progress.step and total else 2 * run.budget_usd
     )

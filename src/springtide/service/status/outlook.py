@@ -1,4 +1,4 @@
-"""What is expected of a job: when it starts and ends as its policy plans, or as the policy goes on if asked again."""
+"""When a job is expected to start and end: as its policy plans, or else by playing the policy forward."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WAITING = frozenset({JobState.PENDING, JobState.PREEMPTING})
 class JobForecast(msgspec.Struct, frozen=True, kw_only=True):
     """Moments on the platform's clock, None where not known; `unknown` names jobs whose end is not known.
 
-    `is_planned` says that the policy itself plans so far ahead; otherwise the present plan was played forward.
+    `is_planned` says that the policy plans so far ahead itself; otherwise its present plan was played forward.
     """
 
     start_at_s: float | None = None

@@ -1,4 +1,4 @@
-"""What pools have to do with a workload's state: the reclaim that took its devices, loans, what is due back."""
+"""How pools affect a workload: the reclaim that took its devices, loans, and when devices come back."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ MAX_NODES_NAMED = 3
 def job_pool_evidence(
     record: JobRecord, report: PoolsReport, planned: Schedule, now_s: float, graces_s: Mapping[str, float] = EMPTY
 ) -> list[str]:
-    """Which reclaim took a job's devices and when it may have them back; of one that waits, what there is for it."""
+    """Which reclaim took a job's devices and when it may have them back; for a waiting job, what training has."""
     if not report.pools or record.lifecycle.state.is_terminal:
         return []
-    told: list[str] = []
+    sentences: list[str] = []
     last = last_reclaim_of(record.workload_id, report.handovers)
     if last is not None:
         handover, job = last
-        told.append(_taken(handover, job, now_s))
+        sentences.append(_taken(handover, job, now_s))
         if record.world_size < job.num_workers_before:
-            told.append(_due_back(record, handover, report, planned, now_s))
+            sentences.append(_due_back(record, handover, report, planned, now_s))
     if record.lifecycle.state is JobState.PENDING:
-        told.append(_for_training(report))
-        told += _under_way(report.handovers, now_s, graces_s)
-    return told
+        sentences.append(_for_training(report))
+        sentences += _under_way(report.handovers, now_s, graces_s)
+    return sentences
 
 
 def service_pool_evidence(
@@ -41,18 +41,18 @@ def service_pool_evidence(
     """What a service is guaranteed, whose nodes its replicas are on, and which reclaims are under way for services."""
     if not report.pools or not record.is_served:
         return []
-    told: list[str] = []
+    sentences: list[str] = []
     num_ready = sum(replica.state == "READY" for replica in record.replicas)
     if record.min_replicas:
         short = record.min_replicas - num_ready
         state = (
             "kept" if short <= 0 else f"{short} short, {sum(r.state == 'STARTING' for r in record.replicas)} starting"
         )
-        told.append(f"guaranteed at least {_count(record.min_replicas, 'replica')}: {state}")
+        sentences.append(f"guaranteed at least {_count(record.min_replicas, 'replica')}: {state}")
     if record.replicas:
-        told.append(_origins(record, report))
-    told += _under_way(report.handovers, now_s, graces_s)
-    return told
+        sentences.append(_origins(record, report))
+    sentences += _under_way(report.handovers, now_s, graces_s)
+    return sentences
 
 
 def last_reclaim_of(workload_id: str, handovers: Sequence[Handover]) -> tuple[Handover, AffectedJob] | None:
@@ -74,7 +74,7 @@ def _taken(handover: Handover, job: AffectedJob, now_s: float) -> str:
     elif job.effect == "forced":
         did += " by force, its grace was over"
     reason = f": {handover.reason}" if handover.reason else ""
-    cost = f" (reckoned at {handover.cost_s:.0f} device-seconds)" if handover.cost_s else ""
+    cost = f" (estimated at {handover.cost_s:.0f} device-seconds)" if handover.cost_s else ""
     return f"the reclaim of {handover.node_id} {ago} ago {did}{reason}{cost}"
 
 
@@ -85,7 +85,7 @@ def _due_back(record: JobRecord, handover: Handover, report: PoolsReport, planne
         return f"it is planned to have {_count(more.num_devices, 'worker')} again {when}"
     if not report.tide.forecast:
         return "when services can spare devices again is not known: less than a day of their need was seen"
-    num_open = sum(node.num_devices for node in report.nodes if _heading(node) != "training")
+    num_open = sum(node.num_devices for node in report.nodes if _next_pool(node) != "training")
     num_enough = num_open - handover.num_devices
     calm = next((band for band in report.tide.forecast if band.upper <= num_enough), None)
     spared = _count(handover.num_devices, "device")
@@ -98,9 +98,9 @@ def _due_back(record: JobRecord, handover: Handover, report: PoolsReport, planne
 
 
 def _for_training(report: PoolsReport) -> str:
-    """What is open to jobs, what of that is borrowed, and what is kept for services."""
-    mine = [node for node in report.nodes if admits(_heading(node), is_job=True)]
-    others = [node for node in report.nodes if not admits(_heading(node), is_job=True)]
+    """How many devices jobs may use, how many of them are on loan, and how many are kept for services."""
+    mine = [node for node in report.nodes if admits(_next_pool(node), is_job=True)]
+    others = [node for node in report.nodes if not admits(_next_pool(node), is_job=True)]
     num_devices = sum(node.num_devices for node in mine)
     num_free = num_devices - sum(node.num_training + node.num_serving for node in mine)
     sentence = f"{num_free} of {_count(num_devices, 'device')} for training free"
@@ -139,7 +139,7 @@ def graces_by_node(view: ViewLike) -> dict[str, float]:
 
 
 def _under_way(handovers: Sequence[Handover], now_s: float, graces_s: Mapping[str, float]) -> list[str]:
-    told = []
+    sentences = []
     for handover in handovers:
         if handover.state != "draining":
             continue
@@ -151,9 +151,9 @@ def _under_way(handovers: Sequence[Handover], now_s: float, graces_s: Mapping[st
         grace_s = graces_s.get(handover.node_id)
         if handover.reclaim_at_s is not None and grace_s is not None:
             left_s = max(0.0, handover.reclaim_at_s + grace_s - now_s)
-            reason += f"; who is there has {format_duration(left_s)} left to leave"
-        told.append(f"{handover.node_id} {what}, since {since}{reason}")
-    return told
+            reason += f"; workloads there have {format_duration(left_s)} left to leave"
+        sentences.append(f"{handover.node_id} {what}, since {since}{reason}")
+    return sentences
 
 
 def _origins(record: ServiceRecord, report: PoolsReport) -> str:
@@ -172,8 +172,8 @@ def _origins(record: ServiceRecord, report: PoolsReport) -> str:
     return "replicas: " + "; ".join(parts) + (f"; and on {rest} more nodes" if rest > 0 else "")
 
 
-def _heading(node: NodeStatus) -> Pool:
-    """What a node is labelled for, or is to be."""
+def _next_pool(node: NodeStatus) -> Pool:
+    """The pool that a node is labelled for, or will be after its drain."""
     return node.drain.pool if node.drain is not None else node.pool
 
 

@@ -1,4 +1,4 @@
-"""Pools as users are told them: nodes with labels and drains, what each pool holds, the tide and its forecast."""
+"""The status of pools: nodes with labels and drains, what each pool holds, the tide and its forecast."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from springtide.perf.tide import Forecaster
 from springtide.service.ports import ViewLike
 
 POOLS: tuple[Pool, ...] = ("training", "shared", "inference")
-# A picture of the past is made of so many bins at most; of a longer past several bins become one, the highest of them.
+# A chart of the past has at most so many bins; of a longer past several bins become one, with the highest value.
 MAX_BINS = 400
 MAX_SIZES = 500
 
@@ -32,7 +32,7 @@ def has_pools(nodes: Sequence[Node]) -> bool:
 
 
 def node_statuses(view: ViewLike, drains: Mapping[NodeId, Drain]) -> tuple[NodeStatus, ...]:
-    """Return every living node, its label and what jobs and services hold of it; nothing where all is shared."""
+    """Return every living node, its label and what jobs and services hold of it; empty where all nodes are shared."""
     if not has_pools(view.nodes):
         return ()
     training = _held_by(view.jobs.values())
@@ -54,7 +54,7 @@ def node_statuses(view: ViewLike, drains: Mapping[NodeId, Drain]) -> tuple[NodeS
 
 
 def pool_statuses(nodes: Sequence[NodeStatus]) -> tuple[PoolStatus, ...]:
-    """Return what each pool has, those without a node and without one of their own left out."""
+    """Return what each pool has; pools that neither have nor own a node are left out."""
     statuses = []
     for pool in POOLS:
         mine = [node for node in nodes if node.pool == pool]
@@ -100,15 +100,15 @@ def tide_status(
     )
 
 
-class TideDesk:
-    """Forecasts the tide for status pages. Remembers its last model, which only saves time."""
+class TideForecasts:
+    """Forecasts the tide for status pages. It keeps its last model, which only saves time."""
 
     def __init__(self) -> None:
         self._forecaster = Forecaster()
         self._lock = threading.Lock()
 
     def bands(self, tide: Tide, now_s: float, horizon_s: float, most: int) -> tuple[TideBand, ...]:
-        """What services will need until `now_s + horizon_s`, at most `most` devices; nothing before a day is known."""
+        """What services will need until `now_s + horizon_s`, at most `most` devices; empty before a day is known."""
         if tide.level is None:
             return ()
         with self._lock:
@@ -144,7 +144,7 @@ def _drain_status(drain: Drain | None) -> DrainStatus | None:
 
 
 def _thinned(sizes: Sequence[PoolSize]) -> tuple[PoolSize, ...]:
-    """The newest, and of many only as many as a picture can show."""
+    """As many as a chart can show, evenly spread, the newest among them."""
     if len(sizes) <= MAX_SIZES:
         return tuple(sizes)
     stride = -(-len(sizes) // MAX_SIZES)

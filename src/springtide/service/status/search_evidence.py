@@ -1,4 +1,4 @@
-"""What there is to say of a job's search, of the batch that it has now and of its stream, for `springtide why`."""
+"""The evidence on a job's search, its batch schedule and its stream, for `springtide why`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from springtide.service.status.search_reports import stream_status
 
 
 def search_evidence(record: JobRecord, search: SearchStatus) -> Iterator[str]:
-    """What its number of workers and their memory rest on, one sentence each."""
+    """Why it has this number of workers and this memory, one sentence each."""
     low, high = search.sizes_mb[0], search.sizes_mb[-1]
     yield f"searched for: {search.goal}, among 1..{search.max_workers} workers of {low}..{high} MB"
     if not record.state.is_terminal and search.reason and search.reason != record.reason:
@@ -28,13 +28,13 @@ def search_evidence(record: JobRecord, search: SearchStatus) -> Iterator[str]:
 
 def _tried(search: SearchStatus) -> str:
     shown = search.tried[-3:]
-    told = ", ".join(
+    sentence = ", ".join(
         f"{one.num_workers} x {one.memory_mb} MB {format_duration(one.step_s)} and {_usd(one.step_usd)} a step"
         + (" (now)" if one.is_running else "")
         for one in shown
     )
     return f"measured {_count(len(search.tried), 'configuration')}" + (
-        f", the newest {told}" if len(shown) < len(search.tried) else f": {told}"
+        f", the newest {sentence}" if len(shown) < len(search.tried) else f": {sentence}"
     )
 
 
@@ -62,28 +62,28 @@ def _schedule(record: JobRecord) -> Iterator[str]:
     if not phases:
         return
     coming = next((phase for phase in phases if phase.from_epoch > record.progress.epoch), None)
-    told = f"a step has {record.batch_size} samples in epoch {record.progress.epoch}"
+    sentence = f"a step has {record.batch_size} samples in epoch {record.progress.epoch}"
     if coming is not None:
-        told += f", {coming.global_batch_size} from epoch {coming.from_epoch} on: the search has reckoned with it"
-    yield told
+        sentence += f", {coming.global_batch_size} from epoch {coming.from_epoch} on: the search has reckoned with it"
+    yield sentence
 
 
 def stream_evidence(record: JobRecord, run: FunctionRunStatus) -> Iterator[str]:
-    """How far it is behind the dataset that grows, and whether it waits for it."""
+    """How far it is behind its growing dataset, and whether it waits for samples."""
     stream = stream_status(record, run)
     if stream is None or record.state.is_terminal:
         return
-    told = f"{_count(stream.num_waiting, 'sample')} of {stream.name!r} wait, {stream.num_used:,} were used"
+    sentence = f"{_count(stream.num_waiting, 'sample')} of {stream.name!r} wait, {stream.num_used:,} were used"
     if stream.is_closed:
-        yield f"{told}; it is closed: the rest is trained, then the job ends"
+        yield f"{sentence}; it is closed: the rest is trained, then the job ends"
         return
-    yield f"{told}, {stream.arrivals_per_s:.3g} a second arrive"
+    yield f"{sentence}, {stream.arrivals_per_s:.3g} a second arrive"
     if stream.is_idle:
         yield f"idle: no function runs and nothing is charged{f' ({run.idle_reason})' if run.idle_reason else ''}"
 
 
 def _usd(amount: float) -> str:
-    """As other amounts, but without an exponent however little a step costs."""
+    """Like `money`, but without an exponent however little a step costs."""
     if amount >= 1e-4 or amount <= 0:
         return money(amount)
     return f"${amount:.{1 - math.floor(math.log10(amount))}f}"

@@ -1,4 +1,4 @@
-"""What users are told of a job's search and its stream: what was tried, what is believed, what searching has cost."""
+"""The status of a job's search and of its stream: what was tried, what is expected, what searching has cost."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from springtide.core.status.search import (
 )
 from springtide.core.workload import Goal, JobState, TrainingJob, WorkloadId
 
-# The map shows so many numbers of workers and sizes at most, evenly spread, and those that were tried.
+# The map shows at most so many numbers of workers and memory sizes, evenly spread, beside those that were tried.
 MOST_COLUMNS = 16
 MOST_ROWS = 12
-# What was worked out is kept for so many jobs, because several readers ask four times a second.
+# Jobs whose status is kept: several readers ask four times a second.
 _MAX_KEPT = 64
-# After so many seconds it is computed anew even without a measurement: less work is left by then.
+# A kept status is computed anew after so long even without a measurement, because less work is left by then.
 _STALE_S = 5.0
 _ALIVE = ("starting", "warm", "training", "leaving", "waiting", "parked", "stuck")
 
@@ -40,8 +40,8 @@ class _Kept(msgspec.Struct, frozen=True):
     status: SearchStatus
 
 
-class SearchDesk:
-    """Tells of searches. What it worked out is kept while nothing was measured; any thread may ask."""
+class SearchReports:
+    """Returns the status of searches, and keeps each while nothing new is measured. Any thread may ask."""
 
     def __init__(self, service_of: Callable[[], FunctionService | None]) -> None:
         self._service_of = service_of
@@ -79,9 +79,9 @@ def _is_stale(kept: _Kept, record: JobRecord, now_s: float) -> bool:
 def search_status(
     record: JobRecord, service: FunctionService | None, now_s: float, *, with_map: bool = False
 ) -> SearchStatus:
-    """A job's search, from its record and the policy's reasons.
+    """The status of a job's search, from its record and the policy's reasons.
 
-    Without the `service` (the platform is not connected to it any more) only what was measured is known.
+    Without the `service` (the platform is no longer connected to it) only what was measured is known.
     """
     job = record.job
     search, menu = job.search, job.menu
@@ -100,7 +100,7 @@ def search_status(
             has_settled = found.has_settled
             if record.runs_as.plan is None and found.next is not None:
                 plan = found.next.plan
-            # Once it has been measured where it is, the search says why it stays; till then why it came there counts.
+            # Until its present plan is measured, the reason is why that was chosen; then it is why the search stays.
             is_new = record.runs_as.plan is None or not any(
                 one.plan == record.runs_as.plan for one in record.learnt.measurements
             )
@@ -143,7 +143,7 @@ def _phase(record: JobRecord, *, has_settled: bool) -> SearchPhase:
 
 
 def goal_words(job: TrainingJob) -> str:
-    """What is searched for, with the time and the money that its owner named."""
+    """The goal of the search in words, with the owner's deadline and budget."""
     from springtide.scheduling.functions.reasons import goal_words as words
 
     return words(job.goal, bool(job.stream))
@@ -155,7 +155,7 @@ def tried_of(
     service: FunctionService | None,
     running: FunctionPlan | None,
 ) -> tuple[TriedConfiguration, ...]:
-    """Each measured configuration beside what the model alone says of it."""
+    """Each measured configuration with the step time that the model alone predicts."""
     last_of = {_situation(measured): index for index, measured in enumerate(measurements)}
     tried = []
     for index, measured in enumerate(measurements):
@@ -189,16 +189,16 @@ def tried_of(
 
 
 def _situation(measured: FunctionMeasurement) -> tuple[int, int]:
-    """What configurations are compared in: the batch and the size of the model."""
+    """Configurations are compared only within the same batch and the same size of the model."""
     return measured.global_batch_size, measured.gradient_bytes
 
 
 def excess_of(measurements: Sequence[FunctionMeasurement], goal: Goal) -> tuple[float, float]:
-    """Seconds and dollars that steps of configurations that were left again took beyond those of the best one known.
+    """Seconds and dollars that the search has cost: what steps of given-up configurations took beyond the best one's.
 
-    Compared are those of one batch and model; the newest of them is the one that is kept. The best is the cheapest
-    where a deadline is to be made, the fastest for a budget and for "fastest", and the one with the least of both,
-    multiplied, where there is no goal.
+    Configurations are compared within one batch and model, where the newest counts as kept. The best is the cheapest
+    where there is a deadline, the fastest for a budget and for "fastest", and without a goal the one with the least
+    product of both.
     """
     best: dict[tuple[int, int], FunctionMeasurement] = {}
     for measured in measurements:
@@ -232,7 +232,7 @@ def _model_error(tried: Sequence[TriedConfiguration]) -> float | None:
 def expected_of(
     record: JobRecord, service: FunctionService, now_s: float, plan: FunctionPlan
 ) -> tuple[tuple[ExpectedConfiguration, ...], float | None]:
-    """The map of what is believed at the present batch, thinned out, and the middle one of its errors."""
+    """The map of expected configurations at the present batch, thinned out, and the median of its errors."""
     from springtide.perf.functions.workers.belief import Belief
     from springtide.perf.functions.workers.surface import WorkSettings
     from springtide.scheduling.functions.goal_phases import present_factor
@@ -273,7 +273,7 @@ def expected_of(
 
 
 def _thinned(values: Sequence[int], most: int) -> set[int]:
-    """So many of the values at most, those close together left out first: each about as many times the one before."""
+    """At most `most` of the values, spaced evenly in their logarithms."""
     every = sorted(set(values))
     if len(every) <= most:
         return set(every)
@@ -283,7 +283,7 @@ def _thinned(values: Sequence[int], most: int) -> set[int]:
 
 
 def _meets_goal(record: JobRecord, step_s: float, step_usd: float, now_s: float) -> bool | None:
-    """Whether going on there would be expected to keep deadline and budget; None where that cannot be told."""
+    """Whether a job that goes on in this configuration is expected to meet its goal; None where that is not known."""
     goal, total = record.job.goal, record.progress.total_steps or record.job.total_steps
     is_changing = any(phase.from_epoch > record.progress.epoch for phase in record.job.batch_schedule)
     if (goal.deadline_s is None and goal.budget_usd is None) or total is None or is_changing:
@@ -295,7 +295,7 @@ def _meets_goal(record: JobRecord, step_s: float, step_usd: float, now_s: float)
 
 
 def stream_status(record: JobRecord, live: FunctionRunStatus | None) -> StreamStatus | None:
-    """How far a job on a growing dataset is behind it; None for any other."""
+    """How far a job is behind its growing dataset; None for a job without one."""
     name = record.job.stream
     if not name:
         return None

@@ -1,4 +1,4 @@
-"""What shared devices have to do with a workload's state: its neighbours, what it is granted, what is left."""
+"""How shared devices affect a workload: its neighbours there, what it is granted, what is left."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ MAX_NAMED = 3
 
 
 def share_evidence(record: JobRecord | ServiceRecord, view: ViewLike, sharing: SharingStatus) -> list[str]:
-    """Nothing for a workload that asks for whole devices and holds them.
+    """For each device that the workload shares: with which others, what is granted now and why, and what enforces it.
 
-    Else for each device: which workloads share it, what the controller grants now and why, and what enforces it; for a
-    workload that has no device yet, what the emptiest one has left.
+    For a workload that asks for a share and has no device yet: what the emptiest device has left. Empty for one that
+    asks for whole devices.
     """
     asked = record.job.share if isinstance(record, JobRecord) else record.service.share
     held = [replica for replica in record.replicas if replica.share is not None]
-    told: list[str] = []
+    lines: list[str] = []
     for replica in held[:MAX_NAMED]:
-        told.append(_held(replica, record, view))
-        told += _granted(replica, sharing)
+        lines.append(_held(replica, record, view))
+        lines += _granted(replica, sharing)
     if len(held) > MAX_NAMED:
-        told.append(f"and {len(held) - MAX_NAMED} more replicas with a share; `springtide devices` shows them all")
+        lines.append(f"and {len(held) - MAX_NAMED} more replicas with a share; `springtide devices` shows them all")
     if held:
-        told.append(f"shares are enforced by {sharing.mechanism}: {sharing.enforced}")
+        lines.append(f"shares are enforced by {sharing.mechanism}: {sharing.enforced}")
     elif asked is not None and not record.replicas:
-        told.append(_wanted(asked, view))
-    return told
+        lines.append(_wanted(asked, view))
+    return lines
 
 
 def _part(share: Share) -> str:
@@ -54,27 +54,27 @@ def _granted(replica: ReplicaRecord, sharing: SharingStatus) -> list[str]:
         if tenant.replica_id == replica.replica_id:
             state = "" if tenant.state == "NONE" else f", {tenant.state}"
             reason = f": {tenant.reason}" if tenant.reason else ""
-            told = [f"is granted {tenant.granted:.2f} there now and uses {tenant.used:.2f}{state}{reason}"]
-            return told + _on_gpu(tenant)
+            lines = [f"is granted {tenant.granted:.2f} there now and uses {tenant.used:.2f}{state}{reason}"]
+            return lines + _on_gpu(tenant)
     return []
 
 
 def _on_gpu(tenant: TenantStatus) -> list[str]:
-    """What a GPU's sharer launched and holds, and what of it was not held or was refused; nothing on a CPU device."""
-    told = []
+    """On a GPU: what it launched and allocated, and what was let through or refused; empty on a CPU device."""
+    lines = []
     if tenant.num_launches or tenant.memory_used_mb:
         of = f" of its {tenant.memory_mb}" if tenant.memory_mb else ""
         held = f"holds {tenant.memory_used_mb}{of} MB of the GPU's memory"
-        told.append(f"has launched {tenant.num_launches} kernels and graphs since it started and {held}")
+        lines.append(f"has launched {tenant.num_launches} kernels and graphs since it started and {held}")
     if tenant.num_open:
-        told.append(f"launches that nothing held back, since nobody could say what it may use: {tenant.num_open}")
+        lines.append(f"launches let through because its limit was not known: {tenant.num_open}")
     if tenant.num_denied:
-        told.append(f"allocations refused, since --memory is what it may have: {tenant.num_denied}")
-    return told
+        lines.append(f"allocations refused because of its memory limit (--memory): {tenant.num_denied}")
+    return lines
 
 
 def _wanted(asked: Share, view: ViewLike) -> str:
-    """How far the roomiest device is from having room."""
+    """What is asked for, and the most that any device has left."""
     held: dict[str, list[Share | None]] = {device.device_id: [] for device in devices_of(view)}
     for record in _workloads(view):
         for replica in record.replicas:

@@ -12,8 +12,8 @@ from springtide.service.ports import PlatformLike
 class SharingReports:
     """How shares are enforced, and how long services take to start.
 
-    `first_answer_s` is asked for the name of a service: how long its first answer took after its last start from
-    nothing, None where that is not known.
+    `first_answer_s(name)` is how long the first answer of the service took after its last start from nothing; None
+    where that is not known.
     """
 
     def __init__(

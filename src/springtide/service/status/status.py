@@ -1,4 +1,4 @@
-"""What is true, as users are told it: records into the structs of core.status. Pure."""
+"""From records to the status that users see, the structs of core.status. Pure functions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from springtide.service.status.pools import node_statuses, pool_statuses
 from springtide.service.status.search_reports import stream_status
 from springtide.service.status.sharing import SharingReports
 
-# So long the places of a job on functions are told with all others after its end.
+# For this long after its end the platform's status still shows the functions of a job.
 _JUST_ENDED_S = 300.0
 
 
@@ -44,8 +44,8 @@ def job_status(
 ) -> JobStatus:
     """Return what users are told about one job at this instant.
 
-    `planned` is what the policy has in mind for it, `live` what its coordinator on functions says, `search` what is
-    known of the search for its workers and memory, `enforced` what holds people to shares.
+    `planned` is what the policy intends for it, `live` what its coordinator on functions reports, `search` what is
+    known of the search for its workers and memory, `enforced` what enforces shares.
     """
     return JobStatus(
         **_asked_fields(record.job),
@@ -205,7 +205,7 @@ def function_run(record: JobRecord, live: FunctionRunStatus | None) -> FunctionR
 
 
 def planned_moments(record: JobRecord, planned: Schedule) -> tuple[float | None, float | None]:
-    """When it starts and ends as planned. A plan for a job of which nothing is known is made on a guess."""
+    """The planned start and end, None where there is none. A plan without a known length and speed is a guess."""
     is_known = (record.progress.total_steps or record.job.total_steps) and (
         record.learnt.throughput_samples_per_s or record.job.profile_steps_per_s
     )
@@ -238,7 +238,7 @@ def service_status(
 ) -> ServiceStatus:
     """Return what users are told about one service. `base_url` is the platform's own, without a final slash.
 
-    `enforced` is what holds it to its share of a device, `first_answer_s` the last part of its last start from nothing.
+    `enforced` is what enforces its share of a device, `first_answer_s` the last part of its last start from nothing.
     """
     return ServiceStatus(
         **_deployed_fields(record.service, base_url),
@@ -340,8 +340,8 @@ def platform_status(
 ) -> PlatformStatus:
     """Return the whole platform at this instant. Removed services are left out once nothing of them runs.
 
-    `live_of` says what a job's coordinator on functions says, `search_of` what there is to say of a job's search,
-    and `shares` what holds people to their shares.
+    `live_of` returns what a job's coordinator on functions reports, `search_of` the status of a job's search, and
+    `shares` says what enforces shares.
     """
     nodes = node_statuses(view, drains)
     return PlatformStatus(
@@ -359,7 +359,7 @@ def platform_status(
                 usd_per_device_hour=usd_per_device_hour,
                 # Long-ended jobs show their functions only where one job is asked for.
                 live=live_of(record.workload_id) if record.replicas or _has_just_ended(record, now_s) else None,
-                search=None if _is_past(record, now_s) else search_of(record, now_s),
+                search=None if _has_long_ended(record, now_s) else search_of(record, now_s),
                 enforced="" if shares is None else shares.enforced(record.job.share),
             )
             for record in view.jobs.values()
@@ -380,11 +380,11 @@ def platform_status(
 
 
 def _has_just_ended(record: JobRecord, now_s: float) -> bool:
-    is_mine = record.job.is_on_functions and record.lifecycle.ended_at_s is not None
-    return is_mine and now_s - (record.lifecycle.ended_at_s or 0.0) < _JUST_ENDED_S
+    has_ended = record.job.is_on_functions and record.lifecycle.ended_at_s is not None
+    return has_ended and now_s - (record.lifecycle.ended_at_s or 0.0) < _JUST_ENDED_S
 
 
-def _is_past(record: JobRecord, now_s: float) -> bool:
+def _has_long_ended(record: JobRecord, now_s: float) -> bool:
     return record.lifecycle.state.is_terminal and not _has_just_ended(record, now_s)
 
 

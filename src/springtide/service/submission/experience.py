@@ -1,4 +1,4 @@
-"""What is known of a job before it runs: its length and speed, declared with it or measured on earlier runs here."""
+"""What is known of a job before it runs: its length and speed, as declared or as measured on earlier runs here."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from springtide.service.ports import ViewLike
 from springtide.service.submission.option_models import JobOptionsIn
 from springtide.service.submission.schemas import JobIn, adaptive_batch
 
-# So many of the newest runs of a function are looked at.
+# The newest runs of a function that are used, at most.
 MAX_RUNS = 10
-# Of the jobs of that name so many of the newest are compared with the code that is asked about.
+# The newest jobs of the same name whose source is compared with the request's, at most.
 MAX_COMPARED = 100
-# Runs of one function differ by the machine's other load, its temperature and its caches: ten per cent either way is
-# taken, and where a number of workers was never measured but follows from the fitted curve, thirty.
+# Runs of one function differ by the machine's other load, its temperature and its caches: ten per cent either way are
+# assumed, and thirty where a number of workers was not measured but follows from the fitted curve.
 MEASURED_SPREAD = 0.10
 FITTED_SPREAD = 0.30
-# From so many runs on, their own differences count where they are larger: the slowest of up to ten runs is about the
-# tenth percentile.
+# From this number of runs on, the measured differences are used where they are larger: the slowest of up to ten runs is
+# about the tenth percentile.
 _ENOUGH_RUNS = 4
 
 
 class Experience(msgspec.Struct, frozen=True, kw_only=True):
-    """A job's length and speed as far as they are known, and how far a run's time may lie from what they say.
+    """A job's length and speed as far as they are known, and how far a run's time may differ from them.
 
-    `steps_per_s` is the slow end of what was measured: what is promised on it holds four times of five and more.
+    `steps_per_s` is the slow end of what was measured, so that promises made with it hold in four of five runs or more.
     """
 
     total_steps: int | None = None
@@ -105,7 +105,7 @@ def _earlier_runs(view: ViewLike, request: JobIn, holds: Callable[[str, str], bo
             and job.length_unit == request.options.length_unit
             and job.params == request.options.params
             and bool(record.learnt.throughput_samples_per_s)
-            # Functions are no workers: their speed says nothing of the platform's machines.
+            # The speed of functions says nothing about the platform's machines.
             and not job.is_on_functions
         )
         if not is_alike:
@@ -123,7 +123,7 @@ def _scaled(run: JobRecord, num_epochs: int) -> int:
 
 
 def _length(run: JobRecord) -> int:
-    """A run's length in steps of its initial batch, 0 where unknown; a batch that changed made it other steps."""
+    """A run's length in steps of its initial batch; 0 where unknown."""
     if run.job.batch is not None:
         return math.ceil(run.progress.total_equivalent_steps or 0.0)
     return run.progress.total_steps or 0
@@ -132,8 +132,8 @@ def _length(run: JobRecord) -> int:
 def _rates(run: JobRecord) -> dict[int, float]:
     """Samples a second by number of workers.
 
-    A run that went through undisturbed on one number of workers tells its average, with all that is no step in it:
-    evaluation, checkpoints, the end. Any other tells what was measured last on each number.
+    For a run that succeeded without restarts on one number of workers it is the average over the whole run, which
+    includes evaluation, checkpoints and the end. For any other it is the newest measurement of each number.
     """
     rates = {count: rate for count, rate in run.learnt.throughput_samples_per_s.items() if rate > 0}
     is_whole = (

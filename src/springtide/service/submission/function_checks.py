@@ -1,4 +1,4 @@
-"""What a request for a job on functions must say, and what it may not: the sentences for what does not go together."""
+"""Checks of requests for jobs on functions: the layer profile, and what only functions or only machines have."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from springtide.service.submission.schemas import JobIn
 
 
 def check_functions(job: JobIn) -> None:
-    """Raise InvalidRequest unless a job on functions has what it needs, and any other nothing that only functions know.
+    """Raise InvalidRequest for a job on functions without what it needs, or a job with options of another place.
 
     The request has passed `check_job`.
     """
@@ -31,7 +31,7 @@ def check_functions(job: JobIn) -> None:
 
 
 def check_no_container(job: JobIn, container: ContainerSettings | None) -> None:
-    """Raise InvalidRequest for a job on functions that says what its pods are to be made of: it has none."""
+    """Raise InvalidRequest for a job on functions whose request describes pods: it has none."""
     if job.options.on != "functions" or container is None:
         return
     for name in ("image", "cpu", "memory", "service_account", "environment", "secrets"):
@@ -43,7 +43,7 @@ def check_no_container(job: JobIn, container: ContainerSettings | None) -> None:
 
 
 def check_machines(job: JobIn) -> None:
-    """Raise InvalidRequest for a job that machines could not run, whatever its `on` says."""
+    """Raise InvalidRequest for a job that machines cannot run: a quote for functions is compared with machines, too."""
     if job.options.batch_schedule:
         raise InvalidRequest("machines follow no batch schedule yet; there the batch has bounds (--batch 64..256)")
     if job.options.stream:
@@ -51,7 +51,7 @@ def check_machines(job: JobIn) -> None:
 
 
 def _check_layers(job: JobIn) -> None:
-    """Raise InvalidRequest for a profile that is none, and for a script on functions."""
+    """Raise InvalidRequest for an inconsistent layer profile, and for a script on functions."""
     options = job.options
     profile = options.layer_profile
     if profile is not None:

@@ -1,4 +1,4 @@
-"""From a layer profile in a request to a job's menu at this platform's function service, or the reason why not."""
+"""From a layer profile in a request to a job's menu at the platform's function service."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from springtide.service.submission.schemas import JobIn
 
 
 class Menus(msgspec.Struct, frozen=True, kw_only=True):
-    """A job's menu, and what it was made from: the profile at the service's memory sizes, and what steps ask for.
+    """A job's menu and what it was made from: the profile at the service's memory sizes, and how steps are billed.
 
-    With `search` the menu is what the search begins with: ways for workers that hold the whole model.
+    With `search` the menu is what the search begins with: plans whose workers hold the whole model.
     """
 
     menu: FunctionMenu
@@ -39,12 +39,12 @@ def service_of(view: ViewLike) -> FunctionService | None:
 def menus_of(
     view: ViewLike, request: JobIn, family: str = "", now_s: float = 0.0, *, has_parameter_store: bool = False
 ) -> Menus:
-    """Plan the ways to run the job of a checked request at the platform's function service.
+    """Plan how the job of a checked request may run at the platform's function service.
 
-    Where a goal asks for a search and the model fits one function, they are ways to search among, unless a pipeline of
-    stages is predicted to be clearly better for the goal. `family` says whose earlier runs are known. With a parameter
-    store what travels goes through it, and costs its time instead of requests. Raises InvalidRequest where there is no
-    service, where a layer fits no function, or where no plan fits.
+    Where a goal asks for a search and the model fits one function, the menu is what is searched among, unless a
+    pipeline of stages is predicted to be clearly better for the goal. `family` names the earlier runs that count. With
+    a parameter store, data is exchanged through it, and is charged by time instead of requests. Raises InvalidRequest
+    where there is no service, where a layer fits no function, or where no plan fits.
     """
     service = service_of(view)
     if service is None:
@@ -72,7 +72,7 @@ def menus_of(
 
 
 def _may_be_cut(options: JobOptionsIn) -> bool:
-    """Whether a pipeline may be taken instead of a search: not if one was asked for, nor for work that changes."""
+    """Whether a pipeline may replace the search: not if a search was requested, nor for a schedule or a stream."""
     layers = options.layer_profile.layers if options.layer_profile is not None else ()
     has_room = options.function_workers is None and not options.batch_schedule and not options.stream
     return options.search is None and has_room and len(layers) > 1
@@ -98,7 +98,7 @@ def _habits(service: FunctionService, has_parameter_store: bool) -> StepHabits:
 
 
 def at_service(profile: ModelProfile, service: FunctionService) -> ModelProfile:
-    """The profile at the service's memory sizes: scaled if it was taken on one core, as it is if it was taken there.
+    """The profile at the service's memory sizes: scaled if it was taken on one core, unchanged if it has these sizes.
 
     Raises InvalidRequest if it was taken at other sizes, or if a layer fits none.
     """

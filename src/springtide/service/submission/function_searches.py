@@ -15,16 +15,16 @@ from springtide.core.workload import Goal, TrainingJob
 from springtide.service.ports import ViewLike
 from springtide.service.submission.option_models import JobOptionsIn
 
-# A pipeline is taken instead where it is predicted to reach the goal for so much less: more than predictions are off.
+# A pipeline replaces a search where its predicted cost (or time) is below this part: more than predictions are off.
 CLEARLY_BETTER = 0.75
-# Of the jobs of one function so many of the newest are looked at.
+# The newest jobs of one function whose measurements are used, at most.
 MAX_RUNS = 32
 
 
 def wants_search(options: JobOptionsIn) -> bool:
-    """Whether a job on functions is to have its configuration searched for: as it says, or where its goal asks for it.
+    """Whether a job's configuration on functions is searched for: as the option says, or else where its goal needs it.
 
-    A deadline, a budget and "fastest" do, and so does work that changes: a batch schedule, a stream.
+    A deadline, a budget and "fastest" do, and so do a batch schedule and a stream.
     """
     if options.search is not None:
         return options.search
@@ -41,9 +41,9 @@ def search_of(
     *,
     has_parameter_store: bool = False,
 ) -> FunctionSearch | None:
-    """What a job's configuration is searched with; None where it does not want that, or its model fits no function.
+    """The search for a job's configuration; None where none is wanted, or no function holds the model.
 
-    `profile` is as it was taken. Raises InvalidRequest where a search was asked for and no function holds the model.
+    `profile` is as it was taken. Raises InvalidRequest where a search was requested and no function holds the model.
     """
     if not wants_search(options):
         return None
@@ -90,10 +90,10 @@ def _check_lifetimes(search: FunctionSearch, service: FunctionService, options: 
 def earlier_measurements(
     view: ViewLike, service: FunctionService, search: FunctionSearch, family: str
 ) -> list[FunctionMeasurement]:
-    """What earlier jobs of the same function have shown at this service, the newest last, as this model would show it.
+    """Measurements of earlier jobs of the same function at this service, converted to this model, the newest last.
 
-    A model of another size (a trial of a study) tells by how much steps are off from its own model: that ratio is what
-    is carried over. Of the same configuration the newest counts.
+    From a model of another size (a trial of a study) only the ratio of measured to predicted time is carried over. Of
+    one configuration the newest measurement counts.
     """
     if not family:
         return []
@@ -105,9 +105,9 @@ def earlier_measurements(
             continue
         assert job.search is not None
         for measured in reversed(record.learnt.measurements):
-            told = as_of(measured, job.search, search, service)
-            if told is not None and not any(told.is_of_same(other) for other in kept):
-                kept.append(told)
+            converted = as_of(measured, job.search, search, service)
+            if converted is not None and not any(converted.is_of_same(other) for other in kept):
+                kept.append(converted)
         num_runs += 1
         if num_runs >= MAX_RUNS or len(kept) >= MAX_MEASUREMENTS:
             break
@@ -126,7 +126,7 @@ def _is_comparable(job: TrainingJob, service: FunctionService, search: FunctionS
 def as_of(
     measured: FunctionMeasurement, theirs: FunctionSearch, mine: FunctionSearch, service: FunctionService
 ) -> FunctionMeasurement | None:
-    """A measurement of one model as one of another: as much off from its model. None where that cannot be told."""
+    """A measurement converted to another model, by the ratio of measured to predicted time; None if impossible."""
     if theirs.model == mine.model:
         return measured
     from springtide.perf.functions.workers.belief import plan_model
@@ -159,16 +159,16 @@ def _ratio(now: float, before: float) -> float:
 
 
 class Reach(msgspec.Struct, frozen=True, order=True):
-    """How well a menu reaches a goal, less is better: whether it does not at all, and for how much (or how long)."""
+    """How well a menu reaches a goal, less is better: whether it misses it, then dollars (or seconds)."""
 
     misses: bool
     objective: float
 
 
 def reach(menu: FunctionMenu, goal: Goal, now_s: float, total_steps: int | None) -> Reach:
-    """What the best entry of a menu makes of a goal: dollars for a deadline, seconds for a budget or "fastest".
+    """How well the best entry of a menu reaches a goal: dollars for a deadline, seconds for a budget or "fastest".
 
-    Without a goal it is dollars times seconds. A length that is not known is taken as long: starting hardly counts.
+    Without a goal it is in dollars times seconds. An unknown length is taken as long, so that starting hardly counts.
     """
     num_steps = total_steps or 100_000
 
@@ -195,9 +195,9 @@ def reach(menu: FunctionMenu, goal: Goal, now_s: float, total_steps: int | None)
 def is_clearly_better(
     pipeline: FunctionMenu, searched: FunctionMenu, goal: Goal, now_s: float, steps: int | None
 ) -> bool:
-    """Whether a job is better run as a pipeline of stages, by more than predictions are off.
+    """Whether a pipeline of stages is predicted to be better by more than predictions are off.
 
-    It is, too, where only a pipeline is predicted to reach the goal.
+    It also is where only the pipeline is predicted to reach the goal.
     """
     cut, whole = reach(pipeline, goal, now_s, steps), reach(searched, goal, now_s, steps)
     if cut.misses or whole.misses:

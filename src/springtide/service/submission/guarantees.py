@@ -1,4 +1,4 @@
-"""What may be guaranteed to a service: a minimum of replicas, while the platform has devices for all minimums."""
+"""Guarantees of services: a minimum of replicas, as long as the platform has devices for all minimums together."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from springtide.service.ports import ViewLike
 
 
 def check_guarantee(view: ViewLike, service_id: WorkloadId, minimum: int, share: Share | None = None) -> None:
-    """Raise InvalidRequest if `minimum` replicas of the service can never all be there beside what others are due.
+    """Raise InvalidRequest if the devices can never hold `minimum` replicas beside the minimums of other services.
 
-    A minimum is a promise to the callers of the service, so it is refused at once rather than broken for good, as a
-    deadline that cannot be kept is. What was promised before stands, also after some devices are gone. Each replica
-    takes a device, or the request of its `share` of one on which no other replica of the service sits.
+    A minimum is a promise to the service's callers: like a deadline that cannot be kept it is refused at once. A
+    minimum that was accepted stays, also after devices are lost. Each replica takes a device, or the request of its
+    `share` of a device that holds no other replica of the service.
     """
     # A place at a function service holds a job's coordinator, never a replica.
     num_devices = sum(len(node.devices) for node in view.nodes if node.functions is None)
@@ -51,7 +51,7 @@ def _weight(share: Share | None) -> float:
 
 
 def _fits(minimums: Iterable[tuple[int, Share | None]], num_devices: int) -> bool:
-    """Whether all parts could be held at once: every part on another device of its own kind."""
+    """Whether all replicas could run at once, those of one service on devices of their own."""
     wanted = list(minimums)
     num_left = num_devices - sum(count for count, share in wanted if share is None)
     shared = [(count, share.request) for count, share in wanted if share is not None]

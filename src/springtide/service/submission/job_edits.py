@@ -1,4 +1,4 @@
-"""Another goal for a job that has begun: whether it can be had, and if not, why not and what could."""
+"""Changes of a submitted job's goal: whether the new goal can be met; if not, why, and which goals could be."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _check_budget(platform: PlatformLike, record: JobRecord, goal: Goal) -> None
     spent_usd = record.attained_service_s(now_s) / 3600.0 * platform.usd_per_device_hour
     _refuse_spent(record, budget_usd, spent_usd)
     if before_usd is not None and budget_usd > before_usd:
-        # More than it had is no reason to refuse, whatever it is planned to cost.
+        # A larger budget is never refused, whatever the job is planned to cost.
         return
     to_come = tuple(
         PlannedRun(start_s=max(now_s, run.start_s), end_s=run.end_s, num_devices=run.num_devices)
@@ -64,7 +64,7 @@ def _enough(usd: float) -> str:
 
 
 def _checked_on_functions(platform: PlatformLike, record: JobRecord, goal: Goal) -> float | None:
-    """As `check_goal` has it, for a job whose functions are to be held to another goal at their next boundary."""
+    """`check_goal` for a job on functions, which take over the new goal at their next boundary."""
     before, budget_usd = record.job.goal, goal.budget_usd
     if budget_usd is not None and budget_usd != before.budget_usd:
         _refuse_spent(record, budget_usd, record.spent.bill.total_usd)
@@ -72,7 +72,7 @@ def _checked_on_functions(platform: PlatformLike, record: JobRecord, goal: Goal)
     was_s = before.deadline_s if record.promise.admitted_at_s is not None else None
     is_kept = deadline_s is None or (was_s is not None and deadline_s >= was_s)
     if is_kept and _is_no_less(budget_usd, before.budget_usd):
-        # What is promised holds all the more.
+        # A looser goal than the promised one: the promise covers it.
         return None if deadline_s is None else record.promise.promised_finish_s
     snapshot, offset_s = platform.snapshot(), platform.wall_clock_offset_s
     if not is_kept and deadline_s is not None:
@@ -91,7 +91,7 @@ def _checked_on_functions(platform: PlatformLike, record: JobRecord, goal: Goal)
 
 
 def _in_words(alternative: str, now_unix_s: float) -> str:
-    """An alternative that is a command-line flag, as text that fits an object as well; empty for any other."""
+    """An alternative that is a flag of the command line, in words that also fit an object; empty for any other."""
     flag, _, value = alternative.partition(" ")
     if flag == "--deadline":
         return f"a deadline at {_moment(now_unix_s + parse_duration_s(value, flag))}"
@@ -111,7 +111,7 @@ def _refuse_past(deadline_s: float, now_s: float, offset_s: float) -> None:
 
 
 def _refuse_paused(record: JobRecord) -> None:
-    # Once it goes on its deadline could be refused, which would be its end.
+    # When it is resumed, the policy could refuse the deadline, which would end the job.
     raise InvalidRequest(
         f"{record.workload_id} is paused, and nothing is promised to a paused job: let it go on first "
         "(springtide resume ID, or spec.suspend: false), or say that the deadline is an aim (--soft, or spec.soft: "
@@ -128,7 +128,7 @@ def _promised_s(platform: PlatformLike, record: JobRecord, goal: Goal) -> float 
     _refuse_past(deadline_s, now_s, offset_s)
     was_promised = record.promise.admitted_at_s is not None
     if was_promised and before.deadline_s is not None and deadline_s >= before.deadline_s:
-        # What is promised holds all the more.
+        # A looser goal than the promised one: the promise covers it.
         return record.promise.promised_finish_s
     if all(view.job.job_id != record.workload_id for view in snapshot.jobs):
         _refuse_paused(record)
@@ -139,7 +139,7 @@ def _promised_s(platform: PlatformLike, record: JobRecord, goal: Goal) -> float 
             _refuse_hopeless(snapshot, record, deadline_s, offset_s)
         return found.finish_s
     if goal.waits and not was_promised and not record.replicas:
-        # It stays in line; one that runs would have to leave for that.
+        # It stays in line. A job with replicas would have to give them up for that.
         return None
     later_s = soonest_s(snapshot, policy, record.workload_id, goal)
     offer = "" if later_s is None else f"; {_moment(later_s + offset_s)} could be promised"

@@ -1,4 +1,4 @@
-"""The `options` of requests: strict models made of the tables of options, and what is nested in them."""
+"""The `options` of requests: strict models made from the tables of options, and the models nested in them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ StepSeconds = Annotated[float, Field(ge=0, le=86400, allow_inf_nan=False)]
 
 
 class RequestModel(BaseModel):
-    """Takes the fields that it names and no other, of exactly the types that they have in JSON."""
+    """A model that takes no unknown fields, and each field only in the type that it has in JSON."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -76,7 +76,7 @@ class StepProfileIn(RequestModel):
 
 
 class BatchPhaseIn(RequestModel):
-    """From which epoch on (from 0) a step has how many samples, over all workers."""
+    """The samples of a step, over all workers, from an epoch on (numbered from 0)."""
 
     from_epoch: int = Field(ge=0, le=100_000)
     global_batch_size: int = Field(ge=1, le=1_000_000)
@@ -119,7 +119,7 @@ Fraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 
 
 class ShareIn(RequestModel):
-    """What each worker or replica holds of one device: sure of `request`, at most `limit`, fractions of the device."""
+    """What each worker or replica holds of one device, in fractions: always `request`, at most `limit`."""
 
     request: Fraction
     limit: Fraction | None = Field(default=None, description="twice the request, at most 1, where it is left out")

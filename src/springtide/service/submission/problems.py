@@ -1,4 +1,4 @@
-"""Refusals that only HTTP knows, and how every error becomes an answer: {"error": {"code", "message"}}."""
+"""Errors that only HTTP has, and the answer to every error: {"error": {"code", "message"}}."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Malformed(InvalidRequest):
 
 
 class RequestForbidden(InvalidRequest):
-    """The request comes from where none may come from."""
+    """The request comes from a host or an origin that is not allowed."""
 
     status = 403
     code = "forbidden"
@@ -38,7 +38,7 @@ class TooSlow(InvalidRequest):
 
 
 class TooLarge(InvalidRequest):
-    """The body is larger than any that could be meant."""
+    """The body is larger than any valid one."""
 
     status = 413
     code = "too_large"
@@ -52,14 +52,14 @@ class UnsupportedMediaType(InvalidRequest):
 
 
 class HeadersTooLarge(InvalidRequest):
-    """The headers or the address are larger than any that could be meant."""
+    """The headers or the address are larger than any valid ones."""
 
     status = 431
     code = "headers_too_large"
 
 
 def problem(status: int, code: str, message: str, headers: dict[str, str] | None = None) -> Response:
-    """Return the one shape in which every error is answered."""
+    """Return an answer in the one shape that all errors have."""
     body = msgspec.json.encode({"error": {"code": code, "message": message}})
     return Response(body, status_code=status, media_type="application/json", headers=headers)
 
@@ -78,7 +78,7 @@ def problem_of(error: SpringtideError) -> Response:
 
 
 def add_problem_handlers(app: FastAPI) -> None:
-    """Make every error of the application an answer in the one shape."""
+    """Answer every error of the application in the shape of `problem`."""
 
     async def on_springtide_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, SpringtideError)

@@ -1,4 +1,4 @@
-"""What the REST API takes: strict models with bounds, and the sentences for what does not fit them."""
+"""The bodies that the REST API takes: strict models with bounds, and the sentences that refuse other bodies."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class ServiceSourceIn(SourceIn):
 
 
 class ContainerIn(RequestModel):
-    """What the pods of a workload are made of, on Kubernetes; what is left out is the platform's own."""
+    """The containers of a workload's pods, on Kubernetes; what is left out is as the platform sets it."""
 
     namespace: ObjectName | None = Field(default=None, description="where its object and its pods are")
     image: str = Field(default="", max_length=1024)

@@ -1,4 +1,4 @@
-"""Shares in requests: what can never fit is refused."""
+"""Shares in requests: a share that no device can hold is refused."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def share_of(asked: ShareIn | None) -> Share | None:
 
 
 def check_share(view: ViewLike, share: Share | None, num_devices: int, name: str) -> None:
-    """Raise InvalidRequest for a share that no device here can hold, or not on so many of them at once.
+    """Raise InvalidRequest for a share that no device here can hold, or that needs more devices than there are.
 
-    `num_devices` is how many workers or replicas there are to be at the least: each sits on a device of its own.
+    `num_devices` is the fewest workers or replicas; each is on a device of its own.
     """
     if share is None:
         return
@@ -42,10 +42,10 @@ def check_share(view: ViewLike, share: Share | None, num_devices: int, name: str
 
 
 def devices_of(view: ViewLike) -> Sequence[Device]:
-    """The devices of machines: a place at a function service is none."""
+    """The devices of machines; places at a function service are left out."""
     return [device for node in view.nodes if node.functions is None for device in node.devices]
 
 
 def num_devices_of(view: ViewLike) -> int:
-    """How many devices machines have; asked for each of thousands of jobs."""
+    """How many devices machines have: counted without a list, because this is called for each of thousands of jobs."""
     return sum(len(node.devices) for node in view.nodes if node.functions is None)

@@ -1,4 +1,4 @@
-"""Where a platform keeps what its workloads are made of: in its state directory, or in an object store.
+"""Where a platform keeps the sources of its workloads: in its state directory, or in an object store.
 
 A place is a path like `workloads/<id>/source/<file>`, the same in both.
 """
@@ -32,7 +32,7 @@ MAX_FETCHED_LOG_BYTES = 8 * 1024 * 1024
 
 
 class DirectorySources:
-    """The state directory, which workers see, too."""
+    """The state directory, which workers read, too."""
 
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
@@ -67,10 +67,10 @@ class DirectorySources:
         return asked
 
     def fetch_logs(self, workload_id: WorkloadId) -> None:
-        """Nothing is kept elsewhere."""
+        """Do nothing: logs are in the state directory already."""
 
     def retire(self, workload_id: WorkloadId, *, keeps_artifacts: bool) -> int:
-        """Remove the workload's directory but for its fence, and its artifacts where they stay."""
+        """Remove the workload's directory except its fence and, with `keeps_artifacts`, its artifacts."""
         stays = {"fence", "fence.lock", *(("artifacts",) if keeps_artifacts else ())}
         return _remove_files(self._state_dir / "workloads" / workload_id, stays)
 
@@ -128,20 +128,20 @@ class ObjectSources:
         return ""
 
     def fetch_logs(self, workload_id: WorkloadId) -> None:
-        """Copy the newest logs of replicas that are gone, which their pods have put into the store when they ended.
+        """Copy the newest logs of ended replicas, which their pods have put into the store, into the state directory.
 
-        Such a log is whole, and takes the place of what was followed while the pod was there. It is fetched once.
+        Such a log is complete and replaces the part that was followed while the pod ran. Each is fetched once.
         """
         try:
             self._fetch_logs(workload_id)
         except StorageError as error:
-            # What is here can be read all the same.
+            # The logs that are here already can still be read.
             LOG.warning("the logs of %s that are kept in the store cannot be had: %s", workload_id, error)
 
     def retire(self, workload_id: WorkloadId, *, keeps_artifacts: bool) -> int:
-        """Remove the workload's objects but for the one that fences it, and its artifacts where they stay."""
+        """Remove the workload's objects except its fence and, with `keeps_artifacts`, its artifacts."""
         num_objects = WorkloadStore(self._store, workload_id).retire(keeps_artifacts=keeps_artifacts)
-        # What is left of a job on functions: its newest states, where it did not succeed.
+        # A job on functions that did not succeed leaves its newest states.
         left = self._store.keys(f"jobs/{workload_id}/")
         if left:
             self._store.delete(left)
@@ -153,7 +153,7 @@ class ObjectSources:
         return num_objects
 
     def keep_log(self, workload_id: WorkloadId, replica_id: ReplicaId, path: Path) -> bool:
-        """Put a replica's output into the store, its newest part, unless its pod has; whether it had not."""
+        """Put the newest part of a replica's output into the store; False if its pod has already put it there."""
         try:
             with path.open("rb") as file:
                 file.seek(max(0, path.stat().st_size - MAX_FETCHED_LOG_BYTES))
@@ -163,9 +163,9 @@ class ObjectSources:
         return WorkloadStore(self._store, workload_id).put_log_if_absent(replica_id, text)
 
     def keep_steps(self, workload_id: WorkloadId, said: Iterable[str], newest_generation: int) -> None:
-        """Add to a job's step log what one of its workers said of it at its end, as far as that is lacking.
+        """Add the lines of the step log that a worker printed at its end, as far as the log lacks them.
 
-        Lines of a worker of an older generation are left out: its successor has made those steps, or made them again.
+        Lines of a worker of an older generation are left out: its successors report those steps themselves.
         """
         lines = unpack_lines(said)
         generation = json.loads(lines[-1][1])["generation"] if lines else 0
@@ -174,7 +174,7 @@ class ObjectSources:
                 WorkloadStore(self._store, workload_id).log_steps(generation, lambda step: lines_above(lines, step))
 
     def head(self, workload_id: WorkloadId) -> WorkloadHead:
-        """What counts of a workload's objects."""
+        """The head object of a workload: its fence and its checkpoints."""
         return WorkloadStore(self._store, workload_id).head()
 
     def set_departure(self, workload_id: WorkloadId, departure: Departure) -> None:
@@ -196,7 +196,7 @@ class ObjectSources:
         self._fetch_copies(workload_id, folder)
 
     def _fetch_copies(self, workload_id: WorkloadId, folder: Path) -> None:
-        """Bring the copies of what functions wrote, where nothing longer is here: such a log is written on here."""
+        """Fetch the copies of what functions wrote, unless the log here is longer, because it is still written here."""
         prefix = f"{copies_prefix(workload_id)}logs/"
         for key in self._store.keys(prefix)[-MAX_FETCHED_LOGS:]:
             path = folder / key.removeprefix(prefix)
@@ -223,7 +223,7 @@ def _files(place: PurePosixPath, source: Source) -> Iterator[tuple[PurePosixPath
 
 
 def _remove_files(folder: Path, stays: Container[str]) -> int:
-    """Remove what is in a folder but for what stays there; returns how many files that were. Raises StorageError."""
+    """Remove a folder's content except the names in `stays`; return the number of files. Raises StorageError."""
     num_files = 0
     try:
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():

@@ -1,4 +1,4 @@
-"""The user's source files: checked without ever being run here, and where each has its place."""
+"""The user's source files: checked without running them, and the place of each in the platform's store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FILENAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}\.py")
 
 
 def check_source(source: JobSourceIn | ServiceSourceIn) -> None:
-    """Raise InvalidRequest unless the file's name is safe, its text is Python and the named object can be one.
+    """Raise InvalidRequest unless the file's name is safe, its text is Python and the object's name is an identifier.
 
     The text is compiled to find its syntax errors; nothing of it is executed.
     """
@@ -79,7 +79,7 @@ def check_import_root(import_root: str) -> None:
 
 
 def entrypoint_of(source: JobSourceIn | ServiceSourceIn, address: str, import_root: str) -> Entrypoint:
-    """Return where workers find the user's code: at `address`, its neighbours in `import_root`, or beside it."""
+    """Return where workers find the user's code: at `address`, and its neighbours in `import_root` or beside it."""
     if source.files and not import_root and os.path.isabs(address):
         import_root = os.path.dirname(address)
     return Entrypoint(
@@ -97,12 +97,12 @@ def job_place(job_id: WorkloadId, source: JobSourceIn) -> PurePosixPath:
 
 
 def service_place(service_id: WorkloadId, source: ServiceSourceIn) -> PurePosixPath:
-    """Where this revision's source goes: replicas of the revision before go on reading theirs."""
+    """Where this revision's source goes; replicas of the revision before still read theirs."""
     return PurePosixPath("workloads", service_id, "source", source_digest(source)[:16], source.filename)
 
 
 def source_digest(source: JobSourceIn | ServiceSourceIn) -> str:
-    """What tells one source from another: of the one file, or of all of them."""
+    """The digest of a source: of its main file and, in order, of all others."""
     digest = hashlib.sha256(source.text.encode())
     for name, text in sorted(source.files.items()):
         digest.update(f"\0{name}\0{text}".encode())

@@ -1,4 +1,4 @@
-"""From a checked request to an event: ids, idempotency, deadlines, and the source on disk before the journal has it."""
+"""From a request to an event: checks, ids, idempotency, and the source that is stored before the journal names it."""
 
 from __future__ import annotations
 
@@ -69,24 +69,24 @@ _SETTLE_S = 2.0
 
 
 class SubmissionService:
-    """Takes users' requests: checks them against what is true, hands events over, answers once they are durable.
+    """Takes users' requests: checks them against the platform's state, submits events, returns once these are durable.
 
-    Submissions under one key go one at a time, so that two of them can never both be the first; others go together,
-    so that one turn of the loop takes many in.
+    Submissions under one idempotency key are done one after another, so that only one of them can be the first. Others
+    run in parallel, so that one turn of the control loop takes in many.
     """
 
     def __init__(self, platform: PlatformLike) -> None:
         self._platform = platform
-        self._turns = threading.Condition()
-        # What others may not have meanwhile: keys, ids that were drawn and are not journaled yet.
-        self._taken: set[str] = set()
+        self._condition = threading.Condition()
+        # Keys in use, and ids that are drawn and not journaled yet: no other request may use them meanwhile.
+        self._reserved: set[str] = set()
 
     def submit_job(
         self, request: JobIn, key: str | None, container: ContainerSettings | None = None
     ) -> tuple[JobRecord, bool]:
-        """Hand a job over. Returns its record and whether it is new; False: the key was used for it before.
+        """Submit a job. Returns its record and whether it is new; False: the key was used for it before.
 
-        `container` is what its pods are made of, where the platform has any.
+        `container` describes its pods, where the platform has any.
 
         Raises InvalidRequest, Conflict (the key belongs to another request), BackendError, StorageError.
         """
@@ -98,7 +98,10 @@ class SubmissionService:
         sources.check_source(request.source)
         import_root = self._platform.source_store.import_root(request.source.import_root)
         submit_key = _submit_key(key, request)
-        with self._turn(f"key {submit_key.partition('.')[0]}" if submit_key else ""), self._drawing() as draw_job_id:
+        with (
+            self._exclusive(f"key {submit_key.partition('.')[0]}" if submit_key else ""),
+            self._job_id_drawing() as draw_job_id,
+        ):
             view = self._platform.view()
             known = _find_key(view, submit_key) if submit_key else None
             if known is not None:
@@ -107,7 +110,7 @@ class SubmissionService:
                         f"this Idempotency-Key was used for {known.workload_id} with another body; use a new key"
                     )
                 return known, False
-            # Planned before anything is written: a layer that fits no function is refused here.
+            # Planned before anything is written: a model with a layer that fits no function is refused here.
             menu = search = None
             check_share(view, share_of(request.options.share), request.options.min_workers, request.name)
             if request.options.on == "functions":
@@ -122,14 +125,14 @@ class SubmissionService:
             job_id = draw_job_id(request.name, submit_key)
             source_store, place = self._platform.source_store, sources.job_place(job_id, request.source)
             if not source_store.may_write(place, request.source):
-                # A submission that was given up on may still be on its way in: its source must stay as it is.
+                # An earlier submission whose client gave up may still be running: its source must not change.
                 raise Conflict(f"this Idempotency-Key was used for {job_id} with another source; use a new key")
             source_store.write(place, request.source)
             entrypoint = sources.entrypoint_of(request.source, source_store.address(place), import_root)
             experience = experience_of(view, request, source_store.holds)
             job = make_job(request, job_id, entrypoint, self._platform.now_s(), experience, submit_key, menu, search)
             job = replace(job, container=container)
-            record = self._hand_over(JobSubmitted(job=job)).jobs[job_id]
+            record = self._apply(JobSubmitted(job=job)).jobs[job_id]
         if record.job.submit_key != submit_key:
             raise Conflict(f"this Idempotency-Key was used for {job_id} with another body; use a new key")
         return record, True
@@ -139,7 +142,7 @@ class SubmissionService:
     ) -> ServiceRecord:
         """Deploy a service, or a new revision of it. The same request again changes nothing.
 
-        `container` is what its pods are made of, where the platform has any.
+        `container` describes its pods, where the platform has any.
 
         Raises InvalidRequest, Conflict (a job has that id), BackendError, StorageError.
         """
@@ -149,8 +152,8 @@ class SubmissionService:
         sources.check_source(request.source)
         import_root = self._platform.source_store.import_root(request.source.import_root)
         service_id = WorkloadId(name)
-        # What is guaranteed to services is counted over all of them.
-        with self._turn("services"):
+        # Guarantees are counted over all services, so deployments are done one after another.
+        with self._exclusive("services"):
             view = self._platform.view()
             if service_id in view.jobs:
                 raise Conflict(f"{name!r} is the id of a job; choose another name for the service")
@@ -165,19 +168,19 @@ class SubmissionService:
                 service_id=service_id,
                 name=name,
                 entrypoint=sources.entrypoint_of(request.source, source_store.address(place), import_root),
-                # The controller raises it if anything else has changed.
+                # The controller raises the revision if anything else has changed.
                 revision=old.service.revision if old is not None else 1,
                 share=share,
                 container=container,
                 **copied(options, SERVICE_OPTIONS, "workload"),
             )
-            view = self._hand_over(ServiceDeployed(service=service))
+            view = self._apply(ServiceDeployed(service=service))
         return view.services[service_id]
 
     def remove_service(self, name: str) -> ServiceRecord:
-        """Drain a service and take it away. Raises NotFound."""
+        """Drain a service and remove it. Raises NotFound."""
         service_id = find_service(self._platform.view(), name).workload_id
-        return self._hand_over(CancelRequested(workload_id=service_id)).services[service_id]
+        return self._apply(CancelRequested(workload_id=service_id)).services[service_id]
 
     def cancel_job(self, called: str) -> JobRecord:
         """End a job; cancelling a cancelled one changes nothing. Raises NotFound, Conflict."""
@@ -185,18 +188,18 @@ class SubmissionService:
         if JobState.CANCELLED in (record.lifecycle.state, record.lifecycle.outcome):
             return record
         _refuse_ended(record, "cancelled")
-        return self._hand_over(CancelRequested(workload_id=record.workload_id)).jobs[record.workload_id]
+        return self._apply(CancelRequested(workload_id=record.workload_id)).jobs[record.workload_id]
 
     def pause_job(self, called: str) -> JobRecord:
-        """Have a job checkpoint and hold nothing; pausing a paused one changes nothing. Raises NotFound, Conflict."""
+        """Checkpoint a job and release its devices; a paused one stays as it is. Raises NotFound, Conflict."""
         record = find_job(self._platform.view(), called)
         _refuse_ended(record, "paused")
         if record.bounds.is_paused:
             return record
-        return self._hand_over(PauseRequested(job_id=record.workload_id)).jobs[record.workload_id]
+        return self._apply(PauseRequested(job_id=record.workload_id)).jobs[record.workload_id]
 
     def resume_job(self, called: str, budget_usd: float | None = None) -> JobRecord:
-        """Let a paused job go on, with a new budget where one is given. Raises NotFound, Conflict, InvalidRequest."""
+        """Resume a paused job, with a new budget where one is given. Raises NotFound, Conflict, InvalidRequest."""
         record = find_job(self._platform.view(), called)
         _refuse_ended(record, "resumed")
         if not record.bounds.is_paused:
@@ -210,7 +213,7 @@ class SubmissionService:
                 f"name more, like --budget {max(0.01, 2 * spent_usd):.2g}"
             )
         event = ResumeRequested(job_id=record.workload_id, budget_usd=budget_usd)
-        return self._hand_over(event).jobs[record.workload_id]
+        return self._apply(event).jobs[record.workload_id]
 
     def edit_job(
         self,
@@ -222,9 +225,9 @@ class SubmissionService:
     ) -> JobRecord:
         """Give a job that has not ended another goal, or another budget of restarts; what is left out stays.
 
-        `accepted` are the digests of the parts of its object, as they are in force then.
+        `accepted` are the digests of those parts of its Kubernetes object that are in force after the change.
 
-        Raises NotFound, Conflict, InvalidRequest (it cannot be had: why not, and what could).
+        Raises NotFound, Conflict, InvalidRequest (with the reason and what would be accepted).
         """
         record = find_job(self._platform.view(), called)
         _refuse_ended(record, "changed")
@@ -241,10 +244,10 @@ class SubmissionService:
             promised_finish_s=promised_s,
             accepted=dict(accepted or {}),
         )
-        return self._hand_over(event).jobs[record.workload_id]
+        return self._apply(event).jobs[record.workload_id]
 
     def change_job(self, called: str, wish: RequestModel) -> JobRecord:
-        """Give a job that has not ended what `wish`, a JobChangeIn, names.
+        """Change what `wish`, a JobChangeIn, names of a job that has not ended.
 
         Raises NotFound, Conflict, InvalidRequest.
         """
@@ -286,52 +289,52 @@ class SubmissionService:
                 find_service(self._platform.view(), called)
             check_guarantee(self._platform.view(), record.workload_id, bounds.minimum, record.service.share)
         workload_id = record.workload_id
-        view = self._hand_over(ScaleRequested(workload_id=workload_id, minimum=bounds.minimum, maximum=bounds.maximum))
+        view = self._apply(ScaleRequested(workload_id=workload_id, minimum=bounds.minimum, maximum=bounds.maximum))
         return view.services[workload_id] if isinstance(record, ServiceRecord) else view.jobs[workload_id]
 
-    def _hand_over(self, event: Event) -> ViewLike:
-        """Return the platform as it is with the event taken in and durable."""
+    def _apply(self, event: Event) -> ViewLike:
+        """Submit the event, wait until it is durable, and return the platform's state with it."""
         seq = self._platform.submit(event)
         if self._platform.view().seq < seq:
             self._platform.wait_change(seq - 1, _SETTLE_S)
         return self._platform.view()
 
     @contextmanager
-    def _turn(self, what: str) -> Iterator[None]:
-        """Hold `what` alone; an empty name is not held."""
+    def _exclusive(self, what: str) -> Iterator[None]:
+        """Wait until no other request holds `what`, and hold it; an empty name is not held."""
         if not what:
             yield
             return
-        with self._turns:
-            self._turns.wait_for(lambda: what not in self._taken)
-            self._taken.add(what)
+        with self._condition:
+            self._condition.wait_for(lambda: what not in self._reserved)
+            self._reserved.add(what)
         try:
             yield
         finally:
-            self._give_back(what)
+            self._release(what)
 
     @contextmanager
-    def _drawing(self) -> Iterator[Callable[[str, str], WorkloadId]]:
-        """What draws a job's id and keeps it from others until the job is journaled."""
+    def _job_id_drawing(self) -> Iterator[Callable[[str, str], WorkloadId]]:
+        """A function that draws a job's id and reserves it until the job is journaled."""
         drawn: list[WorkloadId] = []
 
         def draw(name: str, submit_key: str) -> WorkloadId:
-            with self._turns:
-                # What was given back meanwhile stands in the newest view.
+            with self._condition:
+                # Ids that were released meanwhile are in the newest view.
                 drawn.append(self._draw_job_id(self._platform.view(), name, submit_key))
-                self._taken.add(drawn[0])
+                self._reserved.add(drawn[0])
             return drawn[0]
 
         try:
             yield draw
         finally:
             for job_id in drawn:
-                self._give_back(job_id)
+                self._release(job_id)
 
-    def _give_back(self, what: str) -> None:
-        with self._turns:
-            self._taken.discard(what)
-            self._turns.notify_all()
+    def _release(self, what: str) -> None:
+        with self._condition:
+            self._reserved.discard(what)
+            self._condition.notify_all()
 
     def _draw_job_id(self, view: ViewLike, name: str, submit_key: str) -> WorkloadId:
         """Draw `<name>-<4 to 6 hex digits>`, from the key where there is one; again, and longer, while it is taken."""
@@ -340,8 +343,8 @@ class SubmissionService:
         while True:
             digits = _digest(f"{key} {draw}") if key else secrets.token_hex(16)
             job_id = WorkloadId(f"{name}-{digits[: min(6, 4 + draw)]}")
-            is_taken = job_id in view.jobs or job_id in view.services or job_id in self._taken
-            # Without a key what is kept under that name belongs to another client's attempt.
+            is_taken = job_id in view.jobs or job_id in view.services or job_id in self._reserved
+            # Without a key, a source that is stored under that id belongs to another client's attempt.
             if not is_taken and (key or not self._platform.source_store.has(job_id)):
                 return job_id
             draw += 1
@@ -357,12 +360,12 @@ def make_job(
     menu: FunctionMenu | None = None,
     search: FunctionSearch | None = None,
 ) -> TrainingJob:
-    """The job that a request asks for, with what is known of its length and speed.
+    """The job that a request describes, with what is known of its length and speed.
 
-    `menu` is for one on functions, `search` for one whose workers and memory are searched for there.
+    `menu` is set for a job on functions, `search` where its workers and memory are searched for there.
     """
     options = request.options
-    # To the control plane a job on functions has one replica, its coordinator.
+    # The control plane sees one replica of a job on functions, its coordinator.
     least, most = (options.min_workers, options.max_workers) if menu is None else (1, 1)
     batch, phases = adaptive_batch(options), phases_of(options)
     return TrainingJob(
@@ -373,7 +376,7 @@ def make_job(
         min_workers=least,
         max_workers=most,
         num_virtual_shards=options.num_virtual_shards or shards_for(options.max_workers, batch),
-        # The processes of a script know their number from the start and cannot change it.
+        # A script learns its world size at the start and cannot change it.
         elastic=entrypoint.kind != "script",
         goal=goal_of(options, now_s),
         submit_key=submit_key,
@@ -391,8 +394,8 @@ def make_job(
     )
 
 
-def _check_container(asked: ContainerIn | None, container: ContainerSettings | None) -> None:
-    if asked is not None and container is None:
+def _check_container(requested: ContainerIn | None, container: ContainerSettings | None) -> None:
+    if requested is not None and container is None:
         raise InvalidRequest(
             "this platform runs workers as processes of one machine, not as pods: leave out container, or send it to a "
             "platform on Kubernetes"
@@ -406,11 +409,11 @@ def _step_profile(options: JobOptionsIn) -> StepProfile | None:
 
 
 def family_of(request: JobIn) -> str:
-    """What runs of the same code share, so that one learns from another; a script shows nothing to learn from."""
+    """An id for runs of the same code, which learn from each other; empty for a script: nothing of it is measured."""
     source = request.source
     if source.kind == "script":
         return ""
-    # On a part of a device it is another speed.
+    # On another share of a device it has another speed.
     share = share_of(request.options.share)
     size = "" if share is None else f" {share.request:g} {share.limit:g}"
     files = "".join(f"\0{name}\0{text}" for name, text in sorted(source.files.items()))
@@ -426,7 +429,7 @@ def _refuse_ended(record: JobRecord, verb: str) -> None:
 
 
 def _submit_key(key: str | None, request: BaseModel) -> str:
-    """The key's digest and the request's, or nothing without a key. Raises InvalidRequest for an unusable key."""
+    """The digests of the key and the request; empty without a key. Raises InvalidRequest for a key of another form."""
     if key is None:
         return ""
     if not 1 <= len(key) <= MAX_KEY_CHARS or not key.isascii() or not key.isprintable():
