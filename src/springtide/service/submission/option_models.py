@@ -138,8 +138,8 @@ _DOCUMENTS: Mapping[str, type[BaseModel]] = MappingProxyType(
 )
 
 
-def options_model(name: str, told: str, table: Table) -> type[RequestModel]:
-    """The model of the options in `table`. `told` is its description in the API's document."""
+def options_model(name: str, description: str, table: Table) -> type[RequestModel]:
+    """The model of the options in `table`. `description` describes it in the API document."""
     fields: dict[str, Any] = {}
     for rest, kind, default in rest_fields(table):
         annotation = _annotation(kind, rest.path)
@@ -150,7 +150,7 @@ def options_model(name: str, told: str, table: Table) -> type[RequestModel]:
             max_length=_most_entries(kind),
         )
         fields[rest.path] = (annotation | None if default is None else annotation, described)
-    return create_model(name, __base__=RequestModel, __doc__=told, __module__=__name__, **fields)
+    return create_model(name, __base__=RequestModel, __doc__=description, __module__=__name__, **fields)
 
 
 def _annotation(kind: OptionKind, path: str) -> Any:

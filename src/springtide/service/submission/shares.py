@@ -11,9 +11,9 @@ from springtide.service.ports import ViewLike
 from springtide.service.submission.option_models import ShareIn
 
 
-def share_of(asked: ShareIn | None) -> Share | None:
+def share_of(given: ShareIn | None) -> Share | None:
     """The share that a request names. Raises InvalidRequest."""
-    return None if asked is None else make_share(asked.request, asked.limit, asked.memory_mb)
+    return None if given is None else make_share(given.request, given.limit, given.memory_mb)
 
 
 def check_share(view: ViewLike, share: Share | None, num_devices: int, name: str) -> None:

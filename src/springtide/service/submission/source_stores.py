@@ -162,12 +162,12 @@ class ObjectSources:
             raise StorageError(f"cannot read {path}: {error.strerror}") from error
         return WorkloadStore(self._store, workload_id).put_log_if_absent(replica_id, text)
 
-    def keep_steps(self, workload_id: WorkloadId, said: Iterable[str], newest_generation: int) -> None:
+    def keep_steps(self, workload_id: WorkloadId, printed: Iterable[str], newest_generation: int) -> None:
         """Add the lines of the step log that a worker printed at its end, as far as the log lacks them.
 
         Lines of a worker of an older generation are left out: its successors report those steps themselves.
         """
-        lines = unpack_lines(said)
+        lines = unpack_lines(printed)
         generation = json.loads(lines[-1][1])["generation"] if lines else 0
         if lines and generation <= newest_generation:
             with contextlib.suppress(Fenced):

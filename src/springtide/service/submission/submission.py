@@ -182,25 +182,25 @@ class SubmissionService:
         service_id = find_service(self._platform.view(), name).workload_id
         return self._apply(CancelRequested(workload_id=service_id)).services[service_id]
 
-    def cancel_job(self, called: str) -> JobRecord:
+    def cancel_job(self, id_or_name: str) -> JobRecord:
         """End a job; cancelling a cancelled one changes nothing. Raises NotFound, Conflict."""
-        record = find_job(self._platform.view(), called)
+        record = find_job(self._platform.view(), id_or_name)
         if JobState.CANCELLED in (record.lifecycle.state, record.lifecycle.outcome):
             return record
         _refuse_ended(record, "cancelled")
         return self._apply(CancelRequested(workload_id=record.workload_id)).jobs[record.workload_id]
 
-    def pause_job(self, called: str) -> JobRecord:
+    def pause_job(self, id_or_name: str) -> JobRecord:
         """Checkpoint a job and release its devices; a paused one stays as it is. Raises NotFound, Conflict."""
-        record = find_job(self._platform.view(), called)
+        record = find_job(self._platform.view(), id_or_name)
         _refuse_ended(record, "paused")
         if record.bounds.is_paused:
             return record
         return self._apply(PauseRequested(job_id=record.workload_id)).jobs[record.workload_id]
 
-    def resume_job(self, called: str, budget_usd: float | None = None) -> JobRecord:
+    def resume_job(self, id_or_name: str, budget_usd: float | None = None) -> JobRecord:
         """Resume a paused job, with a new budget where one is given. Raises NotFound, Conflict, InvalidRequest."""
-        record = find_job(self._platform.view(), called)
+        record = find_job(self._platform.view(), id_or_name)
         _refuse_ended(record, "resumed")
         if not record.bounds.is_paused:
             raise Conflict(
@@ -217,7 +217,7 @@ class SubmissionService:
 
     def edit_job(
         self,
-        called: str,
+        id_or_name: str,
         *,
         goal: Goal | None = None,
         max_restarts: int | None = None,
@@ -229,7 +229,7 @@ class SubmissionService:
 
         Raises NotFound, Conflict, InvalidRequest (with the reason and what would be accepted).
         """
-        record = find_job(self._platform.view(), called)
+        record = find_job(self._platform.view(), id_or_name)
         _refuse_ended(record, "changed")
         wanted = None if goal == record.job.goal else goal
         retries = None if max_restarts == record.job.max_restarts else max_restarts
@@ -246,22 +246,22 @@ class SubmissionService:
         )
         return self._apply(event).jobs[record.workload_id]
 
-    def change_job(self, called: str, wish: RequestModel) -> JobRecord:
+    def change_job(self, id_or_name: str, wish: RequestModel) -> JobRecord:
         """Change what `wish`, a JobChangeIn, names of a job that has not ended.
 
         Raises NotFound, Conflict, InvalidRequest.
         """
         named = wish.model_dump(include=wish.model_fields_set)
-        goal = find_job(self._platform.view(), called).job.goal
+        goal = find_job(self._platform.view(), id_or_name).job.goal
         if "deadline_s" in named:
             after_s = named["deadline_s"]
             goal = replace(goal, deadline_s=None if after_s is None else self._platform.now_s() + after_s)
         changes = {name: named[name] for name in copied_fields(JOB_OPTIONS, "goal") if name in named}
-        return self.edit_job(called, goal=replace(goal, **changes), max_restarts=named.get("max_restarts"))
+        return self.edit_job(id_or_name, goal=replace(goal, **changes), max_restarts=named.get("max_restarts"))
 
-    def scale(self, called: str, bounds: ScaleIn) -> JobRecord | ServiceRecord:
+    def scale(self, id_or_name: str, bounds: ScaleIn) -> JobRecord | ServiceRecord:
         """Set new bounds on workers or replicas. Raises NotFound, Conflict, InvalidRequest."""
-        record = find_workload(self._platform.view(), called)
+        record = find_workload(self._platform.view(), id_or_name)
         if bounds.minimum > bounds.maximum:
             raise InvalidRequest(
                 f"minimum {bounds.minimum} is above maximum {bounds.maximum}; send minimum <= maximum, like 1 and 4"
@@ -286,7 +286,7 @@ class SubmissionService:
                 raise Conflict(f"{record.workload_id} is a script, whose number of workers is fixed; submit it anew")
         else:
             if record.is_removed:
-                find_service(self._platform.view(), called)
+                find_service(self._platform.view(), id_or_name)
             check_guarantee(self._platform.view(), record.workload_id, bounds.minimum, record.service.share)
         workload_id = record.workload_id
         view = self._apply(ScaleRequested(workload_id=workload_id, minimum=bounds.minimum, maximum=bounds.maximum))
