@@ -43,10 +43,10 @@ def walk(profile: ModelProfile, plan: FunctionPlan) -> PipelineWalk:
 def finish_times(
     graphs: Mapping[Place, Sequence[StageTask]], duration_s: Callable[[Place, StageTask], float]
 ) -> dict[Place, list[float]]:
-    """When every task of one step ends, in seconds from its begin, if each lane of each place works on one at a time.
+    """When every task of one step ends, in seconds from its start, if each lane runs one task at a time.
 
-    A download begins when its message has been sent, an exchange when all replicas of the stage have come to it.
-    Raises ValueError where the graphs wait for each other in a circle or for a message that is never sent.
+    A download begins when its message has been sent, an exchange when all replicas of the stage have reached it. Raises
+    ValueError if the graphs wait for each other in a cycle or for a message that is never sent.
     """
     done: dict[Place, list[float | None]] = {place: [None] * len(tasks) for place, tasks in graphs.items()}
     sent: dict[Message, float] = {}
@@ -82,7 +82,7 @@ def _begin_s(
     done: Mapping[Place, Sequence[float | None]],
     sent: Mapping[Message, float],
 ) -> float | None:
-    """The earliest begin by what the task waits for; None while that is not known."""
+    """The earliest start of a task by its dependencies; None if that is not known yet."""
     begin_s = 0.0
     waited = [done[place][index] for index in task.needs]
     if task.lane == "download":

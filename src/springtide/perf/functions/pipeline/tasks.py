@@ -1,6 +1,6 @@
 """The tasks of one place's step as data (FuncPipe, section 4): their lanes, dependencies and messages.
 
-The runtime executes such a graph; `finish_times` checks it and computes its duration.
+The runtime executes such a graph.
 """
 
 from __future__ import annotations
