@@ -80,11 +80,13 @@ class Welcome(_Frame, frozen=True, kw_only=True):
 class BatchOutcome(msgspec.Struct, frozen=True, array_like=True):
     """The outcome of one call: `ok` with the JSON of what predict returned, else with an error message in UTF-8.
 
-    `invalid`: the call does not fit the type hints. `error`: the user's code failed.
+    `invalid`: the call does not fit the type hints. `error`: the user's code failed, `is_out_of_memory` for lack of
+    memory of the host or the device.
     """
 
     status: Literal["ok", "invalid", "error"]
     body: bytes
+    is_out_of_memory: bool = False
 
 
 class Answered(_Frame, frozen=True, kw_only=True):

@@ -25,7 +25,6 @@ _MIB = 1 << 20
 # Large enough that a measured batch is never split.
 _MAX_BATCH = 1 << 16
 _MADE_UP = {"FP64": 0.5, "INT64": 1, "BOOL": True, "BYTES": "example"}
-_OUT_OF_MEMORY = ("MemoryError", "OutOfMemoryError")
 # More epochs than any profile runs.
 _MANY_EPOCHS = 1_000_000
 
@@ -102,10 +101,10 @@ def _serve(spec: ShareSpec, orders: ProfilerOrders) -> None:
         (outcome,) = model.answer([bodies[size]])
         if outcome.status == "ok":
             continue
-        message = outcome.body.decode(errors="replace")
-        if order.batch_size > 1 and message.partition(":")[0].endswith(_OUT_OF_MEMORY):
+        if order.batch_size > 1 and outcome.is_out_of_memory:
             orders.give_up()
             continue
+        message = outcome.body.decode(errors="replace")
         raise InvalidRequest(
             f"{spec.entrypoint.object_name}.predict does not answer what it is profiled with, a batch of "
             f"{order.batch_size}: {message[:300]}; give a request that it answers with --input"

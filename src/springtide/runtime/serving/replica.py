@@ -203,7 +203,10 @@ def _encoded(result: Any) -> BatchOutcome:
 def _failure(error: BaseException) -> BatchOutcome:
     _LOG.error("predict failed", exc_info=error)
     sentence = " ".join(str(error).split())[:500]
-    return BatchOutcome("error", f"{type(error).__name__}: {sentence}".encode("utf-8", "replace"))
+    name = type(error).__name__
+    # Python's MemoryError, numpy's _ArrayMemoryError, torch's OutOfMemoryError.
+    is_out_of_memory = name.endswith("MemoryError")
+    return BatchOutcome("error", f"{name}: {sentence}".encode("utf-8", "replace"), is_out_of_memory)
 
 
 def run_replica(
