@@ -73,12 +73,11 @@ def tune(
         study = st.tune(task, lambda trial: {"width": trial.suggest_int("width", 16, 128)}, trials=20, budget="$1")
         print(study.best.params, study.best.value, study.spent_usd)
 
-    `space(trial)` gets an Optuna trial and returns the params of one job; default: `search_space` in the task's file.
-    Of `trials`, `parallel` run at a time. All together cost at most `budget` ("$1" or US dollars): each new trial is
-    capped at an even part of what is left. `metric` is "loss" (of the last step), "cost", a metric that the job
-    reports, or a function of the final JobStatus. With `prunes` (default: if the loss is minimised) a trial that is
-    worse than the median of earlier ones is cancelled. `sampler` is Optuna's (default: TPE); `overrides` are options of
-    `task.submit`.
+    `space` gets an Optuna trial and returns the params of one job; default: `search_space` in the task's file.
+    `parallel` trials run at a time. All together cost at most `budget` ("$1" or US dollars): each new one is capped at
+    an even part of what is left. `metric` is "loss" (of the last step), "cost", a metric that the job reports, or a
+    function of the final JobStatus. With `prunes` (default: if the loss is minimised) a trial worse than the median of
+    earlier ones is cancelled. `sampler` is Optuna's (default: TPE); `overrides` are options of `task.submit`.
 
     The study is saved as `folder`/`study`.json (default: the task's name, in the state directory). Another call
     continues it, also with other `trials` or `budget`; after Ctrl-C running jobs go on, and another call follows them.

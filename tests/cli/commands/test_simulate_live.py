@@ -80,11 +80,11 @@ def test_it_reads_as_tables(live: LiveState) -> None:
     assert "waiting" in text
 
 
-def test_what_nobody_knows_is_said(live: LiveState) -> None:
+def test_an_unknown_end_is_shown_as_unknown(live: LiveState) -> None:
     snapshot = msgspec.structs.replace(live.snapshot, jobs=(view("x", None, deadline_s=500.0),), allocations={})
     answer = forecast_answer(msgspec.structs.replace(live, snapshot=snapshot), {"fifo": make_policy("fifo")})
     assert answer["policies"]["fifo"]["rows"][0]["finish_s"] is None
-    assert "nobody knows" in forecast_text(answer)
+    assert "unknown" in forecast_text(answer)
 
 
 def test_the_live_state_survives_the_wire(live: LiveState, client: Any, tmp_path: Path, capsys: Any) -> None:

@@ -166,6 +166,6 @@ def _deadline(row: Mapping[str, Any]) -> str:
     if row["deadline_s"] is None:
         return "-"
     if row["finish_s"] is None:
-        return "nobody knows"
+        return "unknown"
     spare_s = row["deadline_s"] - row["finish_s"]
     return f"met, {duration(spare_s)} to spare" if spare_s >= 0 else f"missed by {duration(-spare_s)}"
