@@ -172,11 +172,11 @@ def test_a_zip_file_stays_inside_its_directory(ask, fleet, tmp_path):
     assert list(tmp_path.rglob("code.py"))
     outside = io.BytesIO()
     with zipfile.ZipFile(outside, "w") as archive:
-        archive.writestr("../../outside.py", "x = 1\n")
+        archive.writestr("../../escaped_from_zip.py", "x = 1\n")
     refused = create(ask, FunctionName="g", Code={"ZipFile": base64.b64encode(outside.getvalue()).decode()})
     assert refused[0] == 400
     assert b"lies outside" in refused[2]
-    assert not list(tmp_path.parent.rglob("outside.py"))
+    assert not list(tmp_path.parent.rglob("escaped_from_zip.py"))
 
 
 def test_invocations_by_type(ask, fleet):
