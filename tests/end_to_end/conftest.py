@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from kits.end_to_end.live_platform import LivePlatform
+from kits.end_to_end.live_platform import LivePlatform, ended_after
 
 
 @pytest.fixture
 def platform(tmp_path: Path) -> Iterator[LivePlatform]:
-    live = LivePlatform(tmp_path / "state")
-    try:
+    with ended_after(LivePlatform(tmp_path / "state")) as live:
         yield live
-    finally:
-        if live.http is not None:
-            live.http.close()
-        if live.is_alive:
-            live.process.send_signal(signal.SIGTERM)
-            try:
-                live.process.wait(60.0)
-            except subprocess.TimeoutExpired:
-                live.kill()
-        # What a failed test left behind is ended by its own records, never by name.
-        for pid in live.worker_pids().values():
-            os.kill(pid, signal.SIGKILL)

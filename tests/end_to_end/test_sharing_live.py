@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kits.end_to_end.live_platform import TINY, LivePlatform, wait_for
+from kits.end_to_end.live_platform import TINY, LivePlatform, ended_after, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -100,11 +101,34 @@ def daemon_pids(platform: LivePlatform) -> list[int]:
     return found
 
 
+@pytest.fixture(scope="module")
+def sharing_platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LivePlatform, str]]:
+    """One platform for the tests that leave its service and its job at work, whatever died in between."""
+    live = LivePlatform(tmp_path_factory.mktemp("sharing") / "state")
+    with pytest.MonkeyPatch.context() as patch, ended_after(live):
+        yield live, start_sharing(live, patch)
+
+
 @pytest.fixture
-def shared(platform: LivePlatform, monkeypatch: pytest.MonkeyPatch) -> tuple[LivePlatform, str]:
+def shared(sharing_platform: tuple[LivePlatform, str]) -> tuple[LivePlatform, str]:
     """A platform of one device with a service and a job on it, both at work."""
+    platform, job_id = sharing_platform
+    ask(platform)
+    wait_tenants(platform, "busy", job_id)
+    wait_trains(platform, job_id)
+    return platform, job_id
+
+
+@pytest.fixture
+def own(platform: LivePlatform, monkeypatch: pytest.MonkeyPatch) -> tuple[LivePlatform, str]:
+    """The same for a test that ends the one or the other."""
+    return platform, start_sharing(platform, monkeypatch)
+
+
+def start_sharing(platform: LivePlatform, patch: pytest.MonkeyPatch) -> str:
+    """Start the platform, its service and its job; returns the job's id once both are at work."""
     # By this the daemon of this platform is told from those of others on the machine.
-    monkeypatch.setenv("SPRINGTIDE_TEST_OF", str(platform.state_dir.parent))
+    patch.setenv("SPRINGTIDE_TEST_OF", str(platform.state_dir.parent))
     platform.slots = 1
     platform.start(policy="springtide")
     deploy(platform, SERVICE_SHARE)
@@ -113,7 +137,7 @@ def shared(platform: LivePlatform, monkeypatch: pytest.MonkeyPatch) -> tuple[Liv
     ask(platform)
     wait_tenants(platform, "busy", job_id)
     wait_trains(platform, job_id)
-    return platform, job_id
+    return job_id
 
 
 def test_both_work_on_one_device_and_are_told_so(shared):
@@ -142,8 +166,8 @@ def test_a_share_is_changed_in_place(shared):
     assert platform.job(job_id)["num_restarts"] == 0
 
 
-def test_what_does_not_fit_waits_and_comes_when_there_is_room(shared):
-    platform, job_id = shared
+def test_what_does_not_fit_waits_and_comes_when_there_is_room(own):
+    platform, job_id = own
     waiting = submit(platform, "second", {"request": 0.5, "limit": 0.5})
     assert platform.job(waiting)["state"] == "PENDING"
     why = platform.request("GET", f"/v1/workloads/{waiting}/why")
@@ -217,8 +241,8 @@ def test_a_killed_platform_leaves_its_sharers_at_work_and_finds_them_again(share
     wait_trains(platform, job_id)
 
 
-def test_a_platform_that_ends_takes_its_daemon_and_its_groups_along(shared):
-    platform, job_id = shared
+def test_a_platform_that_ends_takes_its_daemon_and_its_groups_along(own):
+    platform, job_id = own
     platform.request("POST", f"/v1/jobs/{job_id}/cancel")
     platform.request("DELETE", "/v1/services/busy")
     platform.stop()

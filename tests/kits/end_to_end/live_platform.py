@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -9,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,25 @@ class LivePlatform:
 
     def workload(self, job_id: str) -> Path:
         return self.state_dir / "workloads" / job_id
+
+
+@contextlib.contextmanager
+def ended_after(live: LivePlatform) -> Iterator[LivePlatform]:
+    """The platform, ended in order afterwards, and by force what a failed test left behind."""
+    try:
+        yield live
+    finally:
+        if live.http is not None:
+            live.http.close()
+        if live.is_alive:
+            live.process.send_signal(signal.SIGTERM)
+            try:
+                live.process.wait(60.0)
+            except subprocess.TimeoutExpired:
+                live.kill()
+        # By its own records, never by name.
+        for pid in live.worker_pids().values():
+            os.kill(pid, signal.SIGKILL)
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float, what: str | Callable[[], str]) -> None:
