@@ -21,6 +21,7 @@ from springtide.simulator.fluid.invariants import InvariantViolation
 from springtide.simulator.fluid.play import FluidRunResult, play
 from springtide.simulator.fluid.rules import ProfiledSpeeds, Times, overhead_rule
 from springtide.solvers.reservations.reservation_table import verify
+from springtide_studies.loans.minimums import Minimums, minimums_for
 from springtide_studies.workloads.tidal import TidalSetting, draw_tidal
 
 SOURCE = Entrypoint(source_path="a.py")
@@ -226,7 +227,7 @@ def play_by_hand(seed: int, *, doubts: bool = False) -> FluidRunResult:
     return play(policy, arrivals, nodes, rule=rule, speeds=ProfiledSpeeds(devices_per_node=4))
 
 
-def play_tide(seed: int, policy: str = "tide/springtide") -> FluidRunResult:
+def play_tide(seed: int, policy: str = "tide/springtide") -> tuple[FluidRunResult, Minimums]:
     """The strategy `tide` around springtide, under services that follow a tide and surge; raises at the first promise
     that is broken. Days are short, so that servers go to and fro all the time."""
     rng = np.random.default_rng([seed, 77])
@@ -241,16 +242,20 @@ def play_tide(seed: int, policy: str = "tide/springtide") -> FluidRunResult:
         surges_per_day=float(rng.choice([0.0, 1.0])),
         day_s=day_s,
     )
-    return play(
+    arrivals, times = draw_jobs(rng, 40, 16, 0.9 * DAYS * day_s), Times(service_start_s=3.7, service_stop_s=1.0)
+    minimums = minimums_for(arrivals, times)
+    played = play(
         make_policy(policy),
-        draw_jobs(rng, 40, 16, 0.9 * DAYS * day_s),
+        arrivals,
         nodes,
         rule=overhead_rule(RULES[seed % len(RULES)], 16),
         speeds=ProfiledSpeeds(devices_per_node=4),
         timed_events=draw_tidal(seed, setting).timed_events,
-        times=Times(service_start_s=3.7, service_stop_s=1.0),
+        times=times,
         tide=Tide(day_s=day_s),
+        watcher=minimums,
     )
+    return played, minimums
 
 
 def kept_of(played: FluidRunResult) -> int:
@@ -270,7 +275,7 @@ def main(first: int, count: int) -> int:
     totals = {"by hand": 0, "tide/springtide": 0}
     num_bad = 0
     for seed in range(first, first + count):
-        for name, begin in (("by hand", play_by_hand), ("tide/springtide", play_tide)):
+        for name, begin in (("by hand", play_by_hand), ("tide/springtide", lambda seed: play_tide(seed)[0])):
             try:
                 totals[name] += kept_of(begin(seed))
             except (AssertionError, InvariantViolation) as error:

@@ -25,6 +25,7 @@ from springtide.simulator.fluid.faults import NodeFaults
 from springtide.simulator.fluid.invariants import InvariantViolation
 from springtide.simulator.fluid.play import FluidRunResult, NullJournal, play
 from springtide.simulator.fluid.rules import OverheadRule, ProfiledSpeeds, Times
+from springtide_studies.loans.minimums import Minimums, minimums_for
 from springtide_studies.workloads.tidal import TidalSetting, draw_tidal
 
 SOURCE = Entrypoint(source_path="main.py", object_name="main")
@@ -110,30 +111,34 @@ class Story(NullJournal):
         return super().append(step)
 
 
-def run(policy: str | Policy, case: Case, *, story: Story | None = None, **options: object) -> FluidRunResult:
-    return play(
+def run(
+    policy: str | Policy, case: Case, *, story: Story | None = None, **options: object
+) -> tuple[FluidRunResult, Minimums]:
+    times = replace(TIMES, preempt_s=case.preempt_s)
+    minimums = minimums_for(case.jobs, times)
+    played = play(
         make_policy(policy) if isinstance(policy, str) else policy,
         case.jobs,
         case.nodes(),
         rule=OverheadRule(name="test", pause=Overheads(change_s=2.0)),
         speeds=ProfiledSpeeds(devices_per_node=2, feels_placement=False),
         timed_events=options.pop("timed_events", case.timed_events()),
-        times=replace(TIMES, preempt_s=case.preempt_s),
+        times=times,
         keeps_promises=False,
         until_s=2 * DAY_S,
         tide=Tide(day_s=DAY_S),
         journal=story,
+        watcher=minimums,
         **options,
     )
+    return played, minimums
 
 
 def check(policy: str, case: Case) -> None:
-    played = run(policy, case)
+    played, minimums = run(policy, case)
     assert all(run_of_job.state is JobState.SUCCEEDED for run_of_job in played.runs.values())
     for run_of_job in played.runs.values():
         assert run_of_job.done_steps == pytest.approx(run_of_job.total_steps)
-    minimums = played.minimums
-    assert minimums is not None
     assert minimums.num_demanded > 0
     assert minimums.num_broken == 0, minimums.broken
     occupied = zip(played.timeline.devices, played.timeline.serving, strict=True)
@@ -182,11 +187,10 @@ BUSY = Case(
 
 
 def test_loans_are_made_taken_back_and_paid_for() -> None:
-    alone, lent = run("dedicated/fifo", BUSY), run("two-way/fifo", BUSY)
-    assert alone.minimums is not None
-    assert lent.minimums is not None
-    assert alone.minimums.loans.num_loans == 0
-    assert lent.minimums.loans.num_loans > 0
+    alone, kept = run("dedicated/fifo", BUSY)
+    lent, loaned = run("two-way/fifo", BUSY)
+    assert kept.loans.num_loans == 0
+    assert loaned.loans.num_loans > 0
     means = [
         sum(one.ended_s - one.submitted_s for one in played.runs.values()) / len(BUSY.jobs) for played in (alone, lent)
     ]
@@ -208,27 +212,19 @@ def test_minimums_hold_when_nodes_fail_as_long_as_there_are_devices(policy: str)
     num_faults = 0
     for seed in range(2):
         # Several a day, on five nodes.
-        played = run(policy, BUSY, faults=NodeFaults(names, seed=seed, mtbf_hours=1.0, repair_hours=0.05))
-        assert played.minimums is not None
-        assert played.minimums.num_broken == 0, (seed, played.minimums.broken)
+        played, minimums = run(policy, BUSY, faults=NodeFaults(names, seed=seed, mtbf_hours=1.0, repair_hours=0.05))
+        assert minimums.num_demanded > 0
+        assert minimums.num_broken == 0, (seed, minimums.broken)
         num_faults += played.num_faults
     assert num_faults > 3
 
 
 def test_the_run_goes_on_to_its_horizon_and_services_may_stay() -> None:
-    played = run("dedicated/fifo", replace(BUSY, jobs=()))
+    played, _ = run("dedicated/fifo", replace(BUSY, jobs=()))
     jobs_s, services_s = played.timeline.occupied_s(2 * DAY_S)
     assert jobs_s == 0.0
     assert services_s > 0.0
     assert played.timeline.serving[-1] > 0
-
-
-def test_a_cluster_without_pools_has_no_books_of_them() -> None:
-    nodes = [make_node("n0", 4)]
-    rule = OverheadRule(name="none")
-    jobs = [(0.0, job(0, 4, 10, elastic=False))]
-    played = play(make_policy("fifo"), jobs, nodes, rule=rule, speeds=ProfiledSpeeds(devices_per_node=4))
-    assert played.minimums is None
 
 
 # --- policies that do it wrong ----------------------------------------------------------------------------------------
@@ -265,9 +261,8 @@ class Wrong:
 
 @pytest.mark.parametrize("fault", ["stingy", "forgetful"])
 def test_broken_minimums_are_found(fault: str) -> None:
-    played = run(Wrong(fault), BUSY)
-    assert played.minimums is not None
-    assert played.minimums.num_broken > 0
+    _, minimums = run(Wrong(fault), BUSY)
+    assert minimums.num_broken > 0
 
 
 def test_a_minimum_that_is_raised_under_load_is_reclaimed_for_in_time() -> None:
@@ -278,13 +273,12 @@ def test_a_minimum_that_is_raised_under_load_is_reclaimed_for_in_time() -> None:
         (1000.0, ScaleRequested(workload_id=service.service_id, minimum=6, maximum=6)),
     ]
     for policy in ("one-way/fifo", "two-way/fifo", "tide/fifo"):
-        played = run(policy, BUSY, timed_events=raised)
-        assert played.minimums is not None
-        assert played.minimums.num_broken == 0, policy
-        assert played.minimums.reclaims, policy
-        late = [shortage.until_s for shortage in played.minimums.shortages if shortage.demanded_s == 1000.0]
+        _, minimums = run(policy, BUSY, timed_events=raised)
+        assert minimums.num_broken == 0, policy
+        assert minimums.reclaims, policy
+        late = [shortage.until_s for shortage in minimums.shortages if shortage.demanded_s == 1000.0]
         assert late
-        assert max(late) <= 1000.0 + played.minimums.bound_s
+        assert max(late) <= 1000.0 + minimums.bound_s
 
 
 def test_a_violation_names_the_command() -> None:

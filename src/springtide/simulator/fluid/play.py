@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 from springtide.control import loop
 from springtide.control.controller import Controller
@@ -13,13 +14,12 @@ from springtide.core.events import Event
 from springtide.core.ports import Journal, Step
 from springtide.core.resources import Node
 from springtide.core.tide import Tide
-from springtide.core.workload import DEFAULT_GRACE_S, JobState, TrainingJob, WorkloadId
+from springtide.core.workload import JobState, TrainingJob, WorkloadId
 from springtide.scheduling.decisions.cache import DecisionCache
 from springtide.simulator.clock import VirtualClock
 from springtide.simulator.fluid.executor import FluidExecutor
 from springtide.simulator.fluid.faults import NodeFaults
 from springtide.simulator.fluid.invariants import FluidInvariants
-from springtide.simulator.fluid.minimums import Minimums
 from springtide.simulator.fluid.rules import OverheadRule, Speeds, Times
 from springtide.simulator.fluid.runs import FluidRun, UtilisationTimeline
 
@@ -65,11 +65,21 @@ class WatchedPolicy:
         return plan
 
 
-class FluidRunResult:
-    """What became of every job, and what the run took. `admits` says whether the policy makes promises or refuses.
+class StepWatcher(Protocol):
+    """Follows a run by its journaled steps, for figures that the run itself does not keep."""
 
-    `minimums` is None where there are neither services nor pools.
-    """
+    def begin(self, runs: Mapping[WorkloadId, FluidRun]) -> None:
+        """The runs of all jobs, before the first step; they change while the steps are noted."""
+
+    def note(self, step: Step) -> None:
+        """Take in one step."""
+
+    def finish(self, now_s: float) -> None:
+        """The run is over."""
+
+
+class FluidRunResult:
+    """What became of every job, and what the run took. `admits` says whether the policy makes promises or refuses."""
 
     def __init__(
         self,
@@ -77,9 +87,7 @@ class FluidRunResult:
         watched: WatchedPolicy,
         invariants: FluidInvariants,
         num_steps: int,
-        minimums: Minimums | None = None,
     ) -> None:
-        self.minimums = minimums
         self.runs: dict[WorkloadId, FluidRun] = executor.runs
         self.timeline: UtilisationTimeline = executor.timeline
         self.num_faults = executor.num_faults
@@ -111,12 +119,14 @@ def play(
     times: Times | None = None,
     until_s: float = 0.0,
     tide: Tide | None = None,
+    watcher: StepWatcher | None = None,
 ) -> FluidRunResult:
     """Let the policy play the arrivals to their end. Raises InvariantViolation, whose text ends with `command`.
 
     `on_progress` is called with the number of jobs that have ended and of all jobs. `timed_events` are what owners of
     services and the gateway report, each at its moment. The run ends when the last job has ended, but not before
-    `until_s`; services still deployed then keep their devices. `tide` is what is known of the demand of earlier days.
+    `until_s`; services still deployed then keep their devices. `tide` is what is known of the demand of earlier days,
+    `watcher` is given every journaled step.
     """
     clock = VirtualClock()
     invariants = FluidInvariants(nodes, command=command, keeps_promises=keeps_promises)
@@ -133,43 +143,42 @@ def play(
         timed_events=timed_events,
         times=times,
     )
-    has_pools = bool(timed_events) or any(node.pool != "shared" for node in nodes)
-    minimums = _minimums(executor, arrivals, times or Times()) if has_pools else None
-    next_report = num_jobs = len(arrivals)
+    if watcher is not None:
+        watcher.begin(executor.runs)
+    report_progress = _progress_reporter(executor, on_progress)
     num_steps = 0
 
     def on_step(seq: int, step: Step) -> None:
         nonlocal num_steps
         num_steps = seq
         invariants.note(step)
-        if minimums is not None:
-            minimums.note(step)
+        if watcher is not None:
+            watcher.note(step)
         for action in step.actions:
             if isinstance(action, AdmitJob):
                 executor.runs[action.job_id].admitted_s = step.now_s
 
     def is_over() -> bool:
-        nonlocal next_report
         invariants.check_turn(clock.now_s(), executor.agenda.num_run)
-        if on_progress is not None and executor.num_open <= next_report:
-            next_report = executor.num_open - max(1, num_jobs // _NUM_PROGRESS_REPORTS)
-            on_progress(num_jobs - executor.num_open, num_jobs)
+        report_progress()
         return executor.is_over or (executor.num_open == 0 and executor.is_empty and clock.now_s() >= until_s)
 
     loop.run(
         controller, executor, clock, journal if journal is not None else NullJournal(), until=is_over, on_step=on_step
     )
     invariants.check_end(clock.now_s())
-    if minimums is not None:
-        minimums.finish(clock.now_s())
-    return FluidRunResult(executor, watched, invariants, num_steps, minimums)
+    if watcher is not None:
+        watcher.finish(clock.now_s())
+    return FluidRunResult(executor, watched, invariants, num_steps)
 
 
-def _minimums(executor: FluidExecutor, arrivals: Sequence[tuple[float, TrainingJob]], times: Times) -> Minimums:
-    """The watcher of guaranteed minimums; its grace is the longest of all workloads that may hold a wanted device."""
-    graces_s = [job.grace_s for _, job in arrivals] or [DEFAULT_GRACE_S]
-    return Minimums(
-        start_s=times.service_start_s,
-        grace_s=max(times.service_stop_s, *graces_s),
-        lost_of=lambda job_id: executor.runs[job_id].lost_device_s,
-    )
+def _progress_reporter(executor: FluidExecutor, on_progress: Callable[[int, int], None] | None) -> Callable[[], None]:
+    next_report = num_jobs = executor.num_open
+
+    def report() -> None:
+        nonlocal next_report
+        if on_progress is not None and executor.num_open <= next_report:
+            next_report = executor.num_open - max(1, num_jobs // _NUM_PROGRESS_REPORTS)
+            on_progress(num_jobs - executor.num_open, num_jobs)
+
+    return report

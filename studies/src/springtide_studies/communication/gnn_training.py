@@ -21,17 +21,9 @@ from springtide.perf.communication.gnn_graph import (
     compile_subgraph,
     vocabulary_of,
 )
-from springtide.perf.communication.gnn_layers import (
-    Parameters,
-    QueryBatch,
-    Sizes,
-    answer,
-    embed,
-    fresh_parameters,
-    gradients,
-    size_features,
-)
+from springtide.perf.communication.gnn_layers import Parameters, Sizes, answer, embed, size_features
 from springtide.perf.communication.query import DTYPES, Query
+from springtide_studies.communication.gnn_gradients import QueryBatch, fresh_parameters, gradients
 
 # Errors of the logarithm beyond this count linearly: traffic of others makes outliers, and the aim is relative error.
 _HUBER = 0.05

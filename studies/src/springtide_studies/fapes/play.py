@@ -19,6 +19,7 @@ from springtide.simulator.fluid.play import FluidRunResult, play
 from springtide.simulator.fluid.rules import OverheadRule, Times
 from springtide_studies.fapes.jobs import MAX_WORKERS, FapesRequest, RequestRule, arrivals_of
 from springtide_studies.fapes.truth import TopologySpeeds, curves_for
+from springtide_studies.loans.minimums import Minimums, minimums_for
 
 # FaPES, table 2: checkpoint, upload, download and container of a migrated job.
 MIGRATION_S = 1.580 + 0.402 + 0.140 + 3.558
@@ -104,9 +105,11 @@ def play_requests(
     speeds = TopologySpeeds(Topology(nodes=tuple(nodes)), links, requests)
     curves = {} if rule == "adaptive" else curves_for(speeds, requests, MAX_WORKERS)
     watched = _Waiting(make_policy(policy))
+    arrivals = arrivals_of(requests, rule, curves)
+    minimums = minimums_for(arrivals, times or Times())
     played = play(
         watched,
-        arrivals_of(requests, rule, curves),
+        arrivals,
         nodes,
         rule=OverheadRule(name="migration", pause=Overheads(change_s=change_s)),
         speeds=speeds,
@@ -115,13 +118,15 @@ def play_requests(
         timer=timer if is_timed else None,
         timed_events=timed_events,
         times=times,
+        watcher=minimums,
     )
-    return _outcome(policy, played, requests, watched.waited_s, sum(len(node.devices) for node in nodes))
+    return _outcome(policy, played, minimums, requests, watched.waited_s, sum(len(node.devices) for node in nodes))
 
 
 def _outcome(
     policy: str,
     played: FluidRunResult,
+    minimums: Minimums,
     requests: Sequence[FapesRequest],
     waited_s: dict[WorkloadId, float],
     num_devices: int,
@@ -133,7 +138,7 @@ def _outcome(
     samples = np.array([request.num_samples for request in requests])
     until_s = max(request.at_s for request in requests)
     busy_s = sum(played.timeline.occupied_s(until_s))
-    told = {} if played.minimums is None else played.minimums.summary()
+    loans = minimums.summary()
     return FapesRun(
         policy=policy,
         jct_s=jct_s,
@@ -143,8 +148,8 @@ def _outcome(
         device_hours=sum(run.device_s for run in runs) / 3600.0,
         utilisation=busy_s / (until_s * num_devices) if until_s > 0.0 else 0.0,
         decisions_s=np.array(played.decisions_s),
-        minimums_broken=told.get("minimums_broken", 0),
-        lent_mean=told.get("lent_mean", 0.0),
+        minimums_broken=loans["minimums_broken"],
+        lent_mean=loans["lent_mean"],
     )
 
 

@@ -128,8 +128,7 @@ def check_seed(seed: int, policy: str) -> SeedResult:
     watched = Watched(made.strategy)
     setting = LoanSetting(policy=policy, n_r_max=n_r_max, days=DAYS, seed=seed, cluster=CLUSTER)
     run = run_loans(setting, policy=msgspec.structs.replace(made, strategy=watched), tide=tide)
-    minimums = run.played.minimums
-    assert minimums is not None, "there are pools"
+    minimums = run.minimums
     done = [reclaim for reclaim in minimums.reclaims if not reclaim.is_called_off]
     return SeedResult(
         seed=seed,

@@ -26,6 +26,7 @@ from springtide_studies.fapes.jobs import MAX_WORKERS, FapesRequest, arrivals_of
 from springtide_studies.fapes.play import MIGRATION_S, request_rule
 from springtide_studies.fapes.truth import TopologySpeeds, curves_for
 from springtide_studies.loans.journal import LoanJournal
+from springtide_studies.loans.minimums import Minimums, minimums_for
 from springtide_studies.workloads.generators import DAY_S, draw_gamma
 from springtide_studies.workloads.tidal import TidalSetting, draw_tidal
 
@@ -51,6 +52,7 @@ class LoanRun(msgspec.Struct, frozen=True, kw_only=True):
     """The results of one run: jobs and minimums, the figures of the pools, and the cluster."""
 
     played: FluidRunResult
+    minimums: Minimums
     journal: LoanJournal
     place: RunSetting
 
@@ -85,10 +87,12 @@ def run_loans(
     change = OverheadRule(name="migration", pause=Overheads(change_s=MIGRATION_S))
     journal = LoanJournal(setting.days * DAY_S)
     per_server = len(nodes[0].devices)
+    arrivals = arrivals_of(requests, rule, curves)
+    minimums = minimums_for(arrivals, TIMES)
     began_s = 0.0 if timer is None else timer()
     played = play(
         policy or make_policy(setting.policy),
-        arrivals_of(requests, rule, curves),
+        arrivals,
         nodes,
         rule=change,
         speeds=speeds,
@@ -100,11 +104,12 @@ def run_loans(
         timed_events=draw_tidal(setting.seed, tide or tide_of(setting.n_r_max, setting.days, per_server)).timed_events,
         times=TIMES,
         until_s=setting.days * DAY_S,
+        watcher=minimums,
     )
     journal.close()
     played.cpu_s = None if timer is None else timer() - began_s
     place = RunSetting(num_devices=len(nodes) * per_server, devices_per_node=per_server, rule=change)
-    return LoanRun(played=played, journal=journal, place=place)
+    return LoanRun(played=played, minimums=minimums, journal=journal, place=place)
 
 
 def tide_of(n_r_max: int, days: int, devices_per_server: int) -> TidalSetting:
@@ -147,8 +152,7 @@ def loan_figures(run: LoanRun) -> dict[str, Any]:
     what load and minimums needed that was not ready.
     """
     played, journal = run.played, run.journal
-    areas, minimums = journal.areas, played.minimums
-    assert minimums is not None, "there are pools"
+    areas, minimums = journal.areas, run.minimums
     told = minimums.summary()
     waits_s = np.array([journal.queued_s(job_id) for job_id in played.runs])
     return figures_of(played, run.place) | {

@@ -67,7 +67,7 @@ class Reclaims:
     def __init__(self, lost_of: Callable[[WorkloadId], float] = nothing_lost) -> None:
         self.all: list[Reclaim] = []
         self.num_cordons = 0
-        self._lost_of = lost_of
+        self.lost_of = lost_of
         self._open: dict[NodeId, Reclaim] = {}
         self._labelled: dict[NodeId, Reclaim] = {}
         self._starting: dict[ReplicaId, Reclaim] = {}
@@ -161,7 +161,7 @@ class Reclaims:
         """A group has formed: its pause and its lost work are charged to the reclaims that caused the change."""
         disturbed = self._disturbed.pop(event.job_id, None)
         if disturbed is not None:
-            again_s = self._lost_of(event.job_id) - disturbed.lost_device_s
+            again_s = self.lost_of(event.job_id) - disturbed.lost_device_s
             _charge(disturbed.reclaims.values(), event.pause_s * event.world_size + again_s)
 
     def leave(self, replica_id: ReplicaId, now_s: float) -> None:
@@ -181,7 +181,7 @@ class Reclaims:
     def _disturb(self, job_id: WorkloadId, reclaims: Sequence[Reclaim]) -> None:
         disturbed = self._disturbed.get(job_id)
         if disturbed is None:
-            disturbed = self._disturbed[job_id] = _Disturbed({}, self._lost_of(job_id))
+            disturbed = self._disturbed[job_id] = _Disturbed({}, self.lost_of(job_id))
         disturbed.reclaims |= {reclaim.node_id: reclaim for reclaim in reclaims}
 
     # --- figures -----------------------------------------------------------------------------------------------------

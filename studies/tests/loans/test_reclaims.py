@@ -11,7 +11,7 @@ from springtide.core.events import Event, JobResized, NodeJoined, NodeLost, Repl
 from springtide.core.ports import Step
 from springtide.core.resources import make_node
 from springtide.core.workload import Entrypoint, InferenceService, TrainingJob
-from springtide.simulator.fluid.minimums import Minimums
+from springtide_studies.loans.minimums import Minimums
 
 SOURCE = Entrypoint(source_path="trace")
 SERVICE = InferenceService(service_id="s", name="s", entrypoint=SOURCE, max_replicas=4)

@@ -21,7 +21,7 @@ from springtide.core.events import (
 from springtide.core.ports import Step
 from springtide.core.resources import make_node
 from springtide.core.workload import Entrypoint, InferenceService
-from springtide.simulator.fluid.minimums import Minimums
+from springtide_studies.loans.minimums import Minimums
 
 SOURCE = Entrypoint(source_path="trace")
 JOINED = NodeJoined(node=make_node("n", 4))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -23,7 +23,9 @@ from springtide.core.events import (
 from springtide.core.ports import Step
 from springtide.core.resources import DeviceId, NodeId
 from springtide.core.workload import DEFAULT_GRACE_S, ReplicaId, TrainingJob, WorkloadId
-from springtide.simulator.fluid.reclaims import Loans, Reclaim, Reclaims, nothing_lost, percentile
+from springtide.simulator.fluid.rules import Times
+from springtide.simulator.fluid.runs import FluidRun
+from springtide_studies.loans.reclaims import Loans, Reclaim, Reclaims, nothing_lost, percentile
 
 # One or two turns of the loop: the demand and its end are journaled a turn late.
 TOLERANCE_S = 1.0
@@ -115,6 +117,10 @@ class Minimums:
     def reclaims(self) -> Sequence[Reclaim]:
         """Every server that training was made to give up, in order."""
         return self._reclaims.all
+
+    def begin(self, runs: Mapping[WorkloadId, FluidRun]) -> None:
+        """Take the work that jobs have to do again from the runs of a simulation."""
+        self._reclaims.lost_of = lambda job_id: runs[job_id].lost_device_s
 
     # --- what happens ------------------------------------------------------------------------------------------------
 
@@ -257,6 +263,12 @@ class Minimums:
             "minimum_short_device_s": sum(s.waited_s for s in self.shortages),
         }
         return figures | self._reclaims.summary() | self.loans.summary()
+
+
+def minimums_for(arrivals: Sequence[tuple[float, TrainingJob]], times: Times) -> Minimums:
+    """The watcher of a run. Its grace is the longest of all workloads that may hold a wanted device."""
+    graces_s = [job.grace_s for _, job in arrivals] or [DEFAULT_GRACE_S]
+    return Minimums(start_s=times.service_start_s, grace_s=max(times.service_stop_s, *graces_s))
 
 
 def num_episodes(shortages: Sequence[Shortage]) -> int:
