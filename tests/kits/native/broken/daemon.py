@@ -11,8 +11,8 @@ BROKEN = (
     (
         "an iteration is judged when it ends",
         _CONTROL,
-        "    if seen.iteration_s > 0.0:\n",
-        "    if seen.iteration_s < 0.0:\n",
+        "    if observed.iteration_s > 0.0:\n",
+        "    if observed.iteration_s < 0.0:\n",
         _ON_CONTROL + "test_an_iteration_that_takes_too_long_is_an_emergency_within_two_ticks_while_it_runs",
     ),
     (
@@ -25,14 +25,14 @@ BROKEN = (
     (
         "training is raised when an iteration stretches",
         _CONTROL,
-        "            lent = max(0.0, min(row.request, row.credit_s / tick_s))\n",
-        "            lent = -0.2 if any(other.stretched > 1.0 for other in wanting) else 0.0\n",
+        "            withheld = max(0.0, min(row.request, row.credit_s / tick_s))\n",
+        "            withheld = -0.2 if any(other.stretched > 1.0 for other in wanting) else 0.0\n",
         _ON_CONTROL + "test_a_small_stretch_never_raises_the_training",
     ),
     (
         "training has no request while a service works",
         _CONTROL,
-        "        row.due = row.request - lent\n",
+        "        row.due = row.request - withheld\n",
         "        row.due = 0.0 if is_slo_wanting and not row.is_slo else row.request\n",
         _ON_CONTROL + "test_a_training_with_work_is_granted_its_request_in_every_second",
     ),
@@ -46,16 +46,16 @@ BROKEN = (
     (
         "one idle service lifts the training",
         _CONTROL,
-        "        row.due = row.request - lent\n",
+        "        row.due = row.request - withheld\n",
         "        is_lifted = not row.is_slo and any(other.is_slo and not other.is_wanting for other in rows)\n"
-        "        row.due = row.limit if is_lifted else row.request - lent\n",
+        "        row.due = row.limit if is_lifted else row.request - withheld\n",
         _ON_CONTROL + "test_an_idle_slo_tenant_does_not_lift_the_training_beside_a_busy_one",
     ),
     (
         "a client that has gone ends the daemon",
         _CLIENTS,
-        "        except OSError:\n            # It has gone already",
-        "        except ValueError:\n            # It has gone already",
+        "        except OSError:\n            # The client is gone",
+        "        except ValueError:\n            # The client is gone",
         _ON_DAEMON + "test_a_client_that_closes_before_the_answer_hurts_nobody",
     ),
     (
