@@ -7,11 +7,12 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(RERUNS)
 STAMP := $(VENV)/.installed
 COMPUTING := tests/control tests/simulator tests/simulation tests/solvers tests/perf tests/scheduling tests/native \
 	studies/tests
-# No reruns where tests only compute: their outcome does not change, and the plugin costs each test some milliseconds.
+# In CI: no reruns where tests only compute: their outcome does not change, and the plugin costs each test some
+# milliseconds. The rules of the house are among the checks, so the fast lane does not play them again there.
 SURE := $(addprefix tests/,conformance core golden perf replay scheduling serving simulation simulator solvers testing \
 	workloads) studies/tests
 # Tests that measure, check a running service's objective or need most of the memory have the machine to themselves.
-ALONE := $(addprefix tests/end_to_end/test_,tide_live.py sharing_live.py sharing_bench_live.py gpu_sharing_live.py \
+ALONE := $(addprefix tests/end_to_end/test_,tide_live.py sharing_bench_live.py gpu_sharing_live.py \
 	goodput_live.py quote_live.py functions.py)
 # A fixed part of the sweeps over seeds, crash points and kills, for CI. `make full` plays all of them.
 SAMPLE := SPRINGTIDE_SEEDS=250 SPRINGTIDE_LOAN_SEEDS=100 SPRINGTIDE_SWEEP_STRIDE=4 SPRINGTIDE_KILLS=24
@@ -42,7 +43,7 @@ check: setup
 	$(PYTEST) tests/test_tidy.py
 
 test: setup servers compiler
-	$(PYTEST) $(if $(RERUNS),$(SURE:%=--rerun-exclude-path=%)) -n 2 --dist loadgroup
+	$(PYTEST) $(if $(RERUNS),$(SURE:%=--rerun-exclude-path=%) --ignore=tests/test_tidy.py) -n 2 --dist loadgroup
 
 slow: slow-computing slow-processes slow-alone
 
