@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from kits.perf.tide_data import draw_needs, tide_of
+from kits.simulation.sweeps import sampled
 from springtide.core.tide import Tide
 from springtide.perf.tide import Forecaster, forecast
 
@@ -59,7 +60,7 @@ def test_it_misses_by_less_than_the_last_value_and_than_yesterday(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", COURSES)
+@pytest.mark.parametrize("name", sampled(COURSES))
 def test_a_band_holds_what_it_says(name):
     for quantile in (0.8, 0.9, 0.95):
         _, (upper, lower, most) = judge(range(40, 70), quantile=quantile, every=5, **COURSES[name])

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from kits.simulation.sweeps import sampled
 from kits.solvers.pipeline_data import WEIGHTS, drawn_problem
 from springtide.solvers.pipeline.exact import PipelineSolver
 from springtide.solvers.pipeline.problem import stage_tables
@@ -30,7 +31,7 @@ def test_highs_finds_and_proves_the_same_optimum(seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(10, 22))
+@pytest.mark.parametrize("seed", sampled(range(10, 22)))
 def test_medium_models_too(seed):
     check_against_highs(drawn_problem(seed, [8, 9, 10][seed % 3], [8, 6, 4][seed % 3]))
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from kits.simulation.sweeps import sampled
 from kits.studies.goodput_data import write_application, write_workload
 from springtide.cli.main import cli
 from springtide.core.errors import InvalidRequest
@@ -191,7 +192,7 @@ def test_the_bound_of_a_published_workload() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not DATA.is_dir(), reason="the published workloads are not here")
-@pytest.mark.parametrize("number", [1, 2, 5, 6])
+@pytest.mark.parametrize("number", sampled([1, 2, 5, 6]))
 def test_tiresias_is_the_published_run_to_the_second(number: int) -> None:
     name = f"workload-{number}"
     case = JctCase(

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from typing import TypeVar
+
+Case = TypeVar("Case")
 
 # Of a sweep over crash points, steps or drawn cases one in this many is played.
 STRIDE = int(os.environ.get("SPRINGTIDE_SWEEP_STRIDE", "1"))
@@ -11,3 +15,8 @@ STRIDE = int(os.environ.get("SPRINGTIDE_SWEEP_STRIDE", "1"))
 def part(count: int) -> int:
     """How many of `count` drawn cases are played: all, or in CI one in STRIDE, but at least a few."""
     return max(min(count, 4), count // STRIDE)
+
+
+def sampled(cases: Iterable[Case]) -> list[Case]:
+    """Those of `cases` that are played: all, or in CI the first of every STRIDE."""
+    return list(cases)[::STRIDE]
