@@ -58,7 +58,7 @@ slow-alone: setup browser servers compiler
 	$(PYTEST) -m slow --timeout 600 $(ALONE)
 
 examples: setup servers
-	$(PYTEST) -m examples --timeout 600
+	$(PYTEST) -m examples --timeout 600 tests/examples
 
 # Every deliberately broken build of the interposition library, each found out by the test that is named beside it.
 broken: setup compiler
