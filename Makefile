@@ -7,11 +7,15 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(RERUNS)
 STAMP := $(VENV)/.installed
 COMPUTING := tests/control tests/simulator tests/simulation tests/solvers tests/perf tests/scheduling tests/native \
 	studies/tests
+# Compiled modules and tests are kept beside their sources also where the caller's environment says otherwise: each of the
+# hundreds of processes that the tests start, and each collection, would compile all of them again.
+export PYTHONDONTWRITEBYTECODE :=
 # In CI: no reruns where tests only compute: their outcome does not change, and the plugin costs each test some
 # milliseconds. The rules of the house are among the checks, so the fast lane does not play them again there.
 SURE := $(addprefix tests/,conformance core golden perf replay scheduling serving simulation simulator solvers testing \
 	workloads) studies/tests
-# Tests that measure, check a running service's objective or need most of the memory have the machine to themselves.
+# Tests that measure, check a running service's objective or need most of the memory run after all others and one at a
+# time; beside them only those of functions, which wait for most of their time but must not wait for a processor.
 ALONE := $(addprefix tests/end_to_end/test_,tide_live.py sharing_bench_live.py gpu_sharing_live.py \
 	goodput_live.py quote_live.py functions.py)
 # A fixed part of the sweeps over seeds, crash points and kills, for CI. `make full` plays all of them.
@@ -55,7 +59,7 @@ slow-processes: setup browser servers compiler
 	  $(COMPUTING:%=--ignore=%) $(ALONE:%=--ignore=%)
 
 slow-alone: setup browser servers compiler
-	$(PYTEST) -m slow --timeout 600 $(ALONE)
+	$(PYTEST) -m slow --timeout 600 -n 2 --dist loadgroup $(ALONE)
 
 examples: setup servers
 	$(PYTEST) -m examples --timeout 600 tests/examples

@@ -217,7 +217,7 @@ def test_pools_show_labels_loans_the_tide_and_its_forecast(tmp_path: Path, dark:
         assert "training 8 servers (3 on loan) · inference 2 servers" in text(browser, "#pools-summary")
         labels = text(browser, "#pool-nodes")
         assert "training → inference" in labels
-        assert "reclaimed for 12." in labels
+        assert "reclaimed for 1" in labels
         assert "on loan from inference" in labels
         assert count(browser, "#tide .band") == 1
         assert count(browser, "#tide .open") == 1

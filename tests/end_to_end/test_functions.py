@@ -20,7 +20,7 @@ from springtide.core.workload import Entrypoint
 # With this seed and 40 s the second invocation is killed after 15 s, the fourth after 13 s, the fifteenth after 5 s.
 KILLING_SEED = 104
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("functions")]
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from springtide.service.platform import LOCAL_OVERHEADS
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.xdist_group("measures"),
     pytest.mark.skipif("goodput" not in POLICY_NAMES, reason="no policy chooses batches here"),
 ]
 POLICY = "goodput:revisit_s=3"

@@ -25,7 +25,7 @@ from springtide.backends.sharing.table import read_whole
 from springtide.backends.sockets import socket_directory
 from springtide.core.errors import BackendError
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("measures")]
 
 KERNEL_S = 0.002
 JOB_SHARE = {"request": 0.4, "limit": 0.8}

@@ -136,8 +136,9 @@ def is_gone(pid):
 # --- what a user's code may do ---------------------------------------------------------------------------------------
 
 
-def test_odd_training_functions_end_with_a_sentence(platform):
-    platform.start()
+@pytest.mark.xdist_group("hostile users")
+def test_odd_training_functions_end_with_a_sentence(standing):
+    platform = standing
     jobs = {}
     for name, (body, _, _) in ODD.items():
         jobs[name] = platform.submit(
@@ -149,8 +150,9 @@ def test_odd_training_functions_end_with_a_sentence(platform):
         assert sentence in status["reason"]
 
 
-def test_jobs_that_refuse_to_end_flood_their_log_or_hang_harm_nobody_else(platform, tmp_path):
-    platform.start()
+@pytest.mark.xdist_group("hostile users")
+def test_jobs_that_refuse_to_end_flood_their_log_or_hang_harm_nobody_else(standing, tmp_path):
+    platform = standing
     neighbour = platform.submit("neighbour", num_epochs=30, shard_s=0.01, max_workers=1)
     stubborn = platform.submit("stubborn", text=STUBBORN, max_workers=1, num_epochs=500, grace_s=1.0)
     flood = platform.submit("flood", text=FLOOD, max_workers=1)
@@ -173,8 +175,9 @@ def test_jobs_that_refuse_to_end_flood_their_log_or_hang_harm_nobody_else(platfo
     assert ended(platform, neighbour, "SUCCEEDED")["num_restarts"] == 0
 
 
-def test_cancel_at_every_state_and_orders_at_the_worst_moments(platform):
-    platform.start()
+@pytest.mark.xdist_group("hostile users")
+def test_cancel_at_every_state_and_orders_at_the_worst_moments(standing):
+    platform = standing
     options = {"num_epochs": 500, "shard_s": 0.02, "max_workers": 2}
 
     def running(name, **more):
@@ -301,7 +304,11 @@ def test_restarts_with_other_slots_and_policies_and_kills_between_states(platfor
         platform.kill()
         platform.slots = slots
         platform.start(policy=policy)
-        wait_for(lambda n=slots: len(platform.job(job_id)["replicas"]) == n, 60.0, f"{slots} workers")
+        wait_for(
+            lambda n=slots: len(platform.job(job_id)["replicas"]) == n,
+            60.0,
+            lambda n=slots: f"{n} workers; the job is {platform.job(job_id)}",
+        )
         held = {replica["device_id"] for replica in platform.job(job_id)["replicas"]}
         assert held <= {f"local/{index}" for index in range(slots)}
     act(platform, job_id, "pause")
@@ -343,8 +350,9 @@ def test_a_very_long_path_and_a_token_that_others_can_read(tmp_path):
     assert "can be read by others; run `chmod 600" in live.log()
 
 
-def test_garbage_on_the_control_socket_and_a_thousand_held_connections(platform):
-    platform.start()
+@pytest.mark.xdist_group("hostile users")
+def test_garbage_on_the_control_socket_and_a_thousand_held_connections(standing):
+    platform = standing
     job_id = platform.submit("steady", num_epochs=10, shard_s=0.01, max_workers=2)
     rng = random.Random(3)
     control = str(socket_directory(platform.state_dir) / "control.sock")
@@ -442,8 +450,9 @@ class Load:
             thread.join()
 
 
-def test_a_service_under_load_is_redeployed_killed_and_removed_without_a_failed_request(platform):
-    platform.start()
+@pytest.mark.xdist_group("hostile users")
+def test_a_service_under_load_is_redeployed_killed_and_removed_without_a_failed_request(standing):
+    platform = standing
     deploy(platform, "echo", ECHO, min_replicas=2, max_replicas=2, idle_s=60.0)
     load = Load(platform, "/f/echo")
     try:
@@ -460,8 +469,9 @@ def test_a_service_under_load_is_redeployed_killed_and_removed_without_a_failed_
     assert set(load.answers) == {200, 404}
 
 
-def test_services_that_do_not_load_die_or_are_slow(platform):
-    platform.start()
+@pytest.mark.xdist_group("hostile users")
+def test_services_that_do_not_load_die_or_are_slow(standing):
+    platform = standing
     deploy(platform, "broken", ECHO + "    def load(self):\n        raise ValueError('no weights there')\n", idle_s=1.0)
     deploy(platform, "dies", ECHO.replace("return [", "import os; os._exit(5); return ["), idle_s=1.0)
     deploy(platform, "late", ECHO + "    def load(self):\n        import time; time.sleep(6)\n", idle_s=1.0)

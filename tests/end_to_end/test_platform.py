@@ -48,8 +48,9 @@ def test_two_jobs_and_a_service_share_four_devices_and_the_journal_decides_the_s
     wait_for(lambda: not platform.worker_pids(), 10.0, "no worker to outlive its platform")
 
 
-def test_a_worker_killed_mid_training_costs_at_most_its_step_and_survivors_go_on(platform):
-    platform.start()
+@pytest.mark.xdist_group("standing platform")
+def test_a_worker_killed_mid_training_costs_at_most_its_step_and_survivors_go_on(standing):
+    platform = standing
     job_id = platform.submit("victim", num_epochs=40, shard_s=0.02)
     wait_for(lambda: platform.job(job_id)["num_workers"] == 4, 60.0, "four workers")
     before = platform.worker_pids()
@@ -67,8 +68,9 @@ def test_a_worker_killed_mid_training_costs_at_most_its_step_and_survivors_go_on
     assert_exactly_once(platform.workload(job_id), num_samples=96, batch=16, num_epochs=40)
 
 
-def test_pause_resume_on_another_number_of_workers_and_scale(platform):
-    platform.start()
+@pytest.mark.xdist_group("standing platform")
+def test_pause_resume_on_another_number_of_workers_and_scale(standing):
+    platform = standing
     job_id = platform.submit("rest", num_epochs=40, shard_s=0.02, max_workers=3)
     wait_for(lambda: platform.job(job_id)["step"] >= 5, 60.0, "some steps")
     platform.request("POST", f"/v1/jobs/{job_id}/pause")
@@ -94,8 +96,9 @@ def test_down_and_up_again_goes_on_from_the_very_step(platform):
     assert_exactly_once(platform.workload(job_id), num_samples=96, batch=16, num_epochs=40)
 
 
-def test_user_errors_fail_at_once_with_their_sentence(platform):
-    platform.start()
+@pytest.mark.xdist_group("standing platform")
+def test_user_errors_fail_at_once_with_their_sentence(standing):
+    platform = standing
     broken = platform.submit("broken", text="def fit(ctx):\n    raise ValueError('no such column: price')\n")
     status = platform.wait_job(broken)
     assert status["state"] == "FAILED"
@@ -145,8 +148,9 @@ def test_a_second_platform_on_the_same_state_is_refused(platform):
     assert first.poll() is None
 
 
-def test_requests_without_a_token_are_turned_away(platform):
-    platform.start()
+@pytest.mark.xdist_group("standing platform")
+def test_requests_without_a_token_are_turned_away(standing):
+    platform = standing
     url = str(platform.http.base_url)
     assert httpx2.get(f"{url}/v1/status").status_code == 401
     assert httpx2.get(f"{url}/healthz").status_code == 200

@@ -13,7 +13,7 @@ import pytest
 from kits.end_to_end.live_platform import TINY, wait_for
 from springtide.scheduling.registry import POLICY_NAMES
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("measures")]
 POLICY = "springtide" if "springtide" in POLICY_NAMES else "elasticflow"
 # 120 steps of four shards: ten seconds on one worker, less on more.
 EPOCHS = 20

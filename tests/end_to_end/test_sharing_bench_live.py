@@ -9,7 +9,7 @@ from springtide_studies.sharing.load import Surge
 from springtide_studies.sharing.report import SharingFigures, make_report
 from springtide_studies.sharing.trial import JOB, SERVICES, OfferedLoad, run_trial
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("measures")]
 SURGE = (Surge(from_s=1.0, until_s=3.0, factor=4.0),)
 LOAD = OfferedLoad(rate_per_s=5.0, duration_s=4.0, surges=(SURGE, SURGE), slo_s=2.0, num_layers=50)
 FIGURES = SharingFigures(seed=1, device_cpus=0.5, request_cpu_s=0.001, request_of_four_cpu_s=0.001, machine={})

@@ -25,11 +25,12 @@ from kits.native.gpu_daemon_kit import (
     until,
 )
 from kits.native.native_build import Native
+from kits.simulation.sweeps import part
 from springtide.backends.sharing.gpu.segments import OK
 
 SANITIZED = False
-NUM_RECONNECTS = 1000
-NUM_KILLS = 50
+NUM_RECONNECTS = part(1000)
+NUM_KILLS = part(50, least=12)
 SEED = 9
 
 

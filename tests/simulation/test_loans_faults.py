@@ -13,7 +13,7 @@ import pytest
 from kits.cheap_policies import cheap_names
 from kits.simulation.moving import Moving
 from kits.simulation.story import story
-from kits.simulation.sweeps import STRIDE
+from kits.simulation.sweeps import STRIDE, part
 from springtide.core.events import CancelRequested, JobSubmitted, ScaleRequested, ServiceDeployed
 from springtide.core.ports import Step
 from springtide.core.resources import Node, NodeId, make_node
@@ -82,14 +82,14 @@ def test_fresh_seeds_hold_every_invariant(first: int) -> None:
 @pytest.mark.parametrize("training", cheap_names(round_s=2.0))
 @pytest.mark.parametrize("strategy", ["two-way", "tide"])
 def test_every_training_policy_holds_every_invariant(strategy: str, training: str) -> None:
-    for index in range(3):
+    for index in range(part(3, least=1)):
         run_and_check(BASE_SEED + index, f"{strategy}/{training}")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_without_faults_every_minimum_is_there_within_grace_and_start(policy: str) -> None:
-    results = [run_and_check(BASE_SEED + index, policy, num_faults=0.0) for index in range(30)]
+    results = [run_and_check(BASE_SEED + index, policy, num_faults=0.0) for index in range(part(30, least=10))]
     assert sum(result.num_reclaims for result in results) > 0
 
 

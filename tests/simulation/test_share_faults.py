@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from kits.simulation.sharers import FirstFit, Restless
+from kits.simulation.sweeps import sampled
 from springtide.control import controller as controller_module
 from springtide.control import grants
 from springtide.control.controller import Controller
@@ -65,7 +66,7 @@ POOLED = (
 
 
 @pytest.mark.parametrize(
-    "first", [pytest.param(first, marks=[] if first == 0 else pytest.mark.slow) for first in range(0, 96, 12)]
+    "first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in sampled(range(12, 96, 12)))]
 )
 def test_seeds_with_pools_and_shares_hold_every_invariant(first: int) -> None:
     for seed in range(first, first + 12):

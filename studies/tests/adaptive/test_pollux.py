@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kits.simulation.sweeps import STRIDE
+from kits.simulation.sweeps import only_in_full
 from springtide.control.controller import Controller
 from springtide.control.journal.memory import MemoryJournal
 from springtide.control.loop import verify
@@ -37,7 +37,7 @@ def test_a_journal_decides_the_same_again_and_batches_and_workers_grow():
 @needs_data
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-@pytest.mark.skipif(STRIDE > 1, reason="three minutes of computing each: make full plays them")
+@only_in_full
 @pytest.mark.parametrize("workload", ["workload-1", "workload-6"])
 def test_pollux_lands_within_three_percent_of_the_published_mean(workload):
     published = json.loads((DATA / "published-osdi21" / "jobload_pollux-1.0.json").read_text())["avgs"][workload]

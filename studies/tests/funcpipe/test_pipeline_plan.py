@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from kits.simulation.sweeps import only_in_full
 from springtide.perf.functions.pipeline.merge import merged
 from springtide_studies.funcpipe import pipeline_plan as bench_pipeline_plan
 from springtide_studies.funcpipe.model import MODELS, TABLE_1, lambda_profile
@@ -44,6 +45,7 @@ def test_small_models_are_compared_with_every_plan():
 
 
 @pytest.mark.slow
+@only_in_full
 def test_medium_models_are_compared_with_highs():
     pytest.importorskip("scipy")
     row = measure(merged(lambda_profile("resnet101"), 9)[0], 64, timer=ticks())

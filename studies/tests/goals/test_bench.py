@@ -7,6 +7,7 @@ import time
 import pytest
 from msgspec.structs import replace
 
+from kits.simulation.sweeps import only_in_full
 from springtide.core.errors import InvalidRequest
 from springtide.core.workload import Goal, JobState
 from springtide_studies.goals.bench import case_played, markdown, run_bench
@@ -93,6 +94,7 @@ def test_a_report_is_a_table_and_unknown_names_are_refused() -> None:
 
 
 @pytest.mark.slow
+@only_in_full
 def test_two_worlds_of_the_small_case_pass() -> None:
     report = run_bench(num_seeds=2, first_seed=200, cases=["small"], timer=time.process_time)
     assert report["passed"], markdown(report)

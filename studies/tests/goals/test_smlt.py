@@ -7,6 +7,7 @@ import time
 import pytest
 from msgspec.structs import replace
 
+from kits.simulation.sweeps import only_in_full
 from springtide.core.errors import InvalidRequest
 from springtide_studies.goals.smlt import PARTS, markdown, run_bench
 from springtide_studies.goals.smlt_page import render
@@ -32,6 +33,7 @@ def test_unknown_parts_are_refused() -> None:
 
 
 @pytest.mark.slow
+@only_in_full
 def test_a_day_of_data_costs_a_fraction_of_what_never_rests() -> None:
     result = play_online(201)
     assert result.is_done

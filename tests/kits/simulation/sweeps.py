@@ -6,15 +6,19 @@ import os
 from collections.abc import Iterable
 from typing import TypeVar
 
+import pytest
+
 Case = TypeVar("Case")
 
 # Of a sweep over crash points, steps or drawn cases one in this many is played.
 STRIDE = int(os.environ.get("SPRINGTIDE_SWEEP_STRIDE", "1"))
+# For whole comparisons of half a minute and more whose parts other tests hold.
+only_in_full = pytest.mark.skipif(STRIDE > 1, reason="long computation: make full plays it")
 
 
-def part(count: int) -> int:
-    """How many of `count` drawn cases are played: all, or in CI one in STRIDE, but at least a few."""
-    return max(min(count, 4), count // STRIDE)
+def part(count: int, least: int = 4) -> int:
+    """How many of `count` drawn cases are played: all, or in CI one in STRIDE, but at least so many."""
+    return max(min(count, least), count // STRIDE)
 
 
 def sampled(cases: Iterable[Case]) -> list[Case]:

@@ -91,7 +91,7 @@ def test_invariants_hold(policy: str, trace: Trace, tables: Profiles, cluster: t
 @given(seed=st.integers(0, 10_000), overhead=OVERHEADS)
 @example(seed=33, overhead="measured")
 @example(seed=258, overhead="measured")
-@settings(max_examples=part(20), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=part(20, least=2), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_invariants_hold_while_nodes_fail_and_speeds_differ(policy: str, seed: int, overhead: str) -> None:
     answer = simulate(
         *("generated:40", "4x4", [policy]),

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 
+from kits.simulation.sweeps import part
 from springtide.core.errors import InvalidRequest
 from springtide.solvers.search.share_search import (
     BATCH_SIZES,
@@ -85,10 +86,10 @@ def test_noise_costs_little_and_the_bound_is_kept_all_the_same() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("noise", "exact", "below"), [(0.0, 0.97, 0.002), (0.03, 0.92, 0.01), (0.07, 0.7, 0.07)])
 def test_drawn_surfaces(noise: float, exact: float, below: float) -> None:
-    """150 execution models with host time, fixed work and work of a sample over two decades, and SLOs over one."""
+    """Execution models with host time, fixed work and work of a sample over two decades, and SLOs over one."""
     rng = np.random.default_rng(11)
     losses, num_trials = [], []
-    for seed in range(150):
+    for seed in range(part(150, least=50)):
         host_s, fixed_s, sample_s = np.exp(rng.uniform(np.log([1e-3, 5e-4, 3e-4]), np.log([3e-2, 3e-2, 1e-2])))
         model = (host_s, fixed_s, sample_s, rng.uniform(0.08, 0.7), rng.uniform(0.0, 0.35))
         measure = surface(model, noise, seed)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from kits.functions.world import BATCH, Faults, World, service_of, whole_plan
+from kits.simulation.sweeps import sampled
 from springtide.backends.functions.coordinator import messages
 from springtide.backends.functions.coordinator.coordinator import Coordinator
 from springtide.backends.functions.coordinator.progress import FunctionProgress
@@ -287,7 +288,7 @@ def changing(world: World) -> Callable[[], None]:
     return change
 
 
-@pytest.mark.parametrize("first", range(0, 200, 25))
+@pytest.mark.parametrize("first", sampled(range(0, 200, 25)))
 def test_a_death_while_the_number_of_replicas_changes(first: int) -> None:
     finished = 0
     for seed in range(first, first + 25):
