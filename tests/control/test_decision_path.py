@@ -18,8 +18,8 @@ from springtide.core.workload import Entrypoint, Goal, TrainingJob
 from springtide.scheduling.registry import make_policy
 
 SOURCE = f"{Path(springtide.__file__).parent}/"
-MAX_FILES = 32
-MAX_MOVES = 380
+MAX_FILES = 33
+MAX_MOVES = 400
 
 
 class CallPath:

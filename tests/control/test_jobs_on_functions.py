@@ -146,7 +146,7 @@ def test_a_lost_coordinator_starts_again_from_the_checkpoint_and_is_told_the_pla
     scene.tell(events.CheckpointCommitted(job_id="a", generation=1, step=7, path="memory://x/state"))
     scene.tell(events.ReplicaLost(workload_id="a", replica_id="a.0", reason="the platform's process was killed"))
     assert scene.record.runs_as.plan is None or not scene.record.replicas
-    scene.now_s = scene.record.runnable_at_s
+    scene.now_s = scene.record.restarts.starts_at_s
     (start,) = scene.tell()
     assert start.restore.step == 7
     (resize,) = scene.ready("a.1")

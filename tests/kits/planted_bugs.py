@@ -115,4 +115,11 @@ PLANTED_BUGS = (
         " or group.is_confirmed:\n",
         "tests/backends/local/test_reports.py::test_a_switch_to_an_earlier_group_says_nothing_of_the_one_that_forms",
     ),
+    PlantedBug(
+        "a settled workload is not checked again when a drain begins",
+        _SRC + "control/incremental.py",
+        "        if drains is not self._drains:\n            if drains != self._drains:\n",
+        "        if drains is not self._drains:\n            if False:\n",
+        "tests/control/test_incremental.py::test_other_drains_have_it_checked_again",
+    ),
 )

@@ -55,6 +55,9 @@ NAMED_SEEDS = [
     (310, "moving", "a drain is no reclaim any more when only those are left who may stay"),
     (111, "tide/springtide", "nodes do not turn to and fro for a need that either of them could meet"),
     (124, "tide/springtide", "the same, with a job that starts on the one as it is stopped on the other"),
+    (1009, "tide/goodput", "a job that moves off a node is checked again when the node is reclaimed"),
+    (1085, "tide/goodput", "the same, with a guaranteed replica that waits for the node"),
+    (10004162, "tide/elasticflow", "the same, seen when a control plane recovers in between"),
 ]
 
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from kits.cheap_policies import cheap_names
 from springtide.control import controller as controller_module
-from springtide.control import loop, reconcile, runs, transitions
+from springtide.control import edits, loop, reconcile, runs, transitions
 from springtide.control.edits import find, put, without_replica
 from springtide.core import actions, events
 from springtide.core.errors import JournalError
@@ -189,6 +189,17 @@ def do_not_force_the_survivors(monkeypatch: pytest.MonkeyPatch) -> None:
         return [replace(a, forced=False) if isinstance(a, actions.ResizeJob) else a for a in original(record)]
 
     monkeypatch.setattr(reconcile, "_recover", recover)
+
+
+@plant
+def stop_survivors_until_the_back_off_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = edits.count_loss
+
+    def count_loss(record: Any, reason: str, now_s: float, *, is_fault: bool) -> Any:
+        counted = original(record, reason, now_s, is_fault=is_fault)
+        return replace(counted, restarts=replace(counted.restarts, starts_at_s=max(counted.back_offs_at_s)))
+
+    monkeypatch.setattr(transitions, "count_loss", count_loss)
 
 
 @plant

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from springtide.control.edits import with_service_state
+from springtide.control.incremental import WaitingReasons, Worklist
 from springtide.control.learnt import learnt_overheads
 from springtide.control.pools import graces_over_at_s, misplaced
-from springtide.control.reconcile import Worklist, reconcile
+from springtide.control.reconcile import reconcile
 from springtide.control.records import JobRecord, PlatformState, ReplicaRecord, ReplicaState, ServiceRecord, StateReason
 from springtide.control.runs import apply_actions, apply_events
 from springtide.control.snapshot_views import SnapshotViews, view_service
@@ -64,7 +64,7 @@ class Controller:
         self.state = PlatformState(tide=tide or Tide())
         self._views = SnapshotViews()
         self._worklist = Worklist()
-        self._last_reasons: Mapping[WorkloadId, str] = {}
+        self._waiting = WaitingReasons()
         self._backing_off: dict[WorkloadId, None] = {}
         # The policy's planned schedules, for status pages. A restarted control plane gets them again with its first
         # step, so they are not part of the state.
@@ -106,13 +106,22 @@ class Controller:
             now_s=now_s,
             events=tuple(events),
             actions=tuple(actions),
-            reasons=self._changed_reasons(plan),
+            reasons=self._waiting.news(self.state, plan),
             revisit_at_s=plan.revisit_at_s,
             memory=plan.memory,
         )
         self._apply_outcome(step)
         self.future = plan.future
         return step
+
+    def forget_derived(self) -> None:
+        """Drop all that is kept only to save time. `verify` holds the next step to be the same without it."""
+        self._decisions.forget()
+        self._overheads, self._overheads_learnt_from = self._prior_overheads, ()
+        self._views, self._worklist = SnapshotViews(), Worklist()
+        self._waiting, self._backing_off = WaitingReasons(), {}
+        for table in (self.state.jobs, self.state.services):
+            table.changed = dict.fromkeys(table)
 
     def restore(self, step: Step) -> None:
         """Apply a step of the journal with the actions that were decided then; the policy is not asked."""
@@ -184,10 +193,11 @@ class Controller:
         for table in (state.jobs, state.services):
             if table.changed:
                 changed, table.changed = table.changed, {}
+                self._worklist.mark_changed(changed)
+                self._waiting.mark_changed(changed)
                 for workload_id in changed:
                     self._views.update(state, workload_id)
-                    self._worklist.mark_changed(workload_id)
-                    if table[workload_id].runnable_at_s > 0.0:
+                    if any(table[workload_id].back_offs_at_s):
                         self._backing_off[workload_id] = None
 
     def _decide(self, snapshot: Snapshot) -> Plan:
@@ -206,29 +216,6 @@ class Controller:
             self._on_policy_error(PolicyError(f"the policy raised {type(error).__name__}: {error}"))
             return replace(keep_plan(snapshot), memory=None)
         return plan
-
-    def _changed_reasons(self, plan: Plan) -> dict[str, str]:
-        """The policy's reasons for waiting jobs and idle services on shares that differ from the recorded ones."""
-        news: dict[str, str] = {}
-        if plan.reasons is self._last_reasons:
-            return news
-        self._last_reasons = plan.reasons
-        for workload_id, reason in plan.reasons.items():
-            record = self.state.jobs.get(workload_id)
-            if (
-                record is not None
-                and not record.replicas
-                and not record.lifecycle.state.is_terminal
-                and record.lifecycle.reason.text != reason
-            ):
-                news[workload_id] = reason
-        for service in self.state.services.live.values():
-            if service.service.share is not None and service.is_served and not service.replicas:
-                # It is scaled to zero or waits for room on a device: only the policy knows which.
-                reason = plan.reasons.get(service.workload_id) or with_service_state(service).reason
-                if reason != service.reason:
-                    news[service.workload_id] = reason
-        return news
 
     def _records_backing_off(self) -> list[JobRecord | ServiceRecord]:
         """The records that may be waiting out a back-off."""
@@ -251,9 +238,10 @@ class Controller:
         self.state.revisit_at_s = step.revisit_at_s
         moments = [] if step.revisit_at_s is None else [step.revisit_at_s]
         moments += [
-            record.runnable_at_s
+            moment_s
             for record in self._records_backing_off()
-            if record.runnable_at_s > step.now_s and not record.is_over
+            for moment_s in record.back_offs_at_s
+            if moment_s > step.now_s and not record.is_over
         ]
         if self.state.drains:
             moments += graces_over_at_s(self.state, step.now_s)
@@ -404,7 +392,7 @@ def _unfinished(record: JobRecord | ServiceRecord) -> list[Action]:
                 *_stops(record, stopping, record.job.grace_s),
             ]
         trained = tuple(r.replica_id for r in stopping if r.has_trained)
-        if record.lifecycle.state == "PREEMPTING" and trained and record.restarts.runnable_at_s == 0.0:
+        if record.lifecycle.state == "PREEMPTING" and trained and record.restarts.starts_at_s == 0.0:
             return [
                 PreemptJob(
                     job_id=record.workload_id,

@@ -89,7 +89,7 @@ def without_replica(record: WorkloadRecord, gone: ReplicaRecord, now_s: float) -
     return with_service_state(replace(record, replicas=replicas, finished_service_s=service_s))
 
 
-def all_lost(record: JobRecord, runnable_at_s: float, reason: str) -> JobRecord:
+def all_lost(record: JobRecord, starts_at_s: float, reason: str) -> JobRecord:
     """The job after the loss of every worker that held its state: the remaining workers stop and it starts again."""
     return replace(
         record,
@@ -99,7 +99,7 @@ def all_lost(record: JobRecord, runnable_at_s: float, reason: str) -> JobRecord:
             reason=StateReason(reason),
         ),
         group=record.group.dissolved(),
-        restarts=replace(record.restarts, runnable_at_s=runnable_at_s),
+        restarts=replace(record.restarts, starts_at_s=starts_at_s),
     )
 
 
@@ -109,7 +109,7 @@ def count_loss(record: JobRecord, reason: str, now_s: float, *, is_fault: bool) 
         losses = with_recent(record.restarts.losses_at_s, now_s)
         return replace(
             record,
-            restarts=replace(record.restarts, losses_at_s=losses, runnable_at_s=now_s + back_off_s(len(losses))),
+            restarts=replace(record.restarts, losses_at_s=losses, grows_at_s=now_s + back_off_s(len(losses))),
             lifecycle=replace(record.lifecycle, reason=StateReason(reason)),
         )
     if not is_fault:

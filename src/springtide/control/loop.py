@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from springtide.control.controller import Controller
 from springtide.core.errors import JournalError, Superseded
 from springtide.core.events import Event
@@ -87,18 +89,29 @@ def recover(
     return last_seq
 
 
-def verify(controller: Controller, journal: Journal) -> int:
+def verify(controller: Controller, journal: Journal, *, is_cold: bool = False) -> int:
     """Decide every step of a journal again with a fresh controller. Returns the number of steps.
 
-    Raises JournalError at the first step where the same events lead to other actions or reasons: another version or
-    policy wrote the journal, or something in the core is not deterministic.
+    With `is_cold` every step is decided without what was derived at earlier ones, and what the policy remembers and
+    when it wants to be asked again are compared as well: a derived value that was used although an input of it had
+    changed is found at that step. Raises JournalError at the first step where the same events lead to something else:
+    another version or policy wrote the journal, or something in the core is not deterministic.
     """
     num_steps = 0
     for seq, recorded in journal.read():
+        if is_cold:
+            controller.forget_derived()
         decided = controller.step(recorded.now_s, recorded.events)
         if decided.actions != recorded.actions or decided.reasons != recorded.reasons:
             raise JournalError(
                 f"step {seq} at {recorded.now_s:.3f} s differs: recorded {recorded.actions}, decided {decided.actions}"
             )
+        if is_cold and _remembered(decided) != _remembered(recorded):
+            raise JournalError(f"step {seq} at {recorded.now_s:.3f} s differs in what the policy remembers")
         num_steps += 1
     return num_steps
+
+
+def _remembered(step: Step) -> bytes:
+    """As bytes, since the memory in a journal that was read from a disk has lost its types."""
+    return msgspec.json.encode((step.memory, step.revisit_at_s))

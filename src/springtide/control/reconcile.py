@@ -13,10 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from msgspec.structs import replace
 
 from springtide.control.grants import Grants
+from springtide.control.incremental import Worklist, function_plan
 from springtide.control.pools import pool_actions
 from springtide.control.records import JobRecord, PlatformState, ReplicaRecord, ReplicaState, ServiceRecord
 from springtide.core.actions import Action, AdmitJob, EndJob, PreemptJob, ResizeJob, StartReplica, StopReplica
-from springtide.core.decision import FunctionAllocation, Plan, PoolAllocation
+from springtide.core.decision import Plan, PoolAllocation
 from springtide.core.functions import FunctionPlan
 from springtide.core.reasons import ChosenPlan, GroupChange, workers_text
 from springtide.core.resources import DeviceId
@@ -26,58 +27,6 @@ from springtide.core.workload import JobState, ReplicaId, WorkloadId
 # How long the workers of an ended job may take to exit before they are killed. Nothing they hold is needed any more.
 END_GRACE_S = 2.0
 _NO_DEVICES = PoolAllocation(device_ids=())
-
-
-class Worklist:
-    """The workloads to check: all but those that hold what the plan gives them, until record or plan changes."""
-
-    def __init__(self) -> None:
-        self._wanted: dict[WorkloadId, PoolAllocation] = {}
-        self._changed: dict[WorkloadId, None] = {}
-        self._allocations: Mapping[WorkloadId, PoolAllocation] = {}
-
-    def mark_changed(self, workload_id: WorkloadId) -> None:
-        """The workload's record has changed: check it again."""
-        self._wanted.pop(workload_id, None)
-        self._changed[workload_id] = None
-
-    def mark_settled(self, workload_id: WorkloadId, wanted: PoolAllocation) -> None:
-        """No action is needed for the workload as long as the plan gives it exactly this."""
-        self._changed.pop(workload_id, None)
-        self._wanted[workload_id] = wanted
-
-    def forget(self, workload_id: WorkloadId) -> None:
-        """The workload has ended."""
-        self._changed.pop(workload_id, None)
-        self._wanted.pop(workload_id, None)
-
-    def pending(self, plan: Plan) -> set[WorkloadId]:
-        """The workloads to check under this plan."""
-        allocations = plan.allocations
-        if allocations is not self._allocations:
-            for workload_id, allocation in allocations.items():
-                known = self._wanted.get(workload_id)
-                if known is not None and known is not allocation and _differ(known, allocation):
-                    self.mark_changed(workload_id)
-            for workload_id in self._allocations:
-                if workload_id not in allocations and workload_id in self._wanted:
-                    self.mark_changed(workload_id)
-            self._allocations = allocations
-        return {*self._changed, *plan.rejected, *plan.admitted}
-
-
-def _differ(one: PoolAllocation, other: PoolAllocation) -> bool:
-    # Policies usually return the tuples of the snapshot, so comparing identities first saves most comparisons.
-    if one.device_ids is not other.device_ids and one.device_ids != other.device_ids:
-        return True
-    if one.share != other.share:
-        return True
-    return one.global_batch_size != other.global_batch_size or function_plan(one) != function_plan(other)
-
-
-def function_plan(allocation: PoolAllocation) -> FunctionPlan | None:
-    """The plan of functions in an allocation; None for one on machines."""
-    return allocation.plan if isinstance(allocation, FunctionAllocation) else None
 
 
 def reconcile(state: PlatformState, plan: Plan, now_s: float, worklist: Worklist | None = None) -> list[Action]:
@@ -123,7 +72,7 @@ def reconcile(state: PlatformState, plan: Plan, now_s: float, worklist: Worklist
 
 def _records_to_check(state: PlatformState, worklist: Worklist, plan: Plan) -> Iterator[JobRecord | ServiceRecord]:
     """The records to check, in order of arrival."""
-    for workload_id in sorted(worklist.pending(plan), key=state.place_of):
+    for workload_id in sorted(worklist.pending(plan, state.drains), key=state.place_of):
         record = state.jobs.live.get(workload_id) or state.services.live.get(workload_id)
         if record is None:
             worklist.forget(workload_id)
@@ -157,7 +106,7 @@ def _reconcile_service(
         if replica.state is not ReplicaState.STOPPING and (replica.device_id not in kept or is_outdated):
             reason = "a newer revision replaces it" if is_outdated else (why or "the service needs fewer replicas")
             actions.append(_stop(record, replica, service.grace_s, reason))
-    if record.is_removed or now_s < record.runnable_at_s:
+    if record.is_removed or now_s < record.starts_at_s:
         return actions
     for number, device_id in enumerate(free, start=record.next_replica):
         actions.append(
@@ -323,7 +272,7 @@ def _form_first_group(
                 )
             )
         return actions
-    if not wanted or record.bounds.is_paused or now_s < record.restarts.runnable_at_s or len(free) < len(wanted):
+    if not wanted or record.bounds.is_paused or now_s < record.restarts.starts_at_s or len(free) < len(wanted):
         return []
     reason = why or f"starting on {workers_text(len(free))}"
     return _start(record, free, record.group.generation + 1, reason, allocation.share, chosen)
@@ -431,7 +380,7 @@ def _resize(
     unwanted = [r for r in joiners if r.device_id not in wanted]
     actions += [_stop(record, r, END_GRACE_S, why or "no longer needed") for r in unwanted]
     joiners = [r for r in joiners if r.device_id in wanted]
-    if free and now_s >= record.restarts.runnable_at_s:
+    if free and now_s >= record.restarts.grows_at_s:
         reason = why or f"growing to {workers_text(len(wanted))}"
         actions += _start(record, free, record.group.generation, reason, allocation.share)
         return actions

@@ -179,9 +179,9 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.lifecycle.reason.text
 
     @property
-    def runnable_at_s(self) -> float:
-        """When the back-off for new workers ends."""
-        return self.restarts.runnable_at_s
+    def back_offs_at_s(self) -> tuple[float, ...]:
+        """When the back-offs for new workers end."""
+        return self.restarts.starts_at_s, self.restarts.grows_at_s
 
     @property
     def finished_service_s(self) -> float:
@@ -207,6 +207,7 @@ class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The record of one service.
 
     `wanted_replicas` is the co-scaler's advice, `start_phases_s` how long each phase of the last replica's start took.
+    No replica is added before `starts_at_s`.
     """
 
     service: InferenceService
@@ -219,7 +220,7 @@ class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
     replicas: tuple[ReplicaRecord, ...] = ()
     next_replica: int = 0
     crashes_at_s: tuple[float, ...] = ()
-    runnable_at_s: float = 0.0
+    starts_at_s: float = 0.0
     arrivals_per_s: float = 0.0
     in_flight: int = 0
     queued: int = 0
@@ -230,6 +231,11 @@ class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
     finished_service_s: float = 0.0
     wanted_replicas: int | None = None
     start_phases_s: Mapping[str, float] = {}
+
+    @property
+    def back_offs_at_s(self) -> tuple[float, ...]:
+        """When the back-off for new replicas ends."""
+        return (self.starts_at_s,)
 
     @property
     def workload_id(self) -> WorkloadId:

@@ -463,7 +463,7 @@ def _lose_replica(
         return
     if isinstance(record, ServiceRecord):
         crashes = with_recent(record.crashes_at_s, now_s)
-        record = replace(record, crashes_at_s=crashes, runnable_at_s=now_s + back_off_s(len(crashes)))
+        record = replace(record, crashes_at_s=crashes, starts_at_s=now_s + back_off_s(len(crashes)))
         # A service with a ready replica is not in a crash loop, however often others crash.
         has_ready_replica = any(r.state is ReplicaState.READY for r in record.replicas if r.replica_id != replica_id)
         if len(crashes) >= MAX_SERVICE_CRASHES and not has_ready_replica:

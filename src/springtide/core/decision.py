@@ -51,7 +51,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     `bounds` are those in force (the owner may have changed them since submission). `total_steps`, `equivalent_steps`
     and `total_equivalent_steps` are those of `progress`, or as declared at submission where workers have not reported
     any; the latter two count in steps of the initial batch size, whatever the batch is now (`global_batch_size`).
-    `restarts.runnable_at_s` lies in the future while the job waits out a back-off after a crash. Once `promise` has a
+    `restarts.starts_at_s` lies in the future while the job waits out a back-off after a crash. Once `promise` has a
     finish, the deadline is promised. `spent_usd` is the cost so far of a job on functions.
     """
 

@@ -103,12 +103,14 @@ class JobRestarts(msgspec.Struct, frozen=True, kw_only=True):
     """Losses of the job's workers.
 
     `crashes_at_s` are the instants at which no worker was left (charged to its restart budget), `losses_at_s` those at
-    which one worker was lost and others went on. The back-off for new workers ends at `runnable_at_s`.
+    which one worker was lost and others went on. After the first kind nothing of the job runs and it starts no earlier
+    than `starts_at_s`; after the second its other workers train and none is added before `grows_at_s`.
     """
 
     crashes_at_s: tuple[float, ...] = ()
     losses_at_s: tuple[float, ...] = ()
-    runnable_at_s: float = 0.0
+    starts_at_s: float = 0.0
+    grows_at_s: float = 0.0
     num_restarts: int = 0
 
 

@@ -92,7 +92,7 @@ def draw_job(
         bounds=JobBounds(min_workers=least, max_workers=most),
         progress=JobProgress(step=step, progress_at_s=progress_at_s),
         learnt=LearntSpeed(throughput_samples_per_s=measured),
-        restarts=JobRestarts(runnable_at_s=now_s + float(rng.uniform(0.0, 60.0)) if rng.random() < 0.1 else 0.0),
+        restarts=JobRestarts(starts_at_s=now_s + float(rng.uniform(0.0, 60.0)) if rng.random() < 0.1 else 0.0),
     )
 
 

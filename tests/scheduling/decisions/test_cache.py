@@ -44,7 +44,7 @@ def changed(snapshot: Snapshot, plan: Plan, rng: np.random.Generator) -> Snapsho
         elif fate == 3:
             view = with_fields(view, max_workers=view.bounds.min_workers + int(rng.integers(0, 3)))
         elif fate == 4:
-            view = with_fields(view, num_restarts=view.restarts.num_restarts + 1, runnable_at_s=snapshot.now_s + 3.0)
+            view = with_fields(view, num_restarts=view.restarts.num_restarts + 1, starts_at_s=snapshot.now_s + 3.0)
         if view.job.job_id in plan.admitted:
             view = with_fields(view, admitted_at_s=snapshot.now_s, promised_finish_s=plan.admitted[view.job.job_id])
         jobs.append(view)

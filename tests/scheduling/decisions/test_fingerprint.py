@@ -84,7 +84,7 @@ def job_views(draw: st.DrawFn, name: str) -> JobView:
         progress=JobProgress(step=draw(st.integers(0, 3)), progress_at_s=draw(st.sampled_from([0.0, 30.0]))),
         learnt=LearntSpeed(throughput_samples_per_s=draw(st.sampled_from([{}, {1: 32.0}, {1: 40.0, 2: 70.0}]))),
         promise=DeadlinePromise(admitted_at_s=draw(st.sampled_from([None, 1.0]))),
-        restarts=JobRestarts(runnable_at_s=draw(st.sampled_from([0.0, 7.0])), num_restarts=draw(st.integers(0, 2))),
+        restarts=JobRestarts(starts_at_s=draw(st.sampled_from([0.0, 7.0])), num_restarts=draw(st.integers(0, 2))),
         changes=GroupChanges(resized_at_s=draw(st.sampled_from([None, 0.0, 20.0]))),
     )
 

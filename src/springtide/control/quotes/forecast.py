@@ -196,7 +196,7 @@ class _ForecastRun:
         for job_id, view in list(self._views.items()):
             wanted = plan.allocations.get(job_id, _NOTHING)
             before = self._held.get(job_id, _NOTHING)
-            if view.restarts.runnable_at_s > self._now_s and not before.num_devices:
+            if view.restarts.starts_at_s > self._now_s and not before.num_devices:
                 wanted = _NOTHING
             if wanted.device_ids != before.device_ids or _functions(wanted) != _functions(before):
                 self._grant(job_id, wanted)
@@ -261,7 +261,7 @@ class _ForecastRun:
             return self._now_s + _SHORTEST_TURN_S
         ends = [at_s for job_id in self._views if (at_s := self._ends_at_s(job_id)) is not None]
         moments = ends + [
-            view.restarts.runnable_at_s for view in self._views.values() if view.restarts.runnable_at_s > self._now_s
+            view.restarts.starts_at_s for view in self._views.values() if view.restarts.starts_at_s > self._now_s
         ]
         if plan.revisit_at_s is not None and ends:
             look_s = self._now_s + LEAST_LOOK_FRACTION * (self._now_s - self._began_s)

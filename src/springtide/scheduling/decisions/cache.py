@@ -47,6 +47,10 @@ class DecisionCache:
         self._derived = derived
         return plan
 
+    def forget(self) -> None:
+        """Drop what was derived. The next plan is the same, and takes longer."""
+        self._derived = None
+
 
 class JobRow(Protocol):
     """The values that a policy derived from the view of one job."""

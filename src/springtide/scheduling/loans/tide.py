@@ -238,7 +238,7 @@ class _Choice:
         waiting = [
             view
             for view in pools.snapshot.jobs
-            if view.restarts.runnable_at_s <= pools.now_s
+            if view.restarts.starts_at_s <= pools.now_s
             and (not held.get(view.job.job_id) or view.state in (JobState.PENDING, JobState.STARTING))
         ]
         total = sum(node.num_devices for node in pools.nodes)

@@ -92,8 +92,8 @@ def _job_evidence(
         evidence.append(f"asks for {bounds}, holds {_count(len(record.replicas), 'device')}")
     if run is None and record.lifecycle.state in (JobState.PENDING, JobState.PAUSED, JobState.REJECTED):
         evidence.append(_occupancy(view))
-    if record.lifecycle.state is JobState.PENDING and record.restarts.runnable_at_s > now_s:
-        evidence.append(f"waits out a back-off for {format_duration(record.restarts.runnable_at_s - now_s)} more")
+    if record.lifecycle.state is JobState.PENDING and record.restarts.starts_at_s > now_s:
+        evidence.append(f"waits out a back-off for {format_duration(record.restarts.starts_at_s - now_s)} more")
     if record.progress.total_steps:
         done = 100 * (status.progress_fraction or 0.0)
         evidence.append(f"step {record.progress.step} of {record.progress.total_steps} ({done:.0f} %)")

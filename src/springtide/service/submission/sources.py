@@ -11,6 +11,7 @@ from springtide.core.errors import InvalidRequest
 from springtide.core.workload import Entrypoint, WorkloadId
 from springtide.service.submission.problems import TooLarge
 from springtide.service.submission.schemas import MAX_SOURCE_BYTES, JobSourceIn, ServiceSourceIn
+from springtide.service.submission.source_check import SOURCES
 
 _FILENAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}\.py")
 
@@ -18,7 +19,8 @@ _FILENAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}\.py")
 def check_source(source: JobSourceIn | ServiceSourceIn) -> None:
     """Raise InvalidRequest unless the file's name is safe, its text is Python and the object's name is an identifier.
 
-    The text is compiled to find its syntax errors; nothing of it is executed.
+    The text is compiled to find its syntax errors, in another process; nothing of it is executed. Also raises
+    CapacityError if too many others are being compiled.
     """
     if _FILENAME.fullmatch(source.filename) is None or ".." in source.filename:
         raise InvalidRequest(
@@ -39,10 +41,7 @@ def check_source(source: JobSourceIn | ServiceSourceIn) -> None:
     for argument in source.args:
         if "\0" in argument:
             raise InvalidRequest("source.args must not hold NUL characters; remove them")
-    _check_python(source.filename, source.text)
-    for name, text in source.files.items():
-        if name.endswith(".py"):
-            _check_python(name, text)
+    SOURCES.check({source.filename: source.text} | {n: text for n, text in source.files.items() if n.endswith(".py")})
 
 
 def _check_files(source: JobSourceIn | ServiceSourceIn) -> None:
@@ -54,17 +53,6 @@ def _check_files(source: JobSourceIn | ServiceSourceIn) -> None:
             raise InvalidRequest(f"source.files holds {name}, and {folder} is a file; give one of them another name")
     if len(source.text.encode()) + sum(len(text.encode()) for text in source.files.values()) > MAX_SOURCE_BYTES:
         raise TooLarge("the source is larger than 1 MiB; put data into a dataset and read it from the function")
-
-
-def _check_python(name: str, text: str) -> None:
-    try:
-        compile(text, name, "exec", dont_inherit=True)
-    except SyntaxError as error:
-        raise InvalidRequest(f"{name} line {error.lineno} is not valid Python: {error.msg}") from None
-    except (ValueError, OverflowError) as error:
-        raise InvalidRequest(f"{name} is not valid Python: {error}") from None
-    except (RecursionError, MemoryError):
-        raise InvalidRequest(f"{name} is nested too deeply to be compiled; flatten it") from None
 
 
 def check_import_root(import_root: str) -> None:

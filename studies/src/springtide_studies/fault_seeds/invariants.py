@@ -8,8 +8,18 @@ import numpy as np
 
 from springtide.control.controller import Controller
 from springtide.control.records import JobRecord, PlatformState
-from springtide.core.actions import EndJob, ResizeJob, SetShare, StartReplica
-from springtide.core.events import CheckpointCommitted, Event, JobResized, JobSubmitted
+from springtide.core.actions import EndJob, PreemptJob, ResizeJob, SetShare, StartReplica
+from springtide.core.events import (
+    CheckpointCommitted,
+    Event,
+    GroupBroken,
+    JobResized,
+    JobSubmitted,
+    ProgressReported,
+    ReplicaLost,
+    ReplicaReady,
+    ReplicaStopped,
+)
 from springtide.core.ports import Step
 from springtide.core.resources import DeviceId
 from springtide.core.shares import Share
@@ -20,6 +30,16 @@ from springtide_studies.fault_seeds.machine import Machine
 
 # Sums of many floats, in another order than the control plane adds them up.
 _ACCOUNT_TOLERANCE_S = 1e-6
+# What a job reports by itself after the loss of one of its workers; anything else is a reason to decide otherwise.
+_AFTER_A_LOSS = (
+    CheckpointCommitted,
+    GroupBroken,
+    JobResized,
+    ProgressReported,
+    ReplicaLost,
+    ReplicaReady,
+    ReplicaStopped,
+)
 
 
 def complain(name: str, detail: str) -> None:
@@ -46,6 +66,9 @@ class Invariants:
         self._owner: dict[ReplicaId, WorkloadId] = {}
         self._jobs: dict[WorkloadId, JobRecord] = {}
         self._replay: tuple[object, ...] | None = None
+        self._survivors_of: WorkloadId | None = None
+        self._at_rest: set[WorkloadId] = set()
+        self._revisit_at_s: float | None = None
         self.num_share_changes = self.most_sharers = 0
 
     # --- at the moment at which a step becomes durable ---------------------------------------------------------------
@@ -72,6 +95,7 @@ class Invariants:
                     self.num_share_changes += 1
                 case StartReplica() if isinstance(action.workload, TrainingJob):
                     self._book_start(action)
+        self._check_survivors(step, controller.state)
         self._book_devices(step.now_s, controller)
         self._replay = _whole(controller)
 
@@ -99,6 +123,31 @@ class Invariants:
         restored = action.restore.step if action.restore is not None else 0
         if promised is not None and restored < promised.step:
             complain("checkpoint-kept", f"{job_id} restores step {restored}, step {promised.step} was acknowledged")
+
+    def _check_survivors(self, step: Step, state: PlatformState) -> None:
+        """A job at rest that loses a worker trains on with the others, until anything else happens or the policy had
+        planned to decide anew."""
+        jobs = {_job_of(event) for event in step.events}
+        is_due = self._revisit_at_s is not None and step.now_s >= self._revisit_at_s
+        self._revisit_at_s = step.revisit_at_s
+        if is_due or state.drains or jobs - {self._survivors_of}:
+            self._survivors_of = None
+        job_id = next(iter(jobs), None) if len(jobs) == 1 else None
+        if job_id is not None and not is_due and not state.drains:
+            record = state.jobs.get(job_id)
+            is_loss = any(isinstance(event, ReplicaLost) for event in step.events)
+            if job_id in self._at_rest and record is not None and is_loss and record.restarts.grows_at_s > step.now_s:
+                self._survivors_of = job_id
+        self._at_rest = {record.workload_id for record in state.jobs.live.values() if _is_at_rest(record)}
+        if self._survivors_of is None:
+            return
+        if state.jobs[self._survivors_of].restarts.grows_at_s <= step.now_s:
+            self._survivors_of = None
+        elif any(isinstance(a, PreemptJob) and a.job_id == self._survivors_of for a in step.actions):
+            complain("survivors-go-on", f"{self._survivors_of} lost a worker, and the others are stopped as well")
+        elif any(isinstance(a, StartReplica) and a.workload_id != self._survivors_of for a in step.actions):
+            # What waited has taken the device that came free.
+            self._survivors_of = None
 
     def _raise_generation(self, job_id: WorkloadId, generation: int, *, must_rise: bool) -> None:
         newest = self._newest.get(job_id, 0)
@@ -267,6 +316,25 @@ class Invariants:
             is_poison = run is not None and run.model.poison != ""
             if not is_poison and len(job.restarts.crashes_at_s) <= job.job.max_restarts:
                 complain("right-end", f"{job.workload_id} FAILED without cause: {job.lifecycle.reason.text}")
+
+
+def _is_at_rest(record: JobRecord) -> bool:
+    """Whether the job trains and nothing that was decided about it is still to come."""
+    return (
+        record.lifecycle.state is JobState.RUNNING
+        and record.lifecycle.outcome is None
+        and not record.bounds.is_paused
+        and record.group.is_confirmed
+        and not record.group.is_broken
+        and {replica.replica_id for replica in record.replicas} == set(record.group.members)
+    )
+
+
+def _job_of(event: Event) -> WorkloadId | None:
+    """The job that this is news of; None if it can be a reason to decide otherwise about others."""
+    if not isinstance(event, _AFTER_A_LOSS):
+        return None
+    return event.workload_id if isinstance(event, ReplicaLost | ReplicaReady | ReplicaStopped) else event.job_id
 
 
 def _whole(controller: Controller) -> tuple[object, ...]:

@@ -158,7 +158,7 @@ class LoanInvariants:
         slack_s = _longest_grace_s(state) + START_SLACK_S if self._is_quiet else SHORT_FOR_EVER_S
         for name, record in served.items():
             is_short = _num_ready(record) < record.min_replicas
-            if not is_feasible or not is_short or now_s < record.runnable_at_s:
+            if not is_feasible or not is_short or now_s < record.starts_at_s:
                 self._short.pop(name, None)
                 continue
             since_s, known = self._short.get(name, (now_s, key))

@@ -218,6 +218,7 @@ class FaultRun:
         self.invariants.check_end(self.controller, self.clock.now_s(), self.owners.num_open)
         self.loans.check_end(self.controller.state)
         loop.verify(self._make_controller(), self.journal)
+        loop.verify(self._make_controller(), self.journal, is_cold=True)
 
     def _make_controller(self) -> Controller:
         day_s = self.workload.day_s

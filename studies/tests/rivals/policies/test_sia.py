@@ -183,7 +183,7 @@ def test_a_job_that_cannot_change_its_number_runs_on_it_to_its_end():
 
 
 def test_a_job_that_waits_out_a_crash_gets_nothing_yet():
-    view = with_fields(make_view("a"), runnable_at_s=100.0)
+    view = with_fields(make_view("a"), starts_at_s=100.0)
     first = look(TABLE, [view])
     assert counts(first) == {}
     assert counts(later(first, [view], 120.0)) == {"a": 1}

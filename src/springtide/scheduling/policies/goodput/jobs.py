@@ -77,8 +77,8 @@ def size_grid(most: int) -> list[int]:
 
 
 def is_waiting(view: JobView, now_s: float) -> bool:
-    """Whether a job waits for its restart after a crash and holds no devices."""
-    return view.restarts.runnable_at_s > now_s and not view.num_replicas
+    """Whether a job waits for its restart after a crash."""
+    return view.restarts.starts_at_s > now_s
 
 
 def read_rows(

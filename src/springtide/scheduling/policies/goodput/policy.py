@@ -64,7 +64,7 @@ READS = Reads(
     jobs=(
         of_rows(BOUNDS),
         Projection("family", ("job", "learnt.step_times"), attrgetter("has_news")),
-        Projection("back-off", ("restarts.runnable_at_s", "num_replicas"), attrgetter("is_waiting")),
+        Projection("back-off", ("restarts.starts_at_s", "num_replicas"), attrgetter("is_waiting")),
     ),
     services=SERVICES,
     nodes=NODES,

@@ -159,5 +159,5 @@ def forget_taken_devices(state: State, rows: Mapping[WorkloadId, PromiseRow], no
         row = rows.get(WorkloadId(key))
         if row is None or not entry.held or WorkloadId(key) in state.devices:
             continue
-        if row.view.num_replicas >= entry.held and row.view.restarts.runnable_at_s <= now_s:
+        if row.view.num_replicas >= entry.held and row.view.restarts.starts_at_s <= now_s:
             entry.held, entry.residual_s = 0, 0.0

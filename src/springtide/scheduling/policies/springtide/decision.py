@@ -190,11 +190,9 @@ class Decision:
             entry = entries.get(row.job_id)
             if entry is None:
                 continue
-            planned, runnable_at_s = entry.committed, row.view.restarts.runnable_at_s
+            planned, starts_at_s = entry.committed, row.view.restarts.starts_at_s
             # Its owner changed its bounds, or it waits out a back-off after a crash.
-            is_prevented = any(run.num_devices not in row.sizes for run in planned) or (
-                planned and runnable_at_s > now_s
-            )
+            is_prevented = any(run.num_devices not in row.sizes for run in planned) or (planned and starts_at_s > now_s)
             has_lost_devices = (
                 bool(entry.held) and planned and planned[0].start_s < now_s and row.job_id not in state.devices
             )
@@ -206,15 +204,15 @@ class Decision:
                 bool(row.view.bounds.num_edits and planned) and not entry.is_late and planned[-1].end_s > row.deadline_s
             )
             is_deviating = is_prevented or deviates(row, state)
-            if is_deviating and not entry.is_promised and runnable_at_s <= now_s:
+            if is_deviating and not entry.is_promised and starts_at_s <= now_s:
                 is_deviating = not is_cut_short(row, state, now_s)
             if not (is_deviating or has_lost_devices or is_overdue or is_unplanned or is_planned_too_late):
                 continue
-            held = 0 if runnable_at_s > now_s else _held(self.snapshot, row)
+            held = 0 if starts_at_s > now_s else _held(self.snapshot, row)
             left = row.steps_left(now_s, held)
             if is_overdue:
                 left = max(left, OVERDUE_S * row.rates[row.sizes[0]])
-            anew = entry_of(row, left, since_s=now_s, ready_s=runnable_at_s, scale=row.scale, held=held)
+            anew = entry_of(row, left, since_s=now_s, ready_s=starts_at_s, scale=row.scale, held=held)
             anew.is_promised, anew.is_late = entry.is_promised, False
             state.scales[row.job_id] = row.scale
             self.reservations.drop(row.job_id)
@@ -250,7 +248,7 @@ class Decision:
                 row,
                 row.steps_left(self.now_s, held),
                 since_s=self.now_s,
-                ready_s=row.view.restarts.runnable_at_s,
+                ready_s=row.view.restarts.starts_at_s,
                 held=held,
             )
             if row.scale != 1.0:
@@ -357,7 +355,7 @@ class Decision:
                     # A job that ends in time reports that, which is a reason to decide; one that is late does not.
                     moments.append(max(entry.runs[-1].end_s, now_s + 1e-3) + OVERDUE_S)
         moments += self.trials.moments_s
-        moments += [row.view.restarts.runnable_at_s for row in self.rows if row.view.restarts.runnable_at_s > now_s]
+        moments += [row.view.restarts.starts_at_s for row in self.rows if row.view.restarts.starts_at_s > now_s]
         return min(moments, default=None)
 
 

@@ -30,9 +30,7 @@ MAX_DOUBLINGS = 4
 
 def devices_needed_outside(rows: Sequence[PromiseRow], snapshot: Snapshot) -> int:
     """How many devices jobs outside the table need to run at all."""
-    return sum(
-        row.sizes[0] for row in rows if row.view.restarts.runnable_at_s <= snapshot.now_s or _held(snapshot, row)
-    )
+    return sum(row.sizes[0] for row in rows if row.view.restarts.starts_at_s <= snapshot.now_s or _held(snapshot, row))
 
 
 def share_spare(
@@ -52,7 +50,7 @@ def share_spare(
     """
     now_s, left = reservations.now_s, reservations.profile.at(reservations.now_s) + num_surplus
     held = {row.job_id: _held(snapshot, row) for row in rows}
-    waiting = [row for row in rows if row.view.restarts.runnable_at_s <= now_s or held[row.job_id]]
+    waiting = [row for row in rows if row.view.restarts.starts_at_s <= now_s or held[row.job_id]]
     order = sorted(
         range(len(waiting)),
         key=lambda index: (

@@ -118,7 +118,7 @@ def _reason_of(
     before = held.num_devices if held is not None else 0
     after = allocation.num_devices if allocation is not None else 0
     if after and after == before and allocation is not None and held is not None:
-        if allocation.device_ids != held.device_ids:
+        if set(allocation.device_ids) != set(held.device_ids):
             return "moved, so that another job's workers lie close together; it has the time for it"
         return ""
     return notes.get(workload_id) or _why(before, after, reservations.entries.get(workload_id), reservations)

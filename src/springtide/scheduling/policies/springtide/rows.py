@@ -133,7 +133,7 @@ READS = Reads(
         of_rows(LENGTH),
         of_rows(RESTARTS),
         Projection("speed", CURVE_FIELDS, attrgetter("speed_bucket")),
-        of_rows(of_fields("back-off", "restarts.runnable_at_s")),
+        of_rows(of_fields("back-off", "restarts.starts_at_s")),
         Projection("sizes", CURVE_FIELDS, lambda row: row.sizes if row.view.job.elastic else None),
         Projection(
             "trials",

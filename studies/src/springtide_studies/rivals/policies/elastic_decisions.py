@@ -185,6 +185,6 @@ def _reasons(snapshot: Snapshot, allocations: Allocations) -> dict[WorkloadId, s
             reasons[workload_id] = "others need the devices for their deadlines, or gain more speed from them"
         elif not after:
             reasons[workload_id] = "waiting: others need the devices now, for deadlines or more speed"
-        elif given.device_ids != held.device_ids:
+        elif set(given.device_ids) != set(held.device_ids):
             reasons[workload_id] = "moved aside, so that all lie close together"
     return reasons

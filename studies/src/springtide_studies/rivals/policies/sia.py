@@ -71,7 +71,7 @@ class Sia(msgspec.Struct, frozen=True, kw_only=True):
         for view in now.snapshot.jobs:
             if self._is_pinned(history, view):
                 counts[view.job.job_id] = len(now.held[view.job.job_id])
-            elif view.restarts.runnable_at_s <= now.snapshot.now_s or now.held[view.job.job_id]:
+            elif view.restarts.starts_at_s <= now.snapshot.now_s or now.held[view.job.job_id]:
                 asking.append(view)
         left = total - sum(counts.values())
         offers = [self._offer(history, view, total, width) for view in asking]

@@ -1,0 +1,132 @@
+"""What a turn does not look at again: each class names the inputs of what it remembers and notices when one changes.
+
+A controller that was restarted remembers nothing of this and decides the same (`loop.verify` with `is_cold`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from springtide.control.edits import with_service_state
+from springtide.control.records import JobRecord, PlatformState, ServiceRecord
+from springtide.core.decision import Drain, FunctionAllocation, Plan, PoolAllocation
+from springtide.core.functions import FunctionPlan
+from springtide.core.resources import NodeId, Topology
+from springtide.core.workload import JobState, WorkloadId
+
+
+class Worklist:
+    """The workloads to check: all but those that hold what the plan gives them, until one of the inputs changes.
+
+    What is decided for a workload that lacks no device depends on its record, on what the plan gives it and on the
+    drains, since a node that is reclaimed does not wait for the workers that replace its own. Nothing else is read.
+    """
+
+    def __init__(self) -> None:
+        self._wanted: dict[WorkloadId, PoolAllocation] = {}
+        self._changed: dict[WorkloadId, None] = {}
+        self._allocations: Mapping[WorkloadId, PoolAllocation] = {}
+        self._drains: Mapping[NodeId, Drain] = {}
+
+    def mark_changed(self, workload_ids: Iterable[WorkloadId]) -> None:
+        """The records of these workloads have changed: check them again."""
+        for workload_id in workload_ids:
+            self._wanted.pop(workload_id, None)
+            self._changed[workload_id] = None
+
+    def mark_settled(self, workload_id: WorkloadId, wanted: PoolAllocation) -> None:
+        """No action is needed for the workload as long as the plan gives it exactly this."""
+        self._changed.pop(workload_id, None)
+        self._wanted[workload_id] = wanted
+
+    def forget(self, workload_id: WorkloadId) -> None:
+        """The workload has ended."""
+        self._changed.pop(workload_id, None)
+        self._wanted.pop(workload_id, None)
+
+    def pending(self, plan: Plan, drains: Mapping[NodeId, Drain]) -> set[WorkloadId]:
+        """The workloads to check under this plan and these drains."""
+        if drains is not self._drains:
+            if drains != self._drains:
+                self.mark_changed(list(self._wanted))
+            self._drains = drains
+        allocations = plan.allocations
+        if allocations is not self._allocations:
+            for workload_id, allocation in allocations.items():
+                known = self._wanted.get(workload_id)
+                if known is not None and known is not allocation and _differ(known, allocation):
+                    self.mark_changed((workload_id,))
+            for workload_id in self._allocations:
+                if workload_id not in allocations and workload_id in self._wanted:
+                    self.mark_changed((workload_id,))
+            self._allocations = allocations
+        return {*self._changed, *plan.rejected, *plan.admitted}
+
+
+def _differ(one: PoolAllocation, other: PoolAllocation) -> bool:
+    # Policies usually return the tuples of the snapshot, so comparing identities first saves most comparisons.
+    if one.device_ids is not other.device_ids and one.device_ids != other.device_ids:
+        return True
+    if one.share != other.share:
+        return True
+    return one.global_batch_size != other.global_batch_size or function_plan(one) != function_plan(other)
+
+
+def function_plan(allocation: PoolAllocation) -> FunctionPlan | None:
+    """The plan of functions in an allocation; None for one on machines."""
+    return allocation.plan if isinstance(allocation, FunctionAllocation) else None
+
+
+class WaitingReasons:
+    """The reasons that differ from the recorded ones, looked for only where an input has changed.
+
+    A reason depends on the record of its workload, on the reasons of the plan and on the topology.
+    """
+
+    def __init__(self) -> None:
+        self._reasons: Mapping[WorkloadId, str] | None = None
+        self._topology: Topology | None = None
+        self._changed: dict[WorkloadId, None] = {}
+
+    def mark_changed(self, workload_ids: Iterable[WorkloadId]) -> None:
+        """The records of these workloads have changed."""
+        self._changed.update(dict.fromkeys(workload_ids))
+
+    def news(self, state: PlatformState, plan: Plan) -> dict[str, str]:
+        """The reasons of waiting jobs, and of idle services on shares, that differ from the recorded ones."""
+        topology = state.topology()
+        is_known = plan.reasons is self._reasons and topology is self._topology
+        workload_ids: Iterable[WorkloadId] = (
+            sorted(self._changed, key=state.place_of) if is_known else (*state.jobs.live, *state.services.live)
+        )
+        self._reasons, self._topology, self._changed = plan.reasons, topology, {}
+        found: dict[str, str] = {}
+        for workload_id in workload_ids:
+            job, service = state.jobs.live.get(workload_id), state.services.live.get(workload_id)
+            if job is not None:
+                reason = _of_job(job, plan, topology)
+                if reason and reason != job.lifecycle.reason.text:
+                    found[workload_id] = reason
+            elif service is not None:
+                reason = _of_service(service, plan)
+                if reason and reason != service.reason:
+                    found[workload_id] = reason
+        return found
+
+
+def _of_job(record: JobRecord, plan: Plan, topology: Topology) -> str:
+    if record.replicas or record.lifecycle.state.is_terminal:
+        return ""
+    least = record.bounds.min_workers
+    if record.lifecycle.state is JobState.PENDING and not record.job.is_on_functions:
+        num_devices = len(topology.machines.device_ids())
+        if least > num_devices:
+            return f"needs at least {least} devices, and the platform has {num_devices}"
+    return plan.reasons.get(record.workload_id, "")
+
+
+def _of_service(record: ServiceRecord, plan: Plan) -> str:
+    if record.service.share is None or not record.is_served or record.replicas:
+        return ""
+    # It is scaled to zero or waits for room on a device: only the policy knows which.
+    return plan.reasons.get(record.workload_id) or with_service_state(record).reason

@@ -1,0 +1,105 @@
+"""What is remembered between turns: each input, changed alone, is noticed."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from springtide.control.incremental import WaitingReasons, Worklist
+from springtide.control.records import StateReason
+from springtide.core import events
+from springtide.core.decision import Drain, Plan, PoolAllocation
+from springtide.core.resources import DeviceId, NodeId, make_node
+from springtide.core.shares import Share
+from springtide.core.workload import WorkloadId
+
+A, B = WorkloadId("a"), WorkloadId("b")
+WANTED = PoolAllocation(device_ids=(DeviceId("n/0"),))
+PLAN = Plan(allocations={A: WANTED})
+DRAINS = {NodeId("n"): Drain(pool="inference", since_s=1.0, reason="")}
+
+
+@pytest.fixture
+def worklist() -> Worklist:
+    made = Worklist()
+    made.pending(PLAN, DRAINS)
+    made.mark_settled(A, WANTED)
+    assert made.pending(PLAN, DRAINS) == set()
+    return made
+
+
+def test_equal_inputs_that_are_other_objects_change_nothing(worklist: Worklist) -> None:
+    same = PoolAllocation(device_ids=(DeviceId("n/0"),))
+    assert worklist.pending(Plan(allocations={A: same}), dict(DRAINS)) == set()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Plan(allocations={A: PoolAllocation(device_ids=(DeviceId("n/1"),))}),
+        Plan(allocations={A: PoolAllocation(device_ids=WANTED.device_ids, global_batch_size=8)}),
+        Plan(
+            allocations={
+                A: PoolAllocation(device_ids=WANTED.device_ids, share=Share(request=0.5, limit=0.5, memory_mb=1))
+            }
+        ),
+        Plan(allocations={}),
+        Plan(allocations={A: WANTED}, admitted={A: 1.0}),
+    ],
+    ids=["devices", "batch", "share", "nothing", "admitted"],
+)
+def test_another_plan_has_it_checked_again(worklist: Worklist, other: Plan) -> None:
+    assert worklist.pending(other, DRAINS) == {A}
+
+
+def test_its_record_has_it_checked_again(worklist: Worklist) -> None:
+    worklist.mark_changed([A])
+    assert worklist.pending(PLAN, DRAINS) == {A}
+
+
+@pytest.mark.parametrize(
+    "drains",
+    [{}, {NodeId("n"): Drain(pool="inference", since_s=1.0, reason="", reclaim_since_s=2.0)}],
+    ids=["ended", "a reclaim"],
+)
+def test_other_drains_have_it_checked_again(worklist: Worklist, drains: dict[NodeId, Drain]) -> None:
+    assert worklist.pending(PLAN, drains) == {A}
+    worklist.mark_settled(A, WANTED)
+    assert worklist.pending(PLAN, drains) == set()
+
+
+def test_one_that_has_ended_is_not_checked(worklist: Worklist) -> None:
+    worklist.mark_changed([B])
+    worklist.forget(B)
+    assert worklist.pending(PLAN, DRAINS) == set()
+
+
+# --- what waiting workloads are told ---------------------------------------------------------------------------------
+
+
+def test_a_reason_is_told_again_when_an_event_has_changed_the_record(stage, job) -> None:
+    reasons = {A: "others have the devices"}
+    waiting = WaitingReasons()
+    stage.tell(events.NodeJoined(node=make_node("n", 1)), events.JobSubmitted(job=job("a")))
+    state, plan = stage.controller.state, Plan(reasons=reasons)
+    assert waiting.news(state, plan) == {A: "others have the devices"}
+    told = replace(stage.job("a").lifecycle, reason=StateReason("others have the devices"))
+    state.jobs[A] = replace(stage.job("a"), lifecycle=told)
+    waiting.mark_changed([A])
+    assert waiting.news(state, plan) == {}
+    state.jobs[A] = replace(stage.job("a"), lifecycle=replace(told, reason=StateReason("resumed")))
+    assert waiting.news(state, plan) == {}, "nothing has been marked"
+    waiting.mark_changed([A])
+    assert waiting.news(state, plan) == {A: "others have the devices"}
+
+
+def test_a_job_that_the_platform_is_too_small_for_is_told_so_until_nodes_join(stage, job) -> None:
+    stage.want()
+    stage.tell(events.NodeJoined(node=make_node("n", 4)))
+    stage.tell(events.JobSubmitted(job=job("a", min_workers=64, max_workers=64, num_virtual_shards=64)))
+    assert stage.job("a").reason == "needs at least 64 devices, and the platform has 4"
+    stage.tell(events.NodeJoined(node=make_node("m", 4)))
+    assert stage.job("a").reason == "needs at least 64 devices, and the platform has 8"
+    stage.want(a="0")
+    stage.tell(events.NodeJoined(node=make_node("o", 64)))
+    assert stage.job("a").reason != "needs at least 64 devices, and the platform has 8"
