@@ -490,6 +490,18 @@ def test_constants_are_never_changed() -> None:
     assert not found, found
 
 
+def test_text_reaches_terminals_by_one_way() -> None:
+    """Text of users may hold escape sequences: `cli/terminal.py` alone prints, and makes them visible."""
+    printing = [
+        name_of(path)
+        for path in PYTHON_FILES
+        if "/cli/" in str(path) or "/commands/" in str(path)
+        if path.name != "terminal.py"
+        if re.search(r"click\.s?echo|\bfrom rich\.text\b", path.read_text(encoding="utf-8"))
+    ]
+    assert not printing, f"print by springtide.cli.terminal: {printing}"
+
+
 def test_no_bytes_become_objects_or_code() -> None:
     found = []
     for path in PYTHON_FILES:

@@ -401,8 +401,11 @@ def test_a_full_disk_halts_decisions_and_loses_nothing(tmp_path):
         assert answer.status_code == 503
         assert "ask for its state before repeating" in answer.json()["error"]["message"]
         assert live.job(long)["checkpoint_step"] <= seen["checkpoint_step"] + 1
+        assert live.http.get("/readyz").status_code == 503
+        assert "until the journal can be written" in live.request("GET", "/v1/status")["trouble"]
         (disk / "fill").unlink()
         live.wait_job(long, 30.0, states=("PAUSED",))
+        assert live.http.get("/readyz").status_code == 200
         act(live, long, "resume")
         for job_id, num_epochs in ((long, 100), (short, 4)):
             assert ended(live, job_id, "SUCCEEDED")["num_restarts"] == 0

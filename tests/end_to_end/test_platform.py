@@ -41,6 +41,8 @@ def test_two_jobs_and_a_service_share_four_devices_and_the_journal_decides_the_s
         "the same job resized differently must end in the same bits"
     )
     assert pids
+    readable = [path for path in platform.state_dir.rglob("*") if path.exists() and path.lstat().st_mode & 0o077]
+    assert not readable, "others may read or enter these"
     platform.stop()
     journal = SqliteJournal(platform.state_dir / "journal.db", read_only=True)
     assert verify(Controller(make_policy("elastic")), journal) > 10

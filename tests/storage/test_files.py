@@ -7,7 +7,7 @@ import os
 import pytest
 
 from springtide.core.errors import StorageError
-from springtide.storage.files import write_directory_durable, write_durable
+from springtide.storage.files import make_private, open_private, write_directory_durable, write_durable
 
 
 def test_a_failed_write_leaves_the_old_content_and_no_litter(tmp_path, monkeypatch):
@@ -74,3 +74,34 @@ def test_a_symlink_is_not_followed(tmp_path):
     with pytest.raises(StorageError):
         write_durable(tmp_path / "state", b"evil")
     assert victim.read_bytes() == b"safe"
+
+
+def mode_of(path):
+    return path.stat().st_mode & 0o777
+
+
+def test_what_is_made_is_for_its_owner_alone(tmp_path):
+    before = os.umask(0o022)
+    try:
+        folder = tmp_path / "a" / "b" / "c"
+        make_private(folder)
+        make_private(folder)
+        for kind in ("wb", "ab"):
+            with open_private(folder / kind, kind) as file:
+                file.write(b"x")
+        write_durable(folder / "durable", b"x")
+        write_directory_durable(folder / "several" / "whole", lambda into: (into / "manifest").write_bytes(b"x"))
+    finally:
+        os.umask(before)
+    made = [tmp_path / "a", *(tmp_path / "a").rglob("*")]
+    assert len(made) == 9
+    assert {mode_of(path) for path in made} == {0o700, 0o600}
+
+
+def test_a_file_that_is_there_keeps_who_may_read_it(tmp_path):
+    path = tmp_path / "log"
+    path.write_bytes(b"1")
+    path.chmod(0o640)
+    with open_private(path, "ab") as file:
+        file.write(b"2")
+    assert (path.read_bytes(), mode_of(path)) == (b"12", 0o640)

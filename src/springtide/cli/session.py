@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
+from springtide.cli import terminal
 from springtide.cli.settings import resolve
 from springtide.core.errors import InvalidRequest, NotFound
 from springtide.core.status.platform import JobStatus, PlatformStatus, ServiceStatus
@@ -60,23 +61,23 @@ class Session:
         if self.as_json:
             self.print_json(value)
             return
-        click.echo(text)
+        terminal.write(text)
         self.hint(hint)
 
     def print_json(self, value: Any) -> None:
         """One JSON document on standard output."""
         import msgspec
 
-        click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+        terminal.write_json(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
     def hint(self, text: str) -> None:
         """Print the next useful command, unless --json is given."""
         if text and not self.as_json:
-            click.echo(click.style(text, dim=True))
+            terminal.write(text, dim=True)
 
     def note(self, text: str) -> None:
         """Print progress: to standard error with --json, else to standard output."""
-        click.echo(text, err=self.as_json)
+        terminal.write(text, err=self.as_json)
 
 
 def _set_state(ctx: click.Context, parameter: click.Parameter, value: str | None) -> None:
@@ -108,7 +109,7 @@ def common_options(command: CommandT) -> CommandT:
 
 def complain(sentence: str) -> None:
     """Print one red sentence on standard error."""
-    click.echo(click.style(sentence, fg="red"), err=True)
+    terminal.write(sentence, err=True, fg="red")
 
 
 def refuse(sentence: str) -> NoReturn:

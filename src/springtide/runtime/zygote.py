@@ -24,6 +24,7 @@ import torch
 
 from springtide.core.errors import BackendError
 from springtide.core.wire.workers import ChildExited, FrameDecoder, Spawned, SpawnRequest, WorkerSpec, encode_frame
+from springtide.storage.files import make_private
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
@@ -188,7 +189,7 @@ class Zygote:
 def _redirect_output(log_path: str) -> None:
     if not log_path:
         return
-    Path(log_path).parent.mkdir(parents=True, exist_ok=True)
+    make_private(Path(log_path).parent)
     descriptor = os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)

@@ -24,7 +24,7 @@ from springtide.control.quotes.budget import WithinBudget
 from springtide.control.records import JobRecord, ServiceRecord
 from springtide.core.actions import Action, StartReplica
 from springtide.core.decision import Overheads, Policy, Schedule, Snapshot
-from springtide.core.errors import BackendError, Superseded
+from springtide.core.errors import BackendError, JournalError, PolicyError, Superseded
 from springtide.core.events import Event, NodeJoined, NodeLost, PlatformStarted, PlatformStopping
 from springtide.core.ports import Executor, Standing, Step
 from springtide.core.resources import DeviceId, Node
@@ -36,6 +36,7 @@ from springtide.core.workload import WorkloadId
 from springtide.scheduling.functions.policy import WithFunctions
 from springtide.scheduling.registry import make_live_policy
 from springtide.service.assembly.pool_settings import midnight_before_s
+from springtide.service.decision_watch import DecisionWatch
 from springtide.service.ports import SourceStore
 from springtide.service.submission.source_stores import DirectorySources
 from springtide.storage.datasets.place import data_store_url
@@ -137,6 +138,7 @@ class Platform:
         self._nodes = {node.node_id: node for node in nodes}
         self.source_store: SourceStore = DirectorySources(state_dir) if build is None else build.source_store
         self._crash_point = crash_point or (lambda name: None)
+        self._watch = DecisionWatch()
         self._function_status = function_status
         self._sharing = sharing
         self.has_parameter_store = has_parameter_store
@@ -157,9 +159,7 @@ class Platform:
             self.make_policy(),
             overheads=LOCAL_OVERHEADS if build is None else build.overheads,
             learns_overheads=build is not None and build.learns_overheads,
-            on_policy_error=lambda error: LOG.error(
-                "policy %s is broken, every workload keeps its devices: %s", policy_name, error
-            ),
+            on_policy_error=self._on_policy_error,
             tide=tide,
         )
         self.clock = PlatformClock(float(began), self._journal.last_now_s())
@@ -215,6 +215,13 @@ class Platform:
     def view(self) -> PlatformView:
         """The platform after its newest journaled step."""
         return self._view
+
+    @property
+    def trouble(self) -> str:
+        """Why no decisions are made now; empty while they are."""
+        if self.failure is not None:
+            return f"the control loop has ended: {self.failure}"
+        return self._watch.trouble
 
     def snapshot(self) -> Snapshot:
         """The snapshot that the policy would get at this instant, for what-if questions. Thread-safe."""
@@ -285,9 +292,11 @@ class Platform:
     def _guarded_executor(self) -> _CrashPoints:
         if self._build is not None:
             # The nodes are posted before the recovery, so that events which the recovery produces come after them.
-            return _CrashPoints(self._executor, self._crash_point, self._is_draining, None, self._post_nodes)
+            return _CrashPoints(
+                self._executor, self._crash_point, self._is_draining, None, self._watch, self._post_nodes
+            )
         devices = frozenset(device.device_id for node in self._nodes.values() for device in node.devices)
-        return _CrashPoints(self._executor, self._crash_point, self._is_draining, devices)
+        return _CrashPoints(self._executor, self._crash_point, self._is_draining, devices, self._watch)
 
     def _is_draining(self) -> float | None:
         """Until when (platform clock) the loop may wait for workers; None unless the platform is shutting down."""
@@ -317,7 +326,7 @@ class Platform:
                 _CrashingJournal(self._journal, self._crash_point),
                 until=self._is_over,
                 on_step=self._on_step,
-                on_journal_error=lambda error: LOG.error("decisions wait: %s", error),
+                on_journal_error=self._on_journal_error,
             )
         except Superseded as error:
             self.failure = error
@@ -332,7 +341,16 @@ class Platform:
                 self._changed.notify_all()
             self._on_stop()
 
+    def _on_journal_error(self, error: JournalError) -> None:
+        LOG.error("decisions wait: %s", error)
+        self._watch.note_journal_error(error)
+
+    def _on_policy_error(self, error: PolicyError) -> None:
+        LOG.error("policy %s is broken, every workload keeps its devices: %s", self.policy_name, error)
+        self._watch.note_policy_error(error)
+
     def _on_step(self, seq: int, step: Step) -> None:
+        self._watch.note_durable()
         self._view = self._make_view(seq)
         # Taken on the loop's own thread, so that the state cannot change during the copy.
         self._snapshot = self._controller.snapshot(step.now_s)
@@ -393,9 +411,11 @@ class _CrashPoints:
         crash_point: Callable[[str], None],
         draining: Callable[[], float | None],
         devices: Collection[DeviceId] | None,
+        watch: DecisionWatch,
         before_recovery: Callable[[], None] = lambda: None,
     ) -> None:
         self._executor = executor
+        self._watch = watch
         self._crash_point = crash_point
         self._draining = draining
         self._devices = devices
@@ -422,7 +442,10 @@ class _CrashPoints:
         # During a shutdown the loop must wake when the time for the workers is over, even without events.
         end_s = self._draining()
         moments = [moment for moment in (deadline_s, end_s) if moment is not None]
-        return self._executor.wait(min(moments, default=None))
+        self._watch.note_waiting()
+        events = self._executor.wait(min(moments, default=None))
+        self._watch.note_begun()
+        return events
 
     def acknowledge(self, events: Sequence[Event]) -> None:
         self._crash_point("loop.acknowledge.before")

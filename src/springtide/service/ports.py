@@ -157,6 +157,11 @@ class PlatformLike(Protocol):
         """Unix time minus the platform's clock."""
         ...
 
+    @property
+    def trouble(self) -> str:
+        """Why no decisions are made now; empty while they are."""
+        ...
+
     def now_s(self) -> float:
         """The present instant on the platform's clock."""
         ...

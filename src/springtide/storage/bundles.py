@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from springtide.core.errors import InvalidRequest, StorageError
+from springtide.storage.files import make_private
 
 # Files of these kinds are shipped as neighbours; data belongs in the store that the task reads.
 NEIGHBOUR_SUFFIXES = (".py", ".pyi", ".json", ".toml", ".yaml", ".yml", ".txt", ".cfg", ".ini")
@@ -119,12 +120,12 @@ def unpack(data: bytes | memoryview, into: Path, limits: BundleLimits = DEFAULT_
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, ValueError, EOFError, OSError) as error:
         raise StorageError(f"the bundle is broken ({error}); nothing was written; submit the job again") from None
     try:
-        into.parent.mkdir(parents=True, exist_ok=True)
+        make_private(into.parent)
         temporary = Path(tempfile.mkdtemp(prefix=f".{into.name}.", dir=into.parent))
         try:
             for name, content in files.items():
                 path = temporary / name
-                path.parent.mkdir(parents=True, exist_ok=True)
+                make_private(path.parent)
                 path.write_bytes(content)
             os.rename(temporary, into)
         except BaseException:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from springtide.core.errors import Fenced, StorageError
-from springtide.storage.files import write_durable
+from springtide.storage.files import make_private, write_durable
 
 
 class Fence:
@@ -51,7 +51,7 @@ class Fence:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        self._lock_path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(self._lock_path.parent)
         descriptor = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)

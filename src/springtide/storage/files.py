@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO, Literal
 
 from springtide.core.errors import StorageError
 
@@ -33,6 +34,22 @@ def fsync_file(path: Path) -> None:
         raise StorageError(f"cannot make {path} durable: {error.strerror}") from error
 
 
+def make_private(path: Path) -> None:
+    """Make the directory and those of its parents that are missing, for their owner alone. Raises OSError."""
+    missing = [path]
+    for parent in path.parents:
+        if parent.exists():
+            break
+        missing.append(parent)
+    for folder in reversed(missing):
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def open_private(path: Path | str, mode: Literal["wb", "ab"], *, buffering: int = -1) -> IO[bytes]:
+    """Open a file to write, which its owner alone can read if it is new. Raises OSError."""
+    return open(path, mode, buffering=buffering, opener=lambda name, flags: os.open(name, flags, 0o600))
+
+
 def write_durable(path: Path, data: bytes, *, mode: int = 0o600) -> None:
     """Write a temporary file, fsync, rename, fsync the directory. Raises StorageError; then the old content stays."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -56,8 +73,11 @@ def write_directory_durable(path: Path, fill: Callable[[Path], None]) -> None:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.mkdir(parents=True, exist_ok=False)
+        make_private(temporary.parent)
+        temporary.mkdir(mode=0o700)
         fill(temporary)
+        for file in temporary.iterdir():
+            file.chmod(0o600)
         for file in temporary.iterdir():
             fsync_file(file)
         fsync_directory(temporary)

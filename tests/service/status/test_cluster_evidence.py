@@ -126,3 +126,17 @@ def test_a_platform_of_one_machine_is_called_by_no_other_name(stranger):
     assert stranger.get("/readyz").status_code == 200
     answer = stranger.get("/readyz", headers={"Host": "springtide.springtide.svc:8787"})
     assert answer.status_code == 403
+
+
+def test_a_platform_that_decides_nothing_is_not_ready_and_says_why(stranger, platform):
+    platform.trouble = "decisions wait until the journal can be written: the disk is full"
+    answer = stranger.get("/readyz")
+    assert answer.status_code == 503
+    assert answer.json() == {"status": "stopped", "reason": platform.trouble}
+    assert stranger.get("/healthz").status_code == 200, "it lives"
+    assert "springtide_decisions_made 0.0" in stranger.get("/metrics").text
+    known = {"Authorization": f"Bearer {TOKEN}"}
+    assert stranger.get("/v1/status", headers=known).json()["trouble"] == platform.trouble
+    platform.trouble = ""
+    assert stranger.get("/readyz").status_code == 200
+    assert "springtide_decisions_made 1.0" in stranger.get("/metrics").text

@@ -24,7 +24,7 @@ from springtide.core.errors import BackendError, StorageError
 from springtide.core.resources import DeviceKind, Node
 from springtide.core.wire.workers import WorkerSpec
 from springtide.core.workload import ReplicaId
-from springtide.storage.files import write_durable
+from springtide.storage.files import make_private, write_durable
 
 MAX_SPAWNS_AT_ONCE = 8
 # A spawned worker that has not connected after this no longer counts against MAX_SPAWNS_AT_ONCE.
@@ -187,7 +187,7 @@ class WorkerLauncher:
         replica.phase = MemberPhase.SPAWNING
         replica.born_at_s = time.monotonic()
         try:
-            replica.log_path.parent.mkdir(parents=True, exist_ok=True)
+            make_private(replica.log_path.parent)
             slot = self._shares.slot_of(replica)
             self._driver.write_record(replica)
             spec = self._make_spec(replica, token, slot)

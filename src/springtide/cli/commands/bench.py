@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import click
 import msgspec
 
+from springtide.cli import terminal
 from springtide.cli.session import Session, common_options, refuse
 from springtide.cli.tables.columns import align, number
 from springtide.core.errors import BackendError
@@ -119,7 +120,7 @@ def _command(name: str, bench: Bench) -> click.Command:
         if page and bench.write_page is not None:
             bench.write_page(Path(page), report)
         if given.get("markdown") and bench.markdown is not None:
-            click.echo(bench.markdown(report))
+            terminal.write(bench.markdown(report))
             return
         _answer(session, report, bench.heading(report))
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from springtide.cli import terminal
 from springtide.cli.session import Session, common_options, json_option, state_option
 from springtide.cli.tables.columns import UNKNOWN, align, count, number
 
@@ -152,12 +153,12 @@ class _Progress:
             return
         self._told_at_s = time.monotonic()
         self._is_shown = True
-        click.echo(f"\r{num_samples:,} samples, {size(num_bytes)} sent\x1b[K", err=True, nl=False)
+        terminal.write_status(f"{num_samples:,} samples, {size(num_bytes)} sent")
 
     def end(self) -> None:
         """Clear the progress line."""
         if self._is_shown:
-            click.echo("\r\x1b[K", err=True, nl=False)
+            terminal.write_status("")
 
 
 def _sentence(status: DatasetStatus) -> str:

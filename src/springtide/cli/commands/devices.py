@@ -7,6 +7,7 @@ import time
 import click
 import msgspec
 
+from springtide.cli import terminal
 from springtide.cli.jobs.progress import can_redraw, terminal_width
 from springtide.cli.session import Session, common_options
 from springtide.cli.tables.shares import devices_text
@@ -40,15 +41,14 @@ def devices(session: Session, is_watched: bool, every: float) -> None:
         session.answer(report, devices_text(report.devices, report.sharing, terminal_width()), hint)
         return
     from rich.live import Live
-    from rich.text import Text
 
     try:
-        with Live(Text(""), screen=True, auto_refresh=False) as live:
+        with Live(terminal.rich_text(""), screen=True, auto_refresh=False) as live:
             while True:
                 report = _look(session)
                 text = devices_text(report.devices, report.sharing, live.console.width)
                 title = "springtide devices   Ctrl-C ends\n\n"
-                live.update(Text(title + text, no_wrap=True, overflow="crop"), refresh=True)
+                live.update(terminal.rich_text(title + text, no_wrap=True, overflow="crop"), refresh=True)
                 time.sleep(every)
     except KeyboardInterrupt:
         session.hint("the same once: springtide devices")

@@ -6,6 +6,7 @@ import time
 
 import click
 
+from springtide.cli import terminal
 from springtide.cli.jobs.progress import can_redraw, terminal_width
 from springtide.cli.session import Session, common_options, find, find_job, workload_id
 from springtide.cli.tables.pools import MAX_NODES, nodes_table, pools_line
@@ -77,9 +78,10 @@ def why(session: Session, identifier: str) -> None:
 @click.option("-f", "--follow", is_flag=True, help="Go on until it ends; Ctrl-C stops only the printing.")
 @click.option("--replica", metavar="R", help="Only this replica.")
 @click.option("--tail", type=click.IntRange(min=0), default=200, show_default=True, help="The last lines of each.")
+@click.option("--raw", is_flag=True, help="Escape sequences as they were written; they reach the terminal.")
 @common_options
 @click.pass_obj
-def logs(session: Session, identifier: str, follow: bool, replica: str | None, tail: int) -> None:
+def logs(session: Session, identifier: str, follow: bool, replica: str | None, tail: int, raw: bool) -> None:
     """Print what its workers wrote, each line with the replica that wrote it."""
     found = find(session.client.status(), identifier)
     lines = session.client.logs(workload_id(found), replica=replica, tail=tail, follow=follow)
@@ -89,13 +91,13 @@ def logs(session: Session, identifier: str, follow: bool, replica: str | None, t
     is_empty = True
     try:
         for line in lines:
-            click.echo(line.rstrip("\n"))
+            (terminal.write_raw if raw else terminal.write)(line.rstrip("\n"))
             is_empty = False
     except KeyboardInterrupt:
         session.hint(f"{found.name} goes on. stop it: springtide cancel {workload_id(found)}")
         return
     if is_empty:
-        click.echo(click.style(f"{workload_id(found)} has written nothing", dim=True), err=True)
+        terminal.write(f"{workload_id(found)} has written nothing", err=True, dim=True)
     if isinstance(found, JobStatus) and follow:
         ended = session.client.job(found.job_id)
         session.hint(f"{ended.job_id} {ended.state}: {ended.reason}")
@@ -123,15 +125,14 @@ def top(session: Session, every: float) -> None:
         session.answer(status, _everything(status, terminal_width()))
         return
     from rich.live import Live
-    from rich.text import Text
 
     try:
-        with Live(Text(""), screen=True, auto_refresh=False) as live:
+        with Live(terminal.rich_text(""), screen=True, auto_refresh=False) as live:
             while True:
                 platform = session.client.status()
                 title = f"springtide top   {platform.version}   step {platform.seq} of the journal   Ctrl-C ends\n\n"
                 table = _everything(platform, live.console.width)
-                live.update(Text(title + table, no_wrap=True, overflow="crop"), refresh=True)
+                live.update(terminal.rich_text(title + table, no_wrap=True, overflow="crop"), refresh=True)
                 time.sleep(every)
     except KeyboardInterrupt:
         session.hint("the same once: springtide ps | Gantt: springtide dashboard")

@@ -15,6 +15,7 @@ from typing import Any
 import click
 import msgspec
 
+from springtide.cli import terminal
 from springtide.cli.jobs.progress import can_redraw
 from springtide.cli.session import Session, complain, refuse, state_option
 from springtide.cli.tables.columns import align, duration, number, percent
@@ -183,11 +184,11 @@ def _print(session: Session, answer: dict[str, Any], output: str | None, series:
             figures.pop("series", None)
     encoded = msgspec.json.format(msgspec.json.encode(answer), indent=2) + b"\n"
     if output == "-":
-        click.echo(encoded.decode(), nl=False)
+        terminal.write_json(encoded.decode(), newline=False)
         return
     if output is not None:
         Path(output).write_bytes(encoded)
-    click.echo(_comparison(answer["policies"]))
+    terminal.write(_comparison(answer["policies"]))
     session.hint(f"all numbers: {output}" if output else "all numbers: --json OUT (or --json -)")
 
 
@@ -212,7 +213,7 @@ def _warn(answer: Mapping[str, Any]) -> None:
 def shown_progress(names: Sequence[str], *, live: bool) -> Iterator[Callable[[str, int, int], None]]:
     """A function that shows each policy's progress: as bars on a terminal, else as occasional lines."""
     if not live:
-        yield PlainProgress(lambda line: click.echo(line, err=True)).tell
+        yield PlainProgress(lambda line: terminal.write(line, err=True)).tell
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

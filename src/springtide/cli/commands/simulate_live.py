@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import click
 import msgspec
 from msgspec.structs import replace
 
+from springtide.cli import terminal
 from springtide.cli.session import Session
 from springtide.cli.tables.columns import align, duration, percent
 from springtide.control.quotes.budget import cost_usd
@@ -35,11 +35,11 @@ def play_live(session: Session, names: Sequence[str], output: str | None) -> Non
     answer = forecast_answer(live, {name: WithFunctions(make_live_policy(name)) for name in names})
     encoded = msgspec.json.format(msgspec.json.encode(answer), indent=2) + b"\n"
     if output == "-":
-        click.echo(encoded.decode(), nl=False)
+        terminal.write_json(encoded.decode(), newline=False)
         return
     if output is not None:
         Path(output).write_bytes(encoded)
-    click.echo(forecast_text(answer))
+    terminal.write(forecast_text(answer))
     session.hint("no new job arrives in this forecast, and services keep their load; one job: springtide why ID")
 
 

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import click
 
+from springtide.cli import terminal
 from springtide.cli.jobs.flags import given_keywords, option_flags
 from springtide.cli.jobs.progress import can_redraw
 from springtide.cli.loading import as_typed, find_training, import_file, split_target
@@ -104,11 +105,12 @@ def shown_study(*, live: bool, note: Callable[[str], None]) -> Iterator[Callable
         return
     from rich.console import Console
     from rich.live import Live
-    from rich.text import Text
 
     console = Console(highlight=False)
-    with Live(Text(""), console=console, refresh_per_second=4, transient=True) as shown:
-        yield lambda study: shown.update(Text(study_table(study, console.width), no_wrap=True, overflow="ellipsis"))
+    with Live(terminal.rich_text(""), console=console, refresh_per_second=4, transient=True) as shown:
+        yield lambda study: shown.update(
+            terminal.rich_text(study_table(study, console.width), no_wrap=True, overflow="ellipsis")
+        )
 
 
 class _Lines:

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-import click
-
+from springtide.cli import terminal
 from springtide.cli.tables.columns import count, pause
 from springtide.cli.tables.functions import changes as function_changes
 from springtide.cli.tables.search import search_changes
@@ -127,11 +126,9 @@ class _LiveDisplay:
     def __init__(self) -> None:
         from rich.console import Console
         from rich.live import Live
-        from rich.text import Text
 
-        self._text = Text
         self._console = Console(highlight=False)
-        self._live = Live(Text(""), console=self._console, refresh_per_second=8, transient=True)
+        self._live = Live(terminal.rich_text(""), console=self._console, refresh_per_second=8, transient=True)
 
     def __enter__(self) -> _LiveDisplay:
         self._live.start()
@@ -142,11 +139,11 @@ class _LiveDisplay:
 
     def update(self, job: JobStatus) -> None:
         line = progress_line(job, self._console.width)
-        self._live.update(self._text(line, no_wrap=True, overflow="ellipsis"))
+        self._live.update(terminal.rich_text(line, no_wrap=True, overflow="ellipsis"))
 
     def event(self, line: str) -> None:
         """Print the event above the line."""
-        self._console.print(self._text(f"  {line}"))
+        self._console.print(terminal.rich_text(f"  {line}"))
 
 
 @contextmanager
@@ -156,7 +153,7 @@ def display(*, live: bool, to_stderr: bool) -> Iterator[Display]:
         with _LiveDisplay() as shown:
             yield shown
     else:
-        yield PlainDisplay(lambda line: click.echo(line, err=to_stderr))
+        yield PlainDisplay(lambda line: terminal.write(line, err=to_stderr))
 
 
 def can_redraw() -> bool:

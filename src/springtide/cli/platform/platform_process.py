@@ -115,7 +115,7 @@ def start_platform(
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     log_path = state_dir / "platform.log"
     start = log_path.stat().st_size if log_path.exists() else 0
-    with log_path.open("ab") as log:
+    with open(log_path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as log:
         process = subprocess.Popen(
             service_command(state_dir, slots, policy, port, price, pools=pools, day_s=day_s, functions=functions),
             stdin=subprocess.DEVNULL,

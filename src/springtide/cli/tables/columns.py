@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from springtide.core.quantities import format_duration
@@ -9,11 +10,13 @@ from springtide.core.quantities import format_duration
 UNKNOWN = "-"
 _MAX_REASON = 60
 _MIN_LAST_COLUMN = 12
+# Text of users in a cell must not look like further rows.
+_ON_ONE_LINE = re.compile(r"[\t\n\r\v\f]+")
 
 
 def align(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
     """Aligned columns, two spaces apart; the last one is not padded, and cut at `width`."""
-    lines = [list(header), *[list(row) for row in rows]]
+    lines = [[_ON_ONE_LINE.sub(" ", cell) for cell in row] for row in (header, *rows)]
     if width is not None:
         used = sum(max(len(line[column]) for line in lines) + 2 for column in range(len(header) - 1))
         lines = [[*line[:-1], shorten(line[-1], max(_MIN_LAST_COLUMN, width - used))] for line in lines]

@@ -173,6 +173,8 @@ def platform_summary(
     if places:
         taken = sum(device.workload_id is not None for device in places)
         parts[0] += f"   functions at {places[0].node_id}: {taken} of {count(len(places), 'place')} for jobs taken"
+    if status.trouble:
+        parts[0] += f"\nNO DECISIONS ARE MADE: {shorten(status.trouble, 200)}"
     if status.cluster is not None:
         parts[0] += f"\n{cluster_line(status.cluster)}"
     if pools:

@@ -173,6 +173,7 @@ class PlatformStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The whole platform at one instant, after journal step `seq`.
 
     `pools` and `nodes` are empty where no node belongs to one kind of workload, `cluster` is set on Kubernetes.
+    `trouble` says why no decisions are made now, so that what is shown may stay as it is; it is empty while they are.
     """
 
     version: str
@@ -186,6 +187,7 @@ class PlatformStatus(msgspec.Struct, frozen=True, kw_only=True):
     pools: tuple[PoolStatus, ...] = ()
     nodes: tuple[NodeStatus, ...] = ()
     cluster: ClusterStatus | None = None
+    trouble: str = ""
 
 
 class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

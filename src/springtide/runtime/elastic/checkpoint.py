@@ -28,7 +28,7 @@ from springtide.core.workload import Checkpoint
 from springtide.runtime.elastic.training_cursor import Cursor
 from springtide.runtime.models.named_tensors import TrainingState, dtype_name
 from springtide.storage.fence import Fence
-from springtide.storage.files import fsync_file, write_directory_durable
+from springtide.storage.files import fsync_file, make_private, write_directory_durable
 
 _MAX_HEADER_BYTES = 1 << 20
 _MAX_MANIFEST_BYTES = 16 << 20
@@ -87,7 +87,7 @@ def write_checkpoint(work_dir: Path, snapshot: StateSnapshot, generation: int) -
     path = root / f"{generation:08d}-{snapshot.step:010d}"
     staging = root / f".staging-{path.name}.{os.getpid()}.tmp"
     try:
-        staging.mkdir(parents=True, exist_ok=True)
+        make_private(staging)
         manifest = write_files(staging, snapshot, generation)
 
         def fill(directory: Path) -> None:

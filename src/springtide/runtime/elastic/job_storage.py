@@ -28,7 +28,7 @@ from springtide.runtime.elastic.training_cursor import Cursor
 from springtide.runtime.models.named_tensors import TrainingState
 from springtide.runtime.process.exits import EXIT_UNFIT, WorkerExit
 from springtide.storage.fence import Fence
-from springtide.storage.files import write_durable
+from springtide.storage.files import make_private, write_durable
 from springtide.storage.workloads.head import version_name
 from springtide.storage.workloads.store import WorkloadStore, open_workload_store
 
@@ -93,9 +93,9 @@ class LocalStorage:
     def publish_artifact(self, name: str, data: bytes, generation: int, step: int) -> str:
         """Write the file, durably and under the fence."""
         path = Path(self.artifact_path(name, generation, step))
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(path.parent)
         with Fence(self._work_dir).writing(generation):
-            write_durable(path, data, mode=0o644)
+            write_durable(path, data)
         return str(path)
 
 
@@ -113,7 +113,7 @@ class RemoteStorage:
         staging = self._work_dir / "checkpoints" / f"{name}.up"
         try:
             self.step_log.flush(generation)
-            staging.mkdir(parents=True, exist_ok=True)
+            make_private(staging)
             (staging / MANIFEST).write_text(write_files(staging, snapshot, generation))
             files = {file: staging / file for file in (*FILES, MANIFEST)}
             return self._store.publish_checkpoint(generation, snapshot.step, files)

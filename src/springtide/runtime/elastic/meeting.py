@@ -17,6 +17,8 @@ from pathlib import Path
 
 from torch._C import _distributed_c10d as c10d
 
+from springtide.storage.files import open_private
+
 _POLL_S = 0.002
 _LOCK = "lock"
 _PRIVATE = "~"
@@ -39,7 +41,7 @@ class MeetingPlace(c10d.Store):
         path = self._path(key)
         temporary = f"{path}{_PRIVATE}{os.getpid()}.{threading.get_ident()}"
         try:
-            with open(temporary, "wb") as file:
+            with open_private(temporary, "wb") as file:
                 file.write(data)
             os.replace(temporary, path)
         except OSError as error:
@@ -66,7 +68,7 @@ class MeetingPlace(c10d.Store):
 
     def add(self, key: str, amount: int) -> int:
         """Add to an integer key, which starts at 0; returns the sum."""
-        with open(self._directory / (_PRIVATE + _LOCK), "wb") as lock:
+        with open_private(self._directory / (_PRIVATE + _LOCK), "wb") as lock:
             # The kernel releases the lock when the process that holds it ends, also when it is killed.
             fcntl.flock(lock, fcntl.LOCK_EX)
             known = self.get(key) if self.check([key]) else b"0"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from springtide.storage.fence import Fence
+from springtide.storage.files import open_private
 
 # How many steps stay in memory: a disk may be full for that long without losing lines.
 _NUM_REMEMBERED = 4096
@@ -142,7 +143,7 @@ class StepLog:
 def _append_whole(path: Path, text: str) -> None:
     """Append the whole text or nothing, so that a retry repeats no line. Raises OSError."""
     data = text.encode()
-    with open(path, "ab", buffering=0) as file:
+    with open_private(path, "ab", buffering=0) as file:
         size = file.tell()
         try:
             while data:

@@ -15,6 +15,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from springtide.storage.files import make_private, open_private
 from springtide.storage.step_lines import Line, gap_line, pack_lines, whole_lines
 
 # Room for about 200,000 lines of 170 bytes. Beyond that the oldest are dropped.
@@ -64,10 +65,11 @@ class StepSpool:
         while self._parts and self._parts[0][1] <= written_step:
             self._drop_oldest()
         with contextlib.suppress(OSError):
-            self._directory.mkdir(parents=True, exist_ok=True)
+            make_private(self._directory)
             # By rename, so that a reader after this process was killed finds a complete file.
             temporary = self._directory / f"{_STANDING}.tmp"
-            temporary.write_text(json.dumps({"leads": leads, "written": written_step}))
+            with open_private(temporary, "wb") as file:
+                file.write(json.dumps({"leads": leads, "written": written_step}).encode())
             temporary.replace(self._directory / _STANDING)
             self._noted = (leads, written_step)
 
@@ -80,7 +82,7 @@ class StepSpool:
     def _add(self, step: int, data: bytes) -> None:
         if self._descriptor is None or self._num_lines >= self._part_lines:
             self._close()
-            self._directory.mkdir(parents=True, exist_ok=True)
+            make_private(self._directory)
             self._descriptor = os.open(self._path(step), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             self._parts.append((step, step, 0))
         if os.write(self._descriptor, data) < len(data):

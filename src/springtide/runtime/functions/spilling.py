@@ -19,6 +19,7 @@ from torch.nn.modules.module import (
 
 from springtide.core.errors import StorageError
 from springtide.core.functions import MIB
+from springtide.storage.files import open_private
 
 # Memory of a process that has imported torch; the rest of a function's memory is for the job.
 BASE_BYTES = 400 * MIB
@@ -103,7 +104,7 @@ class _Spill:
         self._num_files += 1
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with path.open("wb") as file:
+            with open_private(path, "wb") as file:
                 tensor.reshape(-1).view(torch.uint8).numpy().tofile(file)
         except OSError as error:
             num_mib = tensor.numel() * tensor.element_size() / MIB

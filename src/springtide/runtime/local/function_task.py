@@ -18,7 +18,7 @@ from springtide.core.workload import TrainingJob
 from springtide.runtime.data.shards import seed_everything
 from springtide.runtime.functions.place_worker import PlaceWorker, task_worker
 from springtide.runtime.models.user_models import explain_missing_framework
-from springtide.storage.files import write_durable
+from springtide.storage.files import make_private, write_durable
 from springtide.storage.frames import decode, encode
 from springtide.storage.stores.open import memory_store
 
@@ -111,10 +111,10 @@ def run_local_task(
         if name.startswith(_MODEL_PREFIX)
     }
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(path.parent)
     except OSError as error:
         raise StorageError(f"cannot make {path.parent}: {error.strerror or error}") from error
-    write_durable(path, encode(tensors, {"format": "pt"}), mode=0o644)
+    write_durable(path, encode(tensors, {"format": "pt"}))
     return LocalResult(
         name=job.name,
         num_steps=worker.position.step,

@@ -20,6 +20,7 @@ import msgspec
 
 from springtide.core.errors import BackendError, InvalidRequest
 from springtide.core.quantities import format_duration
+from springtide.storage.files import open_private
 
 _POLL_S = 0.05
 # Progress lines follow each other no faster than people read.
@@ -112,7 +113,7 @@ class MeasurementProcesses:
             "SPRINGTIDE_MEASUREMENT_PARENT": str(os.getpid()),
             **(environment or {}),
         }
-        with self.files(name).log.open("wb") as log:
+        with open_private(self.files(name).log, "wb") as log:
             self._processes[name] = subprocess.Popen(
                 [*prefix, sys.executable, "-m", "springtide.runtime", *arguments],
                 stdin=subprocess.DEVNULL,

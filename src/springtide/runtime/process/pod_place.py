@@ -17,6 +17,7 @@ from springtide.core.tokens import replica_token
 from springtide.core.wire.workers import WorkerSpec
 from springtide.core.workload import Entrypoint
 from springtide.runtime.prestop import SOCKET_NAME, SPEC_VARIABLE, WORK_DIR_NAME
+from springtide.storage.files import make_private
 from springtide.storage.workloads.store import open_workload_store
 
 KEY_FILE_VARIABLE = "SPRINGTIDE_KEY_FILE"
@@ -52,7 +53,7 @@ def read_spec(environment: Mapping[str, str]) -> WorkerSpec:
     work_dir = Path(spec.work_dir) if spec.work_dir else Path(tempfile.gettempdir()) / WORK_DIR_NAME
     log_path = work_dir / "logs" / f"{spec.replica_id}.log"
     try:
-        log_path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(log_path.parent)
     except OSError as error:
         raise InvalidRequest(f"the worker's directory {work_dir} cannot be made: {error.strerror}") from None
     listen_host = spec.listen_host or environment.get(ADDRESS_VARIABLE, "")

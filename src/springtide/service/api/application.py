@@ -80,7 +80,7 @@ def build_api(
     app.include_router(share_routes(shares))
     app.include_router(cluster_routes(platform))
     app.include_router(data_routes.data_routes(data_routes.DatasetCatalog(platform)))
-    _add_common_routes(app, registry, function_paths)
+    _add_common_routes(app, platform, registry, function_paths)
     app.router.routes.extend(extra_routes)
     add_problem_handlers(app)
     # The middleware added last sees a request first.
@@ -92,7 +92,9 @@ def build_api(
     return app
 
 
-def _add_common_routes(app: FastAPI, registry: CollectorRegistry, function_paths: Callable[[], dict[str, Any]]) -> None:
+def _add_common_routes(
+    app: FastAPI, platform: PlatformLike, registry: CollectorRegistry, function_paths: Callable[[], dict[str, Any]]
+) -> None:
     """Add the routes for health, metrics and the OpenAPI description."""
 
     @app.get(
@@ -121,7 +123,9 @@ def _add_common_routes(app: FastAPI, registry: CollectorRegistry, function_paths
     @app.get("/readyz", include_in_schema=False)
     async def readyz() -> Response:
         # Served only once the journal has been read and the loop runs; before that, `Standby` answers here.
-        return Response(b'{"status":"leading"}', media_type="application/json")
+        trouble = platform.trouble
+        answer = {"status": "stopped", "reason": trouble} if trouble else {"status": "leading"}
+        return Response(msgspec.json.encode(answer), status_code=503 if trouble else 200, media_type="application/json")
 
     @app.get(
         "/metrics",

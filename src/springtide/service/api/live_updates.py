@@ -10,6 +10,7 @@ from functools import partial
 import anyio
 import anyio.to_thread
 import msgspec
+from msgspec.structs import replace
 
 from springtide.core.errors import CapacityError
 from springtide.service.ports import PlatformLike
@@ -56,12 +57,13 @@ class LiveStreams:
         if after_seq > self._platform.view().seq:
             # The client got this number from another platform.
             after_seq = -1
-        last_sent_at = time.monotonic()
+        last_sent_at, told = time.monotonic(), self._platform.trouble
         while True:
             began_at = time.monotonic()
             wait = partial(self._platform.wait_change, after_seq, WAIT_S)
             seq = await anyio.to_thread.run_sync(wait, abandon_on_cancel=True, limiter=limiter)
-            if seq <= after_seq:
+            trouble = self._platform.trouble
+            if seq <= after_seq and trouble == told:
                 if time.monotonic() - began_at < WAIT_S / 2:
                     # wait_change returns early without a new step only when the platform is ending.
                     return
@@ -69,7 +71,7 @@ class LiveStreams:
                     last_sent_at = time.monotonic()
                     yield b": nothing new\n\n"
                 continue
-            last_sent_at = time.monotonic()
+            last_sent_at, told = time.monotonic(), trouble
             view = self._platform.view()
             platform = self._platform
             offset_s, price = platform.wall_clock_offset_s, platform.usd_per_device_hour
@@ -87,7 +89,8 @@ class LiveStreams:
                 self._searches.status,
                 self._shares,
             )
-            status = with_cluster(await anyio.to_thread.run_sync(make_status, limiter=limiter), platform.cluster())
+            made = await anyio.to_thread.run_sync(make_status, limiter=limiter)
+            status = with_cluster(replace(made, trouble=trouble), platform.cluster())
             after_seq = view.seq
             yield b"id: %d\nevent: status\ndata: %s\n\n" % (after_seq, msgspec.json.encode(status))
             await anyio.sleep(max(0.0, SHORTEST_GAP_S - (time.monotonic() - last_sent_at)))

@@ -52,6 +52,14 @@ class PlatformCollector(Collector):
         yield from gpu_families(sharing, gpu_ids)
         yield from cluster_families(self._platform.cluster())
 
+    def _of_decisions(self, view: ViewLike) -> Iterator[Metric]:
+        yield GaugeMetricFamily(
+            "springtide_decisions_made",
+            "1 while decisions are made, 0 while they wait or fail; /readyz says why.",
+            0.0 if self._platform.trouble else 1.0,
+        )
+        yield GaugeMetricFamily("springtide_journal_seq", "The number of the journal's newest step.", view.seq)
+
     def collect(self) -> Iterator[Metric]:
         view, totals, now_s = self._platform.view(), self._history.totals(), self._platform.now_s()
         records: list[JobRecord | ServiceRecord] = [*view.jobs.values(), *view.services.values()]
@@ -120,7 +128,7 @@ class PlatformCollector(Collector):
         yield _change_cost(shown.overheads)
         yield from self._of_devices(view)
         yield from function_families(view.nodes, view.jobs.values(), self._platform.function_status)
-        yield GaugeMetricFamily("springtide_journal_seq", "The number of the journal's newest step.", view.seq)
+        yield from self._of_decisions(view)
 
 
 def _change_cost(overheads: Overheads) -> GaugeMetricFamily:

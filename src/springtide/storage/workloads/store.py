@@ -23,6 +23,7 @@ import msgspec
 
 from springtide.core.errors import Fenced, ObjectMissing, StorageError
 from springtide.core.workload import Checkpoint, ReplicaId, WorkloadId
+from springtide.storage.files import make_private
 from springtide.storage.step_lines import Line, is_gap
 from springtide.storage.stores.checked import CheckedStore
 from springtide.storage.stores.open import open_store
@@ -142,7 +143,7 @@ class WorkloadStore:
         keys = self.store.keys(key.rpartition("/")[0] + "/")
         for found in keys:
             path = into / found.removeprefix(self.prefix)
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_private(path.parent)
             self.store.get_file(found, path)
         return into / key.removeprefix(self.prefix) if key in keys else None
 
@@ -170,7 +171,7 @@ class WorkloadStore:
     def fetch_checkpoint(self, checkpoint: Checkpoint, names: Sequence[str], into: Path) -> Path:
         """Download files of a checkpoint into a directory of its name, and return it. Raises ObjectMissing."""
         directory = into / version_name(checkpoint.generation, checkpoint.step)
-        directory.mkdir(parents=True, exist_ok=True)
+        make_private(directory)
         for name in names:
             self.store.get_file(f"{checkpoint.path}/{name}", directory / name)
         return directory

@@ -15,6 +15,7 @@ from typing import Any
 import click
 import msgspec
 
+from springtide.cli import terminal
 from springtide.cli.commands.simulate import SimulatedStudy, num_cores
 from springtide.cli.session import Session, complain, refuse
 from springtide.cli.tables.columns import UNKNOWN, align, duration, number, percent
@@ -109,11 +110,11 @@ def _print(
 ) -> None:
     encoded = msgspec.json.format(msgspec.json.encode(answer), indent=2) + b"\n"
     if output == "-":
-        click.echo(encoded.decode(), nl=False)
+        terminal.write_json(encoded.decode(), newline=False)
         return
     if output is not None:
         Path(output).write_bytes(encoded)
-    click.echo(text_of(answer))
+    terminal.write(text_of(answer))
     session.hint(f"all numbers: {output}" if output else "all numbers: --json OUT (or --json -)")
 
 

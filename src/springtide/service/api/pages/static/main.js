@@ -179,7 +179,16 @@ function receiveStatus(status) {
   suggestWindow();
   timelineLoader.wanted = shapeOfStatus(status);
   timelineLoader.refresh();
+  showTrouble();
   draw();
+}
+
+// Why the platform makes no decisions now: what is shown stays as it is until it does.
+function showTrouble() {
+  const trouble = view.status === null ? "" : view.status.trouble ?? "";
+  const alert = byId("alert");
+  alert.hidden = trouble === "";
+  if (trouble !== "") setText(alert, `No decisions are made: ${trouble}. What runs goes on.`);
 }
 
 function showState(state, detail) {
@@ -189,7 +198,8 @@ function showState(state, detail) {
   setText(byId("live-text"), { connecting: "connecting", live: "live", lost: "connection lost", refused: "not signed in" }[state]);
   document.body.classList.toggle("stale", state === "lost" || state === "refused");
   const alert = byId("alert");
-  alert.hidden = state === "live" || state === "connecting";
+  if (state === "live" || state === "connecting") showTrouble();
+  else alert.hidden = false;
   if (state === "refused") {
     setText(alert, "This browser has no access to the platform. Type springtide dashboard in a terminal; it opens this page signed in.");
   } else if (state === "lost") {
