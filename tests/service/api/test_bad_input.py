@@ -153,8 +153,9 @@ def test_no_route_opens_without_the_token(app, stranger, unchanged):
         {"Authorization": TOKEN},
         {"Authorization": "Bearer "},
         {"Authorization": "Bearer \xe9".encode("latin-1")},
-        {"Cookie": "springtide_token=wrong"},
-        {"Cookie": f"springtide_token={TOKEN}", "Authorization": "Bearer wrong"},
+        {"Cookie": "springtide_8787=wrong"},
+        {"Cookie": f"springtide_8787={TOKEN}"},
+        {"Cookie": f"springtide_default={TOKEN}", "Authorization": "Bearer wrong"},
     ]
     for method, path in [*api_routes(app), ("GET", "/docs"), ("GET", "/openapi.json"), ("POST", "/f/x"), ("GET", "/x")]:
         for headers in attempts:

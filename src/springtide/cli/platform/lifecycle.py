@@ -22,33 +22,48 @@ from springtide.cli.platform.platform_process import (
 from springtide.cli.platform.up_functions import NAMES_OF_FUNCTIONS, function_options, functions_text, settings_of
 from springtide.cli.session import Session, common_options, complain
 from springtide.cli.settings import resolve
-from springtide.core.errors import BackendError
+from springtide.cli.tables.columns import count
+from springtide.core.errors import BackendError, SpringtideError
 from springtide.core.quantities import format_duration
+from springtide.core.status.logins import NewLogin, SignedOut
 from springtide.service.assembly.function_settings import write_settings
 
 _DOWN_TIMEOUT_S = 60.0
 
 
 def login_url(platform: PlatformFile, state_dir: Path) -> str:
-    return f"{platform.url.rstrip('/')}/login?token={read_token(state_dir)}"
+    """An address that signs one browser in, once and within ten minutes; the token is not in it."""
+    from springtide.client.api import connect
+
+    with connect(platform.url, read_token(state_dir), state_dir=str(state_dir)) as client:
+        login = client.request("POST", "/v1/logins", NewLogin)
+    return f"{platform.url.rstrip('/')}/login?code={login.code}"
 
 
-def _described(platform: PlatformFile, state_dir: Path) -> dict[str, object]:
+def _address(platform: PlatformFile, state_dir: Path) -> str:
+    """The dashboard's address, which signs a browser in if the platform answers already."""
+    try:
+        return login_url(platform, state_dir)
+    except SpringtideError:
+        return platform.url
+
+
+def _described(platform: PlatformFile, state_dir: Path, address: str) -> dict[str, object]:
     return {
         "url": platform.url,
         "pid": platform.pid,
-        "dashboard_url": login_url(platform, state_dir),
+        "dashboard_url": address,
         "state_dir": str(state_dir),
         "token_path": str(state_dir / "token"),
         "log_path": str(state_dir / "platform.log"),
     }
 
 
-def _platform_text(platform: PlatformFile, state_dir: Path, headline: str) -> str:
+def _platform_text(platform: PlatformFile, state_dir: Path, address: str, headline: str) -> str:
     return (
         f"{headline}\n"
         f"  api        {platform.url}   (docs: {platform.url.rstrip('/')}/docs)\n"
-        f"  dashboard  {login_url(platform, state_dir)}\n"
+        f"  dashboard  {address}   (works once; another: springtide dashboard)\n"
         f"  state      {state_dir}   (token: {state_dir / 'token'}, log: {state_dir / 'platform.log'})"
     )
 
@@ -110,10 +125,10 @@ def up(session: Session, /, foreground: bool, **given: Any) -> None:
     state_dir = session.state_dir
     running = running_platform(state_dir)
     if running is not None:
-        answer = {**_described(running, state_dir), "started": False}
-        session.answer(
-            answer, _platform_text(running, state_dir, f"already running (pid {running.pid})"), "look: springtide ps"
-        )
+        address = _address(running, state_dir)
+        answer = {**_described(running, state_dir, address), "started": False}
+        text = _platform_text(running, state_dir, address, f"already running (pid {running.pid})")
+        session.answer(answer, text, "look: springtide ps")
         return
     functions = settings_of({name: given.pop(name) for name in NAMES_OF_FUNCTIONS})
     options = _start_options(given)
@@ -125,14 +140,15 @@ def up(session: Session, /, foreground: bool, **given: Any) -> None:
     session.note("starting ...")
     platform = start_platform(state_dir, *asked, pools=options.pools, day_s=options.day_s, functions=kept)
     hint = "next: springtide run FILE | springtide hello | stop: springtide down"
+    address = _address(platform, state_dir)
     answer = {
-        **_described(platform, state_dir),
+        **_described(platform, state_dir, address),
         "started": True,
         "policy": options.policy,
         "pools": options.pools,
         "functions": "" if functions is None else functions.provider,
     }
-    text = _platform_text(platform, state_dir, f"springtide is up (pid {platform.pid})")
+    text = _platform_text(platform, state_dir, address, f"springtide is up (pid {platform.pid})")
     session.answer(answer, text + _pools_text(options) + functions_text(functions), hint)
 
 
@@ -183,13 +199,19 @@ def down(session: Session, keep_workers: bool) -> None:
 
 
 @click.command()
+@click.option("--sign-out", is_flag=True, help="End the session of every browser.")
 @common_options
 @click.pass_obj
-def dashboard(session: Session) -> None:
-    """Print the address that logs your browser in. It holds the token: keep it to yourself."""
+def dashboard(session: Session, sign_out: bool) -> None:
+    """Print an address that signs one browser in, once and within ten minutes: keep it to yourself until then."""
     state_dir = session.state_dir
     platform = running_platform(state_dir)
     if platform is None:
         complain("no platform is running here; start one: springtide up")
         raise click.exceptions.Exit(1)
-    session.answer({"dashboard_url": login_url(platform, state_dir)}, login_url(platform, state_dir))
+    if sign_out:
+        ended = session.client.request("DELETE", "/v1/logins", SignedOut)
+        session.answer(ended, f"{count(ended.num_sessions, 'browser')} signed out", "in again: springtide dashboard")
+        return
+    address = login_url(platform, state_dir)
+    session.answer({"dashboard_url": address}, address, "all browsers out: springtide dashboard --sign-out")

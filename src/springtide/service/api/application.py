@@ -19,6 +19,7 @@ from springtide.service.api import data_routes, openapi, routes
 from springtide.service.api.auth import AccessControl
 from springtide.service.api.limits import RequestLimits
 from springtide.service.api.live_updates import LiveStreams
+from springtide.service.api.sessions import BrowserSessions, login_routes
 from springtide.service.api.state_routes import cluster_routes, pool_routes, quote_routes, share_routes
 from springtide.service.history.history import HistoryIndex
 from springtide.service.history.pool_reports import PoolReports
@@ -45,6 +46,7 @@ def build_api(
     first_answer_s: Callable[[str], float | None] = lambda name: None,
     token_place: str = "",
     submissions: Submissions | None = None,
+    sessions: BrowserSessions | None = None,
 ) -> FastAPI:
     """Return the application. Call it before the platform starts: it subscribes to the journal's steps.
 
@@ -53,7 +55,8 @@ def build_api(
     `history` is given, the caller must add the steps to it. `first_answer_s` returns for a service's name how many
     seconds its first answer took after its last start from zero replicas. `token_place` tells users where to find the
     token; if it is given, the platform may be called from other machines and under any host name. `submissions`
-    replaces the direct submission to the platform.
+    replaces the direct submission to the platform. `sessions` are those of browsers; by default they end with the
+    process.
     """
     if history is None:
         history = HistoryIndex()
@@ -80,15 +83,19 @@ def build_api(
     app.include_router(share_routes(shares))
     app.include_router(cluster_routes(platform))
     app.include_router(data_routes.data_routes(data_routes.DatasetCatalog(platform)))
+    sessions = sessions or BrowserSessions()
+    app.include_router(login_routes(sessions))
     _add_common_routes(app, platform, registry, function_paths)
     app.router.routes.extend(extra_routes)
     add_problem_handlers(app)
     # The middleware added last sees a request first.
     app.add_middleware(RequestLimits)
     if token_place:
-        app.add_middleware(AccessControl, token=token, is_open_to_network=True, token_place=token_place)
+        app.add_middleware(
+            AccessControl, token=token, sessions=sessions, is_open_to_network=True, token_place=token_place
+        )
     else:
-        app.add_middleware(AccessControl, token=token)
+        app.add_middleware(AccessControl, token=token, sessions=sessions)
     return app
 
 

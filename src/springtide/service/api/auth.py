@@ -17,10 +17,11 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from springtide.core.errors import InvalidRequest, StorageError, Unauthorized
+from springtide.service.api.sessions import BrowserSessions
 from springtide.service.submission.problems import RequestForbidden, problem_of
 from springtide.storage.files import write_durable
 
-COOKIE = "springtide_token"
+_COOKIE_AGE_S = 7 * 86400
 _HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?", re.IGNORECASE)
 _OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics", "/favicon.ico"})
 _TOKEN_PLACE = "the state directory's token file"
@@ -75,13 +76,21 @@ class AccessControl:
 
     With `is_open_to_network` any Host header is allowed: the name of a Service or an ingress, or an address. Pages of
     other sites still cannot use the API, because a browser sends them neither the token nor the cookie. `token_place`
-    tells users where to find the token.
+    tells users where to find the token. A browser shows the secret of its session, in a cookie that is named after the
+    port, since browsers send cookies to every port of a host.
     """
 
     def __init__(
-        self, app: ASGIApp, *, token: str, is_open_to_network: bool = False, token_place: str = _TOKEN_PLACE
+        self,
+        app: ASGIApp,
+        *,
+        token: str,
+        sessions: BrowserSessions,
+        is_open_to_network: bool = False,
+        token_place: str = _TOKEN_PLACE,
     ) -> None:
         self._app = app
+        self._sessions = sessions
         self._token = token.encode()
         self._is_open_to_network = is_open_to_network
         self._token_place = token_place
@@ -112,7 +121,7 @@ class AccessControl:
         """The middleware's own answer; None passes the request on. Raises Unauthorized."""
         path: str = scope["path"]
         if path == "/login" and scope["method"] in ("GET", "HEAD"):
-            return self._login(scope)
+            return self._login(scope, headers)
         if path in _OPEN_PATHS or path.startswith("/static/"):
             return None
         if self._has_token(headers):
@@ -125,15 +134,23 @@ class AccessControl:
             )
         raise Unauthorized(f"no token; send `Authorization: Bearer TOKEN` with what {self._token_place} holds")
 
-    def _login(self, scope: Scope) -> Response:
+    def _login(self, scope: Scope, headers: Headers) -> Response:
         try:
-            given = parse_qs(scope["query_string"].decode("ascii", "replace"), max_num_fields=8).get("token", [""])
+            query = parse_qs(scope["query_string"].decode("ascii", "replace"), max_num_fields=8)
         except ValueError:
-            given = [""]
-        if len(given) != 1 or not self._is_token(given[0]):
+            query = {}
+        codes, tokens = query.get("code", []), query.get("token", [])
+        session: str | None = None
+        if scope["method"] == "GET" and (len(codes), len(tokens)) == (1, 0):
+            session = self._sessions.sign_in(codes[0])
+        elif (len(codes), len(tokens)) == (0, 1) and self._is_token(tokens[0]):
+            session = self._sessions.open()
+        if session is None:
             return HTMLResponse(_HOW_TO_GET_IN, status_code=401, headers={"Cache-Control": "no-store"})
         answer = RedirectResponse("/", status_code=303, headers={"Cache-Control": "no-store"})
-        answer.set_cookie(COOKIE, self._token.decode(), httponly=True, samesite="strict", path="/", max_age=30 * 86400)
+        answer.set_cookie(
+            cookie_name(headers), session, httponly=True, samesite="strict", path="/", max_age=_COOKIE_AGE_S
+        )
         return answer
 
     def _has_token(self, headers: Headers) -> bool:
@@ -143,10 +160,16 @@ class AccessControl:
         # A wrong Authorization header is refused even together with a valid cookie.
         if "authorization" in headers:
             return False
-        return self._is_token(cookie_parser(headers.get("cookie", "")).get(COOKIE, ""))
+        return self._sessions.is_open(cookie_parser(headers.get("cookie", "")).get(cookie_name(headers), ""))
 
     def _is_token(self, given: str) -> bool:
         return hmac.compare_digest(given.encode("utf-8", "replace"), self._token)
+
+
+def cookie_name(headers: Headers) -> str:
+    """The name of the session's cookie: the port in it is the one that the browser has connected to."""
+    port = headers.get("host", "").rpartition(":")[2]
+    return f"springtide_{port if port.isdecimal() and len(port) <= 5 else 'default'}"
 
 
 def _check_host(headers: Headers) -> None:

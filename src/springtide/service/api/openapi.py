@@ -11,6 +11,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
 from springtide import __version__
+from springtide.core.status.logins import NewLogin, SignedOut
 from springtide.core.status.platform import (
     Explanation,
     HistoryEntry,
@@ -37,6 +38,8 @@ _STATUS_TYPES = (
     PoolsReport,
     Quote,
     SharingStatus,
+    NewLogin,
+    SignedOut,
 )
 _METHODS = ("get", "post", "put", "delete")
 

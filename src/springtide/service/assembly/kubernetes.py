@@ -44,6 +44,7 @@ from springtide.core.tokens import gateway_token, workload_key
 from springtide.core.workload import WorkloadId
 from springtide.service.api.application import build_api
 from springtide.service.api.dashboard import dashboard_routes
+from springtide.service.api.sessions import SESSIONS_FILE, BrowserSessions
 from springtide.service.assembly.cluster_secrets import api_token, master_key, token_secret
 from springtide.service.assembly.kubernetes_functions import ClusterFunctions
 from springtide.service.assembly.local import USUAL_USD_PER_CPU_HOUR, USUAL_USD_PER_GPU_HOUR, Address
@@ -210,6 +211,7 @@ class _ControlPlane:
             function_paths=gateway.openapi_paths,
             lifespan=lifespan_of(gateway),
             first_answer_s=gateway.first_answer_s,
+            sessions=BrowserSessions(self._options.state_dir / SESSIONS_FILE),
             token_place=f"the Secret {settings.namespace}/{token_secret(settings)}",
         )
         server = server_of(app)

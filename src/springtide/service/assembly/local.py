@@ -21,6 +21,7 @@ from springtide.core.workload import WorkloadId
 from springtide.service.api.application import build_api
 from springtide.service.api.auth import load_or_create_token
 from springtide.service.api.dashboard import dashboard_routes
+from springtide.service.api.sessions import SESSIONS_FILE, BrowserSessions
 from springtide.service.assembly.function_settings import FunctionSettings
 from springtide.service.assembly.functions import ServiceConnection, connect, node_of
 from springtide.service.assembly.pool_settings import policy_with_pools, tide_of
@@ -105,6 +106,7 @@ def serve(options: PlatformOptions) -> int:
         function_paths=gateway.openapi_paths,
         lifespan=lifespan_of(gateway),
         first_answer_s=gateway.first_answer_s,
+        sessions=BrowserSessions(options.state_dir / SESSIONS_FILE),
     )
     server = server_of(app)
     url = f"http://{LOOPBACK}:{listener.getsockname()[1]}"
