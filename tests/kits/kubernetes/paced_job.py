@@ -118,7 +118,8 @@ def each_step_once(store_url: str, workload_id: str, num_epochs: int) -> None:
     for key in store.store.keys(store.key("steps/")):
         for line in store.store.get(key).decode().splitlines():
             written[json.loads(line)["step"]].add(line)
-    assert {step: lines for step, lines in written.items() if len(lines) != 1} == {}
+    twice = {step: sorted(lines) for step, lines in written.items() if len(lines) != 1}
+    assert not twice, f"committed more than once: {twice}"
     records = store.steps()
     num_steps = NUM_SAMPLES // BATCH * num_epochs
     held = {record["step"] for record in records}
