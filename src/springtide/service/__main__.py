@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import sys
 from pathlib import Path
 
@@ -28,6 +29,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--functions", type=Path, default=None, help="the settings of a function service, as a file")
     parsed = parser.parse_args(arguments)
     configure_logging()
+    # What a crash of the interpreter was doing stands in the log.
+    faulthandler.enable()
     try:
         return serve(
             PlatformOptions(

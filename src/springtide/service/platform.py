@@ -51,6 +51,7 @@ LONGEST_DRAIN_S = 25.0
 # 2.4 s, nearly all of it for importing and building the model. Plans reserve this time at every change; the pause in
 # training is shorter.
 LOCAL_OVERHEADS = Overheads(change_s=2.5)
+_RESTART_SHOWN_S = 600.0
 
 
 class EventExecutor(Executor, Protocol):
@@ -124,6 +125,7 @@ class Platform:
         has_parameter_store: bool = False,
         sharing: Callable[[], SharingStatus] = SharingStatus,
         build: PlatformBuild | None = None,
+        restarted: str = "",
     ) -> None:
         """`nodes` are the nodes of this machine; `tide` is an empty record of past days, filled from the journal.
 
@@ -132,6 +134,7 @@ class Platform:
         `build` is given where the platform runs on a cluster: then `nodes` are in addition to the cluster's own.
         """
         self.state_dir = state_dir
+        self._restarted, self._started_at_s = restarted, time.monotonic()
         self.policy_name = policy_name
         self.usd_per_device_hour = usd_per_device_hour
         self._build = build
@@ -215,6 +218,11 @@ class Platform:
     def view(self) -> PlatformView:
         """The platform after its newest journaled step."""
         return self._view
+
+    @property
+    def restarted(self) -> str:
+        """How the control plane before this one ended, if not in order; empty some minutes after the new start."""
+        return self._restarted if time.monotonic() - self._started_at_s < _RESTART_SHOWN_S else ""
 
     @property
     def trouble(self) -> str:

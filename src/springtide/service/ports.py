@@ -158,6 +158,11 @@ class PlatformLike(Protocol):
         ...
 
     @property
+    def restarted(self) -> str:
+        """How the control plane before this one ended, if not in order and not long ago; else empty."""
+        ...
+
+    @property
     def trouble(self) -> str:
         """Why no decisions are made now; empty while they are."""
         ...

@@ -61,6 +61,7 @@ class PlatformDouble:
     wall_clock_offset_s = 1_000_000.0
     usd_per_device_hour = 0.36
     trouble = ""
+    restarted = ""
     has_parameter_store = False
 
     def __init__(self, state_dir: Path, num_devices: int = 2, policy=ArrivalOrder) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from springtide.cli.platform.platform_process import (
     running_platform,
     service_command,
     start_platform,
+    supervisor_pid,
     wait_gone,
 )
+from springtide.cli.platform.service_unit import install_unit
 from springtide.cli.platform.up_functions import NAMES_OF_FUNCTIONS, function_options, functions_text, settings_of
 from springtide.cli.session import Session, common_options, complain
 from springtide.cli.settings import resolve
@@ -115,16 +118,18 @@ def _check_pools(policy: str, pools: str, slots: Any) -> str:
 @click.option("--day", "day_s", metavar="TIME", help="After what time the load comes again: 2m. [default: 24h]")
 @function_options
 @click.option("--foreground", is_flag=True, help="Stay here and end with Ctrl-C.")
+@click.option("--install-service", is_flag=True, help="Write a systemd unit with these options; start nothing now.")
 @common_options
 @click.pass_obj
-def up(session: Session, /, foreground: bool, **given: Any) -> None:
+def up(session: Session, /, foreground: bool, install_service: bool, **given: Any) -> None:
     """Start the platform: API, dashboard and scheduler in one process on this machine.
 
-    What no flag says, the settings say: springtide config show.
+    It is started again when it dies; `springtide ps` then says what it died of. What no flag says, the settings say:
+    springtide config show.
     """
     state_dir = session.state_dir
     running = running_platform(state_dir)
-    if running is not None:
+    if running is not None and not install_service:
         address = _address(running, state_dir)
         answer = {**_described(running, state_dir, address), "started": False}
         text = _platform_text(running, state_dir, address, f"already running (pid {running.pid})")
@@ -134,8 +139,12 @@ def up(session: Session, /, foreground: bool, **given: Any) -> None:
     options = _start_options(given)
     asked = (options.slots, options.policy, options.port, options.price)
     kept = write_settings(state_dir, functions)
+    command = service_command(state_dir, *asked, pools=options.pools, day_s=options.day_s, functions=kept)
+    if install_service:
+        path, start = install_unit(command)
+        session.answer({"unit": str(path), "start": start}, f"written: {path}", f"start it with the machine: {start}")
+        return
     if foreground:
-        command = service_command(state_dir, *asked, pools=options.pools, day_s=options.day_s, functions=kept)
         os.execv(command[0], command)
     session.note("starting ...")
     platform = start_platform(state_dir, *asked, pools=options.pools, day_s=options.day_s, functions=kept)
@@ -178,7 +187,14 @@ def _pools_text(options: _StartOptions) -> str:
 def down(session: Session, keep_workers: bool) -> None:
     """Stop the platform. Unfinished jobs continue from where they are after the next `up`."""
     state_dir = session.state_dir
-    written = read_platform(state_dir)
+    written, supervisor = read_platform(state_dir), supervisor_pid(state_dir)
+    if supervisor is not None and (written is None or not is_alive(written.pid)):
+        # It has died, and would be started again in a moment.
+        os.kill(supervisor, signal.SIGTERM)
+        wait_gone(supervisor, _DOWN_TIMEOUT_S)
+        text = "springtide is down: its control plane had died and is not started again; workers that live train on"
+        session.answer({"stopped": True, "workers_kept": True}, text, "start again: springtide up")
+        return
     if written is None or not is_alive(written.pid):
         session.answer(
             {"stopped": False, "reason": "not running"},
@@ -194,6 +210,8 @@ def down(session: Session, keep_workers: bool) -> None:
             f"the platform (pid {written.pid}) has not ended within {_DOWN_TIMEOUT_S:.0f} s; "
             f"{state_dir / 'platform.log'} says what it waits for"
         )
+    if supervisor is not None:
+        wait_gone(supervisor, _DOWN_TIMEOUT_S)
     text = "springtide is down" + ("; its workers train on" if keep_workers else "")
     session.answer({"stopped": True, "workers_kept": keep_workers}, text, "start again: springtide up")
 

@@ -74,6 +74,29 @@ def is_alive(pid: int) -> bool:
     return not Path("/proc/self/stat").exists()
 
 
+def parent_of(pid: int) -> int | None:
+    """The process that has started this one; None if it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+        return int(stat.rpartition(")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def supervisor_pid(state_dir: Path) -> int | None:
+    """The living process that keeps this directory's platform up; None without one."""
+    try:
+        pid = int(msgspec.json.decode((state_dir / "supervisor.json").read_bytes())["pid"])
+    except (OSError, ValueError, TypeError, KeyError, msgspec.DecodeError):
+        return None
+    try:
+        # Another process may have the number by now.
+        is_supervisor = b"springtide.service.supervise" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return None
+    return pid if is_supervisor and is_alive(pid) else None
+
+
 def service_command(
     state_dir: Path,
     slots: int | None,
@@ -84,9 +107,14 @@ def service_command(
     pools: str = "",
     day_s: float | None = None,
     functions: Path | None = None,
+    is_supervised: bool = False,
 ) -> list[str]:
-    """The command line of the platform; `functions` is the file with the settings of its function service."""
-    command = [sys.executable, "-m", "springtide.service", "--state", str(state_dir)]
+    """The command line of the platform; `functions` is the file with the settings of its function service.
+
+    With `is_supervised` it is started again whenever it dies.
+    """
+    module = "springtide.service.supervise" if is_supervised else "springtide.service"
+    command = [sys.executable, "-m", module, "--state", str(state_dir)]
     if slots is not None:
         command += ["--slots", str(slots)]
     if price is not None:
@@ -117,7 +145,9 @@ def start_platform(
     start = log_path.stat().st_size if log_path.exists() else 0
     with open(log_path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as log:
         process = subprocess.Popen(
-            service_command(state_dir, slots, policy, port, price, pools=pools, day_s=day_s, functions=functions),
+            service_command(
+                state_dir, slots, policy, port, price, pools=pools, day_s=day_s, functions=functions, is_supervised=True
+            ),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -128,7 +158,8 @@ def start_platform(
         if process.poll() is not None:
             raise BackendError(_why_ended(log_path, start, process.returncode))
         platform = read_platform(state_dir)
-        if platform is not None and platform.pid == process.pid and is_healthy(platform.url):
+        is_ours = platform is not None and process.pid in (platform.pid, parent_of(platform.pid))
+        if platform is not None and is_ours and is_healthy(platform.url):
             # The platform outlives this command; without this Python warns about a running child process.
             process.returncode = 0
             return platform

@@ -174,6 +174,7 @@ class PlatformStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     `pools` and `nodes` are empty where no node belongs to one kind of workload, `cluster` is set on Kubernetes.
     `trouble` says why no decisions are made now, so that what is shown may stay as it is; it is empty while they are.
+    `restarted` says for some minutes how the control plane before this one died.
     """
 
     version: str
@@ -188,6 +189,7 @@ class PlatformStatus(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[NodeStatus, ...] = ()
     cluster: ClusterStatus | None = None
     trouble: str = ""
+    restarted: str = ""
 
 
 class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -90,7 +90,7 @@ class LiveStreams:
                 self._shares,
             )
             made = await anyio.to_thread.run_sync(make_status, limiter=limiter)
-            status = with_cluster(replace(made, trouble=trouble), platform.cluster())
+            status = with_cluster(replace(made, trouble=trouble, restarted=platform.restarted), platform.cluster())
             after_seq = view.seq
             yield b"id: %d\nevent: status\ndata: %s\n\n" % (after_seq, msgspec.json.encode(status))
             await anyio.sleep(max(0.0, SHORTEST_GAP_S - (time.monotonic() - last_sent_at)))

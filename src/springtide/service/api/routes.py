@@ -132,7 +132,7 @@ class ApiContext:
             self.searches.status,
             self.shares,
         )
-        return with_cluster(replace(status, trouble=platform.trouble), platform.cluster())
+        return with_cluster(replace(status, trouble=platform.trouble, restarted=platform.restarted), platform.cluster())
 
     def why(self, id_or_name: str) -> Explanation:
         """Why the workload of that id or name is in its state, and what is expected of it."""

@@ -29,6 +29,7 @@ from springtide.service.gateway.application import Gateway
 from springtide.service.gateway.routes import service_routes
 from springtide.service.platform import EventExecutor, Platform, PlatformClock
 from springtide.service.server import CRASH_AT, LOOPBACK, bind, crash_point_of, lifespan_of, server_of, signals_end
+from springtide.service.supervise import RESTARTED
 from springtide.storage.files import write_durable
 
 if TYPE_CHECKING:
@@ -94,7 +95,10 @@ def serve(options: PlatformOptions) -> int:
         function_status=executors.function_status,
         has_parameter_store=options.functions is not None and bool(options.functions.parameter_store),
         sharing=executors.sharing,
+        restarted=os.environ.get(RESTARTED, ""),
     )
+    if platform.restarted:
+        LOG.warning("this control plane was started again: the one before %s", platform.restarted)
     registry = CollectorRegistry()
     gateway = Gateway(platform.post, registry=registry)
     platform.subscribe(lambda seq, step, view: gateway.update(service_routes(view)))

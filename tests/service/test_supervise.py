@@ -1,0 +1,141 @@
+"""The parent that keeps the control plane up: real processes, with a control plane that does what the test says."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from springtide.service import supervise
+from springtide.service.supervise import EXITS_FILE, MAX_DEATHS_AT_A_STEP, Supervisor, cause_of, newest_seq
+
+# Stands for the control plane: it notes its start, comes up or not, and ends as the next line of `script` says.
+CHILD = """
+import json, os, signal, sys, time
+from pathlib import Path
+state = Path(sys.argv[sys.argv.index("--state") + 1])
+port = sys.argv[sys.argv.index("--port") + 1]
+with open(state / "starts", "a") as file:
+    file.write(json.dumps({"port": port, "restarted": os.environ.get("SPRINGTIDE_RESTARTED", "")}) + "\\n")
+lines = (state / "script").read_text().splitlines()
+line, rest = lines[0], lines[1:] or lines[:1]
+(state / "script").write_text("\\n".join(rest))
+if "up" in line:
+    (state / "platform.json").write_text(json.dumps({"pid": os.getpid(), "url": "http://127.0.0.1:4321"}))
+    time.sleep(0.6)
+if "wait" in line:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    time.sleep(60.0)
+if "kill" in line:
+    os.kill(os.getpid(), signal.SIGKILL)
+sys.exit(int(line.split()[-1]) if line.split()[-1].isdecimal() else 0)
+"""
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    child = tmp_path / "child.py"
+    child.write_text(CHILD)
+    real = subprocess.Popen
+
+    def popen(command: list[str], **options: object) -> subprocess.Popen[bytes]:
+        assert command[:3] == [sys.executable, "-m", "springtide.service"]
+        return real([sys.executable, "-S", str(child), *command[3:]], **options)  # type: ignore[call-overload,no-any-return]
+
+    monkeypatch.setattr(supervise.subprocess, "Popen", popen)
+    monkeypatch.setattr(supervise, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    folder = tmp_path / "state"
+    folder.mkdir()
+    return folder
+
+
+def supervised(state: Path, *script: str) -> tuple[int, str, list[dict[str, str]]]:
+    (state / "script").write_text("\n".join(script))
+    log = io.StringIO()
+    code = Supervisor(["--state", str(state), "--port", "0"], log).run()
+    assert not (state / "supervisor.json").exists()
+    return code, log.getvalue(), [json.loads(line) for line in (state / "starts").read_text().splitlines()]
+
+
+def test_one_that_ends_in_order_is_not_started_again(state: Path) -> None:
+    code, said, starts = supervised(state, "up 0")
+    assert (code, said, len(starts)) == (0, "", 1)
+
+
+@pytest.mark.parametrize("code", [1, 2])
+def test_one_that_never_comes_up_is_not_started_again(state: Path, code: int) -> None:
+    assert supervised(state, f"down {code}")[::2] == (code, [{"port": "0", "restarted": ""}])
+
+
+def test_one_that_dies_is_started_again_at_the_same_address_and_knows_why(state: Path) -> None:
+    code, said, starts = supervised(state, "up kill", "down 1", "up 0")
+    assert code == 0
+    assert [start["port"] for start in starts] == ["0", "4321", "4321"]
+    assert starts[1]["restarted"] == "ended by signal 9 (SIGKILL) at step 0 of the journal"
+    assert starts[2]["restarted"] == "ended by exit code 1 at step 0 of the journal"
+    assert "starting again in 0.01 s" in said
+    assert "starting again in 0.02 s" in said
+    exits = [json.loads(line) for line in (state / EXITS_FILE).read_text().splitlines()]
+    assert [entry["why"] for entry in exits] == ["signal 9 (SIGKILL)", "exit code 1"]
+    assert (state / EXITS_FILE).stat().st_mode & 0o077 == 0
+
+
+def test_one_that_dies_again_and_again_at_a_step_is_given_up(state: Path) -> None:
+    code, said, starts = supervised(state, "up kill")
+    assert code == 1
+    assert len(starts) == MAX_DEATHS_AT_A_STEP
+    assert f"it died {MAX_DEATHS_AT_A_STEP} times at step 0 of the journal, the last time by signal 9" in said
+
+
+def test_it_is_stopped_with_its_child_by_one_signal(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / "script").write_text("up wait")
+    child = tmp_path / "child.py"
+    child.write_text(CHILD)
+    code = (
+        "import subprocess, sys\n"
+        "from springtide.service import supervise\n"
+        "real = subprocess.Popen\n"
+        f"supervise.subprocess.Popen = lambda c, **o: real([sys.executable, '-S', {str(child)!r}, *c[3:]], **o)\n"
+        f"sys.exit(supervise.Supervisor(['--state', {str(state)!r}, '--port', '0']).run())\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code])
+    end_s = time.monotonic() + 30.0
+    while not (state / "platform.json").exists() and time.monotonic() < end_s:
+        time.sleep(0.02)
+    pid = json.loads((state / "platform.json").read_text())["pid"]
+    time.sleep(1.0)
+    parent.send_signal(signal.SIGTERM)
+    assert parent.wait(30.0) == 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_causes_are_named() -> None:
+    assert cause_of(3) == "exit code 3"
+    assert cause_of(-11) == "signal 11 (SIGSEGV)"
+    assert cause_of(-1000) == "signal 1000"
+
+
+def test_the_newest_step_of_a_journal(tmp_path: Path) -> None:
+    assert newest_seq(tmp_path) == 0
+    (tmp_path / "journal.db").write_bytes(b"no database")
+    assert newest_seq(tmp_path) == 0
+    (tmp_path / "journal.db").unlink()
+    journal = sqlite3.connect(tmp_path / "journal.db")
+    journal.execute("CREATE TABLE steps (seq INTEGER PRIMARY KEY)")
+    assert newest_seq(tmp_path) == 0
+    journal.execute("INSERT INTO steps VALUES (41), (42)")
+    journal.commit()
+    journal.close()
+    assert newest_seq(tmp_path) == 42
