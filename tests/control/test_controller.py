@@ -315,3 +315,19 @@ def test_a_service_that_still_answers_is_no_crash_loop_and_one_that_does_not_is(
     assert (record.state, len(record.crashes_at_s)) == ("READY", 5)
     stage.tell(events.ReplicaLost(workload_id="s", replica_id="s.0", reason="killed"))
     assert stage.controller.state.services["s"].reason == "crashed 6 times: killed"
+
+
+def test_a_job_that_ends_early_or_diverges_succeeds_and_says_so(stage):
+    for name, step, is_diverged, said in (
+        ("a", 100, False, "the training function returned"),
+        ("b", 17, False, "the training function returned early, at step 17 of 100 (17 %)"),
+        ("c", 100, True, "the training function returned; its last loss was not a finite number"),
+    ):
+        stage.running(name, "0")
+        generation = stage.job(name).group.generation
+        told = {"job_id": name, "generation": generation, "step": step}
+        stage.tell(events.ProgressReported(**told, total_steps=100, world_size=1, loss=0.5, is_diverged=is_diverged))
+        stage.tell(events.JobFinished(**told))
+        assert (stage.state(name), stage.job(name).reason) == (JobState.SUCCEEDED, said)
+        stage.want()
+        stage.tell(events.ReplicaStopped(workload_id=name, replica_id=f"{name}.0"))

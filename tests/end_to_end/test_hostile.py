@@ -42,7 +42,7 @@ LOOP = """
 ODD = {
     "empty-dataset": (LOOP.replace("(X, Y)", "(X[:0], Y[:0])"), "FAILED", "the dataset is empty"),
     "batch-larger-than-dataset": (LOOP.replace("(X, Y)", "(X[:3], Y[:3])"), "SUCCEEDED", ""),
-    "loss-is-nan": (LOOP.replace("batch))", "batch) * float('nan'))"), "SUCCEEDED", ""),
+    "loss-is-nan": (LOOP.replace("batch))", "batch) * float('nan'))"), "SUCCEEDED", "not a finite number"),
     "no-parameters": (LOOP.replace("make()", "torch.nn.ReLU()"), "FAILED", "empty parameter list"),
     "optimizer-instance": (
         LOOP.replace("ctx.prepare(make(), sgd)", "(lambda m: ctx.prepare(m, sgd(m.parameters())))(make())"),

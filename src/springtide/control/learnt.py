@@ -41,6 +41,7 @@ def with_report(record: JobRecord, event: events.ProgressReported, state: Platfo
             total_steps=event.total_steps or progress.total_steps,
             epoch=event.epoch,
             loss=event.loss if event.loss is not None else progress.loss,
+            is_diverged=event.is_diverged,
             metrics=event.metrics or progress.metrics,
             equivalent_steps=equivalent_steps if equivalent_steps is not None else progress.equivalent_steps,
             total_equivalent_steps=total_equivalent_steps

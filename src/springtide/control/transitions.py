@@ -351,11 +351,14 @@ def _(event: events.CheckpointCommitted, state: PlatformState, now_s: float) -> 
 def _(event: events.JobFinished, state: PlatformState, now_s: float) -> None:
     record = _current(state, event.job_id, event.generation)
     if record is not None and record.lifecycle.outcome is None:
+        reason, total = "the training function returned", record.progress.total_steps
+        if total is not None and event.step < total and record.job.batch is None:
+            reason += f" early, at step {event.step} of {total} ({100 * event.step // total} %)"
+        if record.progress.is_diverged:
+            reason += "; its last loss was not a finite number"
         state.jobs[event.job_id] = replace(
             record,
-            lifecycle=replace(
-                record.lifecycle, outcome=JobState.SUCCEEDED, outcome_reason="the training function returned"
-            ),
+            lifecycle=replace(record.lifecycle, outcome=JobState.SUCCEEDED, outcome_reason=reason),
             progress=replace(record.progress, step=max(record.progress.step, event.step)),
             saved=replace(record.saved, artifact_path=event.artifact_path),
         )

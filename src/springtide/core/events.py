@@ -142,6 +142,7 @@ class ProgressReported(_Event, frozen=True, kw_only=True):
     world_size: int
     epoch: int = 0
     loss: float | None = None
+    is_diverged: bool = False
     samples_per_s: float | None = None
     metrics: dict[str, float] = {}
     progress: float | None = None

@@ -67,7 +67,8 @@ class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
     """How far the job has come, as its workers last reported at `progress_at_s`. `total_steps` None: not known yet.
 
     `equivalent_steps` of `total_equivalent_steps` count in steps of the initial batch size; None if the batch is fixed,
-    where both follow from `step`. `stream` is the state of its growing dataset.
+    where both follow from `step`. `stream` is the state of its growing dataset. `is_diverged`: the newest loss was NaN
+    or infinite, and `loss` is the last one that was not.
     """
 
     step: int = 0
@@ -75,6 +76,7 @@ class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
     progress_at_s: float = 0.0
     epoch: int = 0
     loss: float | None = None
+    is_diverged: bool = False
     metrics: Mapping[str, float] = {}
     equivalent_steps: float | None = None
     total_equivalent_steps: float | None = None

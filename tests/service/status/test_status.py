@@ -139,10 +139,17 @@ def test_every_field_of_a_status_is_filled_from_the_record():
     status = job_status(known, 9.0, planned=planned, usd_per_device_hour=1.0, search=search, enforced="by tests")
     plain = job_status(record(), 9.0)
     same = {name for name in JobStatus.__struct_fields__ if getattr(status, name) == getattr(plain, name)}
-    # It has started, so no start is planned; the rest are what both jobs have in common.
+    # It has started, so no start is planned, and has not diverged; the rest are what both jobs have in common.
     assert same == {"job_id", "name", "kind", "state", "submitted_at_s", "min_workers", "max_workers", "num_epochs"} | {
-        *("planned_start_at_s", "pods")
+        *("planned_start_at_s", "pods", "is_diverged")
     }
+
+
+def test_a_job_that_has_diverged_shows_no_loss_and_says_so():
+    known = record(state=JobState.RUNNING, step=5, total_steps=10, loss=0.5, is_diverged=True)
+    status = job_status(known, 2.0)
+    assert (status.loss, status.is_diverged) == (None, True)
+    assert any("not a finite number" in line for line in explain(known, view_of(known), (), 2.0).evidence)
 
 
 def adaptive(**known):

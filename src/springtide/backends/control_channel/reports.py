@@ -183,6 +183,7 @@ class Reports(Generic[Handle]):
             world_size=report.world_size,
             epoch=report.epoch,
             loss=report.loss,
+            is_diverged=report.is_diverged,
             samples_per_s=report.samples_per_s,
             metrics=report.metrics,
             progress=report.progress,

@@ -68,7 +68,7 @@ def jobs_table(jobs: Sequence[JobStatus], width: int | None = None, now_s: float
             steps(job),
             _workers_cell(job),
             *((_batch_cell(job), number(job.noise_scale, 3)) if has_batches else ()),
-            number(job.loss),
+            loss_text(job) or UNKNOWN,
             _eta_cell(job, now_s),
             _slack_cell(job),
             *((UNKNOWN if job.cost_usd is None else usd(job.cost_usd),) if has_functions else ()),
@@ -196,6 +196,13 @@ def platform_summary(
     return "\n\n".join(parts)
 
 
+def loss_text(job: JobStatus) -> str:
+    """0.4124, or that it is no finite number; empty if unknown."""
+    if job.is_diverged:
+        return "not finite"
+    return "" if job.loss is None else number(job.loss)
+
+
 def metrics_text(job: JobStatus) -> str:
     """accuracy 0.981  recall 0.9; empty if the function reports none."""
     return "  ".join(f"{name} {number(value)}" for name, value in job.metrics.items())
@@ -221,7 +228,7 @@ def _progress_line(job: JobStatus, bar_width: int, parts: Sequence[str]) -> str:
     bar = f" [{'#' * filled}{'-' * (bar_width - filled)}]" if bar_width else ""
     done = percent(job.progress_fraction) if job.progress_fraction is not None else f"step {job.step}"
     texts = {
-        "loss": "" if job.loss is None else f"loss {number(job.loss)}",
+        "loss": f"loss {loss_text(job)}" if loss_text(job) else "",
         "metrics": metrics_text(job),
         "speed": "" if job.samples_per_s is None else f"{job.samples_per_s:.0f} samples/s",
         "eta": "" if job.eta_s is None else f"ETA {format_duration(job.eta_s)}",
@@ -277,9 +284,11 @@ def final_line(job: JobStatus, workers: str = "", pauses_s: Sequence[float] = ()
     parts = [f"{job.job_id} {job.state}{took}"]
     if job.kind != "script":
         parts.append(f"step {steps(job)}")
-        parts += [text for text in ("" if job.loss is None else f"loss {number(job.loss)}", metrics_text(job)) if text]
+        loss = loss_text(job)
+        parts += [text for text in (f"loss {loss}" if loss else "", metrics_text(job)) if text]
     lines = ["  ".join(parts)]
-    if job.state != JobState.SUCCEEDED and job.reason:
+    is_early = job.batch_bounds is None and job.step < (job.total_steps or 0)
+    if job.reason and (job.state != JobState.SUCCEEDED or job.is_diverged or is_early):
         lines.append(f"  {job.reason}")
     if job.state == JobState.SUCCEEDED and job.deadline_at_s is not None:
         lines.append(f"  deadline {deadline_text(job)}")
@@ -347,7 +356,7 @@ def job_details(job: JobStatus, now_s: float, workers: str = "") -> str:
     pairs += [
         *share_pairs(job),
         *(_batch_pairs(job) if has_steps else []),
-        ("loss", "" if job.loss is None else number(job.loss)),
+        ("loss", loss_text(job)),
         ("metrics", metrics_text(job)),
         ("speed", "" if job.samples_per_s is None or has_ended else f"{job.samples_per_s:.0f} samples/s"),
         ("time left", "" if job.eta_s is None or has_ended else duration(job.eta_s)),

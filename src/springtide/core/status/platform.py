@@ -40,10 +40,11 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     last step before the change to the start of the first step after it. `is_promised` says that its deadline is; the
     planned moments are those of a policy that plans ahead. `cost_usd` is what its device-seconds have cost so far.
 
-    `global_batch_size` is what a step is made of now, `initial_batch_size` what it began with, and `batch_bounds` what
-    it may become (None: it never changes, and all below is None). `progress` of `total_progress` counts in steps of
-    the initial batch. `noise_scale` is in samples; `efficiency_fraction` is what a sample brings against one in a
-    batch of the initial size, and `goodput_samples_per_s` the speed times that.
+    `is_diverged`: the newest loss is NaN or infinite, and `loss` None. `global_batch_size` is what a step is made
+    of now, `initial_batch_size` what it began with, and `batch_bounds` what it may become (None: it never changes,
+    and all below is None). `progress` of `total_progress` counts in steps of the initial batch. `noise_scale` is in
+    samples; `efficiency_fraction` is what a sample brings against one in a batch of the initial size, and
+    `goodput_samples_per_s` the speed times that.
 
     `on` names the function service that it runs at ("": the platform's machines), `functions` what fills its places.
     `search` is set where its configuration is searched for, `stream` where its dataset grows. `batch_schedule` says
@@ -100,6 +101,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     efficiency_fraction: float | None = None
     goodput_samples_per_s: float | None = None
     learning_rate_factor: float | None = None
+    is_diverged: bool = False
     on: str = ""
     functions: FunctionRunStatus | None = None
     search: SearchStatus | None = None

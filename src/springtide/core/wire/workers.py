@@ -119,6 +119,7 @@ class Progress(_Report, frozen=True, kw_only=True):
     world_size: int
     epoch: int = 0
     loss: Finite | None = None
+    is_diverged: bool = False
     samples_per_s: Duration | None = None
     metrics: dict[str, Finite] = {}
     progress: Amount | None = None

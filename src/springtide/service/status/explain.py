@@ -97,6 +97,10 @@ def _job_evidence(
     if record.progress.total_steps:
         done = 100 * (status.progress_fraction or 0.0)
         evidence.append(f"step {record.progress.step} of {record.progress.total_steps} ({done:.0f} %)")
+    if record.progress.is_diverged:
+        evidence.append(
+            "its loss is not a finite number, it has diverged; a lower learning rate or clipped gradients may help"
+        )
     evidence += _batch_evidence(status)
     if status.eta_s is not None:
         # After a start or a change nothing has been measured yet: then the prediction uses an earlier speed.

@@ -128,7 +128,8 @@ def _progress_fields(record: JobRecord) -> dict[str, Any]:
         "total_steps": progress.total_steps,
         "progress_fraction": min(1.0, done / total) if total else None,
         "epoch": progress.epoch,
-        "loss": progress.loss,
+        "loss": None if progress.is_diverged else progress.loss,
+        "is_diverged": progress.is_diverged,
         "metrics": dict(progress.metrics),
     }
     if bounds is None:

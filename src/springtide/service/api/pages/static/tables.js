@@ -129,7 +129,7 @@ const JOB_COLUMNS = [
     title: "Workers", class: "number", help: "now, and the bounds in force",
     fill: (cell, job) => setWorkers(cell, job),
   },
-  { title: "Loss", class: "number", help: "and what the function reported with ctx.metrics()", fill: (cell, job) => setLines(cell, fixed(job.loss, 4), metricsOf(job)) },
+  { title: "Loss", class: "number", help: "and what the function reported with ctx.metrics()", fill: (cell, job) => setLines(cell, job.is_diverged ? "not finite" : fixed(job.loss, 4), metricsOf(job)) },
   { title: "Samples/s", class: "number", help: "and the global batch; where it may change, what the gradient's noise leaves of the speed", fill: setSpeed },
   {
     title: "ETA", class: "number", help: "predicted time left at the present speed",
