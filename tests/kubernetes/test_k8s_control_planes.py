@@ -358,6 +358,8 @@ def test_a_journal_that_is_away_halts_decisions_and_not_the_platform(start, toke
         status, said = first.ask("POST", "/v1/jobs", JOB, token())
         assert status in (0, 503), said
         assert first.role == "leading"
+        assert first.ask("GET", "/readyz")[0] == 503
+        assert first.ask("GET", "/readyz?for=requests")[0] == 200
         assert "decisions wait" in first.said()
         connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
     wait_for("decisions", lambda: first.ask("GET", "/v1/jobs", token=token())[1] or None)

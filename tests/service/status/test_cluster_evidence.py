@@ -132,7 +132,8 @@ def test_a_platform_that_decides_nothing_is_not_ready_and_says_why(stranger, pla
     platform.trouble = "decisions wait until the journal can be written: the disk is full"
     answer = stranger.get("/readyz")
     assert answer.status_code == 503
-    assert answer.json() == {"status": "stopped", "reason": platform.trouble}
+    assert answer.json() == {"status": "leading", "no_decisions": platform.trouble}
+    assert stranger.get("/readyz?for=requests").status_code == 200, "requests are answered meanwhile"
     assert stranger.get("/healthz").status_code == 200, "it lives"
     assert "springtide_decisions_made 0.0" in stranger.get("/metrics").text
     known = {"Authorization": f"Bearer {TOKEN}"}

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import CollectorRegistry
 from starlette.concurrency import run_in_threadpool
@@ -128,11 +128,13 @@ def _add_common_routes(
         return Response(msgspec.json.encode({"status": "ok", "version": __version__}), media_type="application/json")
 
     @app.get("/readyz", include_in_schema=False)
-    async def readyz() -> Response:
-        # Served only once the journal has been read and the loop runs; before that, `Standby` answers here.
+    async def readyz(request: Request) -> Response:
+        # Served only once the journal has been read and the loop runs; before that, `Standby` answers here. With
+        # `?for=requests` it is ready without decisions, too: services answer and jobs train on meanwhile.
         trouble = platform.trouble
-        answer = {"status": "stopped", "reason": trouble} if trouble else {"status": "leading"}
-        return Response(msgspec.json.encode(answer), status_code=503 if trouble else 200, media_type="application/json")
+        answer = {"status": "leading"} | ({"no_decisions": trouble} if trouble else {})
+        is_ready = not trouble or request.query_params.get("for") == "requests"
+        return Response(msgspec.json.encode(answer), 200 if is_ready else 503, media_type="application/json")
 
     @app.get(
         "/metrics",

@@ -220,9 +220,10 @@ def _container(settings: SettingsFile) -> Manifest:
             "capabilities": {"drop": ["ALL"]},
         },
         # Folding a long journal takes time: liveness counts only once the process has answered. A standby process is
-        # ready, too: otherwise a rollout that waits for it would never end.
+        # ready, too: otherwise a rollout that waits for it would never end. While no decisions can be made requests are
+        # still answered.
         "startupProbe": {**_probe("/healthz"), "periodSeconds": 2, "failureThreshold": 150},
-        "readinessProbe": {**_probe("/readyz"), "periodSeconds": 5, "failureThreshold": 2},
+        "readinessProbe": {**_probe("/readyz?for=requests"), "periodSeconds": 5, "failureThreshold": 2},
         "livenessProbe": {**_probe("/healthz"), "periodSeconds": 10, "failureThreshold": 6},
         "volumeMounts": [
             {"name": "settings", "mountPath": SETTINGS_DIR, "readOnly": True},
