@@ -208,7 +208,7 @@ def test_best_effort_drops_the_goal(client: Any, springtide: Run, make_job: Make
 
 
 def test_run_watches_until_the_end(client: Any, springtide: Run, make_job: MakeJob, training_file: str) -> None:
-    ended = make_job(state="SUCCEEDED", ended_at_s=479.0, num_workers=0, num_resizes=2)
+    ended = make_job(state="SUCCEEDED", ended_at_s=479.0, num_workers=0, num_resizes=2, step=1000)
     client.add(make_job(), make_job(), make_job(num_workers=1, num_resizes=2), ended)
     result = springtide("run", training_file)
     assert result.exit_code == 0
@@ -216,10 +216,20 @@ def test_run_watches_until_the_end(client: Any, springtide: Run, make_job: MakeJ
     assert lines[0].startswith("fit-3f2a RUNNING 2 workers [###")
     assert "  resized 2 -> 1, pause 41 ms, global batch 512 kept, step 570 continued" in lines
     assert lines[-4:-1] == [
-        "fit-3f2a SUCCEEDED in 7m58  step 570/1000  loss 0.412",
+        "fit-3f2a SUCCEEDED in 7m58  step 1000/1000  loss 0.412",
         "  deadline met with 2m01 to spare",
         "  workers 1 -> 2, 2 resizes (pause 41 ms), 0 restarts, 240 device-seconds",
     ]
+
+
+def test_a_job_that_ended_early_or_diverged_says_so(
+    client: Any, springtide: Run, make_job: MakeJob, training_file: str
+) -> None:
+    reason = "the training function returned early, at step 570 of 1000 (57 %)"
+    client.add(make_job(state="SUCCEEDED", ended_at_s=479.0, reason=reason, loss=None, is_diverged=True))
+    lines = springtide("run", training_file).output.splitlines()
+    assert "fit-3f2a SUCCEEDED in 7m58  step 570/1000  loss not finite" in lines
+    assert f"  {reason}" in lines
 
 
 def test_a_failed_job_is_exit_code_1(client: Any, springtide: Run, make_job: MakeJob, training_file: str) -> None:
