@@ -46,6 +46,8 @@ def warm_up() -> None:
         optimizer.step()
     import springtide.runtime.worker  # noqa: F401 - children find everything imported.
 
+    # The copies of users' sources that children import are for one run: compiled modules beside them would be litter.
+    sys.dont_write_bytecode = True
     num_tasks = len(os.listdir("/proc/self/task"))
     assert num_tasks <= _MAX_TASKS, f"the zygote has {num_tasks} threads; forking it would hang its children"
     gc.collect()
