@@ -6,7 +6,6 @@ import io
 import json
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
@@ -15,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from springtide.service import supervise
-from springtide.service.supervise import EXITS_FILE, MAX_DEATHS_AT_A_STEP, Supervisor, cause_of, newest_seq
+from springtide.service.supervise import EXITS_FILE, MAX_DEATHS_AT_A_STEP, Supervisor, cause_of
 
 # Stands for the control plane: it notes its start, comes up or not, and ends as the next line of `script` says.
 CHILD = """
@@ -125,17 +124,3 @@ def test_causes_are_named() -> None:
     assert cause_of(3) == "exit code 3"
     assert cause_of(-11) == "signal 11 (SIGSEGV)"
     assert cause_of(-1000) == "signal 1000"
-
-
-def test_the_newest_step_of_a_journal(tmp_path: Path) -> None:
-    assert newest_seq(tmp_path) == 0
-    (tmp_path / "journal.db").write_bytes(b"no database")
-    assert newest_seq(tmp_path) == 0
-    (tmp_path / "journal.db").unlink()
-    journal = sqlite3.connect(tmp_path / "journal.db")
-    journal.execute("CREATE TABLE steps (seq INTEGER PRIMARY KEY)")
-    assert newest_seq(tmp_path) == 0
-    journal.execute("INSERT INTO steps VALUES (41), (42)")
-    journal.commit()
-    journal.close()
-    assert newest_seq(tmp_path) == 42

@@ -20,7 +20,7 @@ _UNSAFE = re.compile(
 def visible(text: str) -> str:
     """The text with everything that a terminal might obey, or that hides or reorders text, written as an escape.
 
-    Newlines and tabs stay: `\\x1b[2J` is shown as these five characters.
+    Newlines and tabs stay. The escape character is shown as the four characters `\\x1b`.
     """
     return _UNSAFE.sub(lambda found: _escaped(found.group()), text)
 

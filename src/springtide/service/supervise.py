@@ -1,6 +1,6 @@
 """`python -m springtide.service.supervise ARGS`: keeps the control plane of this machine up.
 
-A small parent without threads or libraries. It starts `python -m springtide.service ARGS`, and again when that process
+A small parent without threads. It starts `python -m springtide.service ARGS`, and again when that process
 dies, with growing pauses. Workers live on meanwhile, and the new control plane adopts them. What happened stands in the
 platform's log and in `exits.jsonl` of the state directory. It ends when the platform is stopped in order, when it does
 not come up the first time, or after five deaths at the same step of the journal, which another start would not mend.
@@ -12,13 +12,16 @@ import contextlib
 import json
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
 from pathlib import Path
 from types import FrameType
 from typing import TextIO
+
+from springtide.control.journal.sqlite import newest_seq
+from springtide.core.errors import StorageError
+from springtide.storage.files import make_private, write_durable
 
 FIRST_PAUSE_S = 0.5
 LAST_PAUSE_S = 60.0
@@ -48,7 +51,8 @@ class Supervisor:
         """Return the exit code: that of the control plane, or 1 if it is given up."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._pass_on)
-        _write(self._state_dir / SUPERVISOR_FILE, json.dumps({"pid": os.getpid()}))
+        make_private(self._state_dir)
+        write_durable(self._state_dir / SUPERVISOR_FILE, json.dumps({"pid": os.getpid()}).encode())
         try:
             return self._keep_up()
         finally:
@@ -61,7 +65,7 @@ class Supervisor:
             code = self._run_once()
             if code == 0 or self._is_ending or not self._was_up:
                 return max(0, code)
-            seq = newest_seq(self._state_dir)
+            seq = newest_seq(self._state_dir / "journal.db")
             deaths = deaths + 1 if seq == last_seq else 1
             last_seq = seq
             why = cause_of(code)
@@ -128,38 +132,17 @@ def cause_of(code: int) -> str:
     return f"signal {-code}{name}"
 
 
-def newest_seq(state_dir: Path) -> int:
-    """The newest step of the journal; 0 if it has none or cannot be read."""
-    path = state_dir / "journal.db"
-    if not path.exists():
-        return 0
-    try:
-        with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=1.0)) as journal:
-            (newest,) = journal.execute("SELECT max(seq) FROM steps").fetchone()
-    except sqlite3.Error:
-        return 0
-    return int(newest or 0)
-
-
 def _value_of(arguments: list[str], name: str) -> str:
     if name not in arguments[:-1]:
         raise SystemExit(f"springtide.service.supervise: {name} is missing")
     return arguments[arguments.index(name) + 1]
 
 
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        file.write(text)
-    temporary.replace(path)
-
-
 def _append(path: Path, entry: dict[str, object]) -> None:
     """Add a line and keep the newest ones. A disk that is full does not end the supervisor."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, StorageError):
         known = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        _write(path, "\n".join([*known, json.dumps(entry)][-MAX_EXITS:]) + "\n")
+        write_durable(path, ("\n".join([*known, json.dumps(entry)][-MAX_EXITS:]) + "\n").encode())
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import pytest
 
 from springtide.control.journal.codec import decode_step, encode_step
 from springtide.control.journal.memory import MemoryJournal
-from springtide.control.journal.sqlite import SqliteJournal
+from springtide.control.journal.sqlite import SqliteJournal, newest_seq
 from springtide.core import actions, events
 from springtide.core.errors import JournalError
 from springtide.core.ports import Step
@@ -91,3 +91,17 @@ def test_a_damaged_step_is_named(tmp_path):
 
 def test_steps_survive_the_encoding_whole():
     assert decode_step(encode_step(STEP)) == STEP
+
+
+def test_the_newest_step_of_a_journal(tmp_path):
+    assert newest_seq(tmp_path / "journal.db") == 0
+    (tmp_path / "journal.db").write_bytes(b"no database")
+    assert newest_seq(tmp_path / "journal.db") == 0
+    (tmp_path / "journal.db").unlink()
+    journal = sqlite3.connect(tmp_path / "journal.db")
+    journal.execute("CREATE TABLE steps (seq INTEGER PRIMARY KEY)")
+    assert newest_seq(tmp_path / "journal.db") == 0
+    journal.execute("INSERT INTO steps VALUES (41), (42)")
+    journal.commit()
+    journal.close()
+    assert newest_seq(tmp_path / "journal.db") == 42

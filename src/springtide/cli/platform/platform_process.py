@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from springtide.core.errors import BackendError, InvalidRequest
+from springtide.storage.files import open_private
 
 _POLL_S = 0.1
 START_TIMEOUT_S = 60.0
@@ -143,7 +144,7 @@ def start_platform(
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     log_path = state_dir / "platform.log"
     start = log_path.stat().st_size if log_path.exists() else 0
-    with open(log_path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as log:
+    with open_private(log_path, "ab") as log:
         process = subprocess.Popen(
             service_command(
                 state_dir, slots, policy, port, price, pools=pools, day_s=day_s, functions=functions, is_supervised=True

@@ -13,7 +13,7 @@ UNIT = "springtide.service"
 
 
 def unit_text(command: Sequence[str], *, is_of_user: bool) -> str:
-    """The unit that runs the command and starts it again when it dies, less and less often."""
+    """The unit that runs the command, and starts it again a second after it has died, five times in ten minutes."""
     target = "default.target" if is_of_user else "multi-user.target"
     return f"""[Unit]
 Description=Springtide: elastic training and serving

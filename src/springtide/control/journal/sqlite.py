@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,3 +101,15 @@ class SqliteJournal:
                 f"the journal {self._path} has schema {found}, this version reads {SCHEMA_VERSION}; "
                 "start with another state directory or the version that wrote it"
             )
+
+
+def newest_seq(path: Path) -> int:
+    """The number of a journal's newest step, read beside its writer; 0 if it has none or cannot be read."""
+    if not path.exists():
+        return 0
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=1.0)) as journal:
+            (newest,) = journal.execute("SELECT max(seq) FROM steps").fetchone()
+    except sqlite3.Error:
+        return 0
+    return int(newest or 0)
