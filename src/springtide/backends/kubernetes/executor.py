@@ -51,6 +51,7 @@ from springtide.core.status.pods import ClusterStatus, PodStatus
 from springtide.core.status.shares import SharingStatus
 from springtide.core.wire.workers import Report
 from springtide.core.workload import Checkpoint, ReplicaId, TrainingJob, WorkloadId
+from springtide.storage.files import make_private
 from springtide.storage.stores.checked import CheckedStore
 from springtide.storage.workloads.store import WorkloadStore
 
@@ -110,7 +111,7 @@ class KubernetesExecutor:
         """Listen for workers and list nodes and pods. Raises BackendError."""
         assert self._thread is None, "an executor is opened once"
         settings = self._settings
-        self._state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(self._state_dir)
         server = listen_tcp(self._listen_host, settings.control_port)
         try:
             self._reactor = Reactor()

@@ -29,7 +29,7 @@ from springtide.core.errors import StorageError
 from springtide.core.wire.workers import Hello, Report
 from springtide.core.workload import ReplicaId, WorkloadId
 from springtide.storage.fence import Fence as StorageFence
-from springtide.storage.files import write_durable
+from springtide.storage.files import make_private, write_durable
 
 CRASH_POINTS = tuple(
     f"executor.{effect}.{moment}"
@@ -129,7 +129,7 @@ class ProcessDriver:
     def rendezvous(self, job: Job, action: ResizeJob, *, is_script: bool) -> str:
         """A file in the workload's directory; a free port for scripts."""
         directory = job.work_dir / "rendezvous"
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(directory)
         if not is_script:
             return f"file://{directory}/g{action.generation}"
         # The address is stored, so that an order repeated after a restart names the same one.

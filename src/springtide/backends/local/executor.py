@@ -33,6 +33,7 @@ from springtide.core.ports import Clock, Standing
 from springtide.core.resources import Node
 from springtide.core.status.shares import SharingStatus
 from springtide.core.wire.workers import Report
+from springtide.storage.files import make_private
 
 _ZYGOTE_END_S = 3.0
 _POLL_S = 0.01
@@ -82,7 +83,7 @@ class LocalExecutor:
     def open(self) -> None:
         """Lock the state directory, listen, warm the zygote. Raises BackendError, also if another executor holds it."""
         assert self._thread is None, "an executor is opened once"
-        self._state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(self._state_dir)
         directory = socket_directory(self._state_dir)
         self._sockets = directory
         self._lock = lock_directory(directory)

@@ -173,7 +173,7 @@ class WorkerLauncher:
         known = job.generation if job is not None else 0
         is_fresh = action.generation > known and not table.of_workload(action.workload_id)
         work_dir = table.work_dir(action.workload_id)
-        work_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(work_dir)
         if is_fresh:
             # The state of the job's last group is obsolete.
             table.jobs.pop(action.workload_id, None)

@@ -10,7 +10,7 @@ import msgspec
 
 from springtide.backends.processes import ProcessIdentity
 from springtide.core.workload import ReplicaId, WorkloadId
-from springtide.storage.files import write_durable
+from springtide.storage.files import make_private, write_durable
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class WorkerRecords:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(directory)
 
     def write(self, record: WorkerRecord) -> None:
         """Make a record durable. Raises StorageError."""

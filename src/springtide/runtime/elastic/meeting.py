@@ -17,7 +17,7 @@ from pathlib import Path
 
 from torch._C import _distributed_c10d as c10d
 
-from springtide.storage.files import open_private
+from springtide.storage.files import make_private, open_private
 
 _POLL_S = 0.002
 _LOCK = "lock"
@@ -32,7 +32,7 @@ class MeetingPlace(c10d.Store):
 
     def __init__(self, directory: Path, timeout_s: float) -> None:
         super().__init__()
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(directory)
         self._directory = directory
         self._timeout_s = timeout_s
 

@@ -19,7 +19,7 @@ from torch.nn.modules.module import (
 
 from springtide.core.errors import StorageError
 from springtide.core.functions import MIB
-from springtide.storage.files import open_private
+from springtide.storage.files import make_private, open_private
 
 # Memory of a process that has imported torch; the rest of a function's memory is for the job.
 BASE_BYTES = 400 * MIB
@@ -103,7 +103,7 @@ class _Spill:
         path = self._folder / str(self._num_files)
         self._num_files += 1
         try:
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_private(self._folder)
             with open_private(path, "wb") as file:
                 tensor.reshape(-1).view(torch.uint8).numpy().tofile(file)
         except OSError as error:

@@ -56,7 +56,7 @@ from springtide.service.reconciler.controller import ResourceReconciler
 from springtide.service.server import CRASH_AT, LOOPBACK, bind, crash_point_of, lifespan_of, server_of, signals_end
 from springtide.service.standby import Standby
 from springtide.service.submission.source_stores import ObjectSources
-from springtide.storage.files import write_durable
+from springtide.storage.files import make_private, write_durable
 from springtide.storage.stores.open import open_store
 
 LOG = logging.getLogger("springtide.kubernetes")
@@ -95,7 +95,7 @@ def serve_on_kubernetes(options: ClusterOptions) -> int:
     """
     if not options.settings.store_url:
         raise InvalidRequest("store_url must name the object store that pods and control plane share, like s3://BUCKET")
-    options.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private(options.state_dir)
     crash_point = crash_point_of(os.environ.get(CRASH_AT, ""))
     held = _lock_directory(options.state_dir)
     try:

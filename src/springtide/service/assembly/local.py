@@ -30,7 +30,7 @@ from springtide.service.gateway.routes import service_routes
 from springtide.service.platform import EventExecutor, Platform, PlatformClock
 from springtide.service.server import CRASH_AT, LOOPBACK, bind, crash_point_of, lifespan_of, server_of, signals_end
 from springtide.service.supervise import RESTARTED
-from springtide.storage.files import write_durable
+from springtide.storage.files import make_private, write_durable
 
 if TYPE_CHECKING:
     from springtide.backends.functions.executor import FunctionsExecutor
@@ -72,7 +72,7 @@ def serve(options: PlatformOptions) -> int:
 
     Raises InvalidRequest (unknown policy), BackendError (another platform runs, port in use), JournalError.
     """
-    options.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private(options.state_dir)
     token = load_or_create_token(options.state_dir)
     crash_point = crash_point_of(os.environ.get(CRASH_AT, ""))
     machine = discover_node(options.num_slots)

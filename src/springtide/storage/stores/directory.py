@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from springtide.core.errors import StorageError
+from springtide.storage.files import make_private
 
 # Folder names end with a character that no key contains, so that `a` and `a/b` can both be objects.
 FOLDER_MARK = "+"
@@ -31,7 +32,7 @@ class ObjectDirectory:
         self._is_remade = is_remade
         self._is_durable = is_durable
         try:
-            root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_private(root)
         except OSError as error:
             raise StorageError(f"cannot make the store's directory {root}: {error.strerror}; name another") from error
 

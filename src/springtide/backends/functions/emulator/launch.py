@@ -26,6 +26,7 @@ from springtide.backends.processes import (
 )
 from springtide.core.errors import BackendError
 from springtide.core.functions import FunctionService
+from springtide.storage.files import make_private
 
 RECORD_NAME = "emulator.json"
 _LOG_NAME = "emulator.log"
@@ -63,7 +64,7 @@ def ensure_emulator(state_dir: Path, config: EmulatorConfig) -> EmulatorAddress:
     found = find_emulator(state_dir)
     if found is not None:
         return found
-    state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private(state_dir)
     config_path = state_dir / "config.json"
     # The role's credentials may be in it; another process may start an emulator at the same time.
     temporary = state_dir / f"config.{secrets.token_hex(4)}.new"

@@ -30,6 +30,7 @@ from springtide.backends.functions.emulator.logs import LogIndex
 from springtide.backends.functions.emulator.runtime_api import RuntimeApi
 from springtide.backends.processes import identify
 from springtide.core.errors import BackendError
+from springtide.storage.files import make_private
 
 _MAX_INSTANCES = 512
 # Warm instances beyond the concurrency limit.
@@ -43,7 +44,7 @@ _IDLE_CHECK_S = 1.0
 
 def run(config: EmulatorConfig, state_dir: Path, token: str, port: int) -> int:
     """Serve until told to stop. Raises BackendError if another emulator has this state directory."""
-    state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private(state_dir)
     with (state_dir / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -16,7 +16,7 @@ from springtide.backends.functions.shell.notes import LOGS, LOSSES_FILE, STATUS_
 from springtide.core.errors import ObjectMissing, StorageError
 from springtide.core.ports import Store
 from springtide.core.workload import WorkloadId
-from springtide.storage.files import write_durable
+from springtide.storage.files import make_private, write_durable
 
 _log = logging.getLogger(__name__)
 # The interval of copying changed files; a long file is copied only once it has grown by GROWN_PART.
@@ -93,7 +93,7 @@ class Copies:
             self._sizes[name] = len(data)
             return
         try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_private(path.parent)
         except OSError as error:
             raise StorageError(f"cannot make {path.parent}: {error.strerror}") from error
         write_durable(path, data, mode=0o600)
@@ -131,7 +131,7 @@ def fetch_status(store: Store, job_id: WorkloadId, work_dir: Path) -> None:
     except ObjectMissing:
         return
     try:
-        work_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(work_dir)
     except OSError as error:
         raise StorageError(f"cannot make {work_dir}: {error.strerror}") from error
     write_durable(work_dir / STATUS_FILE, data, mode=0o600)

@@ -15,7 +15,7 @@ from springtide.core.functions import Usage
 from springtide.core.status.functions import FunctionRunStatus
 from springtide.core.wire.functions import MAX_LOSSES, Place
 from springtide.perf.functions.bill import gb_s_of
-from springtide.storage.files import write_durable
+from springtide.storage.files import make_private, write_durable
 
 if TYPE_CHECKING:
     from springtide.backends.functions.coordinator.coordinator import Coordinator
@@ -172,7 +172,7 @@ class CoordinatorFiles:
         if not text:
             return
         try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_private(path.parent)
             with path.open("a", encoding="utf-8", errors="replace") as file:
                 if file.tell() < MAX_LOG_BYTES:
                     file.write(text)
@@ -181,7 +181,7 @@ class CoordinatorFiles:
 
     def _make(self, directory: Path) -> None:
         try:
-            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_private(directory)
         except OSError as error:
             raise StorageError(f"cannot make {directory}: {error.strerror}") from error
 

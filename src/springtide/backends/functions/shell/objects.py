@@ -19,7 +19,7 @@ from springtide.core.wire.functions import (
     StageState,
 )
 from springtide.core.workload import TrainingJob, WorkloadId
-from springtide.storage.files import write_durable
+from springtide.storage.files import make_private, write_durable
 from springtide.storage.frames import FrameTensor, decode, encode
 from springtide.storage.stores.checked import CheckedStore
 from springtide.storage.stores.open import open_store
@@ -152,7 +152,7 @@ class JobObjects:
         """Write the model's file from the states of the stages, with the parameter names of the user's model."""
         data = self._model(found)
         try:
-            artifacts.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_private(artifacts)
         except OSError as error:
             raise StorageError(f"cannot make {artifacts}: {error.strerror or os.fspath(artifacts)}") from error
         path = artifacts / MODEL_FILE
