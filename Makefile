@@ -14,12 +14,12 @@ export PYTHONDONTWRITEBYTECODE :=
 # milliseconds. The rules of the house are among the checks, so the fast lane does not play them again there.
 SURE := $(addprefix tests/,conformance core golden perf replay scheduling serving simulation simulator solvers testing \
 	workloads) studies/tests
-# Tests that measure, check a running service's objective or need most of the memory run after all others and one at a
-# time; beside them only those of functions, which wait for most of their time but must not wait for a processor.
+# Tests that measure, check a running service's objective or need most of the memory run after all others, in three groups that
+# together leave half of two processors free: those of functions and of the tide mostly wait, but must not wait for long.
 ALONE := $(addprefix tests/end_to_end/test_,tide_live.py sharing_bench_live.py gpu_sharing_live.py \
 	goodput_live.py quote_live.py functions.py)
 # A fixed part of the sweeps over seeds, crash points and kills, for CI. `make full` plays all of them.
-SAMPLE := SPRINGTIDE_SEEDS=250 SPRINGTIDE_LOAN_SEEDS=100 SPRINGTIDE_SWEEP_STRIDE=6 SPRINGTIDE_KILLS=24
+SAMPLE := SPRINGTIDE_SEEDS=100 SPRINGTIDE_LOAN_SEEDS=50 SPRINGTIDE_SWEEP_STRIDE=10 SPRINGTIDE_KILLS=16
 # How many tests run at a time: one that computes keeps a core busy, one of real processes a sixth of it.
 NUM_COMPUTING := 2
 NUM_PROCESSES := 4
@@ -59,7 +59,7 @@ slow-processes: setup browser servers compiler
 	  $(COMPUTING:%=--ignore=%) $(ALONE:%=--ignore=%)
 
 slow-alone: setup browser servers compiler
-	$(PYTEST) -m slow --timeout 600 -n 2 --dist loadgroup $(ALONE)
+	$(PYTEST) -m slow --timeout 600 -n 3 --dist loadgroup $(ALONE)
 
 examples: setup servers
 	$(PYTEST) -m examples --timeout 600 tests/examples

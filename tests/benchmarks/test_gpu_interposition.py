@@ -15,6 +15,8 @@ from types import ModuleType
 
 import pytest
 
+from kits.simulation.sweeps import only_in_full
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_interposition.py"
 
 
@@ -77,6 +79,7 @@ def test_without_a_device_nothing_is_measured_and_it_is_said() -> None:
 
 
 @pytest.mark.slow
+@only_in_full
 def test_a_rehearsal_plays_both_together_and_says_what_it_is() -> None:
     command = [sys.executable, str(SCRIPT), "--small", "--device", "cpu"]
     report = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)

@@ -29,7 +29,7 @@ from springtide.scheduling.registry import make_policy
 from springtide.service.assembly.pool_settings import tide_of
 from springtide.service.platform import LOCAL_OVERHEADS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("measures")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("tide")]
 POLICY = "tide/springtide"
 # Long enough that a night outlasts what a loan needs at least: some bins of the tide, the grace of a job and a start.
 DAY_S = 90.0

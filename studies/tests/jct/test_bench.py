@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from kits.simulation.sweeps import sampled
+from kits.simulation.sweeps import only_in_full, sampled
 from kits.studies.goodput_data import write_application, write_workload
 from springtide.cli.main import cli
 from springtide.core.errors import InvalidRequest
@@ -179,6 +179,7 @@ def test_the_command(folder: Path) -> None:
 
 
 @pytest.mark.slow
+@only_in_full
 @pytest.mark.skipif(not DATA.is_dir(), reason="the published workloads are not here")
 def test_the_bound_of_a_published_workload() -> None:
     from springtide_studies.jct.bound import find_bound
