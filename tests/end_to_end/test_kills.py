@@ -18,7 +18,7 @@ from kits.simulation.sweeps import STRIDE
 from springtide.backends.local import CRASH_POINTS
 from springtide.control.journal.sqlite import SqliteJournal
 from springtide.core.actions import EndJob
-from springtide.service.platform import LOOP_CRASH_POINTS
+from springtide.service.crash_points import LOOP_CRASH_POINTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 

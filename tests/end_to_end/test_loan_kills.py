@@ -16,7 +16,7 @@ from springtide.control.journal.sqlite import SqliteJournal
 from springtide.control.loop import recover
 from springtide.core.resources import admits
 from springtide.scheduling.registry import make_policy
-from springtide.service.platform import LOAN_CRASH_POINTS
+from springtide.service.crash_points import LOAN_CRASH_POINTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 POLICY = "two-way/elastic"

@@ -14,7 +14,7 @@ from springtide.control.journal.postgres import PostgresJournal
 from springtide.core.actions import StartReplica
 from springtide.core.decision import Overheads
 from springtide.core.errors import BackendError, StorageError
-from springtide.core.events import NodeJoined, NodeLost, PlatformStarted
+from springtide.core.events import ClockAnchored, NodeJoined, NodeLost, PlatformStarted
 from springtide.core.resources import make_node
 from springtide.core.status.pods import ClusterStatus
 from springtide.core.status.shares import SharingStatus
@@ -123,8 +123,8 @@ def settled(control):
 def test_nodes_are_compared_with_the_journal_before_anything_is_recovered(make):
     first = make("first", (make_node("a", 2), make_node("b", 1))).start()
     assert {node.node_id for node in settled(first).nodes} == {"a", "b"}
-    assert [type(note) for note in first.machines.notes[:2]] == [NodeJoined, NodeJoined]
-    assert first.machines.notes[2] == "recover"
+    assert [type(note) for note in first.machines.notes[:3]] == [ClockAnchored, NodeJoined, NodeJoined]
+    assert first.machines.notes[3] == "recover"
     # At run time the executor tells by itself.
     first.machines.post(NodeJoined(node=make_node("c", 4)))
     first.machines.post(NodeLost(node_id="a"))
@@ -133,7 +133,7 @@ def test_nodes_are_compared_with_the_journal_before_anything_is_recovered(make):
 
     second = make("second", (make_node("c", 4), make_node("d", 1))).start()
     assert {node.node_id for node in settled(second).nodes} == {"c", "d"}
-    assert second.machines.notes[:3] == [
+    assert second.machines.notes[1:4] == [
         NodeLost(node_id="b"),
         NodeJoined(node=make_node("d", 1)),
         "recover",

@@ -7,6 +7,7 @@ unknown workload, an older generation or a replica that is gone) changes nothing
 from __future__ import annotations
 
 from functools import singledispatch
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -200,6 +201,16 @@ def _(event: events.PlatformStopping, state: PlatformState, now_s: float) -> Non
 @apply_event.register
 def _(event: events.PlatformStarted, state: PlatformState, now_s: float) -> None:
     state.is_stopping = False
+
+
+@apply_event.register
+def _(event: events.ClockAnchored, state: PlatformState, now_s: float) -> None:
+    """Charge nothing for the time in which the machine was off."""
+    tables: tuple[Any, ...] = (state.jobs, state.services) if event.skipped_s > 0.0 else ()
+    for table in tables:
+        for name, record in [(name, record) for name, record in table.items() if record.replicas]:
+            shifted = [replace(r, started_at_s=min(now_s, r.started_at_s + event.skipped_s)) for r in record.replicas]
+            table[name] = replace(record, replicas=tuple(shifted))
 
 
 @apply_event.register

@@ -15,6 +15,7 @@
     ├── CollectiveError         a collective did not complete before its deadline
     │   └── PeerLost            a member of the group went away
     ├── JournalError            the journal is unreadable or belongs to another platform
+    │   ├── JournalDamaged      steps are missing or were changed after they were written
     │   └── Superseded          a newer term owns the journal: another control plane has taken over
     └── PolicyError             a policy returned an impossible plan: a bug in the policy
 
@@ -116,6 +117,14 @@ class PeerLost(CollectiveError):
 
 class JournalError(SpringtideError):
     """The journal is unreadable or belongs to another platform."""
+
+
+class JournalDamaged(JournalError):
+    """Steps are missing or were changed after they were written; `seq` is the first of them."""
+
+    def __init__(self, seq: int, message: str) -> None:
+        super().__init__(f"{message}; see `springtide journal check`")
+        self.seq, self.problem = seq, message
 
 
 class Superseded(JournalError):

@@ -94,6 +94,21 @@ class PlatformStarted(_Event, frozen=True, kw_only=True):
     """The platform is up (again): workloads that PlatformStopping has stopped may run."""
 
 
+class ClockAnchored(_Event, frozen=True, kw_only=True):
+    """One moment on the machine's clocks: `boot_s` seconds after the boot `boot_id`, `unix_s`, and `at_s` here.
+
+    For the last `skipped_s` seconds of platform time the machine was off, so that nothing ran. `is_in_doubt` says that
+    it is not known how long it was off, and that no time was counted for it.
+    """
+
+    boot_id: str
+    boot_s: float
+    unix_s: float
+    at_s: float
+    skipped_s: float = 0.0
+    is_in_doubt: bool = False
+
+
 class ReplicaReady(_Event, frozen=True, kw_only=True):
     """A replica is warm: a training worker has imported and built its model, a serving replica can answer.
 
@@ -255,6 +270,7 @@ Event = (
     | NodeLost
     | PlatformStopping
     | PlatformStarted
+    | ClockAnchored
     | ReplicaReady
     | ReplicaStopped
     | ReplicaLost

@@ -7,11 +7,10 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -22,11 +21,10 @@ from springtide.control.journal.sqlite import SqliteJournal
 from springtide.control.loop import recover, run
 from springtide.control.quotes.budget import WithinBudget
 from springtide.control.records import JobRecord, ServiceRecord
-from springtide.core.actions import Action, StartReplica
 from springtide.core.decision import Overheads, Policy, Schedule, Snapshot
 from springtide.core.errors import BackendError, JournalError, PolicyError, Superseded
-from springtide.core.events import Event, NodeJoined, NodeLost, PlatformStarted, PlatformStopping
-from springtide.core.ports import Executor, Standing, Step
+from springtide.core.events import ClockAnchored, Event, NodeJoined, NodeLost, PlatformStarted, PlatformStopping
+from springtide.core.ports import Step
 from springtide.core.resources import DeviceId, Node
 from springtide.core.status.functions import FunctionRunStatus
 from springtide.core.status.pods import ClusterStatus
@@ -36,6 +34,8 @@ from springtide.core.workload import WorkloadId
 from springtide.scheduling.functions.policy import WithFunctions
 from springtide.scheduling.registry import make_live_policy
 from springtide.service.assembly.pool_settings import midnight_before_s
+from springtide.service.clock import PlatformClock
+from springtide.service.crash_points import CrashingJournal, CrashPoints, EventExecutor
 from springtide.service.decision_watch import DecisionWatch
 from springtide.service.ports import SourceStore
 from springtide.service.submission.source_stores import DirectorySources
@@ -52,14 +52,7 @@ LONGEST_DRAIN_S = 25.0
 # training is shorter.
 LOCAL_OVERHEADS = Overheads(change_s=2.5)
 _RESTART_SHOWN_S = 600.0
-
-
-class EventExecutor(Executor, Protocol):
-    """An executor that also takes events from outside: requests of users, load that the gateway observed."""
-
-    def post(self, event: Event) -> None:
-        """Hand an event to the loop and wake it. Thread-safe."""
-        ...
+_CLOCK_REVIEW_S = 60.0
 
 
 class PlatformBuild(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,21 +85,6 @@ class PlatformView(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[Node, ...]
     policy: str
     future: Mapping[WorkloadId, Schedule] = {}
-
-
-class PlatformClock:
-    """Seconds since the platform was created, monotonic while it runs.
-
-    After a restart the clock continues from wall time, so that deadlines include the time the platform was down. If
-    the wall clock was set back in the meantime, the clock continues from the latest time in the journal.
-    """
-
-    def __init__(self, began_unix_s: float, lowest_s: float) -> None:
-        self._start_s = max(lowest_s, time.time() - began_unix_s)
-        self._started_at = time.monotonic()
-
-    def now_s(self) -> float:
-        return self._start_s + time.monotonic() - self._started_at
 
 
 class Platform:
@@ -147,17 +125,11 @@ class Platform:
         self.has_parameter_store = has_parameter_store
         self._lock_file = _lock(state_dir)
         self._journal: DurableJournal = SqliteJournal(state_dir / "journal.db") if build is None else build.journal
-        began = self._journal.meta(_CLOCK_BEGAN)
-        if began is None:
-            began = repr(time.time())
-            self._journal.set_meta(_CLOCK_BEGAN, began)
-        midnight = self._journal.meta(_MIDNIGHT)
-        if midnight is None:
-            # Stored, so that a replay in another time zone gets the same times of day.
-            midnight = repr(midnight_before_s(float(began)) - float(began))
-            self._journal.set_meta(_MIDNIGHT, midnight)
+        if build is None:
+            _refuse_foreign_workloads(state_dir, self._journal)
+        began_unix_s, midnight_s = _founding_times(self._journal)
         if tide is not None and tide.day_s == DAY_S:
-            tide = replace(tide, midnight_s=float(midnight))
+            tide = replace(tide, midnight_s=midnight_s)
         self._controller = Controller(
             self.make_policy(),
             overheads=LOCAL_OVERHEADS if build is None else build.overheads,
@@ -165,8 +137,8 @@ class Platform:
             on_policy_error=self._on_policy_error,
             tide=tide,
         )
-        self.clock = PlatformClock(float(began), self._journal.last_now_s())
-        self.wall_clock_offset_s = time.time() - self.clock.now_s()
+        self.clock = PlatformClock(began_unix_s, self._journal.last_now_s())
+        self._last_anchor: ClockAnchored | None = None
         self._executor = make_executor(self.clock)
         if build is not None:
             self._nodes |= {node.node_id: node for node in build.nodes()}
@@ -193,13 +165,35 @@ class Platform:
     def start(self, on_stop: Callable[[], None]) -> None:
         """Recover from the journal and start the loop. `on_stop` is called once when the loop has ended."""
         self._on_stop = on_stop
-        seq = recover(self._controller, self._guarded_executor(), self._journal, on_step=self._notify)
+        seq = recover(self._controller, self._guarded_executor(), self._journal, on_step=self._note_restored)
         self._view = self._make_view(seq)
         self._snapshot = self._controller.snapshot(self.clock.now_s())
         if self._build is None:
             self._post_nodes()
         self._executor.post(PlatformStarted())
         self._thread.start()
+        threading.Thread(target=self._watch_clock, name="springtide-clock", daemon=True).start()
+
+    def _note_restored(self, seq: int, step: Step) -> None:
+        for event in step.events:
+            if isinstance(event, ClockAnchored):
+                self._last_anchor = event
+        self._notify(seq, step)
+
+    def _resume_clock(self) -> None:
+        """Post the anchor before the executor recovers, so that it comes before the losses that this finds."""
+        self._post_anchor(self.clock.resume(self._last_anchor, self._journal.last_now_s()))
+
+    def _watch_clock(self) -> None:
+        while not self._stopping.wait(_CLOCK_REVIEW_S):
+            self._post_anchor(self.clock.review())
+
+    def _post_anchor(self, anchor: ClockAnchored | None) -> None:
+        if anchor is not None:
+            # The machines of a cluster may have run on while its control plane was away.
+            self._executor.post(anchor if self._build is None else replace(anchor, skipped_s=0.0))
+        if self.clock.notice:
+            LOG.warning("%s", self.clock.notice)
 
     def _post_nodes(self) -> None:
         """Post nodes that the journal does not know as joined, and nodes that are gone as lost."""
@@ -215,6 +209,10 @@ class Platform:
     def now_s(self) -> float:
         return self.clock.now_s()
 
+    @property
+    def wall_clock_offset_s(self) -> float:
+        return self.clock.wall_offset_s
+
     def view(self) -> PlatformView:
         """The platform after its newest journaled step."""
         return self._view
@@ -223,6 +221,11 @@ class Platform:
     def restarted(self) -> str:
         """How the control plane before this one ended, if not in order; empty some minutes after the new start."""
         return self._restarted if time.monotonic() - self._started_at_s < _RESTART_SHOWN_S else ""
+
+    @property
+    def clock_notice(self) -> str:
+        """What is wrong with the machine's wall clock, and what follows; empty if nothing is."""
+        return self.clock.notice
 
     @property
     def trouble(self) -> str:
@@ -297,14 +300,19 @@ class Platform:
         # With no workers to stop, PlatformStarted changes nothing; it only wakes the loop.
         self._executor.post(PlatformStopping() if stop_workers else PlatformStarted())
 
-    def _guarded_executor(self) -> _CrashPoints:
+    def _guarded_executor(self) -> CrashPoints:
+        devices: frozenset[DeviceId] | None = None
+        if self._build is None:
+            devices = frozenset(device.device_id for node in self._nodes.values() for device in node.devices)
+        return CrashPoints(
+            self._executor, self._crash_point, self._is_draining, devices, self._watch, self._before_recovery
+        )
+
+    def _before_recovery(self) -> None:
+        self._resume_clock()
         if self._build is not None:
-            # The nodes are posted before the recovery, so that events which the recovery produces come after them.
-            return _CrashPoints(
-                self._executor, self._crash_point, self._is_draining, None, self._watch, self._post_nodes
-            )
-        devices = frozenset(device.device_id for node in self._nodes.values() for device in node.devices)
-        return _CrashPoints(self._executor, self._crash_point, self._is_draining, devices, self._watch)
+            # Posted before the recovery, so that events which the recovery produces come after them.
+            self._post_nodes()
 
     def _is_draining(self) -> float | None:
         """Until when (platform clock) the loop may wait for workers; None unless the platform is shutting down."""
@@ -331,7 +339,7 @@ class Platform:
                 self._controller,
                 self._guarded_executor(),
                 self.clock,
-                _CrashingJournal(self._journal, self._crash_point),
+                CrashingJournal(self._journal, self._crash_point),
                 until=self._is_over,
                 on_step=self._on_step,
                 on_journal_error=self._on_journal_error,
@@ -388,100 +396,33 @@ class Platform:
         )
 
 
-class _CrashingJournal:
-    """The journal, with a named crash point before and after every append."""
+def _founding_times(journal: DurableJournal) -> tuple[float, float]:
+    """When the platform was created, in Unix time, and the local midnight before that on its own clock."""
+    is_new = journal.last_now_s() == 0.0
+    began = journal.meta(_CLOCK_BEGAN)
+    if began is None:
+        began = repr(time.time())
+        journal.set_meta(_CLOCK_BEGAN, began)
+    midnight = journal.meta(_MIDNIGHT)
+    if midnight is None:
+        midnight = repr(midnight_before_s(float(began)) - float(began))
+        if is_new:
+            # Stored, so that a replay in another time zone gets the same times of day.
+            journal.set_meta(_MIDNIGHT, midnight)
+    return float(began), float(midnight)
 
-    def __init__(self, journal: DurableJournal, crash_point: Callable[[str], None]) -> None:
-        self._journal = journal
-        self._crash_point = crash_point
 
-    def append(self, step: Step) -> int:
-        self._crash_point("journal.append.before")
-        seq = self._journal.append(step)
-        self._crash_point("journal.append.after")
-        return seq
-
-    def read(self, after_seq: int = 0) -> Iterator[tuple[int, Step]]:
-        return self._journal.read(after_seq)
-
-
-class _CrashPoints:
-    """The executor, with a named crash point before and after every effect that the loop starts.
-
-    After a restart only replicas on one of `devices` are adopted: if the machine was divided into other nodes before,
-    those nodes are reported as lost and the replicas on them must end. With None the executor itself knows its
-    devices. `before_recovery` is called before the executor recovers.
-    """
-
-    def __init__(
-        self,
-        executor: EventExecutor,
-        crash_point: Callable[[str], None],
-        draining: Callable[[], float | None],
-        devices: Collection[DeviceId] | None,
-        watch: DecisionWatch,
-        before_recovery: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._executor = executor
-        self._watch = watch
-        self._crash_point = crash_point
-        self._draining = draining
-        self._devices = devices
-        self._before_recovery = before_recovery
-
-    def recover(self, standing: Standing) -> None:
-        self._before_recovery()
-        if self._devices is None:
-            self._executor.recover(standing)
-            return
-        self._executor.recover(
-            replace(
-                standing,
-                replicas=tuple(start for start in standing.replicas if start.device_id in self._devices),
-                actions=tuple(
-                    action
-                    for action in standing.actions
-                    if not isinstance(action, StartReplica) or action.device_id in self._devices
-                ),
-            )
+def _refuse_foreign_workloads(state_dir: Path, journal: DurableJournal) -> None:
+    """Raise JournalError if the journal is new and the directory has workloads, whose journal is gone."""
+    folder = state_dir / "workloads"
+    found = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    if found and journal.last_now_s() == 0.0 and journal.meta(_CLOCK_BEGAN) is None:
+        journal.close()
+        raise JournalError(
+            f"the journal of {state_dir} is empty, but the directory has {len(found)} workloads ({found[0]}, ...), "
+            "which a platform without their journal would not know: put the journal back from a copy, or move "
+            "the folder workloads away"
         )
-
-    def wait(self, deadline_s: float | None) -> Sequence[Event]:
-        # During a shutdown the loop must wake when the time for the workers is over, even without events.
-        end_s = self._draining()
-        moments = [moment for moment in (deadline_s, end_s) if moment is not None]
-        self._watch.note_waiting()
-        events = self._executor.wait(min(moments, default=None))
-        self._watch.note_begun()
-        return events
-
-    def acknowledge(self, events: Sequence[Event]) -> None:
-        self._crash_point("loop.acknowledge.before")
-        self._executor.acknowledge(events)
-        self._crash_point("loop.acknowledge.after")
-
-    def start(self, action: Action) -> None:
-        name = type(action).__name__
-        self._crash_point(f"loop.start.{name}.before")
-        self._executor.start(action)
-        self._crash_point(f"loop.start.{name}.after")
-
-
-LOOP_CRASH_POINTS = (
-    "journal.append.before",
-    "journal.append.after",
-    "loop.acknowledge.before",
-    "loop.acknowledge.after",
-    *(
-        f"loop.start.{action}.{side}"
-        for action in ("StartReplica", "StopReplica", "ResizeJob", "PreemptJob", "EndJob")
-        for side in ("before", "after")
-    ),
-)
-# Crash points that only a platform with pools reaches.
-LOAN_CRASH_POINTS = tuple(
-    f"loop.start.{action}.{side}" for action in ("DrainNode", "LabelNode") for side in ("before", "after")
-)
 
 
 def _lock(state_dir: Path) -> int:

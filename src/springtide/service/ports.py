@@ -163,6 +163,11 @@ class PlatformLike(Protocol):
         ...
 
     @property
+    def clock_notice(self) -> str:
+        """What is wrong with the machine's wall clock, and what follows; empty if nothing is."""
+        ...
+
+    @property
     def trouble(self) -> str:
         """Why no decisions are made now; empty while they are."""
         ...

@@ -43,8 +43,10 @@ class Echo:
 class LivePlatform:
     """`python -m springtide.service` on a state directory of its own, which may be killed and started again."""
 
-    def __init__(self, state_dir: Path, slots: int | None = 4) -> None:
+    def __init__(self, state_dir: Path, slots: int | None = 4, python: str = sys.executable) -> None:
         self.state_dir = state_dir
+        # Another environment's interpreter runs the version that is installed there.
+        self.python = python
         self.slots = slots
         self.process: subprocess.Popen[bytes] | None = None
         self.http: httpx2.Client | None = None
@@ -58,7 +60,7 @@ class LivePlatform:
         with open(self.state_dir.parent / f"platform-{self.num_starts}.log", "wb") as log:
             self.process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "springtide.service", "--state", str(self.state_dir)),
+                    *(self.python, "-m", "springtide.service", "--state", str(self.state_dir)),
                     *("--port", "0", "--policy", policy, *options),
                     *(() if self.slots is None else ("--slots", str(self.slots))),
                 ],

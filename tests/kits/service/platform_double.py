@@ -62,6 +62,7 @@ class PlatformDouble:
     usd_per_device_hour = 0.36
     trouble = ""
     restarted = ""
+    clock_notice = ""
     has_parameter_store = False
 
     def __init__(self, state_dir: Path, num_devices: int = 2, policy=ArrivalOrder) -> None:

@@ -177,6 +177,8 @@ def platform_summary(
         parts[0] += f"\nNO DECISIONS ARE MADE: {shorten(status.trouble, 200)}"
     if status.restarted:
         parts[0] += f"\nthe control plane was started again: the one before {shorten(status.restarted, 200)}"
+    if status.clock:
+        parts[0] += f"\n{shorten(status.clock, 200)}"
     if status.cluster is not None:
         parts[0] += f"\n{cluster_line(status.cluster)}"
     if pools:

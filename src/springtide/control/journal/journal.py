@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
-from springtide.control.journal.sqlite import SqliteJournal
+from springtide.control.journal.chain import JournalMark, Row
+from springtide.control.journal.sqlite import SqliteJournal, cut
 from springtide.core.errors import InvalidRequest
 from springtide.core.ports import Step
 
@@ -15,7 +16,7 @@ JOURNAL_FORMS = "postgresql://USER@HOST/DATABASE, sqlite:///absolute/path, or no
 
 
 class DurableJournal(Protocol):
-    """The journal of a platform: its steps, and metadata by key. Every method raises JournalError."""
+    """The journal of a platform: its steps, and what it was founded with. Every method raises JournalError."""
 
     @property
     def term(self) -> int:
@@ -31,7 +32,20 @@ class DurableJournal(Protocol):
         ...
 
     def read(self, after_seq: int = 0) -> Iterator[tuple[int, Step]]:
-        """Every step with a higher sequence number, in order."""
+        """Every step with a higher sequence number, in order. Raises JournalDamaged."""
+        ...
+
+    def rows(self, after_seq: int = 0) -> Iterator[Row]:
+        """The same as they are stored. Raises JournalDamaged at the first that was changed or is missing."""
+        ...
+
+    @property
+    def newest(self) -> JournalMark:
+        """The place of the newest step."""
+        ...
+
+    def check_end(self) -> None:
+        """Raise JournalDamaged unless the journal reaches as far as was acknowledged."""
         ...
 
     def last_now_s(self) -> float:
@@ -39,11 +53,11 @@ class DurableJournal(Protocol):
         ...
 
     def meta(self, key: str) -> str | None:
-        """The metadata under a key, such as when the platform's clock began."""
+        """A fact that the journal was founded with, such as when the platform's clock began."""
         ...
 
     def set_meta(self, key: str, value: str) -> None:
-        """Set the metadata under a key."""
+        """Set a fact that the journal is founded with. Raises JournalError once it has steps."""
         ...
 
     def close(self) -> None:
@@ -66,6 +80,19 @@ def open_journal(url: str, state_dir: Path, *, holder: str = "") -> DurableJourn
 def read_journal(url: str, state_dir: Path) -> DurableJournal:
     """Open the journal for reading only, beside the process that writes. Raises like `open_journal`."""
     return _open(url, state_dir, holder="", read_only=True)
+
+
+def cut_journal(url: str, state_dir: Path, seq: int) -> str:
+    """Drop the steps from `seq` on, after a copy was made; return where that is. No platform may be using it.
+
+    Raises InvalidRequest for a URL that names no journal, JournalError.
+    """
+    if urlsplit(url).scheme in {"postgresql", "postgres"}:
+        from springtide.control.journal.postgres import cut as cut_in_database
+
+        return cut_in_database(url, seq)
+    path = Path(unquote(urlsplit(url).path)) if url else state_dir / "journal.db"
+    return str(cut(path, seq))
 
 
 def _open(url: str, state_dir: Path, *, holder: str, read_only: bool) -> DurableJournal:

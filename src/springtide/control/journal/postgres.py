@@ -16,8 +16,10 @@ from urllib.parse import urlsplit
 
 import psycopg
 
-from springtide.control.journal.codec import SCHEMA_VERSION, decode_step, encode_step
-from springtide.core.errors import JournalError, Superseded
+from springtide.control.journal.chain import JournalMark, Row, follow, genesis, link
+from springtide.control.journal.codec import SCHEMA_VERSION, decode_step, encode_step, unreadable_schema, upgraded
+from springtide.control.journal.witness import compare
+from springtide.core.errors import JournalDamaged, JournalError, Superseded
 from springtide.core.ports import Step
 
 _log = logging.getLogger(__name__)
@@ -32,24 +34,36 @@ _TABLES = (
     "CREATE TABLE IF NOT EXISTS springtide_meta (key text PRIMARY KEY, value text NOT NULL)",
     "CREATE TABLE IF NOT EXISTS springtide_term ("
     "only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row), "
-    "term bigint NOT NULL, holder text NOT NULL, taken_at timestamptz NOT NULL DEFAULT now())",
+    "term bigint NOT NULL, holder text NOT NULL, taken_at timestamptz NOT NULL DEFAULT now(), "
+    # How far the steps were written.
+    "head_seq bigint NOT NULL DEFAULT 0, head_chain bytea)",
     "CREATE TABLE IF NOT EXISTS springtide_steps ("
-    "seq bigint PRIMARY KEY, term bigint NOT NULL, now_s double precision NOT NULL, step bytea NOT NULL)",
+    "seq bigint PRIMARY KEY, term bigint NOT NULL, now_s double precision NOT NULL, step bytea NOT NULL, chain bytea)",
     "INSERT INTO springtide_term (term, holder) VALUES (0, '') ON CONFLICT DO NOTHING",
 )
+# Schema 1 has neither the chain of hashes nor a note of how far the steps were written.
+_FROM_SCHEMA_1 = (
+    "ALTER TABLE springtide_steps ADD COLUMN IF NOT EXISTS chain bytea",
+    "ALTER TABLE springtide_term ADD COLUMN IF NOT EXISTS head_seq bigint NOT NULL DEFAULT 0",
+    "ALTER TABLE springtide_term ADD COLUMN IF NOT EXISTS head_chain bytea",
+)
 _TAKE_TERM = "UPDATE springtide_term SET term = term + 1, holder = %s, taken_at = now() RETURNING term"
-# FOR SHARE locks the row until the insert is committed, so no process can take the next term in between. An insert
-# that had to wait for another process to take it finds a different term here and inserts nothing.
+# The update locks the row until the insert is committed, so no process can take the next term in between. An update
+# that had to wait for another process to take it finds a different term here and changes nothing.
 _APPEND = """
-WITH own AS (SELECT term FROM springtide_term WHERE term = %(term)s FOR SHARE)
-INSERT INTO springtide_steps (seq, term, now_s, step)
-SELECT %(seq)s, own.term, %(now_s)s, %(step)s FROM own
-WHERE coalesce((SELECT max(seq) FROM springtide_steps), 0) = %(seq)s - 1
+WITH own AS (
+  UPDATE springtide_term SET head_seq = %(seq)s, head_chain = %(chain)s
+  WHERE term = %(term)s AND coalesce((SELECT max(seq) FROM springtide_steps), 0) = %(seq)s - 1
+  RETURNING term
+)
+INSERT INTO springtide_steps (seq, term, now_s, step, chain)
+SELECT %(seq)s, own.term, %(now_s)s, %(step)s, %(chain)s FROM own
 RETURNING seq
 """
 _SET_META = """
 WITH own AS (SELECT term FROM springtide_term WHERE term = %(term)s FOR SHARE)
 INSERT INTO springtide_meta (key, value) SELECT %(key)s, %(value)s FROM own
+WHERE NOT EXISTS (SELECT FROM springtide_steps)
 ON CONFLICT (key) DO UPDATE SET value = excluded.value
 RETURNING key
 """
@@ -85,8 +99,9 @@ class PostgresJournal:
                 row = connection.execute(_TAKE_TERM, (holder,)).fetchone()
                 assert row is not None
                 self._term = int(row[0])
-            # No process with an earlier term can write any more, so this number is final.
-            self._last_seq = self._newest_seq(connection)
+                # No process with an earlier term can write any more.
+                self._convert(connection)
+            self._newest = self._check_end(connection)
         except psycopg.Error as error:
             self.close()
             raise JournalError(f"the journal {self._display_url} cannot be opened: {_one_line(error)}") from error
@@ -106,22 +121,20 @@ class PostgresJournal:
         caller has to retry the same step before it appends another one.
         """
         with self._lock:
-            seq = self._last_seq + 1
-            wanted: dict[str, Any] = {
-                "term": self._term,
-                "seq": seq,
-                "now_s": step.now_s,
-                "step": encode_step(step),
-            }
+            data = encode_step(step)
 
-            def insert(connection: Connection) -> int:
+            def insert(connection: Connection) -> JournalMark:
+                # What it was founded with is in the chain from the first step on.
+                previous = self._newest if self._newest.seq else self._genesis(connection)
+                row = link(previous, self._term, step.now_s, data)
+                wanted = row._asdict()
                 with contextlib.suppress(psycopg.errors.UniqueViolation):
                     if connection.execute(_APPEND, wanted).fetchone() is not None:
-                        return seq
-                return self._recorded_seq(connection, wanted)
+                        return JournalMark(row.seq, row.chain)
+                return self._recorded(connection, wanted)
 
-            self._last_seq = self._run(insert, "written")
-            return self._last_seq
+            self._newest = self._run(insert, "written")
+            return self._newest.seq
 
     def check(self) -> None:
         """Raise Superseded once a newer term was taken, JournalError when the database does not answer."""
@@ -129,8 +142,19 @@ class PostgresJournal:
             self._run(self._check_term, "read")
 
     def read(self, after_seq: int = 0) -> Iterator[tuple[int, Step]]:
-        """Every step with a higher sequence number, in order. Raises JournalError."""
-        query = "SELECT seq, step FROM springtide_steps WHERE seq > %s ORDER BY seq LIMIT %s"
+        """Every step with a higher sequence number, in order. Raises JournalDamaged, JournalError."""
+        for row in self.rows(after_seq):
+            yield row.seq, decode_step(row.step)
+
+    def rows(self, after_seq: int = 0) -> Iterator[Row]:
+        """The rows as they are stored, each compared with the chain. Raises JournalDamaged, JournalError."""
+        with self._lock:
+            previous = self._run(lambda connection: self._mark_at(connection, after_seq), "read")
+        if previous.seq == after_seq:
+            yield from follow(self._rows_after(after_seq), previous)
+
+    def _rows_after(self, after_seq: int) -> Iterator[Row]:
+        query = "SELECT seq, term, now_s, step, chain FROM springtide_steps WHERE seq > %s ORDER BY seq LIMIT %s"
         while True:
 
             def fetch(connection: Connection, after_seq: int = after_seq) -> list[tuple[Any, ...]]:
@@ -138,11 +162,21 @@ class PostgresJournal:
 
             with self._lock:
                 rows = self._run(fetch, "read")
-            for seq, data in rows:
-                yield int(seq), decode_step(bytes(data))
+            for seq, term, now_s, step, chain in rows:
+                yield Row(int(seq), int(term), float(now_s), bytes(step), bytes(chain or b""))
                 after_seq = int(seq)
             if len(rows) < PAGE_STEPS:
                 return
+
+    @property
+    def newest(self) -> JournalMark:
+        """The place of the newest step when it was opened, or of the last one that was appended here."""
+        return self._newest
+
+    def check_end(self) -> None:
+        """Raise JournalDamaged unless the journal reaches as far as was acknowledged."""
+        with self._lock:
+            self._run(self._check_end, "read")
 
     def last_now_s(self) -> float:
         """When the newest step was taken; 0 for an empty journal. Raises JournalError."""
@@ -150,17 +184,18 @@ class PostgresJournal:
         return 0.0 if row is None else float(row[0])
 
     def meta(self, key: str) -> str | None:
-        """The metadata under a key, such as when the platform's clock began. Raises JournalError."""
+        """A fact that the journal was founded with, such as when the platform's clock began. Raises JournalError."""
         row = self._fetch_one("SELECT value FROM springtide_meta WHERE key = %s", key)
         return None if row is None else str(row[0])
 
     def set_meta(self, key: str, value: str) -> None:
-        """Set the metadata under a key. Raises Superseded, JournalError."""
+        """Set a fact that the journal is founded with. Raises Superseded, and JournalError also once it has steps."""
         values = {"term": self._term, "key": key, "value": value}
 
         def put(connection: Connection) -> None:
             if connection.execute(_SET_META, values).fetchone() is None:
                 self._check_term(connection)
+                raise JournalError(f"the journal {self._display_url} has steps: what it was founded with cannot change")
 
         with self._lock:
             self._run(put, "written")
@@ -246,27 +281,75 @@ class PostgresJournal:
             )
 
     def _check_schema(self, connection: Connection) -> None:
+        found = self._schema(connection)
+        is_older = found is not None and found.isdecimal() and int(found) < SCHEMA_VERSION
+        if found != str(SCHEMA_VERSION) and not (is_older and not self._read_only):
+            raise JournalError(unreadable_schema(self._display_url, found))
+
+    def _schema(self, connection: Connection) -> str | None:
         row = connection.execute("SELECT value FROM springtide_meta WHERE key = 'schema'").fetchone()
-        found = None if row is None else row[0]
-        if found != str(SCHEMA_VERSION):
-            raise JournalError(
-                f"the journal {self._display_url} has schema {found}, this version reads {SCHEMA_VERSION}; "
-                "start with another database or the version that wrote it"
-            )
+        return None if row is None else str(row[0])
 
-    def _newest_seq(self, connection: Connection) -> int:
-        row = connection.execute("SELECT coalesce(max(seq), 0) FROM springtide_steps").fetchone()
-        assert row is not None
-        return int(row[0])
+    def _convert(self, connection: Connection) -> None:
+        """Convert the steps of an older schema in one transaction; they are kept in a table of their own."""
+        found = self._schema(connection) or ""
+        if found == str(SCHEMA_VERSION):
+            return
+        _log.warning(
+            "the journal %s has schema %s and is converted; as it was it is kept in springtide_steps_schema_%s",
+            *(self._display_url, found, found),
+        )
+        with connection.transaction():
+            kept = f"springtide_steps_schema_{int(found)}"
+            connection.execute(f"CREATE TABLE IF NOT EXISTS {kept} AS TABLE springtide_steps".encode())
+            for statement in _FROM_SCHEMA_1:
+                connection.execute(statement)
+            at = self._genesis(connection)
+            with connection.cursor(name="springtide_convert", withhold=False) as rows:
+                rows.execute("SELECT seq, term, now_s, step FROM springtide_steps ORDER BY seq")
+                for seq, term, now_s, step in rows:
+                    row = link(at, int(term), float(now_s), upgraded(int(found), bytes(step)))
+                    if row.seq != seq:
+                        raise JournalDamaged(row.seq, f"step {row.seq} of the journal is missing")
+                    connection.execute(
+                        "UPDATE springtide_steps SET step = %(step)s, chain = %(chain)s WHERE seq = %(seq)s",
+                        row._asdict(),
+                    )
+                    at = JournalMark(row.seq, row.chain)
+            connection.execute("UPDATE springtide_term SET head_seq = %s, head_chain = %s", at)
+            connection.execute("UPDATE springtide_meta SET value = %s WHERE key = 'schema'", (str(SCHEMA_VERSION),))
 
-    def _recorded_seq(self, connection: Connection, wanted: dict[str, Any]) -> int:
-        """After an insert that added no row: return `seq` if the step is already recorded, else raise the reason."""
+    def _genesis(self, connection: Connection) -> JournalMark:
+        return genesis(
+            dict(connection.execute("SELECT key, value FROM springtide_meta WHERE key <> 'schema'").fetchall())
+        )
+
+    def _mark_at(self, connection: Connection, seq: int | None) -> JournalMark:
+        """The place of a step, of the newest one for None; the beginning if there is none."""
+        row = connection.execute(
+            "SELECT seq, chain FROM springtide_steps WHERE %(seq)s::bigint IS NULL OR seq = %(seq)s "
+            "ORDER BY seq DESC LIMIT 1",
+            {"seq": seq},
+        ).fetchone()
+        return self._genesis(connection) if row is None else JournalMark(int(row[0]), bytes(row[1] or b""))
+
+    def _check_end(self, connection: Connection) -> JournalMark:
+        """The newest place. Raises JournalDamaged if steps that were acknowledged are missing behind it."""
+        newest = self._mark_at(connection, None)
+        row = connection.execute("SELECT head_seq, head_chain FROM springtide_term").fetchone()
+        if row is not None and row[1] is not None:
+            noted = JournalMark(int(row[0]), bytes(row[1]))
+            compare(noted, newest, self._mark_at(connection, noted.seq).chain if noted.seq <= newest.seq else None)
+        return newest
+
+    def _recorded(self, connection: Connection, wanted: dict[str, Any]) -> JournalMark:
+        """After an insert that added no row: the step's place if it is already recorded, else raise the reason."""
         self._check_term(connection)
         row = connection.execute("SELECT term, step FROM springtide_steps WHERE seq = %s", (wanted["seq"],)).fetchone()
         if row is not None and row[0] == wanted["term"] and bytes(row[1]) == wanted["step"]:
             # An earlier attempt was committed, but the connection broke before the answer arrived.
-            return int(wanted["seq"])
-        newest = self._newest_seq(connection)
+            return JournalMark(int(wanted["seq"]), wanted["chain"])
+        newest = self._mark_at(connection, None).seq
         raise JournalError(
             f"the journal {self._display_url} ends at step {newest}, but step {wanted['seq'] - 1} was written here "
             "last: the database was set back (a failover to a copy that was behind?); restart the control plane, "
@@ -281,6 +364,31 @@ class PostgresJournal:
                 f"another control plane has taken over: {holder} writes the journal in term {newest}, "
                 f"this one had term {self._term}"
             )
+
+
+def cut(url: str, seq: int) -> str:
+    """Drop the steps from `seq` on, and note the rest as all that was acknowledged.
+
+    The steps are copied into another table first, whose name is returned. Raises JournalError.
+    """
+    try:
+        with psycopg.connect(url, connect_timeout=CONNECT_TIMEOUT_S) as connection:
+            number = 1
+            while connection.execute("SELECT to_regclass(%s)", (f"springtide_steps_damaged_{number}",)).fetchone() != (
+                None,
+            ):
+                number += 1
+            kept = f"springtide_steps_damaged_{number}"
+            connection.execute(f"CREATE TABLE {kept} AS TABLE springtide_steps".encode())
+            connection.execute("DELETE FROM springtide_steps WHERE seq >= %s", (seq,))
+            connection.execute(
+                "UPDATE springtide_term SET term = term + 1, (head_seq, head_chain) = "
+                "(SELECT coalesce(max(seq), 0), (SELECT chain FROM springtide_steps ORDER BY seq DESC LIMIT 1) "
+                "FROM springtide_steps)"
+            )
+    except psycopg.Error as error:
+        raise JournalError(f"the journal {_without_password(url)} cannot be repaired: {_one_line(error)}") from error
+    return kept
 
 
 def _without_password(url: str) -> str:

@@ -176,7 +176,8 @@ class PlatformStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     `pools` and `nodes` are empty where no node belongs to one kind of workload, `cluster` is set on Kubernetes.
     `trouble` says why no decisions are made now, so that what is shown may stay as it is; it is empty while they are.
-    `restarted` says for some minutes how the control plane before this one died.
+    `restarted` says for some minutes how the control plane before this one died. `clock` says what is wrong with the
+    machine's wall clock and what follows, and is empty if nothing is.
     """
 
     version: str
@@ -192,6 +193,7 @@ class PlatformStatus(msgspec.Struct, frozen=True, kw_only=True):
     cluster: ClusterStatus | None = None
     trouble: str = ""
     restarted: str = ""
+    clock: str = ""
 
 
 class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -10,11 +10,10 @@ from functools import partial
 import anyio
 import anyio.to_thread
 import msgspec
-from msgspec.structs import replace
 
 from springtide.core.errors import CapacityError
 from springtide.service.ports import PlatformLike
-from springtide.service.status.cluster_evidence import with_cluster
+from springtide.service.status.cluster_evidence import with_condition
 from springtide.service.status.search_reports import SearchReports
 from springtide.service.status.sharing import SharingReports
 from springtide.service.status.status import platform_status
@@ -90,7 +89,7 @@ class LiveStreams:
                 self._shares,
             )
             made = await anyio.to_thread.run_sync(make_status, limiter=limiter)
-            status = with_cluster(replace(made, trouble=trouble, restarted=platform.restarted), platform.cluster())
+            status = with_condition(made, platform)
             after_seq = view.seq
             yield b"id: %d\nevent: status\ndata: %s\n\n" % (after_seq, msgspec.json.encode(status))
             await anyio.sleep(max(0.0, SHORTEST_GAP_S - (time.monotonic() - last_sent_at)))

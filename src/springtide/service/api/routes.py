@@ -39,7 +39,7 @@ from springtide.service.status.cluster_evidence import (
     PodsByWorkload,
     cluster_evidence,
     pods_by_workload,
-    with_cluster,
+    with_condition,
     with_pods,
 )
 from springtide.service.status.explain import explain
@@ -132,7 +132,7 @@ class ApiContext:
             self.searches.status,
             self.shares,
         )
-        return with_cluster(replace(status, trouble=platform.trouble, restarted=platform.restarted), platform.cluster())
+        return with_condition(status, platform)
 
     def why(self, id_or_name: str) -> Explanation:
         """Why the workload of that id or name is in its state, and what is expected of it."""

@@ -49,9 +49,11 @@ from springtide.service.assembly.cluster_secrets import api_token, master_key, t
 from springtide.service.assembly.kubernetes_functions import ClusterFunctions
 from springtide.service.assembly.local import USUAL_USD_PER_CPU_HOUR, USUAL_USD_PER_GPU_HOUR, Address
 from springtide.service.assembly.pool_settings import STRATEGY, tide_of
+from springtide.service.clock import PlatformClock
+from springtide.service.crash_points import EventExecutor
 from springtide.service.gateway.application import Gateway
 from springtide.service.gateway.routes import service_routes
-from springtide.service.platform import EventExecutor, Platform, PlatformBuild, PlatformClock, PlatformView
+from springtide.service.platform import Platform, PlatformBuild, PlatformView
 from springtide.service.reconciler.controller import ResourceReconciler
 from springtide.service.server import CRASH_AT, LOOPBACK, bind, crash_point_of, lifespan_of, server_of, signals_end
 from springtide.service.standby import Standby

@@ -19,8 +19,9 @@ from springtide.core.resources import Node
 from springtide.core.status.functions import FunctionRunStatus
 from springtide.core.workload import WorkloadId
 from springtide.service.assembly.function_settings import FunctionSettings, shown_address
+from springtide.service.clock import PlatformClock
+from springtide.service.crash_points import EventExecutor
 from springtide.service.executors import PostingExecutor
-from springtide.service.platform import EventExecutor, PlatformClock
 from springtide.storage.stores.probe import probe_store
 
 if TYPE_CHECKING:

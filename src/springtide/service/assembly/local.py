@@ -25,9 +25,11 @@ from springtide.service.api.sessions import SESSIONS_FILE, BrowserSessions
 from springtide.service.assembly.function_settings import FunctionSettings
 from springtide.service.assembly.functions import ServiceConnection, connect, node_of
 from springtide.service.assembly.pool_settings import policy_with_pools, tide_of
+from springtide.service.clock import PlatformClock
+from springtide.service.crash_points import EventExecutor
 from springtide.service.gateway.application import Gateway
 from springtide.service.gateway.routes import service_routes
-from springtide.service.platform import EventExecutor, Platform, PlatformClock
+from springtide.service.platform import Platform
 from springtide.service.server import CRASH_AT, LOOPBACK, bind, crash_point_of, lifespan_of, server_of, signals_end
 from springtide.service.supervise import RESTARTED
 from springtide.storage.files import make_private, write_durable

@@ -58,6 +58,11 @@ class PlatformCollector(Collector):
             "1 while decisions are made, 0 while they wait or fail; /readyz says why.",
             0.0 if self._platform.trouble else 1.0,
         )
+        yield GaugeMetricFamily(
+            "springtide_clock_trusted",
+            "0 while the machine's wall clock cannot be believed; platform time goes on without it.",
+            0.0 if self._platform.clock_notice else 1.0,
+        )
         yield GaugeMetricFamily("springtide_journal_seq", "The number of the journal's newest step.", view.seq)
 
     def collect(self) -> Iterator[Metric]:

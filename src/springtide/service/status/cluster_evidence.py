@@ -11,6 +11,7 @@ from springtide.core.quantities import format_duration
 from springtide.core.status.platform import JobStatus, PlatformStatus, ServiceStatus
 from springtide.core.status.pods import ClusterStatus, PodStatus
 from springtide.core.workload import WorkloadId
+from springtide.service.ports import PlatformLike
 
 MAX_PODS_TOLD = 8
 # Watches report about once a minute: after so long without a report the platform is cut off from the API server.
@@ -35,8 +36,10 @@ def with_pods(status: StatusT, pods: PodsByWorkload) -> StatusT:
     return replace(status, pods=own) if own else status
 
 
-def with_cluster(status: PlatformStatus, cluster: ClusterStatus | None) -> PlatformStatus:
-    """The platform's status with its cluster, and each workload's with its pods, which the cluster's leaves out."""
+def with_condition(status: PlatformStatus, platform: PlatformLike) -> PlatformStatus:
+    """The status with what troubles the platform, its cluster, and the pods of each workload, which that leaves out."""
+    cluster = platform.cluster()
+    status = replace(status, trouble=platform.trouble, restarted=platform.restarted, clock=platform.clock_notice)
     if cluster is None:
         return status
     pods = pods_by_workload(cluster)

@@ -183,12 +183,17 @@ function receiveStatus(status) {
   draw();
 }
 
-// Why the platform makes no decisions now: what is shown stays as it is until it does.
+// Why the platform makes no decisions now (what is shown stays as it is until it does), that its control plane died, and
+// what is wrong with the machine's clock.
 function showTrouble() {
-  const trouble = view.status === null ? "" : view.status.trouble ?? "";
+  const { trouble = "", restarted = "", clock = "" } = view.status ?? {};
+  const sentences = [];
+  if (trouble !== "") sentences.push(`No decisions are made: ${trouble}. What runs goes on.`);
+  if (restarted !== "") sentences.push(`The control plane was started again: the one before ${restarted}.`);
+  if (clock !== "") sentences.push(`${clock[0].toUpperCase()}${clock.slice(1)}.`);
   const alert = byId("alert");
-  alert.hidden = trouble === "";
-  if (trouble !== "") setText(alert, `No decisions are made: ${trouble}. What runs goes on.`);
+  alert.hidden = sentences.length === 0;
+  if (sentences.length > 0) setText(alert, sentences.join(" "));
 }
 
 function showState(state, detail) {

@@ -1,0 +1,117 @@
+"""`springtide journal`: what the platform has recorded, whether it is whole, and what to do if it is not."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+
+import click
+
+from springtide.cli.platform.platform_process import is_alive, read_platform
+from springtide.cli.session import Session, common_options
+from springtide.cli.tables.columns import count
+from springtide.control.journal.inspection import JournalReport, export_rows, inspect_journal
+from springtide.control.journal.journal import cut_journal, read_journal
+from springtide.core.errors import BackendError, InvalidRequest
+from springtide.core.quantities import format_duration
+
+_url = click.option(
+    "--journal", "url", metavar="URL", default="", help="postgresql://... [default: the file in the state directory]"
+)
+
+
+@click.group()
+def journal() -> None:
+    """Check, repair and export the journal: the record of all that the platform was told and decided."""
+
+
+@journal.command()
+@_url
+@common_options
+@click.pass_obj
+def check(session: Session, url: str) -> None:
+    """Read the whole journal and say whether every step is as it was written. Exit code 1 if not.
+
+    It may be checked while the platform runs.
+    """
+    report = _inspect(url, session.state_dir)
+    hint = "" if report.damaged_seq is None else "go on without what is damaged: springtide journal repair"
+    session.answer(report, _described(report), hint)
+    if report.damaged_seq is not None:
+        sys.exit(1)
+
+
+@journal.command()
+@_url
+@click.option("--yes", "is_sure", is_flag=True, help="Do it; without this, only what would be done is shown.")
+@common_options
+@click.pass_obj
+def repair(session: Session, url: str, is_sure: bool) -> None:
+    """Drop everything from the first damaged step on, so that the platform starts with what stands before it.
+
+    The journal is copied as it is first. What was recorded in the dropped steps is lost to the platform: jobs that were
+    submitted there are unknown, and others go on from an earlier state and their newest checkpoint.
+    """
+    report = _inspect(url, session.state_dir)
+    if report.damaged_seq is None:
+        session.answer(report, f"{_described(report)}\nthere is nothing to repair")
+        return
+    if report.num_sound == 0:
+        raise InvalidRequest(
+            f"no step of the journal can be trusted ({report.problem}): put it back from a copy, or start with another "
+            "state directory"
+        )
+    plan = f"the platform would go on from step {report.num_sound}, {_age(report)} after it was created"
+    if not is_sure:
+        session.answer(report, f"{_described(report)}\n{plan}", "do it: springtide journal repair --yes")
+        return
+    running = read_platform(session.state_dir)
+    if not url and running is not None and is_alive(running.pid):
+        raise BackendError("a platform uses this journal: stop it first with `springtide down`")
+    kept = cut_journal(url, session.state_dir, report.num_sound + 1)
+    text = f"the journal ends at step {report.num_sound} now; as it was it is kept in {kept}"
+    session.answer({"num_steps": report.num_sound, "kept": kept}, text, "go on: springtide up")
+
+
+@journal.command()
+@_url
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@common_options
+@click.pass_obj
+def export(session: Session, url: str, file: Path) -> None:
+    """Write every step as a line of JSON to FILE."""
+    num_steps = 0
+    with contextlib.closing(read_journal(url, session.state_dir)) as found, file.open("xb") as lines:
+        file.chmod(0o600)
+        for line in export_rows(found):
+            lines.write(line)
+            num_steps += 1
+    session.answer({"num_steps": num_steps, "file": str(file)}, f"{count(num_steps, 'step')} written to {file}")
+
+
+def _inspect(url: str, state_dir: Path) -> JournalReport:
+    if not url and not (state_dir / "journal.db").exists():
+        raise InvalidRequest(f"there is no journal in {state_dir}")
+    with contextlib.closing(read_journal(url, state_dir)) as found:
+        return inspect_journal(found)
+
+
+def _described(report: JournalReport) -> str:
+    lines = [
+        f"{count(report.num_sound, 'step')} of schema {report.schema}, {report.num_bytes:,} bytes, the last one "
+        f"{_age(report)} after the platform was created"
+    ]
+    if report.events:
+        told = ", ".join(f"{number:,} {kind}" for kind, number in sorted(report.events.items(), key=lambda e: -e[1]))
+        lines.append(f"  events: {told}")
+    if report.damaged_seq is None:
+        lines.append("every step is as it was written, and the journal ends where it was written last")
+    else:
+        after = f"; {count(report.num_after, 'step')} from there on cannot be used" if report.num_after else ""
+        lines.append(f"DAMAGED: {report.problem}{after}")
+    return "\n".join(lines)
+
+
+def _age(report: JournalReport) -> str:
+    return format_duration(report.last_s)

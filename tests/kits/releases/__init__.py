@@ -1,0 +1,1 @@
+"""State directories as earlier versions left them."""
