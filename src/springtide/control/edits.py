@@ -232,3 +232,13 @@ def with_new_workers(record: JobRecord, started: Sequence[StartReplica], now_s: 
         progress=replace(record.progress, step=first.restore.step if first.restore else 0),
         runs_as=replace(record.runs_as, plan=None),
     )
+
+
+def charge_nothing(state: PlatformState, for_s: float, now_s: float) -> None:
+    """Leave the last `for_s` seconds out of what is charged for the workers that there are: the machine was off."""
+    for record in list(state.live_records()) if for_s > 0.0 else ():
+        replicas = tuple(replace(r, started_at_s=min(now_s, r.started_at_s + for_s)) for r in record.replicas)
+        if isinstance(record, JobRecord):
+            state.jobs[record.workload_id] = replace(record, replicas=replicas)
+        else:
+            state.services[record.workload_id] = replace(record, replicas=replicas)

@@ -7,12 +7,12 @@ unknown workload, an older generation or a replica that is gone) changes nothing
 from __future__ import annotations
 
 from functools import singledispatch
-from typing import Any
 
 from msgspec.structs import replace
 
 from springtide.control.edits import (
     back_off_s,
+    charge_nothing,
     count_loss,
     differs_in_share,
     edited,
@@ -205,12 +205,14 @@ def _(event: events.PlatformStarted, state: PlatformState, now_s: float) -> None
 
 @apply_event.register
 def _(event: events.ClockAnchored, state: PlatformState, now_s: float) -> None:
-    """Charge nothing for the time in which the machine was off."""
-    tables: tuple[Any, ...] = (state.jobs, state.services) if event.skipped_s > 0.0 else ()
-    for table in tables:
-        for name, record in [(name, record) for name, record in table.items() if record.replicas]:
-            shifted = [replace(r, started_at_s=min(now_s, r.started_at_s + event.skipped_s)) for r in record.replicas]
-            table[name] = replace(record, replicas=tuple(shifted))
+    charge_nothing(state, event.skipped_s, now_s)
+
+
+@apply_event.register
+def _(event: events.FenceFound, state: PlatformState, now_s: float) -> None:
+    record = state.jobs.get(event.job_id)
+    if record is not None and event.generation > record.group.generation:
+        state.jobs[event.job_id] = replace(record, group=replace(record.group, generation=event.generation))
 
 
 @apply_event.register

@@ -109,6 +109,13 @@ class ClockAnchored(_Event, frozen=True, kw_only=True):
     is_in_doubt: bool = False
 
 
+class FenceFound(_Event, frozen=True, kw_only=True):
+    """The storage of a job was written by `generation`, of which the journal knows nothing: it lost steps."""
+
+    job_id: WorkloadId
+    generation: int
+
+
 class ReplicaReady(_Event, frozen=True, kw_only=True):
     """A replica is warm: a training worker has imported and built its model, a serving replica can answer.
 
@@ -271,6 +278,7 @@ Event = (
     | PlatformStopping
     | PlatformStarted
     | ClockAnchored
+    | FenceFound
     | ReplicaReady
     | ReplicaStopped
     | ReplicaLost

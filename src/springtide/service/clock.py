@@ -94,6 +94,7 @@ class PlatformClock:
                 self._offset_s = anchor.unix_s - anchor.at_s
             if anchor is not None and anchor.boot_id == now.boot_id != "":
                 self._set(now, max(lowest_s, anchor.at_s + now.boot_s - anchor.boot_s))
+                self._doubted_at_s = anchor.at_s if anchor.is_in_doubt else None
             elif anchor is None and lowest_s == 0.0:
                 self._offset_s = now.unix_s - self._platform_s(now.boot_s)
             else:

@@ -13,11 +13,12 @@ import pytest
 
 from kits.servers import missing_postgres, running_postgres
 from springtide.control.journal import journal as journals
-from springtide.control.journal.journal import open_journal, read_journal
+from springtide.control.journal.codec import encode_step
+from springtide.control.journal.journal import cut_journal, open_journal, read_journal
 from springtide.control.journal.postgres import PostgresJournal
 from springtide.control.journal.sqlite import SqliteJournal
 from springtide.control.loop import run
-from springtide.core.errors import InvalidRequest, JournalError, Superseded
+from springtide.core.errors import InvalidRequest, JournalDamaged, JournalError, Superseded
 from springtide.core.events import PlatformStarted
 from springtide.core.ports import Step
 
@@ -402,3 +403,67 @@ def test_a_server_that_dies_and_comes_back_has_every_acknowledged_step(tmp_path_
         assert [seq for seq, _ in journal.read()] == [*seqs, last]
         assert second.port == first.port
         journal.close()
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        ("DELETE FROM springtide_steps WHERE seq = 3", "step 3 of the journal is missing: step 4 stands there"),
+        ("DELETE FROM springtide_steps WHERE seq > 4", "the journal ends at step 4, but step 6 was acknowledged"),
+        ("DELETE FROM springtide_steps", "the journal ends at step 0, but step 6 was acknowledged"),
+        ("UPDATE springtide_steps SET now_s = 9 WHERE seq = 2", "step 2 of the journal was changed"),
+        ("UPDATE springtide_meta SET value = '2' WHERE key = 'clock'", "step 1 of the journal or what the journal was"),
+    ],
+)
+def test_edits_are_noticed_named_and_repaired(url, edit, said):
+    journal = PostgresJournal(url)
+    journal.set_meta("clock", "1")
+    for n in range(6):
+        journal.append(Step(now_s=float(n)))
+    journal.close()
+    with psycopg.connect(url) as connection:
+        connection.execute(edit)
+    reader = None
+    with pytest.raises(JournalDamaged) as found:
+        reader = read_journal(url, None)
+        list(reader.read())
+    assert found.value.problem.startswith(said)
+    if reader is not None:
+        reader.close()
+    if found.value.seq > 1:
+        assert cut_journal(url, None, found.value.seq) == "springtide_steps_damaged_1"
+        again = PostgresJournal(url)
+        assert [seq for seq, _ in again.read()] == list(range(1, found.value.seq))
+        assert again.append(STEP) == found.value.seq
+        again.close()
+
+
+def test_a_journal_of_the_first_schema_is_converted_and_kept(url):
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE springtide_meta (key text PRIMARY KEY, value text NOT NULL)")
+        connection.execute("INSERT INTO springtide_meta VALUES ('schema', '1'), ('clock_began_unix_s', '7.0')")
+        connection.execute(
+            "CREATE TABLE springtide_term (only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row), "
+            "term bigint NOT NULL, holder text NOT NULL, taken_at timestamptz NOT NULL DEFAULT now())"
+        )
+        connection.execute("INSERT INTO springtide_term (term, holder) VALUES (4, 'old')")
+        connection.execute(
+            "CREATE TABLE springtide_steps (seq bigint PRIMARY KEY, term bigint NOT NULL, "
+            "now_s double precision NOT NULL, step bytea NOT NULL)"
+        )
+        for n in range(1, 6):
+            step = encode_step(Step(now_s=float(n), events=STEP.events))
+            connection.execute("INSERT INTO springtide_steps VALUES (%s, %s, %s, %s)", (n, 3, float(n), step))
+    with pytest.raises(JournalError, match="converts it when it starts"):
+        read_journal(url, None)
+    journal = PostgresJournal(url)
+    assert journal.term == 5
+    assert [step.now_s for _, step in journal.read()] == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert [row.term for row in journal.rows()] == [3] * 5
+    assert journal.append(STEP) == 6
+    journal.close()
+    again = PostgresJournal(url)
+    assert len(list(again.read())) == 6
+    again.close()
+    with psycopg.connect(url) as connection:
+        assert connection.execute("SELECT count(*) FROM springtide_steps_schema_1").fetchone() == (5,)

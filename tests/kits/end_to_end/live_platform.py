@@ -52,7 +52,14 @@ class LivePlatform:
         self.http: httpx2.Client | None = None
         self.num_starts = 0
 
-    def start(self, crash_at: str = "", policy: str = "elastic", options: tuple[str, ...] = ()) -> None:
+    def start(
+        self,
+        crash_at: str = "",
+        policy: str = "elastic",
+        options: tuple[str, ...] = (),
+        env: dict[str, str] | None = None,
+    ) -> None:
+        """Start it and wait until it answers or has ended. `env` is added to its environment."""
         self.num_starts += 1
         address = self.state_dir / "platform.json"
         address.unlink(missing_ok=True)
@@ -66,7 +73,7 @@ class LivePlatform:
                 ],
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "SPRINGTIDE_CRASH_AT": crash_at, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "SPRINGTIDE_CRASH_AT": crash_at, "OMP_NUM_THREADS": "1", **(env or {})},
             )
         wait_for(lambda: address.exists() or self.process.poll() is not None, 60.0, "the platform to come up")
         if self.http is not None:

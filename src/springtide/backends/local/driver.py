@@ -84,6 +84,10 @@ class ProcessDriver:
         StorageFence(work_dir).raise_to(generation)
         self.table.crash_point("executor.fence.after")
 
+    def fence_of(self, job_id: WorkloadId) -> int:
+        """The generation that wrote last in the job's directory; 0 if none did. Raises StorageError."""
+        return StorageFence(self.table.work_dir(job_id)).generation()
+
     def attach_process(self, replica: Worker, identity: ProcessIdentity | None) -> None:
         """Attach the process to its replica and watch for its end; None: the process has already ended."""
         if replica.handle.identity is not None or replica.has_exited:

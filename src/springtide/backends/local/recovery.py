@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from springtide.backends.control_channel.members import MemberPhase
@@ -13,9 +15,10 @@ from springtide.backends.local.members import ProcessHandle, Worker
 from springtide.backends.local.records import WorkerRecord
 from springtide.backends.processes import boot_id, live_stat
 from springtide.core.actions import EndJob, PreemptJob, StartReplica, StopReplica
-from springtide.core.events import CheckpointCommitted, ReplicaLost, ReplicaStopped
+from springtide.core.errors import StorageError
+from springtide.core.events import CheckpointCommitted, FenceFound, ReplicaLost, ReplicaStopped
 from springtide.core.ports import Standing
-from springtide.core.workload import ReplicaId
+from springtide.core.workload import ReplicaId, WorkloadId
 
 FOREIGN_GRACE_S = 1.0
 _CHECKPOINT_NAME = re.compile(r"(\d+)-(\d+)")
@@ -34,7 +37,7 @@ class Recovery:
         records = self._driver.records.read_all()
         restartable = {action.replica_id: action for action in standing.actions if isinstance(action, StartReplica)}
         told_to_end = self._told_to_end(standing)
-        self._report_checkpoints(standing)
+        self._report_checkpoints(standing, self._written_generations(standing))
         for action in standing.replicas:
             self._resume(action, records.pop(action.replica_id, None), restartable, told_to_end)
         for record in records.values():
@@ -97,13 +100,24 @@ class Recovery:
         self._driver.attach_process(foreigner, process)
         foreigner.timers.append(table.reactor.after(FOREIGN_GRACE_S, lambda: table.kill(foreigner)))
 
-    def _report_checkpoints(self, standing: Standing) -> None:
+    def _written_generations(self, standing: Standing) -> dict[WorkloadId, int]:
+        """The generation that each job has reached; where its directory knows a later one than the journal, say so."""
+        reached = dict(standing.generations)
+        for job_id, generation in standing.generations.items():
+            # A fence that cannot be read stops the job's next start, which says so.
+            with contextlib.suppress(StorageError):
+                reached[job_id] = max(generation, self._driver.fence_of(job_id))
+            if reached[job_id] > generation:
+                self._table.post(FenceFound(job_id=job_id, generation=reached[job_id]))
+        return reached
+
+    def _report_checkpoints(self, standing: Standing, generations: Mapping[WorkloadId, int]) -> None:
         """Report each job's newest checkpoint: its writer may have ended while no control plane ran.
 
         The manifest is written last, so a directory that has one is complete.
         """
         restored = {start.workload_id: start.restore.step for start in standing.replicas if start.restore is not None}
-        for job_id, generation in standing.generations.items():
+        for job_id, generation in generations.items():
             found: list[tuple[int, int, Path]] = []
             for manifest in (self._table.work_dir(job_id) / "checkpoints").glob("*/manifest.json"):
                 match = _CHECKPOINT_NAME.fullmatch(manifest.parent.name)

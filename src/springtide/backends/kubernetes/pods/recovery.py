@@ -14,7 +14,7 @@ from springtide.backends.kubernetes.pods.reading import read_pod
 from springtide.backends.kubernetes.pods.shares import SHARE_ANNOTATION, share_of, share_text
 from springtide.backends.kubernetes.pods.state import PodState
 from springtide.core.actions import StartReplica
-from springtide.core.events import CheckpointCommitted
+from springtide.core.events import CheckpointCommitted, FenceFound
 from springtide.core.ports import Standing
 from springtide.core.resources import NodeId
 from springtide.core.workload import Checkpoint, WorkloadId
@@ -90,7 +90,9 @@ class PodRecovery:
         restored = {start.workload_id: start.restore.step for start in standing.replicas if start.restore is not None}
         for job_id, checkpoint in checkpoints.items():
             is_newer = checkpoint.step > restored.get(job_id, -1)
-            if is_newer and checkpoint.generation <= standing.generations.get(job_id, 0):
+            if checkpoint.generation > standing.generations.get(job_id, 0):
+                self._table.post(FenceFound(job_id=job_id, generation=checkpoint.generation))
+            if is_newer:
                 self._table.post(
                     CheckpointCommitted(
                         job_id=job_id,
