@@ -92,9 +92,11 @@ browser:
 	@command -v chromium >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium >/dev/null) || \
 	  echo "chromium is not installed and cannot be: the browser test will be skipped"
 
-# A real Redis for the parameter store's tests and a real PostgreSQL for the journal's: Debian's; without the right to
-# install them their tests say that they are skipped.
+# A real Redis for the parameter store's tests, a real PostgreSQL for the journal's and a wall clock that can be set for the
+# clock's: Debian's; without the right to install them their tests say that they are skipped.
 servers:
+	@command -v faketime >/dev/null || (apt-get update -qq && apt-get install -y -qq faketime >/dev/null) || \
+	  echo "faketime is not installed and cannot be: its tests will be skipped"
 	@command -v redis-server >/dev/null || (apt-get update -qq && apt-get install -y -qq redis-server >/dev/null) || \
 	  echo "redis-server is not installed and cannot be: its tests will be skipped"
 	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || \

@@ -17,7 +17,14 @@ from urllib.parse import urlsplit
 import psycopg
 
 from springtide.control.journal.chain import JournalMark, Row, follow, genesis, link
-from springtide.control.journal.codec import SCHEMA_VERSION, decode_step, encode_step, unreadable_schema, upgraded
+from springtide.control.journal.codec import (
+    SCHEMA_VERSION,
+    StepEncoder,
+    decode_rows,
+    decode_step,
+    unreadable_schema,
+    upgraded,
+)
 from springtide.control.journal.witness import compare
 from springtide.core.errors import JournalDamaged, JournalError, Superseded
 from springtide.core.ports import Step
@@ -89,6 +96,7 @@ class PostgresJournal:
         self._lock = threading.RLock()
         self._connection: Connection | None = None
         self._is_closed = False
+        self._encoder = StepEncoder()
         self._term = 0
         try:
             connection = self._connect()
@@ -101,7 +109,7 @@ class PostgresJournal:
                 self._term = int(row[0])
                 # No process with an earlier term can write any more.
                 self._convert(connection)
-            self._newest = self._check_end(connection)
+            self._newest = self._mark_at(connection, None) if read_only else self._check_end(connection)
         except psycopg.Error as error:
             self.close()
             raise JournalError(f"the journal {self._display_url} cannot be opened: {_one_line(error)}") from error
@@ -121,7 +129,7 @@ class PostgresJournal:
         caller has to retry the same step before it appends another one.
         """
         with self._lock:
-            data = encode_step(step)
+            data = self._encoder.encode(step)
 
             def insert(connection: Connection) -> JournalMark:
                 # What it was founded with is in the chain from the first step on.
@@ -134,6 +142,7 @@ class PostgresJournal:
                 return self._recorded(connection, wanted)
 
             self._newest = self._run(insert, "written")
+            self._encoder.note(step)
             return self._newest.seq
 
     def check(self) -> None:
@@ -143,8 +152,7 @@ class PostgresJournal:
 
     def read(self, after_seq: int = 0) -> Iterator[tuple[int, Step]]:
         """Every step with a higher sequence number, in order. Raises JournalDamaged, JournalError."""
-        for row in self.rows(after_seq):
-            yield row.seq, decode_step(row.step)
+        yield from decode_rows(self.rows(after_seq), self._memory_at(after_seq))
 
     def rows(self, after_seq: int = 0) -> Iterator[Row]:
         """The rows as they are stored, each compared with the chain. Raises JournalDamaged, JournalError."""
@@ -152,6 +160,16 @@ class PostgresJournal:
             previous = self._run(lambda connection: self._mark_at(connection, after_seq), "read")
         if previous.seq == after_seq:
             yield from follow(self._rows_after(after_seq), previous)
+
+    def _memory_at(self, seq: int) -> Any:
+        """The policy's memory at a step."""
+        query = (
+            "SELECT step FROM springtide_steps WHERE seq <= %s "
+            "AND position('\"memory\":\"=\"' IN convert_from(step, 'UTF8')) = 0 ORDER BY seq DESC LIMIT 1"
+        )
+        with self._lock:
+            row = self._run(lambda connection: connection.execute(query, (seq,)).fetchone(), "read")
+        return None if row is None else decode_step(bytes(row[0])).memory
 
     def _rows_after(self, after_seq: int) -> Iterator[Row]:
         query = "SELECT seq, term, now_s, step, chain FROM springtide_steps WHERE seq > %s ORDER BY seq LIMIT %s"

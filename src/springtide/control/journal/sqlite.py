@@ -9,10 +9,19 @@ import shutil
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from springtide.control.journal.chain import JournalMark, Row, follow, genesis, link
-from springtide.control.journal.codec import SCHEMA_VERSION, decode_step, encode_step, unreadable_schema, upgraded
+from springtide.control.journal.codec import (
+    SAME_MEMORY,
+    SCHEMA_VERSION,
+    StepEncoder,
+    decode_rows,
+    decode_step,
+    unreadable_schema,
+    upgraded,
+)
 from springtide.control.journal.witness import Witness, compare, read_witness
 from springtide.core.errors import JournalDamaged, JournalError
 from springtide.core.ports import Step
@@ -42,6 +51,7 @@ class SqliteJournal:
         """Raises JournalDamaged if steps that were acknowledged are missing at the end, JournalError."""
         self._path = path
         self._witness: Witness | None = None
+        self._encoder = StepEncoder()
         if not read_only:
             # Before anything is written: opening for writing would drop the damaged end of a write-ahead log.
             _check_end_of(path)
@@ -89,20 +99,20 @@ class SqliteJournal:
         if not self._newest.seq:
             # What it was founded with is in the chain from the first step on.
             self._newest = self._genesis()
-        row = link(self._newest, self._term, step.now_s, encode_step(step))
+        row = link(self._newest, self._term, step.now_s, self._encoder.encode(step))
         try:
             self._db.execute(_INSERT.format("steps"), row)
         except sqlite3.Error as error:
             raise JournalError(f"the journal {self._path} cannot be written: {error}") from error
         self._newest = JournalMark(row.seq, row.chain)
+        self._encoder.note(step)
         if self._witness is not None:
             self._witness.note(self._newest, step.now_s)
         return row.seq
 
     def read(self, after_seq: int = 0) -> Iterator[tuple[int, Step]]:
         """Every step with a higher sequence number, in order. Raises JournalDamaged, JournalError."""
-        for row in self.rows(after_seq):
-            yield row.seq, decode_step(row.step)
+        yield from decode_rows(self.rows(after_seq), self._memory_at(after_seq))
 
     def rows(self, after_seq: int = 0) -> Iterator[Row]:
         """The rows as they are stored, each compared with the chain. Raises JournalDamaged, JournalError."""
@@ -112,6 +122,14 @@ class SqliteJournal:
                 yield from follow(map(Row._make, self._db.execute(_SELECT, (after_seq,))), previous)
         except sqlite3.Error as error:
             raise JournalError(f"the journal {self._path} cannot be read: {error}") from error
+
+    def _memory_at(self, seq: int) -> Any:
+        """The policy's memory at a step."""
+        query = "SELECT step FROM steps WHERE seq <= ? ORDER BY seq DESC"
+        for (data,) in self._db.execute(query, (seq,)):
+            if (memory := decode_step(data).memory) != SAME_MEMORY:
+                return memory
+        return None
 
     def last_now_s(self) -> float:
         """When the newest step was taken; 0 for an empty journal."""
