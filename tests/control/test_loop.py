@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -107,3 +108,44 @@ def test_a_journal_that_another_policy_wrote_does_not_verify(job):
     play(script)
     with pytest.raises(JournalError, match="differs"):
         verify(Controller(Refuses()), script)
+
+
+class Stream:
+    """A hundred jobs that each report once a second, on a clock that stands still between events."""
+
+    def __init__(self, seconds: float, urgent_s: float = math.inf) -> None:
+        self.agenda = sorted((second + at / 100, at) for second in range(int(seconds)) for at in range(100))
+        self.urgent_s, self.time_s = urgent_s, 0.0
+
+    def now_s(self) -> float:
+        return self.time_s
+
+    def wait(self, deadline_s: float | None) -> Sequence[Event]:
+        due_s, number = self.agenda[0] if self.agenda else (math.inf, 0)
+        if deadline_s is not None and deadline_s < due_s:
+            self.time_s = max(self.time_s, deadline_s)
+            return ()
+        self.agenda.pop(0)
+        self.time_s = max(self.time_s, due_s)
+        if self.time_s >= self.urgent_s:
+            self.urgent_s = math.inf
+            return [events.NodeJoined(node=make_node("n", 1))]
+        return [events.ProgressReported(job_id=f"job-{number}", generation=1, step=1, total_steps=2, world_size=1)]
+
+    def acknowledge(self, happened: Sequence[Event]) -> None: ...
+
+
+@pytest.mark.parametrize(("gather_s", "expected"), [(0.0, 1000), (0.5, 21)])
+def test_the_journal_does_not_grow_with_the_number_of_jobs(gather_s: float, expected: int) -> None:
+    stream, journal = Stream(10), MemoryJournal()
+    run(Controller(Fifo()), stream, stream, journal, until=lambda: not stream.agenda, gather_progress_s=gather_s)
+    steps = [step for _, step in journal.read()]
+    assert len(steps) <= expected
+    assert sum(len(step.events) for step in steps) == 1000
+
+
+def test_what_is_urgent_does_not_wait_for_progress() -> None:
+    stream, journal = Stream(2, urgent_s=0.8), MemoryJournal()
+    run(Controller(Fifo()), stream, stream, journal, until=lambda: not stream.agenda, gather_progress_s=0.5)
+    (at_s,) = (step.now_s for _, step in journal.read() if any(isinstance(e, events.NodeJoined) for e in step.events))
+    assert at_s == pytest.approx(0.8)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import msgspec
 
 from springtide.control.controller import Controller
 from springtide.core.errors import JournalError, Superseded
-from springtide.core.events import Event
+from springtide.core.events import Event, ProgressReported
 from springtide.core.ports import Clock, Executor, Journal, Step
 
 JOURNAL_RETRY_S = 1.0
@@ -23,6 +24,7 @@ def run(
     until: Callable[[], bool],
     on_step: Callable[[int, Step], None] | None = None,
     on_journal_error: Callable[[JournalError], None] | None = None,
+    gather_progress_s: float = 0.0,
 ) -> None:
     """Drive the platform until `until()` holds between two turns.
 
@@ -31,13 +33,21 @@ def run(
     number and each step, after it is durable. While the journal cannot be written (a full disk), training goes on and
     decisions halt: the append is retried, and events that arrive meanwhile wait for the next turn. Raises Superseded
     when another control plane has taken over the journal; none of the step's actions has started then.
+
+    Reports of progress that come within `gather_progress_s` seconds of the last turn wait until that time is over, so
+    that the journal does not grow with the number of jobs; any other event ends the wait.
     """
     pending: list[Event] = []
+    turn_s = clock.now_s()
     while not until():
         events = [*pending, *executor.wait(_at_once(clock) if pending else controller.wakeup_at_s)]
         pending = []
+        wakeup_s = controller.wakeup_at_s
+        until_s = min(turn_s + gather_progress_s, math.inf if wakeup_s is None else wakeup_s)
+        while events and clock.now_s() < until_s and all(isinstance(event, ProgressReported) for event in events):
+            events += executor.wait(until_s)
         # The clock is read once per turn, so that everything in a turn happens at one instant.
-        now_s = clock.now_s()
+        now_s = turn_s = clock.now_s()
         memory = controller.state.memory
         step = controller.step(now_s, events)
         # A turn without events and decisions is not recorded: a replay needs nothing of it.

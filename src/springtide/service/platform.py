@@ -53,6 +53,7 @@ LONGEST_DRAIN_S = 25.0
 LOCAL_OVERHEADS = Overheads(change_s=2.5)
 _RESTART_SHOWN_S = 600.0
 _CLOCK_REVIEW_S = 60.0
+_GATHER_PROGRESS_S = 0.5
 
 
 class PlatformBuild(msgspec.Struct, frozen=True, kw_only=True):
@@ -343,6 +344,7 @@ class Platform:
                 until=self._is_over,
                 on_step=self._on_step,
                 on_journal_error=self._on_journal_error,
+                gather_progress_s=_GATHER_PROGRESS_S,
             )
         except Superseded as error:
             self.failure = error
