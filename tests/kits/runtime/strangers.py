@@ -91,7 +91,7 @@ for line in sys.stdin:
     if verb == "form":
         if group is not None:
             group.close()
-        group = form_group(rendezvous, int(more[0]), rank, size, cpu, is_wanted=lambda: True, listen_host=host)
+        group = form_group(rendezvous, int(more[0]), rank, size, cpu, is_wanted=lambda: True, listen_host=host, key=key)
         print("formed", flush=True)
     elif verb == "gather":
         output = torch.zeros(size)

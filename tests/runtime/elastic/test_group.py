@@ -114,12 +114,10 @@ def test_a_broadcast_arrives_and_a_leaving_peer_ends_the_next_one():
 
 
 @contextlib.contextmanager
-def members(tmp_path, *, size=3, descriptors=64):
+def members(rendezvous, *, size=3, key=""):
     """Processes with few descriptors, each at an address of its own, where nobody else of this machine listens."""
     hosts = [f"127.91.{rank}.7" for rank in range(1, size + 1)]
-    made = [
-        GroupMember(f"file://{tmp_path}", rank, size, host, descriptors=descriptors) for rank, host in enumerate(hosts)
-    ]
+    made = [GroupMember(rendezvous, rank, size, host, key=key) for rank, host in enumerate(hosts)]
     try:
         for member in made:
             member.wait_ready()
@@ -131,7 +129,7 @@ def members(tmp_path, *, size=3, descriptors=64):
 
 @pytest.mark.slow
 def test_strangers_reach_no_member_of_a_group_that_has_formed(tmp_path):
-    with stranger() as nobody, members(tmp_path) as group:
+    with stranger() as nobody, members(f"file://{tmp_path}") as group:
         for generation in (1, 2):
             assert tell_all(group, f"form {generation}") == ["formed"] * 3
             assert tell_all(group, "gather") == ["True"] * 3
@@ -151,7 +149,7 @@ def test_strangers_reach_no_member_of_a_group_that_has_formed(tmp_path):
 
 @pytest.mark.slow
 def test_strangers_who_connect_while_a_group_forms_do_not_end_its_members(tmp_path):
-    with stranger(count=200) as nobody, members(tmp_path, size=2) as group:
+    with stranger(count=200) as nobody, members(f"file://{tmp_path}", size=2) as group:
         for member in group:
             nobody.ask(f"{member.host}:1")
         assert tell_all(group, "form 0") == ["formed"] * 2
@@ -167,3 +165,26 @@ def test_strangers_who_connect_while_a_group_forms_do_not_end_its_members(tmp_pa
         # Descriptors that it got are closed with the group that it got them from.
         assert tell_all(group, "form 6") == ["formed"] * 2
         wait_held(group, held)
+
+
+@pytest.mark.slow
+def test_strangers_at_the_meeting_place_hinder_no_group(tmp_path):
+    # At a host of its own that no member is reached at, so that its port is the one port there.
+    place = "127.91.9.7:29477"
+    with stranger(greeting=b"\0" * 48) as nobody, stranger() as silent, members(f"tcp://{place}", key="k") as group:
+        # Before there is a place, while its members come, and after.
+        assert silent.ask(place) == "0"
+        silent.tell(f"{place.partition(':')[0]}:*")
+        assert tell_all(group, "form 1") == ["formed"] * 3
+        silent.tell("")
+        assert silent.answer() in "01"
+        held = wait_held(group)
+        for process in (nobody, silent):
+            process.tell(place)
+        assert tell_all(group, "gather") == ["True"] * 3
+        for process in (nobody, silent):
+            process.answer()
+            process.tell("")
+        wait_held(group, held)
+        assert tell_all(group, "form 2") == ["formed"] * 3
+        assert tell_all(group, "gather") == ["True"] * 3

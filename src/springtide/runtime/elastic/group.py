@@ -38,8 +38,10 @@ def open_store(
     generation: int,
     timeout_s: float = FORM_TIMEOUT_S,
     is_wanted: Callable[[], bool] = lambda: True,
+    key: str = "",
 ) -> c10d.Store:
-    """Open the members' rendezvous store: `file:///directory`, or `tcp://host:port`, which the first member hosts.
+    """Open the members' rendezvous store: `file:///directory`, or `tcp://host:port`, which the first member hosts,
+    and where all prove that they know the `key`.
 
     Raises PeerLost if no host answers within `timeout_s` seconds or once `is_wanted` returns false, and BackendError
     for any other scheme.
@@ -50,7 +52,7 @@ def open_store(
         raise BackendError(f"the rendezvous {rendezvous!r} is neither file:///path nor tcp://host:port")
     host, port = _host_and_port(rendezvous)
     try:
-        return TcpMeeting(host, port, generation, timeout_s, is_wanted)
+        return TcpMeeting(host, port, generation, timeout_s, is_wanted, key)
     except RuntimeError as error:
         raise PeerLost(str(error)) from error
 
@@ -275,8 +277,11 @@ def form_group(
     *,
     is_wanted: Callable[[], bool],
     listen_host: str = "",
+    key: str = "",
 ) -> Group:
     """Wait until every member has arrived, then connect. Raises CollectiveError as soon as `is_wanted` turns false.
+
+    Over tcp:// the members prove to each other that they know the `key`.
 
     Members on different machines publish the `listen_host` at which each can be reached. Arriving is separate from
     connecting because an attempt to connect to an absent member ends only by its timeout.
@@ -286,9 +291,10 @@ def form_group(
         raise_descriptor_limit()
     if world_size == 1 and not rendezvous.startswith("file://"):
         return Group(c10d.HashStore(), rank, world_size, device, is_local=is_local)
-    host = _host_meeting(rendezvous, generation) if rank == 0 and rendezvous.startswith("tcp://") else None
+    is_host = rank == 0 and rendezvous.startswith("tcp://")
+    host = _host_meeting(rendezvous, generation, world_size, key) if is_host else None
     try:
-        store = open_store(rendezvous, generation, is_wanted=is_wanted)
+        store = open_store(rendezvous, generation, is_wanted=is_wanted, key=key)
         peers: frozenset[str] = frozenset()
         if world_size > 1:
             store.set(f"here/{rank}", listen_host or "1")
@@ -305,10 +311,10 @@ def form_group(
     return group
 
 
-def _host_meeting(rendezvous: str, generation: int) -> MeetingHost:
+def _host_meeting(rendezvous: str, generation: int, num_members: int, key: str) -> MeetingHost:
     host, port = _host_and_port(rendezvous)
     try:
-        return MeetingHost(host, port, generation)
+        return MeetingHost(host, port, generation, num_members, key)
     except OSError as error:
         raise PeerLost(f"this member cannot host the meeting at {host}:{port}: {error.strerror}") from error
 
