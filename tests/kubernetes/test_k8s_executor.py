@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from kits.kubernetes.api_proxy import ApiProxy
+from kits.kubernetes.kubelet_player import MASTER_KEY
 from kits.kubernetes.lab.lab import Cluster
 from kits.kubernetes.pod_platform import PodPlatform
 from springtide.backends.kubernetes import settings as names
@@ -21,6 +22,7 @@ from springtide.core.actions import EndJob
 from springtide.core.events import JobResized, NodeLost, ReplicaLost, ReplicaReady, ReplicaStopped, ScaleRequested
 from springtide.core.ports import Standing
 from springtide.core.shares import Share
+from springtide.core.tokens import group_key, workload_key
 from springtide.core.workload import JobState
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(180)]
@@ -73,6 +75,7 @@ def test_a_group_meets_at_the_pod_of_rank_0_and_goes_on_without_who_leaves(platf
     orders = platform.kubelet.workers["job.1"].orders
     (order,) = [each for each in orders if type(each).__name__ == "FormGroup"]
     assert order.rendezvous == "tcp://127.0.0.1:29401"
+    assert order.key == group_key(workload_key(MASTER_KEY, "job"), 1)
     platform.resize(2, 0)
     platform.until(JobResized, lambda event: event.generation == 2)
     assert platform.until(ReplicaStopped).replica_id == "job.1"

@@ -28,5 +28,17 @@ def gateway_token(key: str) -> str:
     return _derive(key.encode(), "gateway", "")
 
 
+def group_key(key: str, generation: int) -> str:
+    """The key of the members of one group, derived from their workload's key. It comes with the order to form it."""
+    return _derive(key.encode(), "group", str(generation))
+
+
+def proof_of(secret: str, *parts: bytes) -> bytes:
+    """What only those who know the secret can compute of the parts."""
+    # Each part is preceded by its length, so that different parts never give the same text.
+    text = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+    return hmac.new(secret.encode(), text, hashlib.sha256).digest()
+
+
 def _derive(key: bytes, purpose: str, name: str) -> str:
     return hmac.new(key, f"springtide/{purpose}/{name}".encode(), hashlib.sha256).hexdigest()

@@ -12,7 +12,6 @@ replica's old address gets neither the secret nor a request. The frames after th
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import secrets
 import struct
@@ -21,6 +20,7 @@ from typing import Generic, Literal, TypeVar
 import msgspec
 
 from springtide.core.errors import BackendError
+from springtide.core.tokens import proof_of
 from springtide.core.workload import ReplicaId
 from springtide.serving.schema import ServiceSchema
 
@@ -164,21 +164,14 @@ def new_nonce() -> bytes:
 
 def gateway_proof(token: str, replica_id: ReplicaId, challenge: bytes, nonce: bytes) -> bytes:
     """The gateway's answer to the replica's challenge; `nonce` is the gateway's own."""
-    return _proof("gateway", token, replica_id, challenge, nonce)
+    return proof_of(token, b"gateway", replica_id.encode(), challenge, nonce)
 
 
 def replica_proof(token: str, replica_id: ReplicaId, challenge: bytes, nonce: bytes) -> bytes:
     """The replica's proof in its Welcome, for the same challenge and nonce."""
-    return _proof("replica", token, replica_id, challenge, nonce)
+    return proof_of(token, b"replica", replica_id.encode(), challenge, nonce)
 
 
 def is_proof(given: bytes, expected: bytes) -> bool:
     """Whether the proofs are equal, compared in constant time."""
     return hmac.compare_digest(given, expected)
-
-
-def _proof(role: str, token: str, replica_id: ReplicaId, challenge: bytes, nonce: bytes) -> bytes:
-    parts = (role.encode(), replica_id.encode(), challenge, nonce)
-    # Each part is preceded by its length, so that different parts never give the same text.
-    text = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
-    return hmac.new(token.encode(), text, hashlib.sha256).digest()

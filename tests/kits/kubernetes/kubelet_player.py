@@ -91,6 +91,7 @@ class PlayedWorker:
             pid=7,
             generation=self.generation,
             is_ready=True,
+            proves_keys=True,
         )
         with self._lock:
             self._connection = connection

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load
 
 from kits.runtime.runtime_plane import WAIT_S, Plane
-from springtide.core.tokens import replica_token, workload_key
+from springtide.core.tokens import group_key, replica_token, workload_key
 from springtide.core.wire.workers import FormGroup, FrameDecoder, Progress, Report, WorkerSpec
 from springtide.core.workload import ReplicaId
 from springtide.storage.workloads.store import open_workload_store
@@ -39,6 +39,7 @@ class PodPlane(Plane):
         self.hellos: dict[str, str] = {}
         self.generation = 0
         self.members = ()
+        self.rendezvous = ""
         self.batch_sizes = {}
         self.acknowledges = True
         self.on_report = lambda name, report: None
@@ -114,13 +115,15 @@ class PodPlane(Plane):
         if forced:
             self.store.raise_fence(self.generation)
         host = self.addresses[members[0]]
+        self.rendezvous = f"tcp://{host}:{free_port(host)}"
         order = FormGroup(
             generation=self.generation,
             members=tuple(ReplicaId(name) for name in members),
-            rendezvous=f"tcp://{host}:{free_port(host)}",
+            rendezvous=self.rendezvous,
             previous=previous,
             forced=forced,
             global_batch_size=batch,
+            key=group_key(self.key, self.generation),
         )
         leavers = [name for name in self.members if name not in self.exits and name not in untold]
         self.members = members

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 
 import pytest
 import torch
 from torch._C import _distributed_c10d as c10d
 
+from kits.runtime.strangers import GroupMember, stranger, tell_all, wait_held
 from springtide.core.errors import PeerLost
 from springtide.runtime.elastic.group import Group
 
@@ -108,3 +111,80 @@ def test_a_broadcast_arrives_and_a_leaving_peer_ends_the_next_one():
     first.close()
     with pytest.raises(PeerLost, match="left"):
         first.broadcast(torch.ones(3), 0)
+
+
+@contextlib.contextmanager
+def members(rendezvous, *, size=3, key=""):
+    """Processes with few descriptors, each at an address of its own, where nobody else of this machine listens."""
+    hosts = [f"127.91.{rank}.7" for rank in range(1, size + 1)]
+    made = [GroupMember(rendezvous, rank, size, host, key=key) for rank, host in enumerate(hosts)]
+    try:
+        for member in made:
+            member.wait_ready()
+        yield made
+    finally:
+        for member in made:
+            member.close()
+
+
+@pytest.mark.slow
+def test_strangers_reach_no_member_of_a_group_that_has_formed(tmp_path):
+    with stranger() as nobody, members(f"file://{tmp_path}") as group:
+        for generation in (1, 2):
+            assert tell_all(group, f"form {generation}") == ["formed"] * 3
+            assert tell_all(group, "gather") == ["True"] * 3
+            # The sockets of the group before it are closed in the background.
+            ports = [member.wait_listening_port() for member in group]
+            held = wait_held(group)
+            for member, port in zip(group, ports, strict=True):
+                assert nobody.ask(f"{member.host}:{port}") == "0"
+            assert tell_all(group, "gather") == ["True"] * 3
+            wait_held(group, held)
+        # What else listens in the process answers whoever comes.
+        group[0].tell("serve")
+        with socket.create_connection((group[0].host, group[0].own_port)) as link:
+            assert link.recv(64) == b"hello"
+        assert group[0].answer() == "served"
+
+
+@pytest.mark.slow
+def test_strangers_who_connect_while_a_group_forms_do_not_end_its_members(tmp_path):
+    with stranger(count=200) as nobody, members(f"file://{tmp_path}", size=2) as group:
+        for member in group:
+            nobody.ask(f"{member.host}:1")
+        assert tell_all(group, "form 0") == ["formed"] * 2
+        held, reached = wait_held(group), []
+        for generation in range(1, 6):
+            # It connects to all that comes to listen there, as soon as it does.
+            nobody.tell(f"{group[generation % 2].host}:*")
+            assert tell_all(group, f"form {generation}") == ["formed"] * 2
+            assert tell_all(group, "gather") == ["True"] * 2
+            nobody.tell("")
+            reached.append(int(nobody.answer()))
+        assert any(reached)
+        # Descriptors that it got are closed with the group that it got them from.
+        assert tell_all(group, "form 6") == ["formed"] * 2
+        wait_held(group, held)
+
+
+@pytest.mark.slow
+def test_strangers_at_the_meeting_place_hinder_no_group(tmp_path):
+    # At a host of its own that no member is reached at, so that its port is the one port there.
+    place = "127.91.9.7:29477"
+    with stranger(greeting=b"\0" * 48) as nobody, stranger() as silent, members(f"tcp://{place}", key="k") as group:
+        # Before there is a place, while its members come, and after.
+        assert silent.ask(place) == "0"
+        silent.tell(f"{place.partition(':')[0]}:*")
+        assert tell_all(group, "form 1") == ["formed"] * 3
+        silent.tell("")
+        assert silent.answer() in "01"
+        held = wait_held(group)
+        for process in (nobody, silent):
+            process.tell(place)
+        assert tell_all(group, "gather") == ["True"] * 3
+        for process in (nobody, silent):
+            process.answer()
+            process.tell("")
+        wait_held(group, held)
+        assert tell_all(group, "form 2") == ["formed"] * 3
+        assert tell_all(group, "gather") == ["True"] * 3

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from kits.runtime.pod_plane import PodPlane, kill_worker
-from kits.runtime.runtime_plane import TRAIN, make_job
+from kits.runtime.runtime_plane import HELD_TRAIN, make_job
 from kits.runtime.slow_link import SlowLink
 from kits.servers import running_s3
 from springtide.core.wire.workers import CheckpointWritten, Failed, Finished, Left, Preempt, Switched
@@ -22,12 +22,6 @@ from springtide.storage.step_lines import WORD, lines_above, unpack_lines
 
 pytestmark = pytest.mark.slow
 NUM_STEPS = 39
-# Training stands still while joiners come up, so that they find it under way however slow the machine is.
-HELD_TRAIN = TRAIN.replace(
-    "        ctx.step(loss)",
-    "        while os.path.exists(os.environ['HOLD']):\n            time.sleep(0.01)\n        ctx.step(loss)",
-)
-assert HELD_TRAIN != TRAIN
 
 
 @pytest.fixture(scope="module")

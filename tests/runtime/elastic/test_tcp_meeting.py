@@ -9,18 +9,21 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
+import msgspec
 import pytest
 import torch
 
 from springtide.core.errors import PeerLost
 from springtide.core.wire.workers import FormGroup
 from springtide.core.workload import ReplicaId
+from springtide.runtime.elastic import handshake, tcp_meeting
 from springtide.runtime.elastic.catchup import connect_stream, listen_for_stream
 from springtide.runtime.elastic.group import form_group
 from springtide.runtime.elastic.membership import Formation, Membership
 from springtide.runtime.elastic.tcp_meeting import MeetingHost, TcpMeeting
 
 CPU = torch.device("cpu")
+KEY = "a key"
 
 
 @pytest.fixture
@@ -119,9 +122,10 @@ def place_of(rendezvous):
     return host, int(port)
 
 
-def test_keys_are_there_for_all_members(rendezvous):
-    host = MeetingHost(*place_of(rendezvous), 3)
-    first, second = (TcpMeeting(*place_of(rendezvous), 3, 5.0) for _ in range(2))
+@pytest.mark.parametrize("key", ["", KEY])
+def test_values_are_there_for_all_members(rendezvous, key):
+    host = MeetingHost(*place_of(rendezvous), 3, 2, key)
+    first, second = (TcpMeeting(*place_of(rendezvous), 3, 5.0, key=key) for _ in range(2))
     assert not first.check(["a", "b"])
     first.set("a", "1")
     second.set("b", b"\0" * 3)
@@ -148,7 +152,7 @@ def test_keys_are_there_for_all_members(rendezvous):
 
 
 def test_a_meeting_is_of_one_group_and_nobody_waits_for_it_in_vain(rendezvous):
-    host = MeetingHost(*place_of(rendezvous), 3)
+    host = MeetingHost(*place_of(rendezvous), 3, 2)
     with pytest.raises(RuntimeError, match="another group meets"):
         TcpMeeting(*place_of(rendezvous), 4, 5.0)
     with pytest.raises(PeerLost, match="cannot host the meeting"):
@@ -168,7 +172,7 @@ def test_a_group_of_one_meets_nowhere():
 
 
 def test_nonsense_ends_one_connection_and_not_the_meeting(rendezvous):
-    host = MeetingHost(*place_of(rendezvous), 3)
+    host = MeetingHost(*place_of(rendezvous), 3, 2)
     member = TcpMeeting(*place_of(rendezvous), 3, 5.0)
     for nonsense in (b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\1\xff"):
         with socket.create_connection(place_of(rendezvous)) as stranger:
@@ -179,6 +183,68 @@ def test_nonsense_ends_one_connection_and_not_the_meeting(rendezvous):
     member.set("a", "1")
     assert member.get("a") == b"1"
     host.close()
+
+
+def test_without_the_key_nothing_is_read_or_replaced(rendezvous):
+    host = MeetingHost(*place_of(rendezvous), 3, 2, KEY)
+    member = TcpMeeting(*place_of(rendezvous), 3, 5.0, key=KEY)
+    member.set("a", "1")
+    for wrong in ("", "another key"):
+        with pytest.raises(RuntimeError, match="no member hosts the meeting"):
+            TcpMeeting(*place_of(rendezvous), 3, 0.0, key=wrong)
+    with socket.create_connection(place_of(rendezvous)) as stranger:
+        body = msgspec.msgpack.encode(("delete", ["a"], b""))
+        with contextlib.suppress(OSError):
+            stranger.sendall(len(body).to_bytes(4, "big") + body + bytes(64))
+            while stranger.recv(64):
+                pass
+    assert member.get("a") == b"1"
+    host.close()
+
+
+def test_a_group_forms_only_among_those_who_have_its_key(rendezvous):
+    hosts = ("127.0.0.1", "127.0.0.2")
+
+    def form(rank, key="the group's", is_wanted=lambda: True):
+        return form_group(rendezvous, 3, rank, 2, CPU, is_wanted=is_wanted, listen_host=hosts[rank], key=key)
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(form, 0)
+        tries = iter([True] * 3)
+        with pytest.raises(PeerLost, match="no member hosts the meeting"):
+            form(1, "that of the group before", lambda: next(tries, False))
+        groups = [form(1), first.result()]
+    for group in groups:
+        group.close()
+
+
+@pytest.mark.parametrize("key", ["", KEY])
+def test_connections_that_say_nothing_hold_neither_threads_nor_descriptors(rendezvous, key, monkeypatch):
+    monkeypatch.setattr(handshake, "PROVE_S", 0.3)
+    monkeypatch.setattr(tcp_meeting, "_REQUEST_S", 0.3)
+    host = MeetingHost(*place_of(rendezvous), 3, 2, key)
+    member = TcpMeeting(*place_of(rendezvous), 3, 30.0, key=key)
+    held = num_held()
+    strangers = [socket.create_connection(place_of(rendezvous)) for _ in range(300)]
+    late = TcpMeeting(*place_of(rendezvous), 3, 30.0, key=key)
+    late.set("late", "1")
+    assert member.get("late") == b"1"
+    del late
+    for link in strangers:
+        # All are hung up on.
+        with contextlib.suppress(ConnectionResetError):
+            while link.recv(64):
+                pass
+        link.close()
+    pause = threading.Event()
+    # Threads of tests before this one may end meanwhile.
+    while any(now > before for now, before in zip(num_held(), held, strict=True)):
+        pause.wait(0.01)
+    host.close()
+
+
+def num_held():
+    return len(os.listdir("/proc/self/fd")), threading.active_count()
 
 
 @pytest.mark.parametrize("host", ["", "127.0.0.4", "::1"])

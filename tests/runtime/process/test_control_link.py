@@ -93,6 +93,7 @@ def test_hello_comes_first_and_heartbeats_follow(plane, tmp_path):
         hello = plane.next()
         assert isinstance(hello, Hello)
         assert (hello.generation, hello.step, hello.is_ready, hello.address, hello.token) == (3, 7, True, "a", "secret")
+        assert hello.proves_keys
         link.update(step=8)
         assert plane.next(Heartbeat).step == 8
 

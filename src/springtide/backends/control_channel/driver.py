@@ -37,6 +37,12 @@ class ReplicaDriver(Protocol[Handle]):
         Raises BackendError, OSError.
         """
 
+    def group_key(self, job: Job, action: ResizeJob) -> str:
+        """The key that the members of a group prove to each other; the same for a repeated action.
+
+        Empty if they need none. Raises BackendError while that is not known yet.
+        """
+
     def fence_storage(self, job: Job, generation: int, then: Callable[[], None]) -> bool:
         """Prevent everything older than `generation` from publishing. Raises StorageError.
 

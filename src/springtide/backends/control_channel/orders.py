@@ -282,6 +282,8 @@ class OrderTable(Generic[Handle]):
             generation=action.generation,
             members=members,
             rendezvous=rendezvous,
+            # A script's own library meets there, and knows no keys.
+            key="" if is_script else self._table.driver.group_key(job, action),
             previous=previous,
             forced=action.forced,
             global_batch_size=action.global_batch_size,

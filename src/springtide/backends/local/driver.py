@@ -142,6 +142,10 @@ class ProcessDriver:
             write_durable(path, f"tcp://127.0.0.1:{free_tcp_port()}".encode())
         return path.read_text()
 
+    def group_key(self, job: Job, action: ResizeJob) -> str:
+        """None: members meet in a directory that only this account can enter."""
+        return ""
+
     def fence_storage(self, job: Job, generation: int, then: Callable[[], None]) -> bool:
         """Raise the fence of the workload's directory. Raises StorageError."""
         self.raise_fence(job.work_dir, generation)

@@ -82,7 +82,10 @@ class _Report(msgspec.Struct, frozen=True, kw_only=True, tag_field="report", tag
 
 
 class Hello(_Report, frozen=True, kw_only=True):
-    """The first frame of a connection. `generation` is the group the worker is a member of (0: none yet)."""
+    """The first frame of a connection. `generation` is the group the worker is a member of (0: none yet).
+
+    `proves_keys`: it can prove that it knows the key of a group; workers of earlier versions cannot.
+    """
 
     workload_id: WorkloadId
     replica_id: ReplicaId
@@ -92,6 +95,7 @@ class Hello(_Report, frozen=True, kw_only=True):
     step: int = 0
     is_ready: bool = False
     address: str = ""
+    proves_keys: bool = False
 
 
 class Heartbeat(_Report, frozen=True, kw_only=True):
@@ -203,13 +207,15 @@ class FormGroup(_Order, frozen=True, kw_only=True):
     Sent to the members of the old and the new group; a worker that is not in `members` leaves at the switch. `previous`
     is the generation that trains now (0: none). `forced`: a member of it is lost, so abort any collective at once. The
     member with the highest committed step sends its state to those behind. `rendezvous` is where the members meet,
-    `file:///path` or `tcp://host:port`, with the generation as a prefix. From the switch on a step has
+    `file:///path` or `tcp://host:port`, with the generation as a prefix. Over tcp its members prove to each other that
+    they know `key` (empty: they are on one machine, or one of them does not know how). From the switch on a step has
     `global_batch_size` samples (0: as before).
     """
 
     generation: int
     members: tuple[ReplicaId, ...]
     rendezvous: str
+    key: str = ""
     previous: int = 0
     forced: bool = False
     global_batch_size: int = 0

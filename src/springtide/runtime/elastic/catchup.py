@@ -9,12 +9,12 @@ This works only for optimizers that update every parameter independently of the 
 from __future__ import annotations
 
 import contextlib
-import hmac
 import queue
 import secrets
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +25,7 @@ import torch
 from springtide.core.errors import CollectiveError, PeerLost
 from springtide.core.workload import ReplicaId
 from springtide.runtime.elastic.group import wait_for_keys
+from springtide.runtime.elastic.handshake import Entrance, prove
 from springtide.runtime.elastic.membership import Formation
 from springtide.runtime.elastic.reduce import BufferPool
 from springtide.runtime.elastic.step_log import StepMemory
@@ -56,6 +57,7 @@ _BLOCKED_LIMIT_S = 10.0
 _POLL_S = 0.02
 _ACK = struct.Struct(">q")
 _TOKEN_BYTES = 32
+_BACKLOG = 128
 
 
 def listen_for_stream(host: str) -> tuple[socket.socket, str]:
@@ -65,13 +67,13 @@ def listen_for_stream(host: str) -> tuple[socket.socket, str]:
     """
     if host:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, 0), family=family, backlog=1)
+        listener = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
         return listener, f"{_TCP}{host}:{listener.getsockname()[1]}"
     # Unlike a path, an abstract name has no length limit that matters and leaves no file to clean up.
     name = f"springtide-{secrets.token_hex(16)}"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(f"\0{name}")
-    listener.listen(1)
+    listener.listen(_BACKLOG)
     return listener, _UNIX + name
 
 
@@ -238,8 +240,7 @@ class CatchupSource:
             store, key = self._formation.store(), f"catchup/{self._rank}"
             wait_for_keys(store, [key], lambda: self._is_wanted() and not self.has_failed)
             address, _, token = store.get(key).decode().rpartition("#")
-            with connect_stream(address, _BLOCKED_LIMIT_S) as link:
-                link.sendall(bytes.fromhex(token))
+            with self._open(address, token) as link:
                 threading.Thread(target=self._read_acknowledgements, args=(link.dup(),), daemon=True).start()
                 self._is_connected = True
                 try:
@@ -252,6 +253,28 @@ class CatchupSource:
             self.has_failed = True
         finally:
             self._drain()
+
+    def _open(self, address: str, token: str) -> socket.socket:
+        """Connect to the joiner, again if others take its places meanwhile. Raises OSError."""
+        end_s = time.monotonic() + _BLOCKED_LIMIT_S
+        key = self._formation.order.key
+        while True:
+            link = None
+            try:
+                link = connect_stream(address, _BLOCKED_LIMIT_S)
+                if key:
+                    prove(link, key + token)
+                else:
+                    link.sendall(bytes.fromhex(token))
+                link.settimeout(_BLOCKED_LIMIT_S)
+                return link
+            except OSError as error:
+                if link is not None:
+                    link.close()
+                is_gone = isinstance(error, ConnectionRefusedError)
+                if is_gone or time.monotonic() > end_s or not self._is_wanted() or self.has_failed:
+                    raise
+            time.sleep(_POLL_S)
 
     def _send_all(self, link: socket.socket) -> None:
         while self._is_wanted():
@@ -346,15 +369,16 @@ class CatchupReceiver:
         self._payload = payload
         self._step_log = step_log
         self._link: socket.socket | None = None
-        # Connections that do not begin with the token are refused.
-        self._token = secrets.token_bytes(_TOKEN_BYTES)
-        self._listener, address = listen_for_stream(formation.listen_host)
-        self._listener.settimeout(_POLL_S)
+        token = secrets.token_bytes(_TOKEN_BYTES)
+        listener, address = listen_for_stream(formation.listen_host)
+        key = formation.order.key
+        # Where members know no key they are on one machine: the token is then in a directory of this account alone.
+        self._entrance = Entrance(listener, key=key + token.hex()) if key else Entrance(listener, token=token)
         try:
             self._store = formation.store()
-            self._store.set(f"catchup/{formation.rank}", f"{address}#{self._token.hex()}")
+            self._store.set(f"catchup/{formation.rank}", f"{address}#{token.hex()}")
         except (RuntimeError, PeerLost) as error:
-            self._listener.close()
+            self._entrance.close()
             raise PeerLost(f"the meeting place is gone: {error}") from error
 
     def receive(self, is_wanted: Callable[[], bool]) -> Cursor | None:
@@ -374,7 +398,7 @@ class CatchupReceiver:
         except (PeerLost, OSError, ValueError, KeyError, TypeError, RuntimeError):
             return None
         finally:
-            self._listener.close()
+            self._entrance.close()
 
     def abort(self) -> None:
         """End `receive` from another thread."""
@@ -387,18 +411,10 @@ class CatchupReceiver:
         while is_wanted():
             if self._store.check(["sync"]):
                 return None
-            try:
-                link, _ = self._listener.accept()
-            except TimeoutError:
-                continue
-            link.settimeout(None)
-            self._link = link
-            token = b""
-            while len(token) < _TOKEN_BYTES and (part := link.recv(_TOKEN_BYTES - len(token))):
-                token += part
-            if hmac.compare_digest(token, self._token):
+            link = self._entrance.admit(_POLL_S)
+            if link is not None:
+                self._link = link
                 return link
-            link.close()
         return None
 
     def _take_bucket(self, link: socket.socket, header: dict[str, Any]) -> None:

@@ -10,7 +10,6 @@ import contextlib
 import os
 import re
 import socket
-import stat
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from torch._C import _distributed_c10d as c10d
 
 from springtide.core.errors import BackendError, CollectiveError, PeerLost
 from springtide.runtime.elastic.meeting import MeetingPlace
+from springtide.runtime.elastic.own_sockets import connected_sockets, raise_descriptor_limit, refuse_connections
 from springtide.runtime.elastic.tcp_meeting import MeetingHost, TcpMeeting
 
 FORM_TIMEOUT_S = 30.0
@@ -33,40 +33,15 @@ _ABORT_POLL_S = 0.2
 _ABORT_GRACE_S = 1.0
 
 
-def _connected_sockets(peers: frozenset[str] = frozenset(), port: int = 0) -> dict[int, int]:
-    """The inodes of this process's connected IP sockets, by descriptor; only those to `peers` and `port`, if given."""
-    found: dict[int, int] = {}
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            descriptor = int(name)
-            status = os.fstat(descriptor)
-            peer = _peer_of(descriptor) if stat.S_ISSOCK(status.st_mode) else None
-            if peer is not None and (not peers or peer[0] in peers) and port in (0, peer[1]):
-                found[descriptor] = status.st_ino
-    return found
-
-
-def _peer_of(descriptor: int) -> tuple[str, int] | None:
-    """Host and port at the other end of a connected IP socket; None for any other descriptor."""
-    with socket.socket(fileno=os.dup(descriptor)) as duplicate:
-        if duplicate.family not in (socket.AF_INET, socket.AF_INET6):
-            return None
-        if duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            return None
-        with contextlib.suppress(OSError):
-            host, port = duplicate.getpeername()[:2]
-            # A dual-stack server sees IPv4 peers as IPv4-mapped IPv6 addresses.
-            return str(host).removeprefix("::ffff:"), int(port)
-    return None
-
-
 def open_store(
     rendezvous: str,
     generation: int,
     timeout_s: float = FORM_TIMEOUT_S,
     is_wanted: Callable[[], bool] = lambda: True,
+    key: str = "",
 ) -> c10d.Store:
-    """Open the members' rendezvous store: `file:///directory`, or `tcp://host:port`, which the first member hosts.
+    """Open the members' rendezvous store: `file:///directory`, or `tcp://host:port`, which the first member hosts,
+    and where all prove that they know the `key`.
 
     Raises PeerLost if no host answers within `timeout_s` seconds or once `is_wanted` returns false, and BackendError
     for any other scheme.
@@ -77,7 +52,7 @@ def open_store(
         raise BackendError(f"the rendezvous {rendezvous!r} is neither file:///path nor tcp://host:port")
     host, port = _host_and_port(rendezvous)
     try:
-        return TcpMeeting(host, port, generation, timeout_s, is_wanted)
+        return TcpMeeting(host, port, generation, timeout_s, is_wanted, key)
     except RuntimeError as error:
         raise PeerLost(str(error)) from error
 
@@ -122,12 +97,14 @@ class Group:
         self._is_gpu = device.type == "cuda"
         if world_size == 1:
             return
-        before = _connected_sockets(peers)
+        before = connected_sockets(peers)
         try:
             self._process_group = _connect(store, rank, world_size, device, is_local, listen_host)
+            if not self._is_gpu:
+                _refuse_strangers(store, rank)
         except RuntimeError as error:
             raise PeerLost(f"could not connect all {world_size} members: {_first_line(error)}") from error
-        after = _connected_sockets(peers)
+        after = connected_sockets(peers)
         self._sockets = {fd: inode for fd, inode in after.items() if before.get(fd) != inode}
 
     def own_meeting(self, rendezvous: str, host: MeetingHost | None) -> None:
@@ -138,7 +115,7 @@ class Group:
         self._host = host
         if rendezvous.startswith("tcp://"):
             address, port = _host_and_port(rendezvous)
-            self._sockets |= _connected_sockets(frozenset({address}), port)
+            self._sockets |= connected_sockets(frozenset({address}), port)
 
     def set_flag(self, key: str) -> None:
         """Set a flag for the other members in the rendezvous store. Raises PeerLost if the store is gone."""
@@ -262,6 +239,16 @@ class Group:
         work.wait(timedelta(seconds=1))
 
 
+def _refuse_strangers(store: c10d.Store, rank: int) -> None:
+    """Refuse further connections to the sockets at which gloo waited for the other members, which are all connected.
+
+    gloo keeps them open, accepts whoever comes, and ends the process when descriptors run out.
+    """
+    # Where gloo publishes its address: the index of its only device, and the rank.
+    key = f"0/{rank}"
+    refuse_connections(store.get(key) if store.check([key]) else b"")
+
+
 def _connect(
     store: c10d.Store, rank: int, world_size: int, device: torch.device, is_local: bool, listen_host: str
 ) -> Any:
@@ -272,13 +259,12 @@ def _connect(
     # The limit for connecting, and for operations without a timeout of their own.
     options._timeout = timedelta(seconds=FORM_TIMEOUT_S)
     options._threads = 1
-    create_device: Any = (
-        c10d.ProcessGroupGloo.create_device if is_local else c10d.ProcessGroupGloo.create_default_device
-    )
-    if listen_host:
-        options._devices = [gloo.create_device(hostname=listen_host)]
+    # Connections that gloo would open later, by TORCH_GLOO_LAZY_INIT, would meet a socket that refuses them.
+    if listen_host or is_local:
+        listener = gloo.create_device(hostname=listen_host or "127.0.0.1", lazy_init=False)
     else:
-        options._devices = [create_device(hostname="127.0.0.1") if is_local else create_device()]
+        listener = gloo.create_default_device(lazy_init=False)
+    options._devices = [listener]
     return c10d.ProcessGroupGloo(store, rank, world_size, options)
 
 
@@ -291,18 +277,24 @@ def form_group(
     *,
     is_wanted: Callable[[], bool],
     listen_host: str = "",
+    key: str = "",
 ) -> Group:
     """Wait until every member has arrived, then connect. Raises CollectiveError as soon as `is_wanted` turns false.
+
+    Over tcp:// the members prove to each other that they know the `key`.
 
     Members on different machines publish the `listen_host` at which each can be reached. Arriving is separate from
     connecting because an attempt to connect to an absent member ends only by its timeout.
     """
     is_local = is_on_one_machine(rendezvous)
+    if world_size > 1:
+        raise_descriptor_limit()
     if world_size == 1 and not rendezvous.startswith("file://"):
         return Group(c10d.HashStore(), rank, world_size, device, is_local=is_local)
-    host = _host_meeting(rendezvous, generation) if rank == 0 and rendezvous.startswith("tcp://") else None
+    is_host = rank == 0 and rendezvous.startswith("tcp://")
+    host = _host_meeting(rendezvous, generation, world_size, key) if is_host else None
     try:
-        store = open_store(rendezvous, generation, is_wanted=is_wanted)
+        store = open_store(rendezvous, generation, is_wanted=is_wanted, key=key)
         peers: frozenset[str] = frozenset()
         if world_size > 1:
             store.set(f"here/{rank}", listen_host or "1")
@@ -319,10 +311,10 @@ def form_group(
     return group
 
 
-def _host_meeting(rendezvous: str, generation: int) -> MeetingHost:
+def _host_meeting(rendezvous: str, generation: int, num_members: int, key: str) -> MeetingHost:
     host, port = _host_and_port(rendezvous)
     try:
-        return MeetingHost(host, port, generation)
+        return MeetingHost(host, port, generation, num_members, key)
     except OSError as error:
         raise PeerLost(f"this member cannot host the meeting at {host}:{port}: {error.strerror}") from error
 

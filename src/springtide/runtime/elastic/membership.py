@@ -81,7 +81,7 @@ class Formation:
 
     def store(self) -> c10d.Store:
         """A new connection to the members' rendezvous store."""
-        return open_store(self.order.rendezvous, self.generation, is_wanted=self.is_wanted)
+        return open_store(self.order.rendezvous, self.generation, is_wanted=self.is_wanted, key=self.order.key)
 
     def give_up(self) -> None:
         """Abandon this group: stop forming it, or abort every operation in it. From any thread."""
@@ -104,6 +104,7 @@ class Formation:
                 self._device,
                 is_wanted=self.is_wanted,
                 listen_host=self.listen_host,
+                key=self.order.key,
             )
             self.group = group
             if not self._is_wanted:

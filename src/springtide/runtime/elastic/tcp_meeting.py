@@ -18,11 +18,16 @@ from typing import Any
 import msgspec
 from torch._C import _distributed_c10d as c10d
 
+from springtide.runtime.elastic.handshake import Entrance, prove, receive_exactly
+
 _POLL_S = 0.005
 _CONNECT_POLL_S = 0.05
 # A host that does not answer a request within this time counts as gone.
 _REQUEST_S = 5.0
 _MAX_FRAME_BYTES = 1 << 22
+# One for the group, and up to two for the streams to and from joiners.
+_CONNECTIONS_OF_A_MEMBER = 3
+_SPARE_CONNECTIONS = 32
 _LENGTH = struct.Struct(">I")
 _ENCODER = msgspec.msgpack.Encoder()
 _REQUEST = msgspec.msgpack.Decoder(tuple[str, list[str], bytes])
@@ -32,11 +37,17 @@ _ANSWER = msgspec.msgpack.Decoder(tuple[bool, bytes])
 class MeetingHost:
     """The server: holds the keys of one group in the first member's process, with one thread for each connection."""
 
-    def __init__(self, host: str, port: int, generation: int) -> None:
-        """Listen. Raises OSError if the address is not available."""
+    def __init__(self, host: str, port: int, generation: int, num_members: int, key: str = "") -> None:
+        """Listen. Raises OSError if the address is not available.
+
+        Members have to prove that they know the `key`, if there is one.
+        """
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._generation = str(generation)
+        self._has_key = bool(key)
         self._listener = socket.create_server((host, port), family=family)
+        self._entrance = Entrance(self._listener, key=key, max_waiting=num_members + _SPARE_CONNECTIONS)
+        self._max_members = _CONNECTIONS_OF_A_MEMBER * num_members + _SPARE_CONNECTIONS
         self._lock = threading.Lock()
         self._keys: dict[str, bytes] = {}
         self._members: set[socket.socket] = set()
@@ -47,29 +58,34 @@ class MeetingHost:
         """Disconnect every member and stop listening. Safe from any thread, and repeatedly."""
         with self._lock:
             self._is_closed = True
+            # The thread that accepts wakes up, and closes the listening socket.
             members = [self._listener, *self._members]
         for member in members:
             with contextlib.suppress(OSError):
                 member.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.closing(self._entrance), contextlib.suppress(OSError):
             while True:
-                member, _ = self._listener.accept()
-                member.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                member = self._entrance.admit()
+                assert member is not None, "without a time limit it waits for one"
                 with self._lock:
-                    if self._is_closed:
+                    if self._is_closed or len(self._members) >= self._max_members:
                         member.close()
-                        return
+                        continue
                     self._members.add(member)
                 threading.Thread(target=self._serve, args=(member,), name="springtide-meeting", daemon=True).start()
 
     def _serve(self, member: socket.socket) -> None:
         with member, contextlib.suppress(OSError, ValueError):
+            member.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if not self._has_key:
+                # Whoever says nothing does not hold a member's place.
+                member.settimeout(_REQUEST_S)
             while True:
                 verb, keys, value = _REQUEST.decode(_receive(member))
                 _send(member, self._answer(verb, keys, value))
+                member.settimeout(None)
         with self._lock:
             self._members.discard(member)
 
@@ -98,17 +114,20 @@ class TcpMeeting(c10d.Store):
     """
 
     def __init__(
-        self, host: str, port: int, generation: int, timeout_s: float, is_wanted: Callable[[], bool] = lambda: True
+        self,
+        host: str,
+        port: int,
+        generation: int,
+        timeout_s: float,
+        is_wanted: Callable[[], bool] = lambda: True,
+        key: str = "",
     ) -> None:
-        """Connect, waiting for the host while `is_wanted` returns true."""
+        """Connect, waiting for the host while `is_wanted` returns true. With a `key`, the host must know it too."""
         super().__init__()
         self._lock = threading.Lock()
         self._timeout_s = timeout_s
         self._address = f"{host}:{port}"
-        self._link = self._connect(host, port, is_wanted)
-        is_this, _ = self._request("join", [str(generation)])
-        if not is_this:
-            raise RuntimeError(f"at {self._address} another group meets")
+        self._link = self._connect(host, port, generation, is_wanted, key)
 
     def __del__(self) -> None:
         # `_link` is missing if __init__ could not connect.
@@ -148,14 +167,12 @@ class TcpMeeting(c10d.Store):
         """Set the default timeout of `wait` and `get`."""
         self._timeout_s = timeout.total_seconds()
 
-    def _connect(self, host: str, port: int, is_wanted: Callable[[], bool]) -> socket.socket:
+    def _connect(self, host: str, port: int, generation: int, is_wanted: Callable[[], bool], key: str) -> socket.socket:
         end_s = time.monotonic() + self._timeout_s
         while True:
             try:
-                link = socket.create_connection((host, port), timeout=_REQUEST_S)
-                link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                return link
-            except OSError as error:
+                return _connect_once(host, port, generation, key)
+            except (OSError, ValueError) as error:
                 if time.monotonic() > end_s or not is_wanted():
                     raise RuntimeError(f"no member hosts the meeting at {self._address}: {error}") from error
             time.sleep(_CONNECT_POLL_S)
@@ -176,23 +193,31 @@ class TcpMeeting(c10d.Store):
                 raise RuntimeError(f"{self._address} does not answer: {error}") from error
 
 
+def _connect_once(host: str, port: int, generation: int, key: str) -> socket.socket:
+    """Connect and join. Raises OSError if that may succeed later, and RuntimeError if another group meets there."""
+    link = socket.create_connection((host, port), timeout=_REQUEST_S)
+    try:
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if key:
+            prove(link, key)
+            link.settimeout(_REQUEST_S)
+        _send(link, ("join", [str(generation)], b""))
+        is_this, _ = _ANSWER.decode(_receive(link))
+        if not is_this:
+            raise RuntimeError(f"at {host}:{port} another group meets")
+    except BaseException:
+        link.close()
+        raise
+    return link
+
+
 def _send(link: socket.socket, message: Any) -> None:
     body = _ENCODER.encode(message)
     link.sendall(_LENGTH.pack(len(body)) + body)
 
 
 def _receive(link: socket.socket) -> bytes:
-    (length,) = _LENGTH.unpack(_exactly(link, _LENGTH.size))
+    (length,) = _LENGTH.unpack(receive_exactly(link, _LENGTH.size))
     if length > _MAX_FRAME_BYTES:
         raise ValueError(f"a frame of {length} bytes")
-    return _exactly(link, length)
-
-
-def _exactly(link: socket.socket, num_bytes: int) -> bytes:
-    data = bytearray()
-    while len(data) < num_bytes:
-        part = link.recv(num_bytes - len(data))
-        if not part:
-            raise OSError("the connection ended")
-        data += part
-    return bytes(data)
+    return receive_exactly(link, length)

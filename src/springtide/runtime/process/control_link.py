@@ -256,6 +256,7 @@ class ControlLink:
             step=status.step,
             is_ready=status.is_ready,
             address=status.address,
+            proves_keys=True,
         )
 
     def _handle(self, order: Order) -> None:

@@ -23,6 +23,8 @@ from springtide.backends.local.driver import ProcessDriver
 from springtide.core.actions import ResizeJob, StartReplica
 from springtide.core.errors import BackendError, StorageError
 from springtide.core.events import ReplicaLost, ReplicaStopped
+from springtide.core.tokens import group_key, workload_key
+from springtide.core.wire.workers import Hello
 from springtide.core.workload import Entrypoint, TrainingJob
 
 LOST_AFTER_S = 10.0
@@ -226,6 +228,30 @@ def test_groups_meet_at_rank_0_on_a_port_of_their_generation(stage: Stage) -> No
     assert meet(1, "job.1", "job.0") == "tcp://10.0.0.7:29401"
     second.handle.pod.seen = reading_of(address="fd00::7")
     assert meet(129, "job.1") == "tcp://[fd00::7]:29401"
+
+
+def test_the_members_of_a_group_get_a_key_of_its_own_once_all_are_known_to_prove_it(stage: Stage) -> None:
+    replicas = [stage.replica(0), stage.replica(1)]
+    job = stage.table.jobs["job"]
+    connection = SimpleNamespace(peer_host="10.0.0.7")
+
+    def key(generation: int) -> str:
+        order = ResizeJob(job_id="job", generation=generation, replica_ids=("job.0", "job.1"), global_batch_size=1)
+        return stage.driver.group_key(job, order)
+
+    def say_hello(replica: PodReplica, **fields: bool) -> None:
+        hello = Hello(workload_id="job", replica_id=replica.replica_id, token="", pid=1, **fields)
+        stage.driver.take_hello(replica, hello, connection)  # type: ignore[arg-type]
+
+    say_hello(replicas[0], proves_keys=True)
+    with pytest.raises(BackendError, match=r"job\.1 has not connected yet"):
+        key(1)
+    # A worker of an earlier version.
+    say_hello(replicas[1])
+    assert key(1) == ""
+    say_hello(replicas[1], proves_keys=True)
+    assert key(1) == key(1) == group_key(workload_key(b"m", "job"), 1)
+    assert key(2) != key(1)
 
 
 def test_a_fence_that_cannot_be_raised_is_raised_later_and_only_once(stage: Stage) -> None:

@@ -23,7 +23,7 @@ from springtide.backends.kubernetes.pods.table import PodTable
 from springtide.core.actions import ResizeJob, StartReplica
 from springtide.core.errors import BackendError, SpringtideError
 from springtide.core.resources import NodeId
-from springtide.core.tokens import replica_token, workload_key
+from springtide.core.tokens import group_key, replica_token, workload_key
 from springtide.core.wire.workers import Hello, Report
 from springtide.core.workload import WorkloadId
 
@@ -47,6 +47,8 @@ class PodHandle:
     node_id: NodeId = _NOWHERE
     external_end: str = ""
     end: str = ""
+    # None before its worker's first Hello.
+    proves_keys: bool | None = None
 
     @property
     def exists(self) -> bool:
@@ -127,6 +129,7 @@ class PodDriver:
     def take_hello(self, replica: PodReplica, hello: Hello, connection: FramedConnection[Report]) -> None:
         """Record the pod's address. If the replica is still queued, an earlier control plane created the pod."""
         replica.host = connection.peer_host or replica.host
+        replica.handle.proves_keys = hello.proves_keys
         if replica.phase is MemberPhase.QUEUED:
             self.on_early(replica)
 
@@ -151,6 +154,19 @@ class PodDriver:
             raise BackendError(f"the address of {action.replica_ids[0]}'s pod is not known yet")
         port = RENDEZVOUS_PORT + action.generation % NUM_RENDEZVOUS_PORTS
         return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+    def group_key(self, job: Job, action: ResizeJob) -> str:
+        """A key of this generation alone; none if a member's worker is of an earlier version, which knows no keys.
+
+        Raises BackendError while a member has not connected: after a restart the same key must be found again.
+        """
+        members = [self.table.replicas[name] for name in action.replica_ids if name in self.table.replicas]
+        for member in members:
+            if member.handle.proves_keys is None:
+                raise BackendError(f"{member.replica_id} has not connected yet")
+        if not all(member.handle.proves_keys for member in members):
+            return ""
+        return group_key(workload_key(self._master_key, job.job_id), action.generation)
 
     def fence_storage(self, job: Job, generation: int, then: Callable[[], None]) -> bool:
         """Raise the fence in the object store, on another thread."""
