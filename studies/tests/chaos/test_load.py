@@ -19,13 +19,16 @@ def test_a_seed_draws_the_same_jobs():
 
 
 def test_a_job_goes_on_when_it_has_made_a_step_was_paused_or_has_ended():
-    load = ChaosLoad(connect=lambda: None, rng=random.Random(1))
-    load.jobs = [ChaosJob(name=JOB.name, options={}, asks=[], status=JOB)]
-    before = load.running_steps()
-    assert before == {JOB.name: JOB.step}
-    assert not load.goes_on(before)
+    job = ChaosJob(name=JOB.name, options={}, asks=[], status=JOB, seen_at=4.0)
+    load = ChaosLoad(connect=lambda: None, rng=random.Random(1), jobs=[job])
+    assert load.at_work() == [job]
+    steps = {}
+    assert not job.goes_on(5.0, steps), "what was seen before says nothing"
+    job.seen_at = 6.0
+    assert not job.goes_on(5.0, steps)
     for changes in ({"step": JOB.step + 1}, {"state": "PAUSED"}, {"state": "SUCCEEDED"}):
-        load.jobs[0].status = replace(JOB, **changes)
-        assert load.goes_on(before)
-    load.jobs[0].status = replace(JOB, state="PENDING")
-    assert not load.goes_on(before)
+        job.status = replace(JOB, **changes)
+        assert job.goes_on(5.0, steps)
+    job.status = replace(JOB, state="PENDING")
+    assert not job.goes_on(5.0, steps)
+    assert not load.at_work()

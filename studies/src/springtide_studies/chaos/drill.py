@@ -6,6 +6,8 @@ import contextlib
 import os
 import random
 import shutil
+import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -100,6 +102,8 @@ def run_chaos(given: dict[str, Any], tell: Tell) -> dict[str, Any]:
     unknown = [kind for kind in options.only if kind not in FAULTS]
     if unknown:
         raise InvalidRequest(f"there is no fault {unknown[0]!r}; known are {', '.join(FAULTS)}")
+    # As at Ctrl-C: the platform that was started must end with this process.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     why_not = enter_namespaces()
     adopt_orphans()
     with _state_folder(options.state_dir, is_mounted=not why_not) as folder:
@@ -220,7 +224,12 @@ class ChaosRun:
             pause_s, own = self.rng.uniform(0.1, _LONGEST_PAUSE_S), random.Random(self.rng.random())
             time.sleep(pause_s)
             at = time.monotonic()
-            hit = FAULTS[times.kind].inject(self.platform, own)
+            try:
+                hit = FAULTS[times.kind].inject(self.platform, own)
+            except OSError as error:
+                # Mostly a process that ended just then.
+                self.tell(f"{at - began:6.1f} s  {times.kind}: could not be injected: {error}")
+                continue
             if not hit:
                 continue
             times.num_times, times.seen = times.num_times + 1, hit
@@ -248,12 +257,13 @@ class ChaosRun:
 
     def _recovery(self, client: Client, lifted: float) -> Callable[[], bool]:
         """Whether decisions are made, a request that was sent after the fault is answered, and every job goes on."""
-        steps = self.load.running_steps()
+        at_work, steps = self.load.at_work(), dict[str, int]()
 
         def is_over() -> bool:
             self.platform.up()
             answered = any(r.sent_at > lifted and r.outcome == "answered" for r in self.load.requests[-20:])
-            return answered and self.load.goes_on(steps) and not client.status().trouble
+            go_on = [job.goes_on(lifted, steps) for job in at_work]
+            return answered and all(go_on) and not client.status().trouble
 
         return is_over
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,11 +57,19 @@ class ChaosJob:
     may_be_cancelled: bool = False
     is_cancelled: bool = False
     status: JobStatus | None = None
+    seen_at: float = 0.0
 
     @property
     def num_epochs(self) -> int:
         """Passes over the dataset, by which its artifact is known."""
         return int(self.options["num_epochs"])
+
+    def goes_on(self, since: float, steps: dict[str, int]) -> bool:
+        """Whether it has made a step since then, has ended, or was paused. `steps` keeps the step seen first."""
+        if self.status is None or self.seen_at < since:
+            return False
+        first = steps.setdefault(self.name, self.status.step)
+        return self.has_ended or self.status.state == JobState.PAUSED or self.status.step > first
 
     @property
     def has_ended(self) -> bool:
@@ -139,15 +147,9 @@ class ChaosLoad:
         self._threads[1].join(_REQUEST_TIMEOUT_S + 5.0)
         return not self._threads[0].is_alive()
 
-    def running_steps(self) -> dict[str, int]:
-        """The step of each job that was last seen at work."""
-        seen = [(job.name, job.status) for job in list(self.jobs)]
-        return {name: status.step for name, status in seen if status and status.state == JobState.RUNNING}
-
-    def goes_on(self, steps: Mapping[str, int]) -> bool:
-        """Whether each of these jobs has made a further step, has ended, or was paused by its owner."""
-        open_jobs = [job.status for job in list(self.jobs) if job.name in steps and job.status and not job.has_ended]
-        return all(status.state == JobState.PAUSED or status.step > steps[status.name] for status in open_jobs)
+    def at_work(self) -> list[ChaosJob]:
+        """The jobs that were last seen running."""
+        return [job for job in list(self.jobs) if job.status is not None and job.status.state == JobState.RUNNING]
 
     def _keep_jobs(self) -> None:
         with self.connect() as client:
@@ -188,7 +190,8 @@ class ChaosLoad:
                 # It is too late for that, or too early to resume: the pause is still under way.
                 if verb != "resume":
                     job.asks.pop(0)
-        job.status = client.job(job.job_id)
+        asked_at = time.monotonic()
+        job.status, job.seen_at = client.job(job.job_id), asked_at
         if not job.asks and job.status.state == JobState.PAUSED:
             job.asks.append((0.0, "resume", ()))
         wrong = contradiction(job.status)
