@@ -29,6 +29,7 @@ def test_a_job_goes_on_when_it_has_made_a_step_was_paused_or_has_ended():
     for changes in ({"step": JOB.step + 1}, {"state": "PAUSED"}, {"state": "SUCCEEDED"}):
         job.status = replace(JOB, **changes)
         assert job.goes_on(5.0, steps)
+    assert job.goes_on(7.0, {}), "an ended job is not looked at again"
     job.status = replace(JOB, state="PENDING")
     assert not job.goes_on(5.0, steps)
     assert not load.at_work()

@@ -197,7 +197,7 @@ class ChaosRun:
     def _work_undisturbed(self, client: Client) -> None:
         """One job of each length, whose artifacts are what all others must equal; the service; figures at rest."""
         echo = SourceFile(filename="echo.py", text=ECHO, object_name="Echo", kind="class")
-        client.deploy_service(SERVICE, echo, {"min_replicas": 1, "max_replicas": 2})
+        client.deploy_service(SERVICE, echo, {"min_replicas": 2, "max_replicas": 2})
         for num_epochs in EPOCHS:
             job = draw_job(0, random.Random(0))
             job.name, job.asks = f"undisturbed-{num_epochs}", []
@@ -234,13 +234,13 @@ class ChaosRun:
                 continue
             times.num_times, times.seen = times.num_times + 1, hit
             lifted = time.monotonic()
-            has_recovered = self._wait(self._recovery(client, lifted), RECOVERY_LIMIT_S)
+            missing = self._recover(client, lifted)
             recovery_s = time.monotonic() - lifted
             self._windows.append((at, time.monotonic(), times))
             times.longest_recovery_s = max(times.longest_recovery_s, recovery_s)
             self.tell(f"{at - began:6.1f} s  {times.kind}: {hit}; went on after {recovery_s:.1f} s")
-            if not has_recovered:
-                self._complain(times, f"not everything went on {RECOVERY_LIMIT_S:g} s after it")
+            if missing:
+                self._complain(times, f"{RECOVERY_LIMIT_S:g} s after it these had not gone on: {missing}")
             for wrong in self._take_contradictions():
                 self._complain(times, wrong)
 
@@ -255,17 +255,22 @@ class ChaosRun:
             found.append(self.load.contradictions.pop(0))
         return found
 
-    def _recovery(self, client: Client, lifted: float) -> Callable[[], bool]:
-        """Whether decisions are made, a request that was sent after the fault is answered, and every job goes on."""
-        at_work, steps = self.load.at_work(), dict[str, int]()
+    def _recover(self, client: Client, lifted: float) -> str:
+        """Wait until decisions are made, a request sent after the fault is answered, and every job goes on.
+
+        Returns what did not within RECOVERY_LIMIT_S; "" if all did.
+        """
+        at_work, steps, missing = self.load.at_work(), dict[str, int](), ["the control plane"]
 
         def is_over() -> bool:
             self.platform.up()
+            trouble = client.status().trouble
             answered = any(r.sent_at > lifted and r.outcome == "answered" for r in self.load.requests[-20:])
-            go_on = [job.goes_on(lifted, steps) for job in at_work]
-            return answered and all(go_on) and not client.status().trouble
+            missing[:] = [job.job_id for job in at_work if not job.goes_on(lifted, steps)]
+            missing.extend(["answers to requests"] * (not answered) + [f"decisions: {trouble}"] * bool(trouble))
+            return not missing
 
-        return is_over
+        return "" if self._wait(is_over, RECOVERY_LIMIT_S) else ", ".join(missing)
 
     def _wait(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         end = time.monotonic() + timeout_s
