@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import resource
@@ -131,3 +132,16 @@ def test_descendants_are_all_that_live(platform):
     assert platform.pid in descendants(os.getpid())
     assert platform.pid not in descendants(platform.pid)
     assert threading.main_thread().native_id not in descendants(os.getpid())
+
+
+def test_a_worker_whose_zygote_is_gone_is_not_taken_for_one(tmp_path):
+    """It is forked, so that its command line is the zygote's."""
+    platform = ChaosPlatform(tmp_path, "springtide")
+    with subprocess.Popen([*SLEEPS, "springtide.runtime zygote"]) as process:
+        try:
+            assert platform.helper("springtide.runtime zygote") == process.pid
+            (tmp_path / "workers").mkdir()
+            (tmp_path / "workers" / "job.0.json").write_text(json.dumps({"process": {"pid": process.pid}}))
+            assert platform.helper("springtide.runtime zygote") is None
+        finally:
+            process.kill()

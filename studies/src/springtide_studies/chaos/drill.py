@@ -18,6 +18,8 @@ import msgspec
 
 from springtide.client.api import Client
 from springtide.client.source import SourceFile
+from springtide.control.edits import CRASH_WINDOW_S
+from springtide.control.transitions import MAX_SERVICE_CRASHES
 from springtide.core.errors import BackendError, InvalidRequest, SpringtideError
 from springtide.core.workload import JobState
 from springtide_studies.chaos import checks
@@ -40,6 +42,7 @@ RECOVERY_LIMIT_S = 120.0
 _END_LIMIT_S = 300.0
 _LONGEST_PAUSE_S = 2.0
 _LOOK_S = 0.05
+AT_REPLICAS = ("replica killed", "replica stopped")
 
 
 class ChaosOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -224,6 +227,8 @@ class ChaosRun:
             pause_s, own = self.rng.uniform(0.1, _LONGEST_PAUSE_S), random.Random(self.rng.random())
             time.sleep(pause_s)
             at = time.monotonic()
+            if times.kind in AT_REPLICAS and self._num_at_replicas(at) >= MAX_SERVICE_CRASHES - 1:
+                continue
             try:
                 hit = FAULTS[times.kind].inject(self.platform, own)
             except OSError as error:
@@ -243,6 +248,10 @@ class ChaosRun:
                 self._complain(times, f"{RECOVERY_LIMIT_S:g} s after it these had not gone on: {missing}")
             for wrong in self._take_contradictions():
                 self._complain(times, wrong)
+
+    def _num_at_replicas(self, now: float) -> int:
+        """How often replicas were hit lately: a service that crashes too often fails, as it should."""
+        return sum(times.kind in AT_REPLICAS for at, _, times in self._windows if at > now - CRASH_WINDOW_S)
 
     def _complain(self, times: FaultTimes, sentence: str) -> None:
         self.tell(f"          VIOLATION: {sentence}")
@@ -310,19 +319,22 @@ class ChaosRun:
 
     def _judge_requests(self) -> None:
         """No request may be lost but those that a fault that takes the control plane along overlaps."""
+        found: dict[str, int] = {}
         for request in self.load.requests:
             self.report.requests[request.outcome] = self.report.requests.get(request.outcome, 0) + 1
             if request.outcome not in ("lost", "wrong"):
                 continue
             over = [times for at, until, times in self._windows if request.sent_at <= until and request.ended_at >= at]
             excuses = [times for times in over if FAULTS[times.kind].loses_requests and request.outcome == "lost"]
-            for times in excuses[:1]:
-                times.num_lost += 1
-            if not excuses:
-                sentence = f"a request was {request.outcome}: {request.detail}"
-                for times in over[:1]:
-                    times.violations.append(sentence)
-                self.report.violations.append(sentence)
+            if excuses:
+                excuses[0].num_lost += 1
+                continue
+            after = f"{over[0].kind}: " if over else ""
+            sentence = f"{after}a request was {request.outcome}: {request.detail}"
+            if over and sentence not in found:
+                over[0].violations.append(sentence)
+            found[sentence] = found.get(sentence, 0) + 1
+        self.report.violations += [f"{sentence} ({count} times)" for sentence, count in found.items()]
 
 
 __all__ = ["ChaosFault", "ChaosOptions", "ChaosReport", "run_chaos"]

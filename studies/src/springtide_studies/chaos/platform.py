@@ -157,9 +157,9 @@ class ChaosPlatform:
         return found
 
     def helper(self, words: str) -> int | None:
-        """The process with these words in its command line that no process like it has started."""
-        parents = descendants(os.getpid())
-        alike = [pid for pid in parents if words in command_line(pid)]
+        """The process with these words in its command line that no process like it has started, and is no worker."""
+        parents, workers = descendants(os.getpid()), self.workers().values()
+        alike = [pid for pid in parents if words in command_line(pid) and pid not in workers]
         return next((pid for pid in alike if parents[pid] not in alike), None)
 
     def figures(self) -> dict[str, float]:
