@@ -35,14 +35,18 @@ def owned(node: Node) -> bool:
     return node.owner != "shared"
 
 
-def run(seed: int, policy: str, num_faults: float | None = None) -> SeedOutcome:
+def run(seed: int, policy: str, num_faults: float | None = None, *, has_more_faults: bool = False) -> SeedOutcome:
     if policy == "moving":
-        return run_seed(seed, Moving, has_pools=True, num_faults=num_faults, reaches=owned)
-    return run_seed(seed, policy, num_faults=num_faults)
+        return run_seed(
+            seed, Moving, has_pools=True, num_faults=num_faults, has_more_faults=has_more_faults, reaches=owned
+        )
+    return run_seed(seed, policy, num_faults=num_faults, has_more_faults=has_more_faults)
 
 
-def run_and_check(seed: int, policy: str, num_faults: float | None = None) -> SeedOutcome:
-    result = run(seed, policy, num_faults)
+def run_and_check(
+    seed: int, policy: str, num_faults: float | None = None, *, has_more_faults: bool = False
+) -> SeedOutcome:
+    result = run(seed, policy, num_faults, has_more_faults=has_more_faults)
     assert not result.violation, f"{result.violation}: reproduce with\n    {result.command}\n{result.detail}"
     return result
 
@@ -78,7 +82,8 @@ def test_a_few_seeds_hold_every_invariant(policy: str) -> None:
 @pytest.mark.parametrize("first", range(0, NUM_SEEDS, CHUNK))
 def test_fresh_seeds_hold_every_invariant(first: int) -> None:
     for index in range(first, min(first + CHUNK, NUM_SEEDS)):
-        run_and_check(BASE_SEED + index, POLICIES[index % len(POLICIES)])
+        number, which = divmod(index, len(POLICIES))
+        run_and_check(BASE_SEED + index, POLICIES[which], has_more_faults=number % 2 == 1)
 
 
 @pytest.mark.slow

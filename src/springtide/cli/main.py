@@ -73,6 +73,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "springtide.cli.platform.k8s",
             "Run on Kubernetes: manifests, checks, definitions, the control plane itself.",
         ),
+        "chaos": ("springtide.cli.commands.chaos", "Injure a platform of its own and check that nothing was lost."),
         "bench": ("springtide.cli.commands.bench", "Measure against a named baseline, side by side."),
     }
 )

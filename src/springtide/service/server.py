@@ -33,6 +33,8 @@ def server_of(app: ASGIApp) -> uvicorn.Server:
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=2,
+            # A process that stood still for some seconds would close connections as idle that hold a request.
+            timeout_keep_alive=20,
             lifespan="on",
         )
     )

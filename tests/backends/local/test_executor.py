@@ -367,3 +367,15 @@ def test_the_devices_of_a_machine_cut_into_nodes_keep_the_drivers_numbers(platfo
         platform.until(ReplicaReady, lambda event, action=action: event.replica_id == action.replica_id)
         environment = Path(f"/proc/{platform.pid(action.replica_id)}/environ").read_bytes().split(b"\0")
         assert f"CUDA_VISIBLE_DEVICES={number}".encode() in environment
+
+
+def test_the_end_of_a_worker_is_reported_though_its_files_cannot_be_removed(platform: Platform) -> None:
+    platform.executor.recover(Standing())
+    platform.executor.start(start("r0"))
+    platform.until(ReplicaReady)
+    spec = platform.executor._driver.records.spec_path(ReplicaId("r0"))
+    spec.unlink(missing_ok=True)
+    # As on a disk that takes no changes, it cannot be unlinked.
+    spec.mkdir()
+    os.kill(platform.pid("r0"), signal.SIGKILL)
+    assert platform.until(ReplicaLost).replica_id == "r0"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import resource
 import signal
 import socket
 import time
@@ -135,3 +137,34 @@ def test_the_end_of_an_earlier_process_of_the_same_replica_is_no_loss(
     assert ReplicaId("r0") in platform.executor._table.replicas
     platform.executor.start(StopReplica(workload_id=WorkloadId("job"), replica_id=ReplicaId("r0"), grace_s=0.2))
     platform.until(ReplicaStopped)
+
+
+def test_where_no_descriptor_is_free_the_zygote_is_looked_for_again(tmp_path: Path) -> None:
+    reactor = Reactor()
+    found: list[int] = []
+    told = dict.fromkeys(("on_spawned", "on_exited", "on_failed", "on_request_lost", "on_stray"), found.append)
+
+    def is_usable(pid: int) -> bool:
+        found.append(pid)
+        reactor.stop()
+        return True
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(tmp_path / "zygote.sock"))
+        listener.listen()
+        zygote = ZygoteClient(
+            reactor, ["true"], {}, tmp_path / "zygote.sock", tmp_path / "log", is_usable=is_usable, **told
+        )
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        taken = {int(name) for name in os.listdir("/proc/self/fd")}
+        free = next(number for number in itertools.count() if number not in taken)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, before[1]))
+        try:
+            zygote.ensure()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        assert not found
+        reactor.run()
+        assert found == [os.getpid()]
+        zygote.close()
+    reactor.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import signal
@@ -16,6 +15,9 @@ from typing import Any
 
 import httpx2
 
+from springtide_studies.chaos.checks import artifact_digest, assert_exactly_once, committed_steps
+
+__all__ = ["artifact_digest", "assert_exactly_once", "committed_steps"]
 # So much longer than anything should take it is waited for, since other things may keep the machine busy.
 PATIENCE_S = 45.0
 TINY = '''
@@ -184,36 +186,3 @@ def wait_for(condition: Callable[[], bool], timeout_s: float, what: str | Callab
         if time.monotonic() > end:
             raise AssertionError(f"waited {PATIENCE_S + timeout_s:.0f} s for {what() if callable(what) else what}")
         time.sleep(0.05)
-
-
-def committed_steps(workload: Path) -> list[dict[str, Any]]:
-    """The lineage of committed steps.
-
-    A job whose every worker died goes back to its checkpoint: what it commits again, under a higher generation,
-    replaces the steps that died with it, and must be made of the same samples.
-    """
-    lineage: list[dict[str, Any]] = []
-    digests: dict[int, str] = {}
-    for line in (workload / "steps.jsonl").read_text().splitlines():
-        record = json.loads(line)
-        assert digests.setdefault(record["step"], record["ids_digest"]) == record["ids_digest"]
-        if lineage and record["step"] <= lineage[-1]["step"]:
-            assert record["generation"] > lineage[-1]["generation"], "a step was committed twice by one generation"
-            del lineage[record["step"] - 1 :]
-        lineage.append(record)
-    return lineage
-
-
-def artifact_digest(workload: Path) -> str:
-    return hashlib.sha256((workload / "artifacts" / "model.safetensors").read_bytes()).hexdigest()
-
-
-def assert_exactly_once(workload: Path, *, num_samples: int, batch: int, num_epochs: int) -> None:
-    """Every step committed once, in order, generations never falling, and every sample of every epoch used once."""
-    steps = committed_steps(workload)
-    per_epoch = -(-num_samples // batch)
-    assert [record["step"] for record in steps] == list(range(1, per_epoch * num_epochs + 1))
-    generations = [record["generation"] for record in steps]
-    assert generations == sorted(generations)
-    for epoch in range(num_epochs):
-        assert sum(record["num_samples"] for record in steps if record["epoch"] == epoch) == num_samples

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import resource
 import secrets
 
 import pytest
@@ -109,6 +111,21 @@ def test_an_artifact_is_found_where_everyone_expects_it(make_storage, url):
     key = storage.publish_artifact("model.safetensors", b"weights", 2, 9)
     assert key == make_storage("b").artifact_path("model.safetensors", 2, 9)
     assert open_workload_store(url, JOB).read_artifact("model.safetensors") == b"weights"
+
+
+def test_a_result_is_written_after_the_steps_that_a_full_disk_kept_out_of_the_log(tmp_path):
+    storage, before = LocalStorage(tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
+    for number in (1, 2, 3):
+        storage.step_log.remember(step(number))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50, before[1]))
+    try:
+        with pytest.raises(StorageError, match="too large"):
+            storage.publish_artifact("model.safetensors", b"weights", 1, 3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not (tmp_path / "artifacts" / "model.safetensors").exists()
+    storage.publish_artifact("model.safetensors", b"weights", 1, 3)
+    assert [json.loads(line)["step"] for line in (tmp_path / "steps.jsonl").read_text().splitlines()] == [1, 2, 3]
 
 
 def test_a_store_that_is_away_costs_the_worker_its_place_and_not_the_job(make_storage, monkeypatch, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import shutil
@@ -172,7 +173,9 @@ class ProcessDriver:
 
     def forget(self, replica: Worker) -> None:
         """Remove its record, unless another worker of that name is in the table."""
-        self.records.spec_path(replica.replica_id).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            # On a disk that takes no changes it stays; that the worker has ended must be told all the same.
+            self.records.spec_path(replica.replica_id).unlink(missing_ok=True)
         if replica.replica_id not in self.table.replicas:
             self.records.remove(replica.replica_id)
 

@@ -141,7 +141,13 @@ class ZygoteClient:
         self._retry = None
         if self._is_closed or self._connection is not None:
             return
-        stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as error:
+            # No descriptor is free: that says nothing about the zygote.
+            _log.warning("cannot connect to the zygote yet: %s", error)
+            self._retry_soon()
+            return
         try:
             stream.setblocking(False)
             stream.connect(str(self._socket_path))

@@ -91,11 +91,16 @@ class LocalStorage:
         return str(self._work_dir / "artifacts" / name)
 
     def publish_artifact(self, name: str, data: bytes, generation: int, step: int) -> str:
-        """Write the file, durably and under the fence."""
+        """Write the step log's missing lines, then the file, durably and under the fence."""
         path = Path(self.artifact_path(name, generation, step))
-        make_private(path.parent)
-        with Fence(self._work_dir).writing(generation):
-            write_durable(path, data)
+        try:
+            # The lines of the last steps are missing if the disk was full when these were taken.
+            self.step_log.flush(generation)
+            make_private(path.parent)
+            with Fence(self._work_dir).writing(generation):
+                write_durable(path, data)
+        except OSError as error:
+            raise StorageError(f"cannot write {path}: {error}") from error
         return str(path)
 
 

@@ -119,10 +119,11 @@ class StepLog:
                 self._written_step = lines[0].step
 
     def leave(self, generation: int, *, is_leader: bool) -> None:
-        """Does nothing: `write` leaves no lines unwritten."""
+        """Does nothing: `write` leaves lines unwritten only where the directory cannot be written."""
 
     def flush(self, generation: int) -> None:
-        """Does nothing: `write` leaves no lines unwritten."""
+        """Append what `write` could not while it failed. Raises as `write` does."""
+        self.write(generation)
 
     def _last_step(self) -> int:
         """The step of the last complete line; an incomplete one after it (the writer was killed) is cut off."""

@@ -17,11 +17,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--policy", default="elastic", type=_policy, help="such as " + ", ".join(POLICY_NAMES))
     parser.add_argument("--faults", type=float, default=None, help="mean number of faults (default: drawn)")
     parser.add_argument("--shares", action="store_true", help="some jobs and services hold parts of their devices")
+    parser.add_argument(
+        "--more-faults", action="store_true", help="with clock jumps, slow disks, one-way networks, ..."
+    )
     parser.add_argument("--quiet", action="store_true", help="only the result")
     chosen = parser.parse_args(arguments)
     lines: list[str] = []
     tell = None if chosen.quiet else lines.append
-    result = run_seed(chosen.seed, chosen.policy, num_faults=chosen.faults, tell=tell, has_shares=chosen.shares)
+    result = run_seed(
+        chosen.seed,
+        chosen.policy,
+        num_faults=chosen.faults,
+        tell=tell,
+        has_shares=chosen.shares,
+        has_more_faults=chosen.more_faults,
+    )
     out = sys.stdout
     for line in lines:
         out.write(line + "\n")

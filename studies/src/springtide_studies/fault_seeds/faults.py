@@ -50,6 +50,8 @@ class FaultScript:
         self._watched: list[tuple[float, type[Action], Callable[[Action], None]]] = []
         self._journal_fails_until_s = -1.0
         self._asks_twice_until_s = -1.0
+        self._slow_until_s, self._slow_append_s = -1.0, 0.0
+        self.jump_s = 0.0
         self._travel_until_s: dict[str, float] = {}
         self.given_up: set[NodeId] = set()
         streams = seed.spawn(len(FAULT_KINDS) + 1)
@@ -128,6 +130,15 @@ class FaultScript:
         if self.now_s() < self._journal_fails_until_s:
             raise JournalError("the journal cannot be written: no space left on device")
 
+    def slow_journal(self, append_s: float, duration_s: float) -> None:
+        """Let every append to the journal take so long for a while."""
+        self._slow_until_s, self._slow_append_s = self.now_s() + duration_s, append_s
+        self.last(self._slow_until_s + append_s)
+
+    def append_s(self) -> float:
+        """How long an append to the journal takes at the moment; 0 on a disk that is not slow."""
+        return self._slow_append_s if self.now_s() < self._slow_until_s else 0.0
+
     def asks_twice(self) -> bool:
         """Whether impatient owners send everything twice at the moment."""
         return self.now_s() < self._asks_twice_until_s
@@ -160,6 +171,8 @@ class FaultScript:
             return (None,)
         if "delay" in active:
             delay_s += float(rng.exponential(1.0))
+        if "hold" in active and rng.random() < 0.2:
+            delay_s += float(rng.uniform(5.0, 40.0))
         if "reorder" in active:
             delay_s += float(rng.uniform(0.0, 0.5))
         if "duplicate" in active and rng.random() < 0.5:

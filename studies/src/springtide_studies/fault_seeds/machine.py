@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Protocol
@@ -49,6 +50,7 @@ class Process:
         self.state_seen = 0
         self.is_member = False
         self.kept: dict[int, Event] = {}
+        self.recent: deque[Event] = deque(maxlen=4)
         self.num_reports = 0
         self.on_wake: list[Callable[[], None]] = []
 
@@ -114,6 +116,11 @@ class Machine:
         self.runs: dict[WorkloadId, ModelledTraining] = {}
         self.sharing = SharedDevices(self._change_pace)
         self.fails_to_spawn = False
+        self.disk_slowness = 1.0
+        self.slow_start_s = 0.0
+        # Nodes whose reports do not arrive, and nodes that no order reaches.
+        self.unheard: set[NodeId] = set()
+        self.unreached: set[NodeId] = set()
 
     # --- nodes and processes -----------------------------------------------------------------------------------------
 
@@ -174,7 +181,8 @@ class Machine:
             process.run = self.run_of(action.workload)
             self._warm_up(process)
         else:
-            self.agenda.after(self.delays.spawn_s + self.delays.load_s, lambda: self._become_ready(process))
+            at_s = self.delays.spawn_s + self.delays.load_s + self.slow_start_s
+            self.agenda.after(at_s, lambda: self._become_ready(process))
         return process
 
     def _check_room(self, process: Process, share: Share | None) -> None:
@@ -220,7 +228,7 @@ class Machine:
     def _warm_up(self, process: Process) -> None:
         assert process.run is not None
         poison = process.run.model.poison
-        at_s = self.delays.spawn_s + self.delays.warm_up_s
+        at_s = self.delays.spawn_s + self.delays.warm_up_s + self.slow_start_s
         if poison == "crash":
             self.agenda.after(at_s, lambda: self.die(process, "the user's module fails to import"))
         elif poison != "hang":
@@ -332,6 +340,7 @@ class Machine:
             process.num_reports += 1
             seq = process.num_reports
             process.kept[seq] = event
+            process.recent.append(event)
         self._transmit(process, event, seq)
 
     def _transmit(self, process: Process, event: Event, seq: int) -> None:
@@ -349,7 +358,7 @@ class Machine:
     def _arrive(self, process: Process, event: Event, seq: int) -> None:
         if process.is_fenced or self.link is None:
             return
-        if process.is_partitioned:
+        if process.is_partitioned or process.node_id in self.unheard:
             if seq:
                 self.agenda.after(RESEND_S, lambda: self._resend(process, seq))
             return
@@ -358,7 +367,7 @@ class Machine:
     def settle_report(self, process: Process, seq: int) -> None:
         """The control plane acknowledges a report. If the acknowledgement is lost, the report is sent again."""
         for delay_s in self.network.arrivals():
-            if delay_s is not None and not process.is_partitioned:
+            if delay_s is not None and not process.is_partitioned and process.node_id not in self.unreached:
                 self.agenda.after(delay_s, lambda: self._forget_report(process, seq))
             else:
                 self.agenda.after(RESEND_S, lambda: self._resend(process, seq))
@@ -379,10 +388,17 @@ class Machine:
             for seq in process.kept:
                 self.agenda.after(self.delays.message_s, partial(self._resend, process, seq))
 
+    def repeat_all(self, process: Process) -> None:
+        """The process connects again: it repeats its last reports, acknowledged or not, and is told its group again."""
+        for event in process.recent:
+            self._transmit(process, event, 0)
+        if process.form is not None:
+            self.order(process, process.form, lambda: False)
+
     def order(self, process: Process, order: Order, still_meant: Callable[[], bool]) -> None:
         """Send an order; one that is lost is sent again as long as it is `still_meant`."""
         for delay_s in self.network.arrivals():
-            if delay_s is None or process.is_partitioned:
+            if delay_s is None or process.is_partitioned or process.node_id in self.unreached:
                 self.agenda.after(
                     RESEND_S,
                     lambda: self.order(process, order, still_meant) if process.is_alive and still_meant() else None,

@@ -24,6 +24,7 @@ from springtide.simulator.fluid.invariants import InvariantViolation
 from springtide_studies.fault_seeds.executor import SimExecutor
 from springtide_studies.fault_seeds.faults import FaultScript, SimulatedCrash
 from springtide_studies.fault_seeds.faults_loans import LOAN_FAULT_KINDS
+from springtide_studies.fault_seeds.faults_more import MORE_FAULT_KINDS
 from springtide_studies.fault_seeds.invariants import Invariants, complain
 from springtide_studies.fault_seeds.invariants_loans import LoanInvariants
 from springtide_studies.fault_seeds.machine import Machine
@@ -66,6 +67,7 @@ class SeedOutcome(msgspec.Struct, frozen=True, kw_only=True):
     num_loans: int = 0
     num_reclaims: int = 0
     has_shares: bool = False
+    has_more_faults: bool = False
     num_share_changes: int = 0
     most_sharers: int = 0
     faults: dict[str, int] = {}
@@ -74,7 +76,7 @@ class SeedOutcome(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def command(self) -> str:
         """The command that runs this seed again and tells its story."""
-        told = " --shares" if self.has_shares else ""
+        told = (" --shares" if self.has_shares else "") + (" --more-faults" if self.has_more_faults else "")
         return f"python -m springtide_studies.fault_seeds --seed {self.seed} --policy {self.policy}{told}"
 
 
@@ -93,6 +95,10 @@ class _Journal:
         self.is_behind = True
         self._run.faults.check_journal()
         self._run.faults.reach("append.before")
+        append_s, agenda = self._run.faults.append_s(), self._run.machine.agenda
+        if append_s:
+            agenda.run_until(agenda.clock.now_s() + append_s)
+            self._run.loans.note_outage(self._run.clock.now_s())
         seq = self.memory.append(step)
         self.num_steps, self.num_events = seq, self.num_events + len(step.events)
         self.is_behind = False
@@ -128,7 +134,7 @@ class _Executor:
 
     def wait(self, deadline_s: float | None) -> Sequence[Event]:
         is_late = self.inner.late_by_s > 0.0
-        events = self.inner.wait(deadline_s)
+        events = self.inner.wait(None if deadline_s is None else deadline_s - self._run.clock.ahead_s)
         if is_late:
             self._run.loans.note_outage(self._run.clock.now_s())
         if events:
@@ -141,6 +147,18 @@ class _Executor:
             self._run.invariants.check_acknowledged(event)
         self.inner.acknowledge(events)
         self._run.faults.reach("acknowledge.after")
+
+
+class ControlClock:
+    """The clock that control planes read: that of the machines, or so many seconds ahead of it after a jump."""
+
+    def __init__(self, machines: VirtualClock) -> None:
+        self._machines = machines
+        self.ahead_s = 0.0
+
+    def now_s(self) -> float:
+        """The present instant as the control plane knows it."""
+        return self._machines.now_s() + self.ahead_s
 
 
 class FaultRun:
@@ -157,20 +175,23 @@ class FaultRun:
         tell: Callable[[str], None] | None = None,
         has_pools: bool = False,
         has_shares: bool = False,
+        has_more_faults: bool = False,
         reaches: Callable[[Node], bool] | None = None,
     ) -> None:
         """With `has_pools` nodes belong to inference or training, and services live through a compressed day.
 
         With `has_shares` the workload that is drawn is the same, but some of its jobs and services hold a part of each
-        of their devices, whose memory counts. `reaches` says which nodes the policy takes for what a service is
+        of their devices, whose memory counts. `has_more_faults` adds the kinds of faults_more.py, half as many faults
+        as of the others together. `reaches` says which nodes the policy takes for what a service is
         guaranteed.
         """
         sequence = np.random.SeedSequence(seed)
         cluster_seed, workload_seed, fault_seed = sequence.spawn(3)
         rng = np.random.default_rng(cluster_seed)
         self.make = make
-        self.clock = VirtualClock()
-        self.machine = Machine(self.clock, Delays(), complain, tell)
+        machine_clock = VirtualClock()
+        self.clock = ControlClock(machine_clock)
+        self.machine = Machine(machine_clock, Delays(), complain, tell)
         num_nodes, num_devices = int(rng.integers(1, 5)), int(rng.integers(2, 5))
         shared = (make_node(f"node-{index}", num_devices) for index in range(num_nodes))
         self.nodes = tuple(nodes or (draw_pooled_nodes(rng) if has_pools else shared))
@@ -191,6 +212,8 @@ class FaultRun:
         self.faults = FaultScript(self.machine, fault_seed, horizon_s, mean_faults)
         if has_pools:
             self.faults.draw(LOAN_FAULT_KINDS, fault_seed.spawn(len(LOAN_FAULT_KINDS)), mean_faults)
+        if has_more_faults:
+            self.faults.draw(MORE_FAULT_KINDS, fault_seed.spawn(len(MORE_FAULT_KINDS)), mean_faults / 2)
         self.owners.asks_twice = self.faults.asks_twice
         self.invariants = Invariants(self.machine)
         self.loans = LoanInvariants(self.machine, complain, reaches=reaches or _any_node, is_quiet=mean_faults == 0.0)
@@ -259,10 +282,13 @@ class FaultRun:
         lease_s = self.machine.delays.lease_s
         agenda = self.machine.agenda
         if down_s > lease_s:
-            agenda.run_until(self.clock.now_s() + lease_s)
+            agenda.run_until(agenda.clock.now_s() + lease_s)
             self.faults.expire_leases()
             down_s -= lease_s
-        agenda.run_until(self.clock.now_s() + down_s)
+        agenda.run_until(agenda.clock.now_s() + down_s)
+        if self.faults.jump_s:
+            self.machine.say("the clock jumps by {:.0f} s", self.faults.jump_s)
+            self.clock.ahead_s, self.faults.jump_s = self.clock.ahead_s + self.faults.jump_s, 0.0
         self.machine.say("a new control plane starts")
 
     def _give_up(self) -> None:
@@ -278,13 +304,14 @@ class FaultRun:
             self.loans.note_outage(self.clock.now_s())
             return self.executor.inner.is_over
         self.invariants.check(self.controller, self.owners.acknowledged)
-        self.loans.check(self.controller.state, self.clock.now_s(), self.faults.end_s)
-        if self.executor.inner.is_over or self.clock.now_s() > self._limit_s:
+        now_s = self.machine.clock.now_s()
+        self.loans.check(self.controller.state, self.clock.now_s(), self.faults.end_s + self.clock.ahead_s)
+        if self.executor.inner.is_over or now_s > self._limit_s:
             return True
         return (
             not self.owners.num_open
             and not self.machine.alive
-            and self.clock.now_s() > self.faults.end_s
+            and now_s > self.faults.end_s
             and self.controller.is_idle
         )
 
@@ -355,6 +382,7 @@ def run_seed(
     tell: Callable[[str], None] | None = None,
     has_pools: bool | None = None,
     has_shares: bool = False,
+    has_more_faults: bool = False,
     reaches: Callable[[Node], bool] | None = None,
 ) -> SeedOutcome:
     """Run one seed with all invariants on and return what became of it; a violation is in the result, not raised.
@@ -376,6 +404,7 @@ def run_seed(
         tell=tell,
         has_pools=bool(training) if has_pools is None else has_pools,
         has_shares=has_shares,
+        has_more_faults=has_more_faults,
         reaches=reaches or (_belongs_to_services if strategy.partition(":")[0] in _KEEP_TO_HOME else _any_node),
     )
     violation = detail = ""
@@ -394,10 +423,11 @@ def run_seed(
         num_events=run.journal.num_events,
         num_crashes=run.num_crashes,
         num_refused_writes=sum(job.store.num_refused for job in run.machine.runs.values()),
-        virtual_s=run.clock.now_s(),
+        virtual_s=run.machine.clock.now_s(),
         num_loans=run.loans.num_labels,
         num_reclaims=run.loans.num_reclaims,
         has_shares=has_shares,
+        has_more_faults=has_more_faults,
         num_share_changes=run.invariants.num_share_changes,
         most_sharers=run.invariants.most_sharers,
         faults=dict(run.faults.counts),

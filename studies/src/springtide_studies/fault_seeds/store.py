@@ -24,6 +24,7 @@ class JobStore:
         self.cursors: dict[str, int] = {}
         self.blobs: set[str] = set()
         self.manifests: dict[str, Checkpoint] = {}
+        self.damaged: set[str] = set()
         self.formed_generation = 0
         self.num_refused = 0
         self.is_full = False
@@ -118,3 +119,9 @@ class JobStore:
     def newest(self) -> Checkpoint | None:
         """The visible checkpoint with the highest step."""
         return max(self.manifests.values(), key=lambda c: (c.step, c.generation), default=None)
+
+    def intact(self, checkpoint: Checkpoint) -> Checkpoint | None:
+        """The checkpoint, or the newest one before it whose files fit their hashes."""
+        older = [other for other in self.manifests.values() if other.step <= checkpoint.step]
+        whole = [other for other in (checkpoint, *older) if other.path not in self.damaged]
+        return whole[0] if whole[:1] == [checkpoint] else max(whole, key=lambda c: (c.step, c.generation), default=None)

@@ -95,8 +95,9 @@ class ModelledTraining:
         states = [(p.state_step, p.state_seen) for p in members if p.state_step is not None]
         restored = next((p.action.restore for p in members if p.action.restore is not None), None)
         step, num_seen = max(states, default=(0, 0))
-        if not states and restored is not None:
-            step, num_seen = restored.step, self.store.cursors.get(restored.path, 0)
+        intact = None if restored is None else self.store.intact(restored)
+        if not states and intact is not None:
+            step, num_seen = intact.step, self.store.cursors.get(intact.path, 0)
         try:
             self.store.begin(
                 order.generation,
@@ -309,7 +310,7 @@ class ModelledTraining:
         """Write a checkpoint: blobs first, manifest last, then the report; the writer may be gone at any moment."""
         path = f"{self.job.job_id}/checkpoints/{generation}-{step}"
         checkpoint = Checkpoint(generation=generation, step=step, path=path, num_bytes=1000)
-        half_s = self.machine.delays.checkpoint_s / 2
+        half_s = self.machine.delays.checkpoint_s * self.machine.disk_slowness / 2
         first, second = write_order(self.store, checkpoint, num_seen)
 
         def publish() -> None:
