@@ -76,7 +76,7 @@ class PodState:
     `awaiting` is what the removal of its object waits for once it is over. `requested_grace_s` is the grace period that
     the platform gave it, None where it did not ask it to end. `written_term` is the term that was written onto it here,
     `is_being_confirmed` says that the API server is being asked whether it exists, and `absent` what it means if it
-    does not.
+    does not. `was_refused`: its node did not take it, so that its container never ran.
     """
 
     replica_id: ReplicaId
@@ -96,6 +96,7 @@ class PodState:
     is_being_confirmed: bool = False
     exit_code: int | None = None
     end: str = ""
+    was_refused: bool = False
     absent: str = "its pod is gone: it was deleted"
 
     def move(self, state: PodLifecycle, reason: str = "") -> None:
