@@ -148,7 +148,9 @@ def with_refusal(
     if known is not None and now_s < known.until_s:
         return (*(r for r in refusals if r is not known), known)
     count = 1 if known is None or now_s > known.until_s + CRASH_WINDOW_S else known.count + 1
-    refusal = NodeRefusal(node_id=node_id, count=count, until_s=now_s + back_off_s(count), reason=reason)
+    pause_s = back_off_s(count)
+    reason = f"{reason}; tried there again after {pause_s:.0f} s"
+    refusal = NodeRefusal(node_id=node_id, count=count, until_s=now_s + pause_s, reason=reason)
     others = (r for r in refusals if r.node_id != node_id and now_s <= r.until_s + CRASH_WINDOW_S)
     return (*others, refusal)
 
@@ -159,17 +161,12 @@ def count_refusal(record: JobRecord, node_id: NodeId, reason: str, now_s: float)
     It goes on with its other workers if these suffice; otherwise it waits, and no crash is charged.
     """
     refusals = with_refusal(record.restarts.refusals, node_id, reason, now_s)
-    until_s = next(r.until_s for r in refusals if r.node_id == node_id)
-    reason = f"{reason}; tried again in {max(0.0, until_s - now_s):.0f} s"
+    reason = refusals[-1].reason
     record = replace(record, restarts=replace(record.restarts, refusals=refusals))
     living = [r for r in record.replicas if r.state is not ReplicaState.STOPPING]
     if record.group.state_holders or (record.job.elastic and len(living) >= record.bounds.min_workers):
-        return replace(
-            record,
-            restarts=replace(record.restarts, grows_at_s=max(record.restarts.grows_at_s, until_s)),
-            lifecycle=replace(record.lifecycle, reason=StateReason(reason)),
-        )
-    return all_lost(record, max(record.restarts.starts_at_s, until_s), reason)
+        return replace(record, lifecycle=replace(record.lifecycle, reason=StateReason(reason)))
+    return all_lost(record, now_s, reason)
 
 
 def edited(record: JobRecord, event: JobEdited, now_s: float) -> JobRecord:

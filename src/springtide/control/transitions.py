@@ -259,7 +259,7 @@ def _(event: events.ReplicaLost, state: PlatformState, now_s: float) -> None:
     elif isinstance(record, ServiceRecord) and not event.is_fault:
         if event.is_refused:
             refusals = with_refusal(record.refusals, node_of(state, replica), event.reason, now_s)
-            put(state, replace(record, refusals=refusals, starts_at_s=max(record.starts_at_s, refusals[-1].until_s)))
+            put(state, replace(record, refusals=refusals))
         _drop_replica(state, event.workload_id, replica, now_s)
     else:
         reason = event.reason or "a worker was lost"
