@@ -81,3 +81,34 @@ def test_what_no_node_can_take_waits_says_so_and_never_fails(platform):
     wait_for("another job to run meanwhile", lambda: platform.running(small), LONG_S)
     assert status_of(platform, "huge")["state"] == "PENDING"
     remove(platform, "huge", "small")
+
+
+def test_a_pod_of_others_takes_room_and_gives_it_back(platform):
+    container = {
+        "name": "busy",
+        "image": "localhost/busybox:1",
+        "imagePullPolicy": "Never",
+        "command": ["sleep", "3600"],
+        "resources": {"requests": {"cpu": "1500m"}},
+    }
+    for number, node in enumerate(NODES):
+        platform.api.post(
+            "api/v1/namespaces/default/pods",
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {"name": f"busy-{number}", "namespace": "default"},
+                "spec": {"nodeName": node, "terminationGracePeriodSeconds": 0, "containers": [container]},
+            },
+        )
+    submit(platform, "patient", "1", workers="1")
+    # Where the platform did not know yet, a kubelet has refused the first pods, which are no crashes.
+    why = "asks for 1 CPU and 900 MiB of memory per worker; pods of others leave at most 0.5 CPUs and "
+    wait_for("why it waits", lambda: str(status_of(platform, "patient").get("reason")).startswith(why))
+    assert status_of(platform, "patient")["state"] == "PENDING"
+    platform.api.delete("api/v1/namespaces/default/pods/busy-1")
+    workload_id = platform.workload_id("patient")
+    (pod,) = wait_for("room", lambda: list(platform.running(workload_id).values()), LONG_S)
+    assert pod["spec"]["nodeName"] == NODES[1]
+    platform.api.delete("api/v1/namespaces/default/pods/busy-0")
+    remove(platform, "patient")
