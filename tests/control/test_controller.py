@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from springtide.core import events
 from springtide.core.decision import Plan, PoolAllocation
 from springtide.core.errors import PolicyError
-from springtide.core.resources import make_node
+from springtide.core.resources import HostResources, NodeRoom, make_node
 from springtide.core.workload import JobState
 from springtide.scheduling.decisions.cache import DecisionCache
 
@@ -105,6 +106,61 @@ def test_who_is_taken_away_has_not_crashed(stage, job):
     assert stage.job("a").restarts.num_restarts == 0
     stage.tell(events.ReplicaLost(workload_id="a", replica_id="a.4", reason="exit code 1"))
     assert stage.state("a") is JobState.FAILED, "a crash still is one"
+
+
+ROOM = NodeRoom(total=HostResources(cpu_m=8000, memory_bytes=1 << 40, num_pods=100))
+NODE_WITH_ROOM = events.NodeJoined(node=replace(make_node("n", 4), room=ROOM))
+
+
+def refused(name: str, number: int) -> events.ReplicaLost:
+    said = "node n refused the pod: OutOfcpu"
+    replica_id = f"{name}.{number}"
+    return events.ReplicaLost(workload_id=name, replica_id=replica_id, reason=said, is_fault=False, is_refused=True)
+
+
+def test_a_job_that_a_node_refuses_has_not_crashed_and_waits_longer_each_time(stage, job):
+    stage.tell(NODE_WITH_ROOM)
+    stage.want(a="0")
+    stage.tell(events.JobSubmitted(job=job("a", max_restarts=0)))
+    for number, pause_s in enumerate((1, 2, 4, 8, 16, 32, 60, 60)):
+        assert stage.tell(refused("a", number)) == []
+        assert stage.job("a").reason == f"node n refused the pod: OutOfcpu; tried there again after {pause_s} s"
+        assert stage.controller.wakeup_at_s == pytest.approx(stage.now_s + pause_s)
+        assert stage.tell(at_s=stage.controller.wakeup_at_s) == [f"start a.{number + 1} on n/0 g{number + 2}"]
+    assert stage.job("a").restarts.num_restarts == 0
+    assert stage.tell(events.ReplicaLost(workload_id="a", replica_id="a.8", reason="exit code 1")) == ["end a FAILED"]
+
+
+def test_a_job_starts_with_the_workers_that_its_nodes_took(stage, job):
+    stage.tell(NODE_WITH_ROOM)
+    stage.want(a="012", b="3")
+    stage.tell(events.JobSubmitted(job=job("a", min_workers=2)), events.JobSubmitted(job=job("b", elastic=False)))
+    assert stage.tell(refused("a", 2)) == []
+    assert stage.ready("a", 0, 1) == ["resize a g1 to a.0,a.1"]
+    stage.resized("a", direction="start")
+    assert stage.tell(at_s=stage.controller.wakeup_at_s) == ["start a.3 on n/2 g1"]
+    assert stage.tell(refused("a", 3)) == [], "the others train on"
+    assert stage.state("a") is JobState.RUNNING
+    assert "tried there again after 2 s" in stage.job("a").reason
+    assert stage.tell(refused("b", 0)) == []
+    assert stage.state("b") is JobState.PENDING
+
+
+def test_a_service_that_a_node_refuses_waits_and_says_so(stage, service):
+    stage.tell(NODE_WITH_ROOM)
+    stage.want(s="0")
+    stage.tell(events.ServiceDeployed(service=service("s")))
+    for number, pause_s in enumerate((1, 2, 4, 8, 16, 32)):
+        assert stage.tell(refused("s", number)) == []
+        assert stage.controller.wakeup_at_s == pytest.approx(stage.now_s + pause_s)
+        record = stage.controller.state.services["s"]
+        assert (record.state, record.reason) == (
+            "IDLE",
+            f"no replica: node n refused the pod: OutOfcpu; tried there again after {pause_s} s",
+        )
+        assert stage.tell(at_s=stage.controller.wakeup_at_s) == [f"start s.{number + 1} on n/0 g1"]
+    stage.ready("s", 6)
+    assert stage.controller.state.services["s"].refusals == ()
 
 
 def test_a_poison_job_fails_after_its_budget_and_says_why(stage, job):

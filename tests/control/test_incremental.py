@@ -93,6 +93,15 @@ def test_a_reason_is_told_again_when_an_event_has_changed_the_record(stage, job)
     assert waiting.news(state, plan) == {A: "others have the devices"}
 
 
+def test_what_a_plan_says_about_room_alone_is_told(stage, job) -> None:
+    waiting = WaitingReasons()
+    stage.tell(events.NodeJoined(node=make_node("n", 1)), events.JobSubmitted(job=job("a")))
+    state, plan = stage.controller.state, Plan(reasons={A: "others have the devices"})
+    assert waiting.news(state, plan) == {A: "others have the devices"}
+    assert waiting.news(state, replace(plan, no_room={A: "asks for 16 CPUs"})) == {A: "asks for 16 CPUs"}
+    assert waiting.news(state, plan) == {A: "others have the devices"}
+
+
 def test_a_job_that_the_platform_is_too_small_for_is_told_so_until_nodes_join(stage, job) -> None:
     stage.want()
     stage.tell(events.NodeJoined(node=make_node("n", 4)))

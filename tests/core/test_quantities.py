@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from springtide.core.quantities import (
     parse_duration_s,
     parse_fractions,
     parse_money_usd,
+    parse_quantity,
     parse_range,
     parse_size_bytes,
     validate_name,
@@ -137,3 +139,25 @@ def test_fractions(text: float | str | tuple[float, float], bounds: tuple[float,
 def test_no_fractions(text: Any) -> None:
     with pytest.raises(InvalidRequest, match="no fraction of a device"):
         parse_fractions(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [
+        ("4", "4"),
+        ("1500m", "1.5"),
+        ("0.5", "0.5"),
+        ("16Gi", str(1 << 34)),
+        ("1e3", "1000"),
+        ("2M", "2000000"),
+        ("5n", "5e-9"),
+    ],
+)
+def test_quantities(text: str, amount: str) -> None:
+    assert parse_quantity(text) == Decimal(amount)
+
+
+@pytest.mark.parametrize("text", ["", "a lot", "4 GB", "-1", "1e999", "NaN", "1mm", "9" * 40])
+def test_no_quantity(text: str) -> None:
+    with pytest.raises(InvalidRequest):
+        parse_quantity(text)

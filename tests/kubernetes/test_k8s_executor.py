@@ -19,7 +19,16 @@ from springtide.backends.kubernetes.pods import quota
 from springtide.backends.kubernetes.pods import recovery as pod_recovery
 from springtide.backends.kubernetes.pods import watch as pod_watch
 from springtide.core.actions import EndJob
-from springtide.core.events import JobResized, NodeLost, ReplicaLost, ReplicaReady, ReplicaStopped, ScaleRequested
+from springtide.core.containers import ContainerSettings
+from springtide.core.events import (
+    JobResized,
+    NodeJoined,
+    NodeLost,
+    ReplicaLost,
+    ReplicaReady,
+    ReplicaStopped,
+    ScaleRequested,
+)
 from springtide.core.ports import Standing
 from springtide.core.shares import Share
 from springtide.core.tokens import group_key, workload_key
@@ -135,6 +144,58 @@ def test_a_worker_that_dies_is_lost_once_with_its_exit_code(platform: PodPlatfor
     platform.settle(1.0)
     assert len(platform.of(ReplicaLost)) == 1
     assert not platform.of(ReplicaStopped)
+
+
+def test_a_pod_that_the_kubelet_refuses_is_no_crash(platform: PodPlatform) -> None:
+    platform.kubelet.refusing = "OutOfcpu"
+    platform.start(0)
+    lost = platform.until(ReplicaLost)
+    node = platform.kubelet.nodes[0]
+    assert lost.reason == f"node {node} refused the pod: OutOfcpu: Pod was rejected"
+    assert (lost.exit_code, lost.is_fault, lost.is_refused) == (None, False, True)
+    platform.kubelet.refusing = ""
+    platform.start(1)
+    platform.until(ReplicaReady)
+
+
+def test_a_pod_is_made_when_the_ending_ones_have_left_it_the_processors(platform: PodPlatform) -> None:
+    container = ContainerSettings(cpu="40")
+    platform.start(0, container=container)
+    platform.until(ReplicaReady)
+    platform.kubelet.workers["job.0"].is_stuck = True
+    platform.kubelet.is_stopped = True
+    platform.stop(0, grace_s=0.1)
+    platform.wait_for("its deletion", lambda: "deletionTimestamp" in platform.kubelet.pods()["job.0"]["metadata"])
+    platform.start(1, container=container)
+    platform.start(2, container=container)
+    platform.wait_for("the one on the other node", lambda: "job.2" in platform.kubelet.pods())
+    assert f"node {platform.kubelet.nodes[0]} has no room for it until pod job-0 is gone" in platform.reason_of(1)
+    assert "job.1" not in platform.kubelet.pods()
+    platform.kubelet.is_stopped = False
+    platform.until(ReplicaReady, lambda event: event.replica_id == "job.1")
+
+
+def test_nodes_say_what_the_pods_of_others_request(platform: PodPlatform, cluster: Cluster) -> None:
+    platform.settle(0.2)
+    node = platform.kubelet.nodes[0]
+
+    def taken() -> int:
+        (found,) = [each for each in platform.executor.nodes() if each.node_id == node]
+        assert found.room is not None
+        assert found.room.total.cpu_m == 64_000
+        return found.room.others.cpu_m
+
+    platform.start(3, device=1, container=ContainerSettings(cpu="8"))
+    platform.until(ReplicaReady)
+    assert taken() == 0, "the platform's own replicas are not counted"
+    with cluster.namespace("others") as others:
+        container = {"name": "c", "image": "x", "resources": {"requests": {"cpu": "1500m"}}}
+        pod = {"metadata": {"name": "busy", "namespace": others}, "spec": {"nodeName": node, "containers": [container]}}
+        platform.api.post(f"api/v1/namespaces/{others}/pods", {"apiVersion": "v1", "kind": "Pod", **pod})
+        platform.wait_for("it to be counted", lambda: taken() == 1500)
+        platform.until(NodeJoined, lambda event: event.node.node_id == node)
+        platform.api.delete(f"api/v1/namespaces/{others}/pods/busy", gracePeriodSeconds=0)
+        platform.wait_for("it to be gone", lambda: taken() == 0)
 
 
 def test_a_pod_stays_until_the_journal_knows_of_its_end(platform: PodPlatform) -> None:

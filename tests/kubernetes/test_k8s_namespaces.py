@@ -80,7 +80,8 @@ def test_workloads_live_where_they_were_asked_for_and_nowhere_else(
     assert None not in ids
     # What is not reconciled is not touched, nor are there pods in the platform's own namespace.
     assert cluster.api.pods(other) == cluster.api.pods(home) == []
-    assert status_of(cluster, other, "digits") == {}
+    (told,) = status_of(cluster, other, "digits")["conditions"]
+    assert (told["type"], told["status"], told["reason"]) == ("Accepted", "Unknown", "NotSeen")
     assert len(platform.jobs()) == 2
     # Each workload's Secret is beside its pods, and no other workload's.
     secrets = {

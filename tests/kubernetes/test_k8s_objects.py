@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
-from kits.kubernetes.kube_http import Kube, Refused, wait_for
+from kits.kubernetes.kube_http import GROUP, Kube, Refused, wait_for
 from kits.kubernetes.lab.lab import Cluster
 from kits.kubernetes.object_platform import SERVE, TRAIN, ObjectPlatform, inference, install_definitions, training
 from springtide.client.kubernetes import ClusterClient as Client
@@ -98,6 +98,15 @@ def test_a_name_that_no_job_could_bear_is_refused(kube: Kube, namespace: str):
 
 
 # --- kubectl apply ---------------------------------------------------------------------------------------------------
+
+
+def test_an_object_that_no_platform_has_seen_says_so(kube: Kube, namespace: str):
+    for obj in (training("alone", namespace), inference("alone", namespace)):
+        kube.apply(obj)
+        plural = f"{obj['kind'].lower()}s"
+        (told,) = kube.get(f"{GROUP}/namespaces/{namespace}/{plural}/alone")["status"]["conditions"]
+        assert (told["type"], told["status"], told["reason"]) == ("Accepted", "Unknown", "NotSeen")
+        assert "no platform has taken it in" in told["message"]
 
 
 def test_an_applied_object_is_a_job_and_says_how_it_stands(up: ObjectPlatform):
@@ -246,7 +255,9 @@ def test_one_address_is_one_services(up: ObjectPlatform, cluster: Cluster, tmp_p
             both.kube.apply(inference("echo", other))
             taken = wait_for(
                 "a refusal",
-                lambda: (c := both.condition("echo", "Accepted", "inferencefunctions", other)).get("reason") and c,
+                lambda: (
+                    (c := both.condition("echo", "Accepted", "inferencefunctions", other))["reason"] != "NotSeen" and c
+                ),
             )
             assert taken["reason"] == "NameTaken"
             assert f"{up.namespace}/echo" in taken["message"]
@@ -263,7 +274,8 @@ def test_an_object_of_another_platform_is_left_alone(up: ObjectPlatform):
     theirs["metadata"]["labels"] = {"springtide.dev/platform": "another"}
     up.kube.apply(theirs, training("mine", up.namespace))
     up.wait_state("mine", "RUNNING")
-    assert up.status("theirs") == {}
+    (told,) = up.status("theirs")["conditions"]
+    assert told["reason"] == "NotSeen"
     assert [job.name for job in up.jobs()] == ["mine"]
 
 

@@ -19,7 +19,8 @@ from springtide.control.records import (
 )
 from springtide.core.actions import StartReplica
 from springtide.core.events import JobEdited
-from springtide.core.job_parts import DeadlinePromise
+from springtide.core.job_parts import DeadlinePromise, NodeRefusal
+from springtide.core.resources import NodeId
 from springtide.core.workload import InferenceService, JobState, ReplicaId, WorkloadId
 
 CRASH_WINDOW_S = 600.0
@@ -64,6 +65,11 @@ def put(state: PlatformState, record: WorkloadRecord) -> None:
         state.jobs[record.workload_id] = record
     else:
         state.services[record.workload_id] = record
+
+
+def node_of(state: PlatformState, replica: ReplicaRecord) -> NodeId:
+    """The node of the replica's device; empty if it is not there any more."""
+    return state.topology().node_of.get(replica.device_id, NodeId(""))
 
 
 def with_replica(record: WorkloadRecord, changed: ReplicaRecord) -> WorkloadRecord:
@@ -134,6 +140,35 @@ def count_loss(record: JobRecord, reason: str, now_s: float, *, is_fault: bool) 
     return all_lost(record, now_s + wait_s, reason)
 
 
+def with_refusal(
+    refusals: tuple[NodeRefusal, ...], node_id: NodeId, reason: str, now_s: float
+) -> tuple[NodeRefusal, ...]:
+    """The refusals with one more, the last of them. Pods that were refused together count once."""
+    known = next((r for r in refusals if r.node_id == node_id), None)
+    if known is not None and now_s < known.until_s:
+        return (*(r for r in refusals if r is not known), known)
+    count = 1 if known is None or now_s > known.until_s + CRASH_WINDOW_S else known.count + 1
+    pause_s = back_off_s(count)
+    reason = f"{reason}; tried there again after {pause_s:.0f} s"
+    refusal = NodeRefusal(node_id=node_id, count=count, until_s=now_s + pause_s, reason=reason)
+    others = (r for r in refusals if r.node_id != node_id and now_s <= r.until_s + CRASH_WINDOW_S)
+    return (*others, refusal)
+
+
+def count_refusal(record: JobRecord, node_id: NodeId, reason: str, now_s: float) -> JobRecord:
+    """The job after a node turned one of its workers away: it starts none there for a pause that grows.
+
+    It goes on with its other workers if these suffice; otherwise it waits, and no crash is charged.
+    """
+    refusals = with_refusal(record.restarts.refusals, node_id, reason, now_s)
+    reason = refusals[-1].reason
+    record = replace(record, restarts=replace(record.restarts, refusals=refusals))
+    living = [r for r in record.replicas if r.state is not ReplicaState.STOPPING]
+    if record.group.state_holders or (record.job.elastic and len(living) >= record.bounds.min_workers):
+        return replace(record, lifecycle=replace(record.lifecycle, reason=StateReason(reason)))
+    return all_lost(record, now_s, reason)
+
+
 def edited(record: JobRecord, event: JobEdited, now_s: float) -> JobRecord:
     """The job with its owner's changes. A promise ends with the deadline that it was made for."""
     job = record.job
@@ -190,6 +225,8 @@ def with_service_state(record: ServiceRecord) -> ServiceRecord:
         return replace(record, state=ServiceState.READY, reason=f"{num_ready} of {record.max_replicas} replicas ready")
     if num_starting:
         return replace(record, state=ServiceState.STARTING, reason="the first replica is loading")
+    if record.refusals:
+        return replace(record, state=ServiceState.IDLE, reason=f"no replica: {record.refusals[-1].reason}")
     return replace(record, state=ServiceState.IDLE, reason="no replica: scaled to zero until the next request")
 
 

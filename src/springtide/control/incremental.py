@@ -80,11 +80,12 @@ def function_plan(allocation: PoolAllocation) -> FunctionPlan | None:
 class WaitingReasons:
     """The reasons that differ from the recorded ones, looked for only where an input has changed.
 
-    A reason depends on the record of its workload, on the reasons of the plan and on the topology.
+    A reason depends on the record of its workload, on the plan's reasons and its words on room, and on the topology.
     """
 
     def __init__(self) -> None:
         self._reasons: Mapping[WorkloadId, str] | None = None
+        self._no_room: Mapping[WorkloadId, str] | None = None
         self._topology: Topology | None = None
         self._changed: dict[WorkloadId, None] = {}
 
@@ -95,11 +96,12 @@ class WaitingReasons:
     def news(self, state: PlatformState, plan: Plan) -> dict[str, str]:
         """The reasons of waiting jobs, and of idle services on shares, that differ from the recorded ones."""
         topology = state.topology()
-        is_known = plan.reasons is self._reasons and topology is self._topology
+        is_known = plan.reasons is self._reasons and plan.no_room == self._no_room and topology is self._topology
         workload_ids: Iterable[WorkloadId] = (
             sorted(self._changed, key=state.place_of) if is_known else (*state.jobs.live, *state.services.live)
         )
-        self._reasons, self._topology, self._changed = plan.reasons, topology, {}
+        self._reasons, self._no_room = plan.reasons, plan.no_room
+        self._topology, self._changed = topology, {}
         found: dict[str, str] = {}
         for workload_id in workload_ids:
             job, service = state.jobs.live.get(workload_id), state.services.live.get(workload_id)
@@ -122,11 +124,15 @@ def _of_job(record: JobRecord, plan: Plan, topology: Topology) -> str:
         num_devices = len(topology.machines.device_ids())
         if least > num_devices:
             return f"needs at least {least} devices, and the platform has {num_devices}"
-    return plan.reasons.get(record.workload_id, "")
+    return plan.no_room.get(record.workload_id) or plan.reasons.get(record.workload_id, "")
 
 
 def _of_service(record: ServiceRecord, plan: Plan) -> str:
-    if record.service.share is None or not record.is_served or record.replicas:
+    if not record.is_served or record.replicas:
+        return ""
+    if record.workload_id in plan.no_room:
+        return f"no replica: {plan.no_room[record.workload_id]}"
+    if record.service.share is None:
         return ""
     # It is scaled to zero or waits for room on a device: only the policy knows which.
     return plan.reasons.get(record.workload_id) or with_service_state(record).reason

@@ -11,7 +11,15 @@ from msgspec.structs import replace
 
 from springtide.core.decision import Drain
 from springtide.core.functions import Bill, FunctionPlan, Usage
-from springtide.core.job_parts import DeadlinePromise, GroupChanges, JobBounds, JobProgress, JobRestarts, LearntSpeed
+from springtide.core.job_parts import (
+    DeadlinePromise,
+    GroupChanges,
+    JobBounds,
+    JobProgress,
+    JobRestarts,
+    LearntSpeed,
+    NodeRefusal,
+)
 from springtide.core.reasons import GroupChange
 from springtide.core.resources import DeviceId, Node, NodeId, Pool, Topology
 from springtide.core.shares import Load, Share, load_of
@@ -207,7 +215,8 @@ class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The record of one service.
 
     `wanted_replicas` is the co-scaler's advice, `start_phases_s` how long each phase of the last replica's start took.
-    No replica is added before `starts_at_s`.
+    No replica is added before `starts_at_s`. `refusals` are the nodes that turned replicas away since the last one that
+    started.
     """
 
     service: InferenceService
@@ -231,6 +240,7 @@ class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
     finished_service_s: float = 0.0
     wanted_replicas: int | None = None
     start_phases_s: Mapping[str, float] = {}
+    refusals: tuple[NodeRefusal, ...] = ()
 
     @property
     def back_offs_at_s(self) -> tuple[float, ...]:

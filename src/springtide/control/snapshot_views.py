@@ -134,6 +134,7 @@ def view_service(record: ServiceRecord, now_s: float) -> ServiceView:
         idle_s=_idle_s(record, now_s),
         latency_p99_s=record.latency_p99_s,
         wanted_replicas=record.wanted_replicas,
+        refusals=record.refusals,
     )
 
 

@@ -14,13 +14,16 @@ from springtide.control.edits import (
     back_off_s,
     charge_nothing,
     count_loss,
+    count_refusal,
     differs_in_share,
     edited,
     find,
+    node_of,
     put,
     settled,
     times_text,
     with_recent,
+    with_refusal,
     with_replica,
     with_service_state,
     without_replica,
@@ -242,8 +245,8 @@ def _(event: events.ReplicaReady, state: PlatformState, now_s: float) -> None:
         state.num_stale_events += 1
         return
     replica = replace(replica, state=ReplicaState.READY, address=event.address, phases_s=event.phases_s)
-    if isinstance(record, ServiceRecord) and event.phases_s:
-        record = replace(record, start_phases_s=event.phases_s)
+    if isinstance(record, ServiceRecord):
+        record = replace(record, start_phases_s=event.phases_s or record.start_phases_s, refusals=())
     put(state, with_replica(record, replica))
 
 
@@ -267,10 +270,14 @@ def _(event: events.ReplicaLost, state: PlatformState, now_s: float) -> None:
     elif replica.state is ReplicaState.STOPPING and _is_outside_groups(record, replica):
         put(state, without_replica(record, replica, now_s))
     elif isinstance(record, ServiceRecord) and not event.is_fault:
+        if event.is_refused:
+            refusals = with_refusal(record.refusals, node_of(state, replica), event.reason, now_s)
+            put(state, replace(record, refusals=refusals))
         _drop_replica(state, event.workload_id, replica, now_s)
     else:
         reason = event.reason or "a worker was lost"
-        _lose_replica(state, event.workload_id, event.replica_id, reason, now_s, is_fault=event.is_fault)
+        node_id = node_of(state, replica) if event.is_refused else None
+        _lose_replica(state, event.workload_id, event.replica_id, reason, now_s, event.is_fault, node_id)
 
 
 # --- what workers report --------------------------------------------------------------------------------------------
@@ -470,10 +477,10 @@ def _lose_replica(
     replica_id: ReplicaId,
     reason: str,
     now_s: float,
-    *,
     is_fault: bool = True,
+    refused_by: NodeId | None = None,
 ) -> None:
-    """Remove a replica that is gone unexpectedly, and charge the loss to its workload."""
+    """Remove a replica that is gone unexpectedly, and charge the loss to its workload, unless a node refused it."""
     record, replica = find(state, workload_id, replica_id)
     if record is None or replica is None:
         return
@@ -494,5 +501,8 @@ def _lose_replica(
         spent=replace(record.spent, finished_service_s=record.spent.finished_service_s + now_s - replica.started_at_s),
     )
     if not record.state.is_terminal and record.lifecycle.outcome is None and record.state is not JobState.PREEMPTING:
-        record = count_loss(record, reason, now_s, is_fault=is_fault)
+        if refused_by is not None:
+            record = count_refusal(record, refused_by, reason, now_s)
+        else:
+            record = count_loss(record, reason, now_s, is_fault=is_fault)
     put(state, settled(record))

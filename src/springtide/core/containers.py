@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import math
+
 import msgspec
+
+from springtide.core.errors import InvalidRequest
+from springtide.core.quantities import parse_quantity
 
 
 class ContainerSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -25,3 +31,21 @@ class ContainerSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     owner_name: str = ""
     owner_uid: str = ""
     accepted: dict[str, str] = {}
+
+    @property
+    def cpu_m(self) -> int | None:
+        """The processors in thousandths; None if it does not say, or nothing that can be read."""
+        return _amount(self.cpu, 1000)
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """The memory; None if it does not say, or nothing that can be read."""
+        return _amount(self.memory, 1)
+
+
+@functools.lru_cache(maxsize=1024)
+def _amount(text: str, factor: int) -> int | None:
+    try:
+        return math.ceil(parse_quantity(text) * factor) if text else None
+    except InvalidRequest:
+        return None

@@ -10,7 +10,15 @@ from typing import Any, Protocol
 import msgspec
 
 from springtide.core.functions import FunctionPlan
-from springtide.core.job_parts import DeadlinePromise, GroupChanges, JobBounds, JobProgress, JobRestarts, LearntSpeed
+from springtide.core.job_parts import (
+    DeadlinePromise,
+    GroupChanges,
+    JobBounds,
+    JobProgress,
+    JobRestarts,
+    LearntSpeed,
+    NodeRefusal,
+)
 from springtide.core.resources import DeviceId, NodeId, Pool, Topology
 from springtide.core.shares import Share
 from springtide.core.tide import Tide
@@ -82,7 +90,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
 class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
     """A service as a policy sees it: its bounds in force, its replicas, and the load that the gateway last reported.
 
-    `wanted_replicas` is the co-scaler's advice; None if the service has no profiled capacity.
+    `wanted_replicas` is the co-scaler's advice; None if the service has no profiled capacity. `refusals` are the nodes
+    that turned replicas away.
     """
 
     service: InferenceService
@@ -96,6 +105,7 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
     idle_s: float = 0.0
     latency_p99_s: float | None = None
     wanted_replicas: int | None = None
+    refusals: tuple[NodeRefusal, ...] = ()
 
     @property
     def needed_replicas(self) -> int:
@@ -202,7 +212,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     `future` holds planned schedules, for display only: they are not journaled.
     `memory` comes back in the next Snapshot; it is journaled, so it must consist of plain values.
     `capacity` is what promises may count on over time (empty: all devices, or the policy promises nothing), also for
-    display.
+    display. `no_room` says why workloads wait that request more than nodes have beside their devices.
     `revisit_at_s` is when to decide again even without an event (None: never). `pools` names the nodes that are to
     change their label; a node that is not named keeps its label, and a drain of it is cancelled.
     """
@@ -217,6 +227,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     memory: Any = None
     pools: Mapping[NodeId, Relabel] = EMPTY
     capacity: tuple[Capacity, ...] = ()
+    no_room: Mapping[WorkloadId, str] = EMPTY
 
 
 class Policy(Protocol):

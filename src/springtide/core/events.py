@@ -138,7 +138,8 @@ class ReplicaStopped(_Event, frozen=True, kw_only=True):
 class ReplicaLost(_Event, frozen=True, kw_only=True):
     """A replica is gone without a request to stop; its device is free. `reason` is a sentence for people.
 
-    `is_fault` is false if the replica itself did not fail, but its machine or its container was taken away.
+    `is_fault` is false if the replica itself did not fail, but its machine or its container was taken away. With
+    `is_refused` its machine turned it away before it ran: it is to be tried elsewhere, or there again later.
     """
 
     workload_id: WorkloadId
@@ -146,6 +147,7 @@ class ReplicaLost(_Event, frozen=True, kw_only=True):
     reason: str = ""
     exit_code: int | None = None
     is_fault: bool = True
+    is_refused: bool = False
 
 
 class ProgressReported(_Event, frozen=True, kw_only=True):

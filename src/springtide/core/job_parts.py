@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from springtide.core.function_search import FunctionMeasurement, StreamView
+from springtide.core.resources import NodeId
 
 # How many measured steps are kept per job; the oldest is dropped first.
 MAX_STEP_TIMES = 64
@@ -101,12 +102,25 @@ class LearntSpeed(msgspec.Struct, frozen=True, kw_only=True):
     too_small_mb: int = 0
 
 
+class NodeRefusal(msgspec.Struct, frozen=True, kw_only=True):
+    """A node turned a replica of the workload away before it ran, for the `count`-th time in a row.
+
+    The workload does not try it again before `until_s`. `reason` is what the node said.
+    """
+
+    node_id: NodeId
+    count: int
+    until_s: float
+    reason: str = ""
+
+
 class JobRestarts(msgspec.Struct, frozen=True, kw_only=True):
     """Losses of the job's workers.
 
     `crashes_at_s` are the instants at which no worker was left (charged to its restart budget), `losses_at_s` those at
     which one worker was lost and others went on. After the first kind nothing of the job runs and it starts no earlier
-    than `starts_at_s`; after the second its other workers train and none is added before `grows_at_s`.
+    than `starts_at_s`; after the second its other workers train and none is added before `grows_at_s`. `refusals` are
+    the nodes that turned workers away; they are not charged to its restart budget.
     """
 
     crashes_at_s: tuple[float, ...] = ()
@@ -114,6 +128,7 @@ class JobRestarts(msgspec.Struct, frozen=True, kw_only=True):
     starts_at_s: float = 0.0
     grows_at_s: float = 0.0
     num_restarts: int = 0
+    refusals: tuple[NodeRefusal, ...] = ()
 
 
 class GroupChanges(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,12 +8,22 @@ from __future__ import annotations
 
 import math
 import re
+from decimal import Decimal
 
 from springtide.core.errors import InvalidRequest
 
 _DURATION_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(i?)[bB]?")
+_QUANTITY = re.compile(r"([0-9]{1,30}(?:\.[0-9]{0,30})?(?:[eE][+-]?[0-9]{1,2})?)([numkMGTPE]|[KMGTPE]i|)")
+_QUANTITY_UNITS = {
+    "": Decimal(1),
+    **{
+        prefix: Decimal(10) ** power
+        for prefix, power in zip("numkMGTPE", (-9, -6, -3, 3, 6, 9, 12, 15, 18), strict=True)
+    },
+    **{f"{prefix}i": Decimal(1024) ** power for power, prefix in enumerate("KMGTPE", start=1)},
+}
 _FRACTION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(%?)")
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
@@ -55,6 +65,15 @@ def parse_size_bytes(value: str | int, what: str = "size") -> int:
     if size <= 0:
         raise InvalidRequest(f"{what} must be positive, got {value!r}")
     return size
+
+
+def parse_quantity(value: str) -> Decimal:
+    """Parse an amount as Kubernetes writes it: "1500m", "16Gi", "2", "1e3". Raises InvalidRequest."""
+    match = _QUANTITY.fullmatch(value.strip())
+    if match is None:
+        raise InvalidRequest(f"{value!r} is not a quantity; write it like '4', '500m' or '16Gi'")
+    number, unit = match.groups()
+    return Decimal(number) * _QUANTITY_UNITS[unit]
 
 
 def parse_money_usd(value: str | float, what: str = "budget") -> float:

@@ -17,6 +17,58 @@ DeviceKind = Literal["gpu", "cpu", "function"]
 Pool = Literal["shared", "training", "inference"]
 
 
+class HostResources(msgspec.Struct, frozen=True, kw_only=True):
+    """What replicas take of a node beside its devices: processors in thousandths, memory, and pods."""
+
+    cpu_m: int = 0
+    memory_bytes: int = 0
+    num_pods: int = 0
+
+    def __add__(self, other: HostResources) -> HostResources:
+        """Both together."""
+        return HostResources(
+            cpu_m=self.cpu_m + other.cpu_m,
+            memory_bytes=self.memory_bytes + other.memory_bytes,
+            num_pods=self.num_pods + other.num_pods,
+        )
+
+    def __sub__(self, other: HostResources) -> HostResources:
+        """What is left without `other`; negative where that is more."""
+        return HostResources(
+            cpu_m=self.cpu_m - other.cpu_m,
+            memory_bytes=self.memory_bytes - other.memory_bytes,
+            num_pods=self.num_pods - other.num_pods,
+        )
+
+    def times_in(self, free: HostResources, most: int) -> int:
+        """How many times it fits into `free`, `most` at most."""
+        pairs = (
+            (self.cpu_m, free.cpu_m),
+            (self.memory_bytes, free.memory_bytes),
+            (self.num_pods, free.num_pods),
+        )
+        return max(0, min([most, *(left // needed for needed, left in pairs if needed > 0)]))
+
+
+class NodeRoom(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of a node replicas may request beside its devices.
+
+    `total` is what the node has, `others` what is requested there by pods that are not the platform's. `replica` is
+    what a replica requests whose workload does not say how much; `beside` is the part of it that is requested for
+    every replica, whatever its workload says.
+    """
+
+    total: HostResources
+    others: HostResources = HostResources()
+    replica: HostResources = HostResources()
+    beside: HostResources = HostResources()
+
+    @property
+    def free(self) -> HostResources:
+        """What is left for the platform's replicas, those that are there included."""
+        return self.total - self.others
+
+
 class Device(msgspec.Struct, frozen=True, kw_only=True):
     """What one replica holds, whole or a share of it: a GPU, a CPU slot, or a place for a job on functions.
 
@@ -37,7 +89,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     of its devices is then a place for one job, which may run many functions. `isolates_devices` says that workloads on
     different devices of the node do not disturb each other, so that part of it can be loaned (as a shared node);
     otherwise only the whole node. `switches` are the network switches above the node, from its own to the one that all
-    nodes share; nodes without switches are all connected to a single one.
+    nodes share; nodes without switches are all connected to a single one. `room` is what replicas may request beside
+    devices (None: not counted).
     """
 
     node_id: NodeId
@@ -47,6 +100,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     home: Pool | Literal[""] = ""
     isolates_devices: bool = False
     functions: FunctionService | None = None
+    room: NodeRoom | None = None
 
     @property
     def owner(self) -> Pool:
@@ -92,6 +146,11 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def by_id(self) -> dict[NodeId, Node]:
         """Every node by its id."""
         return {node.node_id: node for node in self.nodes}
+
+    @cached_property
+    def has_rooms(self) -> bool:
+        """Whether any node says how much replicas may request beside its devices."""
+        return any(node.room is not None for node in self.nodes)
 
     @cached_property
     def has_pools(self) -> bool:

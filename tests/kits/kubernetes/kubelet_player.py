@@ -150,7 +150,8 @@ class PlayedWorker:
 class KubeletPlayer:
     """Plays the kubelets of `nodes` for the pods of one namespace. Use as a context manager.
 
-    `is_stopped`: the kubelets do nothing; their workers run on. `waiting` keeps new pods from coming up, for a reason.
+    `is_stopped`: the kubelets do nothing; their workers run on. `waiting` keeps new pods from coming up, for a reason,
+    and `refusing` turns them away.
     """
 
     def __init__(self, api: Kube, namespace: str, *nodes: str, num_devices: int, resource: str) -> None:
@@ -163,6 +164,7 @@ class KubeletPlayer:
         self.uids: dict[str, set[str]] = {}
         self.is_stopped = False
         self.waiting = ""
+        self.refusing = ""
         self._has_ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kubelet", daemon=True)
 
@@ -223,6 +225,14 @@ class KubeletPlayer:
         if worker is None:
             if "deletionTimestamp" in pod["metadata"]:
                 self._forget(pod)
+            elif self.refusing:
+                refused = {
+                    "phase": "Failed",
+                    "reason": self.refusing,
+                    "message": "Pod was rejected",
+                    "startTime": _now(),
+                }
+                self._api.patch(f"{self._pods_path}/{pod['metadata']['name']}/status", {"status": refused})
             elif self.waiting:
                 self._show(pod, "Pending", {"waiting": {"reason": self.waiting, "message": "because"}})
             else:

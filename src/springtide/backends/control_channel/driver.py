@@ -64,6 +64,9 @@ class ReplicaDriver(Protocol[Handle]):
     def was_ended_externally(self, replica: Replica[Handle]) -> bool:
         """Whether something outside the platform ended it: then it did not fail, whatever its exit code."""
 
+    def was_refused(self, replica: Replica[Handle]) -> bool:
+        """Whether the replica's machine turned it away before any of its code ran."""
+
     def release(self, replica: Replica[Handle]) -> None:
         """Stop watching the replica, and close what was opened for that."""
 

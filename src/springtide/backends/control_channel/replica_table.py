@@ -216,6 +216,7 @@ class ReplicaTable(Generic[Handle]):
                 reason=replica.lost_reason or replica.failure or self.driver.describe_end(replica),
                 exit_code=replica.exit_code,
                 is_fault=not self.driver.was_ended_externally(replica),
+                is_refused=self.driver.was_refused(replica),
             )
         self.post(event)
         self._forget_ended_job(replica.workload_id)

@@ -164,6 +164,10 @@ class ProcessDriver:
         """Never: on this machine, workers that end unrequested have failed."""
         return False
 
+    def was_refused(self, replica: Worker) -> bool:
+        """Never: a process that could not be started has failed."""
+        return False
+
     def release(self, replica: Worker) -> None:
         """Close the descriptor that its end is watched by."""
         pidfd, replica.handle.pidfd = replica.handle.pidfd, None

@@ -202,9 +202,9 @@ def _watch_service(session: Session, cluster: ClusterClient, applied: Object, ke
         if is_current and settled:
             break
         waited_s = time.monotonic() - began_s
-        if waited_s > READY_TIMEOUT_S or (not status and waited_s > NO_STATUS_S):
+        if waited_s > READY_TIMEOUT_S or ("state" not in status and waited_s > NO_STATUS_S):
             break
-    if not obj.get("status"):
+    if "state" not in obj.get("status", {}):
         session.note(no_status_text(key.namespace))
     return obj
 

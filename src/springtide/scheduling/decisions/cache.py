@@ -8,6 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 from springtide.core.decision import JobView, Plan, Policy, Snapshot
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.decisions.fingerprint import RowChanges
+from springtide.scheduling.placement.room import RoomFitter
 
 
 @runtime_checkable
@@ -34,9 +35,15 @@ class DecisionCache:
         self._policy = policy
         self._cacheable = policy if isinstance(policy, CacheablePolicy) else None
         self._derived: Any = None
+        self._room = RoomFitter()
 
     def decide(self, snapshot: Snapshot) -> Plan:
-        """Return the policy's plan for this snapshot."""
+        """Return the policy's plan for this snapshot, within the room that nodes have beside devices."""
+        if not snapshot.cluster.has_rooms:
+            return self._ask(snapshot)
+        return self._room.decide(self._ask, snapshot)
+
+    def _ask(self, snapshot: Snapshot) -> Plan:
         if self._cacheable is None:
             return self._policy.decide(snapshot)
         # A decision that fails may leave derived values half written, so they are taken out for the call.
@@ -50,6 +57,7 @@ class DecisionCache:
     def forget(self) -> None:
         """Drop what was derived. The next plan is the same, and takes longer."""
         self._derived = None
+        self._room = RoomFitter()
 
 
 class JobRow(Protocol):

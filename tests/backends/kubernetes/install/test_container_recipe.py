@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import tomllib
 from pathlib import Path
 
@@ -79,6 +80,14 @@ def test_only_workers_have_torch() -> None:
     # It begins functions; nobody else does.
     assert packages("control-plane") >= CLOUDS
     assert not CLOUDS & (packages("worker") | packages("share-agent"))
+
+
+def test_workers_can_run_the_first_job_of_the_documentation() -> None:
+    example = (ROOT / "examples" / "kubernetes" / "digits.yaml").read_text()
+    modules = set(re.findall(r"^\s+(?:from|import) (\w+)", example, re.MULTILINE)) - sys.stdlib_module_names
+    assert "sklearn" in modules
+    named = {"sklearn": "scikit-learn"}
+    assert {named.get(module, module) for module in modules} <= packages("worker") | {"springtide"}
 
 
 def test_nobody_is_root_but_who_has_to_be() -> None:

@@ -65,7 +65,7 @@ def test_a_running_pod() -> None:
         ),
         (
             pod("Failed", reason="OutOfnvidia.com/gpu", message="Node didn't have enough resource"),
-            "the pod was refused: OutOfnvidia.com/gpu: Node didn't have enough resource",
+            "node node refused the pod: OutOfnvidia.com/gpu: Node didn't have enough resource",
         ),
         (pod("Failed"), "the pod ended before its container was started"),
     ],
@@ -74,6 +74,40 @@ def test_how_a_pod_ended(status: dict[str, Any], sentence: str) -> None:
     reading = read_pod(status)
     assert reading.is_over
     assert reading.end == sentence
+
+
+STARTED = [{"name": "worker", "state": {"terminated": {"exitCode": 137}}, "containerID": "containerd://1"}]
+BY_THE_NODE = {"type": "DisruptionTarget", "status": "True", "message": "the node is low on memory"}
+
+
+@pytest.mark.parametrize(
+    ("status", "was_refused", "external_end"),
+    [
+        (pod("Failed", reason="OutOfcpu", message="cpu"), True, "node node refused the pod: OutOfcpu: cpu"),
+        (pod("Failed", reason="UnexpectedAdmissionError"), True, "node node refused the pod: UnexpectedAdmissionError"),
+        (pod("Failed", {"waiting": {"reason": "ContainerCreating"}}), True, ""),
+        (pod("Pending", {"waiting": {"reason": "ContainerCreating"}}), False, ""),
+        (pod("Failed", ended(1)), False, ""),
+        (pod("Failed", initContainerStatuses=[{"name": "copy", "state": ended(1)}]), False, ""),
+        (
+            pod("Failed", reason="NodeAffinity", containerStatuses=STARTED),
+            False,
+            "node node refused the pod: NodeAffinity",
+        ),
+        (
+            pod("Failed", reason="Evicted", containerStatuses=STARTED, conditions=[BY_THE_NODE]),
+            False,
+            "its pod was evicted: the node is low on memory",
+        ),
+        # For a limit of its own, such as that of its disk: then the condition is not there.
+        (pod("Failed", reason="Evicted", containerStatuses=STARTED), False, ""),
+    ],
+)
+def test_what_a_node_does_to_a_pod_is_told_from_what_its_code_does(
+    status: dict[str, Any], was_refused: bool, external_end: str
+) -> None:
+    reading = read_pod(status)
+    assert (reading.was_refused, reading.external_end) == (was_refused, external_end)
 
 
 def test_a_container_that_has_ended_is_not_yet_a_pod_that_is_over() -> None:

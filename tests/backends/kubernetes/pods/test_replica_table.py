@@ -202,6 +202,23 @@ def test_a_pod_that_the_platform_itself_deletes_is_taken_by_nobody(stage: Stage)
     assert isinstance(stopped, ReplicaStopped)
 
 
+def test_a_pod_that_its_node_refused_is_no_crash(stage: Stage) -> None:
+    replica = stage.replica(0, MemberPhase.SPAWNING)
+    assert replica.handle.pod is not None
+    replica.handle.pod.was_refused = True
+    stage.end(replica, None, "node n refused the pod: OutOfcpu")
+    stage.reactor.pass_time(1.0)
+    (lost,) = stage.events()
+    assert (lost.reason, lost.is_fault, lost.is_refused) == ("node n refused the pod: OutOfcpu", False, True)
+    other = stage.replica(1)
+    assert other.handle.pod is not None
+    other.handle.pod.seen = reading_of(is_over=True, external_end="node n refused the pod: NodeAffinity")
+    stage.end(other, 137)
+    stage.reactor.pass_time(1.0)
+    (lost,) = stage.events()
+    assert (lost.is_fault, lost.is_refused) == (False, False), "it has run"
+
+
 def test_keys_and_addresses_of_others_are_not_a_replica_s_own(stage: Stage) -> None:
     replica = stage.replica(0)
     assert stage.driver.owns_path(replica, "workloads/job/checkpoints/00000001-0000000010")

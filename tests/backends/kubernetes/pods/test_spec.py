@@ -147,8 +147,17 @@ def test_a_whole_device_is_a_resource_and_a_share_is_not() -> None:
     part = container_of(pod_of(start(share=Share(request=0.3, limit=0.6))))
     assert "nvidia.com/gpu" not in part["resources"]["limits"]
     assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "2"} in part["env"]
-    uncounted = container_of(pod_of(counts_resource=False))["resources"]
-    assert "nvidia.com/gpu" not in uncounted["limits"]
+    uncounted = container_of(pod_of(counts_resource=False))
+    assert "nvidia.com/gpu" not in uncounted["resources"]["limits"]
+    assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "2"} in uncounted["env"]
+
+
+def test_the_device_plugin_chooses_among_whole_devices_that_nobody_shares() -> None:
+    def chosen(settings: KubernetesSettings) -> str | None:
+        return variables_of(pod_of(start(), settings)).get("NVIDIA_VISIBLE_DEVICES")
+
+    assert chosen(replace(SETTINGS, share_directory="")) is None
+    assert chosen(replace(SETTINGS, share_directory="/run/springtide")) == "2"
 
 
 def test_a_share_of_a_core_is_a_request_and_a_limit() -> None:

@@ -34,6 +34,8 @@ else:
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
+# How often it is looked whether a cache that is not needed has failed.
+_LOOK_S = 0.02
 _CLOSE_S = 5.0
 
 
@@ -60,6 +62,7 @@ class ApiThread:
         self._thread: threading.Thread | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._caches: list[Cache] = []
+        self._dispensable: list[Cache] = []
         self._is_closing = False
         self._lock = threading.Lock()
         self._num_handed = 0
@@ -102,8 +105,12 @@ class ApiThread:
         trim: Trim = trim_metadata,
         listener: Any = None,
         compare_every_s: float = COMPARE_EVERY_S,
+        is_needed: bool = True,
     ) -> Cache:
-        """Keep the objects of a kind up to date from now on; not synced yet when this returns."""
+        """Keep the objects of a kind up to date from now on; not synced yet when this returns.
+
+        Without `is_needed`, `sync` goes on where they cannot be listed.
+        """
         cache = Cache(
             kind,
             namespaces=namespaces,
@@ -116,14 +123,19 @@ class ApiThread:
         if listener is not None:
             cache.listen(listener)
         self._caches.append(cache)
+        if not is_needed:
+            self._dispensable.append(cache)
         self.run(cache.run)
         return cache
 
     def sync(self, timeout_s: float) -> None:
         """Wait until every cache is synced. Raises BackendError with the reason if one is not."""
         until_s = time.monotonic() + timeout_s
+        for cache in self._dispensable:
+            while not (cache.wait_synced(_LOOK_S) or cache.problem or time.monotonic() >= until_s):
+                pass
         for cache in self._caches:
-            if not cache.wait_synced(max(0.0, until_s - time.monotonic())):
+            if cache not in self._dispensable and not cache.wait_synced(max(0.0, until_s - time.monotonic())):
                 why = cache.problem or "no answer yet"
                 raise BackendError(f"the {cache.kind.plural} of {self.api.server} could not be listed: {why}")
 

@@ -66,6 +66,12 @@ NODE_RULES: tuple[Rule, ...] = (
         verbs=(*_WATCHING, "patch"),
         reason="it finds devices on nodes, and loans and reclaims by writing a node's pool label",
     ),
+    Rule(
+        group="",
+        resources=("pods",),
+        verbs=_WATCHING,
+        reason="it sees how much of a node's processors and memory other pods request, in whatever namespace",
+    ),
 )
 WORKLOAD_RULES: tuple[Rule, ...] = (
     Rule(

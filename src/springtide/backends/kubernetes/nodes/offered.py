@@ -16,6 +16,7 @@ import msgspec
 from springtide.backends.kubernetes.client.api import KubeApi
 from springtide.backends.kubernetes.client.errors import NoSuchObject
 from springtide.backends.kubernetes.client.kinds import NODE, Object
+from springtide.backends.kubernetes.nodes.requests import room_of
 from springtide.backends.kubernetes.settings import (
     GROUP,
     HOME_LABEL,
@@ -123,6 +124,7 @@ def facts_of(obj: Object, settings: KubernetesSettings) -> NodeFacts:
             else "shared",
             home=_pool(labels, HOME_LABEL, []) or "" if settings.pools else "",
             switches=switches or _switches_of_labels(labels),
+            room=room_of(obj, settings),
         ),
         cordon=_cordon(obj, settings),
         is_ready=_is_ready(obj),
@@ -166,10 +168,14 @@ async def ensure_labelled(api: KubeApi, name: str, pool: Pool, home: Pool) -> Ob
 
 
 class NodeLedger:
-    """What was reported of every node, and its present state. Not thread-safe."""
+    """What was reported of every node, and its present state. Not thread-safe.
 
-    def __init__(self, settings: KubernetesSettings) -> None:
+    `beside` adds to a node what the pods of others request there.
+    """
+
+    def __init__(self, settings: KubernetesSettings, beside: Callable[[Node], Node] = lambda node: node) -> None:
         self._settings = settings
+        self._beside = beside
         self._facts: dict[NodeId, tuple[str, NodeFacts]] = {}
         self._reported: dict[NodeId, Node] = {}
         self._silent_since_s: dict[NodeId, float] = {}
@@ -211,7 +217,7 @@ class NodeLedger:
             seen.add(node_id)
             node = self._offer(node_id, facts, held, now_s)
             if node is not None:
-                offered[node_id] = node
+                offered[node_id] = self._beside(node)
         for node_id in [known for known in self._facts if known not in seen]:
             del self._facts[node_id]
             self._silent_since_s.pop(node_id, None)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from springtide.backends.kubernetes.client.cache import COMPARE_EVERY_S, ObjectChange, trim_metadata
-from springtide.backends.kubernetes.client.kinds import NODE, Object
+from springtide.backends.kubernetes.client.kinds import NODE, POD, Object
 from springtide.backends.kubernetes.client.thread import ApiThread
 from springtide.backends.kubernetes.nodes.offered import (
     NodeLedger,
@@ -21,6 +21,7 @@ from springtide.backends.kubernetes.nodes.offered import (
     ensure_labelled,
     facts_of,
 )
+from springtide.backends.kubernetes.nodes.requests import BOUND_FIELDS, OtherPods
 from springtide.backends.kubernetes.settings import KubernetesSettings
 from springtide.core.actions import LabelNode
 from springtide.core.events import NodeJoined, NodeLost
@@ -72,13 +73,18 @@ class NodeTable:
         self._held = held
         self._post = post
         self._clock = clock
-        self._ledger = NodeLedger(settings)
+        self._others = OtherPods(settings)
+        self._ledger = NodeLedger(settings, self._others.beside)
         self._lock = threading.Lock()
         self._has_begun = False
         self._is_look_due = False
         self._wanted: dict[NodeId, Pool] = {}
         self._labelling: set[NodeId] = set()
         self.cache = api_thread.cache(NODE, trim=trim_node, listener=self._changed, compare_every_s=compare_every_s)
+        self._pods = api_thread.cache(
+            POD, fields=BOUND_FIELDS, trim=self._others.trim, listener=self._others.note, is_needed=False
+        )
+        # Nodes change with the pods of others, too, but those are not compared for each one.
         api_thread.every(LOOK_EVERY_S, self._compare)
 
     # --- for every thread --------------------------------------------------------------------------------------------
@@ -121,6 +127,8 @@ class NodeTable:
                 node = next((each for each in self._ledger.nodes() if each.node_id == node_id), None)
         if node is None or device is None:
             return None
+        with self._lock:
+            node = self._others.beside(node)
         return node, next((each for each in node.devices if each.device_id == device_id), device)
 
     def counts_resource(self, node_id: NodeId) -> bool:

@@ -41,7 +41,10 @@ _KILL_GRACE_S = 1.0
 
 @dataclass(eq=False)
 class PodHandle:
-    """A replica's pod, None before it is ordered. `external_end`: why it was ended from outside, else empty."""
+    """A replica's pod, None before it is ordered. `external_end`: why it was ended from outside, else empty.
+
+    `was_refused`: it ended before its container was started.
+    """
 
     pod: PodState | None = None
     node_id: NodeId = _NOWHERE
@@ -49,6 +52,7 @@ class PodHandle:
     end: str = ""
     # None before its worker's first Hello.
     proves_keys: bool | None = None
+    was_refused: bool = False
 
     @property
     def exists(self) -> bool:
@@ -189,8 +193,12 @@ class PodDriver:
         return replica.handle.external_end or replica.handle.end or "the worker ended without a word"
 
     def was_ended_externally(self, replica: PodReplica) -> bool:
-        """Whether the pod was deleted or evicted from outside."""
-        return bool(replica.handle.external_end)
+        """Whether the pod was deleted or evicted from outside, or turned away by its node."""
+        return bool(replica.handle.external_end) or replica.handle.was_refused
+
+    def was_refused(self, replica: PodReplica) -> bool:
+        """Whether its kubelet turned the pod away, or it could not be bound."""
+        return replica.handle.was_refused
 
     def release(self, replica: PodReplica) -> None:
         """Nothing to do: PodTable watches pods."""
@@ -250,7 +258,9 @@ class PodDriver:
     def _on_over(self, pod: PodState) -> None:
         replica = self._replica_of(pod)
         if replica is not None:
-            replica.handle.end = pod.end
+            replica.handle.end, replica.handle.was_refused = pod.end, pod.was_refused
+            if pod.seen is not None and not replica.asked_to_stop:
+                replica.handle.external_end = replica.handle.external_end or pod.seen.external_end
             self.table.note_exit(replica, pod.exit_code)
         elif pod.replica_id not in self.table.replicas:
             # The replica's end was reported already, or the pod never had one.

@@ -13,13 +13,14 @@ from springtide.backends.kubernetes.client.kinds import Key, Object, key_of
 from springtide.backends.kubernetes.pods.driver import PodDriver, PodReplica
 from springtide.backends.kubernetes.pods.quota import NamespaceQuota
 from springtide.backends.kubernetes.pods.spec import make_pod, make_secret, namespace_of, pod_name
-from springtide.backends.kubernetes.pods.state import PodState
+from springtide.backends.kubernetes.pods.state import PodLifecycle, PodState
 from springtide.backends.kubernetes.settings import KubernetesSettings
 from springtide.core.actions import StartReplica
 from springtide.core.errors import BackendError
-from springtide.core.resources import Device, DeviceId, Node, NodeId
+from springtide.core.resources import Device, DeviceId, HostResources, Node, NodeId
 from springtide.core.tokens import workload_key
 from springtide.core.workload import WorkloadId
+from springtide.scheduling.placement.room import demand_of
 
 
 class Machines(Protocol):
@@ -58,6 +59,7 @@ class PodLauncher:
         self._quota = quota
         self._queue: deque[PodReplica] = deque()
         self._is_pump_due = False
+        self._leaving: list[PodState] = []
         self.reasons: dict[str, str] = {}
         self._ownerless: dict[WorkloadId, Key] = {}
         self._pods.on_refused = self._on_refused
@@ -91,6 +93,7 @@ class PodLauncher:
     def _pump(self) -> None:
         self._is_pump_due = False
         waiting: deque[PodReplica] = deque()
+        self._leaving = [pod for pod in self._pods.pods.values() if pod.state is PodLifecycle.ENDING]
         while self._queue:
             replica = self._queue.popleft()
             self.reasons.pop(replica.replica_id, None)
@@ -123,6 +126,7 @@ class PodLauncher:
             key=self._key_of(action),
             device_id=action.device_id,
             node_id=found[0].node_id if found is not None else NodeId(""),
+            requests=_requests(action, found[0]) if found is not None else None,
             is_sharer=action.share is not None,
         )
 
@@ -154,7 +158,21 @@ class PodLauncher:
             return f"{action.device_id} is held by pod {holder.key.name} until that is gone: {holder.reason}"
         if replica.replica_id in self._pods.pods:
             return "an earlier pod of that name is not gone yet"
+        leaving = self._in_the_way(action)
+        if leaving is not None:
+            return f"node {leaving.node_id} has no room for it until pod {leaving.key.name} is gone: {leaving.reason}"
         return self._quota.obstacle(namespace_of(action.workload, self._settings))
+
+    def _in_the_way(self, action: StartReplica) -> PodState | None:
+        """A pod that is ending, if the node has no room for the new one before that. Otherwise its kubelet decides."""
+        node_id = NodeId(action.device_id.rpartition("/")[0])
+        leaving = [pod for pod in self._leaving if pod.node_id == node_id]
+        found = self._machines.find(action.device_id) if leaving else None
+        if found is None or found[0].room is None:
+            return None
+        here = [pod for pod in self._pods.pods.values() if pod.node_id == node_id and not pod.is_over]
+        free = found[0].room.free - sum((pod.requests for pod in here if pod.requests), start=HostResources())
+        return None if _requests(action, found[0]).times_in(free, 1) else leaving[0]
 
     def _make(self, replica: PodReplica) -> None:
         assert replica.action is not None, "only what was asked for is started"
@@ -234,3 +252,7 @@ class PodLauncher:
         fresh = self._driver.fresh_job(action.workload_id, action.generation)
         if action.generation > 0:
             self._driver.fence_storage(fresh, action.generation, self.pump)
+
+
+def _requests(action: StartReplica, node: Node) -> HostResources:
+    return demand_of(action.workload.container, action.share).on(node)

@@ -31,9 +31,10 @@ _MAX_MESSAGE = 300
 class Reading(NamedTuple):
     """What was read from one pod. `is_over`: none of its containers runs or ever will; `end` is then the reason.
 
-    `waiting` is why it does not run yet, `is_stuck` that only a person can fix that. `is_ending`: it is being deleted;
-    `external_end` is then why, if not by the platform. `term` is that of the control plane that wrote it last (0:
-    unknown).
+    `waiting` is why it does not run yet, `is_stuck` that only a person can fix that. `is_ending`: it is being deleted.
+    `external_end` is why it ends, if the platform did not order that but its node or somebody else. `was_refused`: its
+    node has ended it before the container was started, so that none of the workload's code has run. `term` is that of
+    the control plane that wrote it last (0: unknown).
     """
 
     replica_id: str
@@ -52,6 +53,7 @@ class Reading(NamedTuple):
     exit_code: int | None = None
     end: str = ""
     external_end: str = ""
+    was_refused: bool = False
 
 
 def read_pod(pod: Mapping[str, Any]) -> Reading:
@@ -82,7 +84,10 @@ def read_pod(pod: Mapping[str, Any]) -> Reading:
         is_stuck=is_stuck,
         exit_code=terminated.get("exitCode") if is_over else None,
         end=_end(pod, status, terminated) if is_over else "",
-        external_end=_external_end(status) if "deletionTimestamp" in metadata else "",
+        external_end=_external_end(status, node)
+        if "deletionTimestamp" in metadata or _was_ended_by_node(status)
+        else "",
+        was_refused=phase == "Failed" and _has_never_started(status, container),
     )
 
 
@@ -119,10 +124,36 @@ def _waiting(pod: Mapping[str, Any], node: str, state: Mapping[str, Any]) -> tup
     return "its container is being made", False
 
 
-def _external_end(status: Mapping[str, Any]) -> str:
-    for condition in status.get("conditions") or ():
-        if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
-            return f"its pod was evicted: {_cut(condition.get('message') or condition.get('reason', ''))}"
+def _has_never_started(status: Mapping[str, Any], container: Mapping[str, Any] | None) -> bool:
+    """Whether a failed pod ended by its node alone: no container of it ran, nor did one before it fail."""
+    container = container or {}
+    if container.get("containerID") or "terminated" in (container.get("state") or {}) or container.get("lastState"):
+        return False
+    before = (each.get("state") or {} for each in status.get("initContainerStatuses") or ())
+    return not any((state.get("terminated") or {}).get("exitCode") for state in before)
+
+
+def _disruption(status: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    conditions = status.get("conditions") or ()
+    return next((c for c in conditions if c.get("type") == "DisruptionTarget" and c.get("status") == "True"), None)
+
+
+def _was_ended_by_node(status: Mapping[str, Any]) -> bool:
+    """Whether the kubelet has ended the pod for the node's sake: a shutdown, a restart that finds no room for it.
+
+    An eviction without the condition is for a limit of the pod's own.
+    """
+    if status.get("phase") != "Failed" or not status.get("reason"):
+        return False
+    return status["reason"] != "Evicted" or _disruption(status) is not None
+
+
+def _external_end(status: Mapping[str, Any], node: str) -> str:
+    disruption = _disruption(status)
+    if disruption is not None:
+        return f"its pod was evicted: {_cut(disruption.get('message') or disruption.get('reason', ''))}"
+    if _was_ended_by_node(status):
+        return _kubelet_reason(status, node)
     return "its pod was deleted from outside (kubectl delete, a node drain, or an eviction)"
 
 
@@ -132,9 +163,7 @@ def _end(pod: Mapping[str, Any], status: Mapping[str, Any], terminated: Mapping[
         limit = _memory_limit(pod)
         return f"the container ran out of its memory limit ({limit})" if limit else "the container ran out of memory"
     if status.get("reason"):
-        # The kubelet itself ended or refused it: Evicted, OutOfcpu, NodeAffinity, Preempting, Shutdown...
-        what = "the pod was evicted" if status["reason"] == "Evicted" else f"the pod was refused: {status['reason']}"
-        return f"{what}: {_cut(status['message'])}" if status.get("message") else what
+        return _kubelet_reason(status, (pod.get("spec") or {}).get("nodeName", ""))
     message = _last_line(terminated.get("message", ""))
     if code is None:
         return "the pod ended before its container was started"
@@ -142,6 +171,14 @@ def _end(pod: Mapping[str, Any], status: Mapping[str, Any], terminated: Mapping[
         return "the worker left without being asked"
     how = f"the worker was killed (exit code {code})" if code == _KILLED else f"the worker ended with exit code {code}"
     return f"{how}: {message}" if message else how
+
+
+def _kubelet_reason(status: Mapping[str, Any], node: str) -> str:
+    """What a kubelet says that has refused or ended the pod itself: OutOfcpu, NodeAffinity, Preempting, Shutdown..."""
+    what = "the pod was evicted"
+    if status["reason"] != "Evicted":
+        what = f"node {node} refused the pod: {status['reason']}"
+    return f"{what}: {_cut(status['message'])}" if status.get("message") else what
 
 
 def _memory_limit(pod: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ import msgspec
 
 from springtide.backends.kubernetes import settings as names
 from springtide.backends.kubernetes.client.overlay import merge
-from springtide.backends.kubernetes.pods.shares import share_parts
+from springtide.backends.kubernetes.pods.shares import is_enforced, share_parts
 from springtide.backends.kubernetes.settings import KubernetesSettings
 from springtide.core.actions import StartReplica
 from springtide.core.containers import ContainerSettings
@@ -274,7 +274,7 @@ def _container(
         "name": CONTAINER_NAME,
         "image": image,
         "command": [*command, "pod"],
-        "env": _environment(action, settings, device, spec_text),
+        "env": _environment(action, settings, device, spec_text, counts_resource),
         "envFrom": [{"secretRef": {"name": name}} for name in own.secrets],
         "resources": _resources(action, settings, counts_resource),
         "securityContext": {
@@ -313,7 +313,7 @@ def _serving() -> dict[str, Any]:
 
 
 def _environment(
-    action: StartReplica, settings: KubernetesSettings, device: Device, spec_text: str
+    action: StartReplica, settings: KubernetesSettings, device: Device, spec_text: str, counts_resource: bool
 ) -> list[dict[str, Any]]:
     secret = secret_name(action.workload_id)
     variables: list[dict[str, Any]] = [
@@ -328,9 +328,9 @@ def _environment(
             {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": name, "optional": True}}}
             for name in STORE_VARIABLES
         ]
-    if settings.device_kind == "gpu":
-        # A part of a device is none that the kubelet could hand out, and one it hands out may be one that others
-        # share: the container is told which one it is on.
+    if settings.device_kind == "gpu" and (is_enforced(settings) or action.share is not None or not counts_resource):
+        # The kubelet hands out no part of a device and, where devices are shared, might hand out one that others share:
+        # then the container is told which one it is on. Elsewhere the device plugin chooses.
         variables.append({"name": "NVIDIA_VISIBLE_DEVICES", "value": str(device.index)})
     taken = {variable["name"] for variable in variables}
     given = _own(action.workload).environment

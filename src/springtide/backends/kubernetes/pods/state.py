@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from springtide.backends.kubernetes.client.kinds import Key
 from springtide.backends.kubernetes.pods.reading import Reading
-from springtide.core.resources import DeviceId, NodeId
+from springtide.core.resources import DeviceId, HostResources, NodeId
 from springtide.core.status.pods import PodPhase
 from springtide.core.workload import ReplicaId, WorkloadId
 
@@ -73,10 +73,12 @@ _PHASES: Mapping[PodLifecycle, PodPhase] = MappingProxyType(
 class PodState:
     """One pod, wanted or found. `uid` is empty until the API server has shown it; `seen` is what it last showed.
 
+    `requests` is what it takes of its node (None: not known).
+
     `awaiting` is what the removal of its object waits for once it is over. `requested_grace_s` is the grace period that
     the platform gave it, None where it did not ask it to end. `written_term` is the term that was written onto it here,
     `is_being_confirmed` says that the API server is being asked whether it exists, and `absent` what it means if it
-    does not.
+    does not. `was_refused`: its node did not take it, so that its container never ran.
     """
 
     replica_id: ReplicaId
@@ -84,6 +86,7 @@ class PodState:
     key: Key
     device_id: DeviceId
     node_id: NodeId
+    requests: HostResources | None = None
     is_sharer: bool = False
     uid: str = ""
     state: PodLifecycle = PodLifecycle.CREATING
@@ -96,6 +99,7 @@ class PodState:
     is_being_confirmed: bool = False
     exit_code: int | None = None
     end: str = ""
+    was_refused: bool = False
     absent: str = "its pod is gone: it was deleted"
 
     def move(self, state: PodLifecycle, reason: str = "") -> None:

@@ -194,6 +194,7 @@ class PodTable:
             self._remove_if_done(pod)
             return
         if reading.is_over:
+            pod.was_refused = pod.was_refused or reading.was_refused
             self._finish(pod, reading.exit_code, reading.end)
             return
         if 0 < reading.term < self._term and pod.written_term != self._term:
@@ -234,7 +235,7 @@ class PodTable:
     def _refused(self, pod: PodState, error: BackendError) -> None:
         if pod.uid or pod.is_over:
             # It was created, but its binding was refused: delete it, and wait for its end as for any other.
-            pod.end = f"its pod could not be bound to node {pod.node_id}: {error}"
+            pod.end, pod.was_refused = f"its pod could not be bound to node {pod.node_id}: {error}", True
             self.delete(pod, 1)
             return
         self._drop(pod)

@@ -12,6 +12,7 @@ from springtide.backends.kubernetes.resources.status_schema import (
     inference_status,
     training_columns,
     training_status,
+    unseen_status,
 )
 from springtide.backends.kubernetes.settings import GROUP, VERSION
 from springtide.core.options.jobs import JOB_OPTIONS
@@ -78,7 +79,7 @@ def _definition(
             "kind": {"type": "string"},
             "metadata": {"type": "object", "properties": {"name": name}},
             "spec": spec,
-            "status": status,
+            "status": {**status, "default": unseen_status()},
         },
     }
     return {

@@ -28,6 +28,7 @@ class ConditionType(enum.StrEnum):
 class Reason(enum.StrEnum):
     """The reason of a condition, in one word; its message is the sentence."""
 
+    NOT_SEEN = "NotSeen"
     SUBMITTED = "Submitted"
     INVALID_SPEC = "InvalidSpec"
     SOURCE_MISSING = "SourceMissing"
@@ -72,6 +73,23 @@ def _count(description: str) -> Schema:
 
 def _amount(description: str) -> Schema:
     return {"type": "number", "description": description}
+
+
+def unseen_status() -> dict[str, Any]:
+    """The status that API servers give an object until a platform writes one."""
+    message = (
+        "no platform has taken it in: none is running, or none runs workloads of this namespace (`namespaces` in its "
+        "settings; springtide k8s check)"
+    )
+    told = {
+        "type": ConditionType.ACCEPTED.value,
+        "status": "Unknown",
+        "reason": Reason.NOT_SEEN.value,
+        "message": message,
+        # A default is the same for every object, so it cannot know the time.
+        "lastTransitionTime": "1970-01-01T00:00:00Z",
+    }
+    return {"conditions": [told]}
 
 
 def _condition() -> Schema:
