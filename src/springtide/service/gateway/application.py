@@ -39,8 +39,6 @@ _LOG = logging.getLogger("springtide.gateway")
 MAX_BODY_BYTES = 1 << 20
 _DEFAULT_TIMEOUT_S = 30.0
 _MAX_TIMEOUT_S = 3600.0
-_MAX_DISCARDED_BYTES = 8 << 20
-_BODY_TIMEOUT_S = 10.0
 _TICK_S = 1.0
 _JSON = (b"content-type", b"application/json")
 _MAX_LISTED_NAMES = 20
@@ -411,39 +409,27 @@ def _header(scope: Scope, name: bytes) -> bytes | None:
 
 
 async def _read_body(scope: Scope, receive: Receive) -> bytes:
-    """Read the whole body. Raises _HttpError 413 above the limit, 408 after a timeout, 415 for a compressed body."""
-    too_large = f"the body is over {MAX_BODY_BYTES} bytes; send fewer items per request"
+    """Read the whole body. Raises _HttpError 413 above the limit, 415 for a compressed body."""
     encoding = _header(scope, b"content-encoding")
     if encoding is not None and encoding.lower() != b"identity":
         raise _HttpError(415, "send the body without Content-Encoding")
+    too_large = _HttpError(413, f"the body is over {MAX_BODY_BYTES} bytes; send fewer items per request")
     length = _header(scope, b"content-length")
-    if length is not None and length.isdigit() and (len(length) > 12 or int(length) > _MAX_DISCARDED_BYTES):
-        raise _HttpError(413, too_large, ((b"connection", b"close"),))
-    body = b""
+    if length is not None and length.isdigit() and (len(length) > 12 or int(length) > MAX_BODY_BYTES):
+        raise too_large
     chunks: list[bytes] = []
     num_bytes = 0
-    try:
-        async with asyncio.timeout(_BODY_TIMEOUT_S):
-            while True:
-                message: Message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientGone("the client left while it sent the body")
-                body = message.get("body", b"")
-                num_bytes += len(body)
-                if num_bytes > _MAX_DISCARDED_BYTES:
-                    raise _HttpError(413, too_large, ((b"connection", b"close"),))
-                if not message.get("more_body", False):
-                    break
-                if num_bytes <= MAX_BODY_BYTES:
-                    chunks.append(body)
-    except TimeoutError:
-        raise _HttpError(
-            408, f"the body did not come within {_BODY_TIMEOUT_S:.0f} s", ((b"connection", b"close"),)
-        ) from None
-    if num_bytes > MAX_BODY_BYTES:
-        # The body is read to its end and discarded: a client that is cut off while sending would not read the answer.
-        raise _HttpError(413, too_large)
-    return b"".join((*chunks, body)) if chunks else body
+    is_complete = False
+    while not is_complete:
+        message: Message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone("the client left while it sent the body")
+        chunks.append(message.get("body", b""))
+        num_bytes += len(chunks[-1])
+        if num_bytes > MAX_BODY_BYTES:
+            raise too_large
+        is_complete = not message.get("more_body", False)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 async def _until_disconnected(receive: Receive) -> None:

@@ -8,6 +8,7 @@ import msgspec
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from springtide.core.errors import BackendError, CapacityError, InvalidRequest, SpringtideError, StorageError
@@ -31,7 +32,7 @@ class RequestForbidden(InvalidRequest):
 
 
 class TooSlow(InvalidRequest):
-    """The body stopped arriving."""
+    """The body stopped arriving, or comes too slowly."""
 
     status = 408
     code = "too_slow"
@@ -100,6 +101,10 @@ def add_problem_handlers(app: FastAPI) -> None:
         sentences = (f"{detail['loc'][-1]}: {detail['msg']}" for detail in error.errors()[:5])
         return problem(422, InvalidRequest.code, "the address does not fit: " + "; ".join(sentences))
 
+    async def on_client_gone(request: Request, error: Exception) -> Response:
+        # Nobody reads it; what matters is that this is no defect.
+        return problem(499, "client_gone", "the client left while it sent the body")
+
     async def on_defect(request: Request, error: Exception) -> Response:
         LOG.error("a defect while answering %s %s", request.method, request.url.path, exc_info=error)
         return problem(
@@ -109,4 +114,5 @@ def add_problem_handlers(app: FastAPI) -> None:
     app.add_exception_handler(SpringtideError, on_springtide_error)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(RequestValidationError, on_bad_query)
+    app.add_exception_handler(ClientDisconnect, on_client_gone)
     app.add_exception_handler(Exception, on_defect)
