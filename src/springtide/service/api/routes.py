@@ -255,7 +255,7 @@ def service_routes(context: ApiContext) -> APIRouter:
         return encoded(await run_in_threadpool(context.services, request))
 
     @router.get("/{name}", summary="One service", responses=openapi.answers(_SERVICE, "The service.", 404))
-    async def get_service(request: Request, name: str) -> Response:
+    async def get_service(request: Request, name: openapi.NamePath) -> Response:
         return encoded(context.service(find_service(platform.view(), name), request))
 
     @router.put(
@@ -264,7 +264,7 @@ def service_routes(context: ApiContext) -> APIRouter:
         openapi_extra=openapi.takes(ServiceIn, _SERVICE_EXAMPLE),
         responses=openapi.answers(_SERVICE, "The service is taken in.", 400, 409, 413, 415, 422, 503),
     )
-    async def deploy_service(request: Request, name: str) -> Response:
+    async def deploy_service(request: Request, name: openapi.NamePath) -> Response:
         body = await read_body(request, ServiceIn)
         return encoded(context.service(await run_in_threadpool(submissions.deploy_service, name, body), request))
 
@@ -273,7 +273,7 @@ def service_routes(context: ApiContext) -> APIRouter:
         summary="Drain a service and take it away",
         responses=openapi.answers(_SERVICE, "It drains.", 400, 404, 413, 415, 422, 503),
     )
-    async def remove_service(request: Request, name: str) -> Response:
+    async def remove_service(request: Request, name: openapi.NamePath) -> Response:
         await read_nothing(request)
         return encoded(context.service(await run_in_threadpool(submissions.remove_service, name), request))
 
@@ -319,11 +319,11 @@ def workload_routes(context: ApiContext) -> APIRouter:
         "/{id}/logs",
         summary="What its replicas wrote, each line with `[replica] ` before it",
         response_class=Response,
-        responses=openapi.answers(_TEXT, "Lines of text.", 404, 409, 422, media_type="text/plain"),
+        responses=openapi.answers(_TEXT, "Lines of text.", 404, 409, 422, 503, media_type="text/plain"),
     )
     async def get_logs(
         id: str,
-        replica: Annotated[str, Query(max_length=96)] = "",
+        replica: Annotated[str, Query(max_length=96, json_schema_extra={"pattern": logs.REPLICA_PATTERN})] = "",
         tail: Annotated[int, Query(ge=0, le=logs.MAX_TAIL)] = 200,
         follow: bool = False,
     ) -> Response:
@@ -370,7 +370,7 @@ def platform_routes(context: ApiContext) -> APIRouter:
         summary="The status as server-sent events, at most four a second",
         response_class=Response,
         responses=openapi.answers(
-            openapi.reference(PlatformStatus),
+            openapi.event_of(PlatformStatus, "status"),
             "Events named `status` whose data is a PlatformStatus.",
             422,
             503,

@@ -48,6 +48,23 @@ _ERROR_SCHEMA = {
         "error": {"type": "object", "properties": {"code": {"type": "string"}, "message": {"type": "string"}}}
     },
 }
+# What a call may be answered with beside what predict returned.
+_ERRORS = {
+    400: "The body is not JSON, or the timeout is not a duration",
+    401: "No token, or a wrong one",
+    403: "From another host's name or another site's page",
+    404: "There is no such service",
+    408: "The body stopped, or came too slowly",
+    413: "The body is too large",
+    415: "The body is compressed",
+    422: "The call does not fit the parameters",
+    429: "Too busy; see Retry-After",
+    431: "The headers or the address are too large",
+    500: "predict failed",
+    502: "The replicas were lost before they answered",
+    503: "No replica in time; see Retry-After",
+    504: "No answer in time",
+}
 _Headers = tuple[tuple[bytes, bytes], ...]
 _CODES = {
     400: "malformed_request",
@@ -172,21 +189,25 @@ class Gateway:
             schema = queue.schema
             body = schema.body_schema() if schema else {"type": "object"}
             answer = schema.answer_schema() if schema else {"type": "object"}
-            error = _content(_ERROR_SCHEMA)
+            calls = {"description": "What predict returned", "content": _content(answer)}
             paths[f"/f/{name}"] = {
+                "get": {
+                    "summary": f"What {name} takes and answers",
+                    "operationId": f"describe_{name}",
+                    "tags": ["functions"],
+                    "responses": {
+                        "200": {"description": "Its parameters and an example", "content": _content({"type": "object"})}
+                    }
+                    | _described_errors(401, 403, 404, 431),
+                },
                 "post": {
                     "summary": f"Call {name}",
                     "description": schema.doc if schema else "The schema is known once a first replica has started.",
                     "operationId": f"call_{name}",
                     "tags": ["functions"],
                     "requestBody": {"required": True, "content": _content(body)},
-                    "responses": {
-                        "200": {"description": "What predict returned", "content": _content(answer)},
-                        "422": {"description": "The call does not fit the parameters", "content": error},
-                        "429": {"description": "Too busy; see Retry-After", "content": error},
-                        "503": {"description": "No replica in time; see Retry-After", "content": error},
-                    },
-                }
+                    "responses": {"200": calls} | _described_errors(*_ERRORS),
+                },
             }
         return paths
 
@@ -366,7 +387,7 @@ class _Endpoint:
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         handler = self._handlers.get(method)
         if handler is None:
-            allowed = ", ".join(sorted(self._handlers))
+            allowed = ", ".join(sorted([*self._handlers, *(["HEAD"] if "GET" in self._handlers else [])]))
             return _error(scope, 405, f"use {allowed} here", ((b"allow", allowed.encode()),))
         try:
             return await handler(scope, receive)
@@ -395,6 +416,10 @@ def _error(
         return _Reply(status, msgspec.json.encode({"error": sentence}), headers)
     problem = {"code": _CODES.get(status, "http_error"), "message": sentence, **(details or {})}
     return _Reply(status, msgspec.json.encode({"error": problem}), headers)
+
+
+def _described_errors(*statuses: int) -> dict[str, Any]:
+    return {str(status): {"description": _ERRORS[status], "content": _content(_ERROR_SCHEMA)} for status in statuses}
 
 
 def _content(schema: dict[str, Any]) -> dict[str, Any]:
