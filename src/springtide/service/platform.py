@@ -38,6 +38,7 @@ from springtide.scheduling.registry import make_live_policy
 from springtide.service.assembly.pool_settings import midnight_before_s
 from springtide.service.decision_watch import DecisionWatch
 from springtide.service.ports import SourceStore
+from springtide.service.submission.quarantine import Quarantine
 from springtide.service.submission.source_stores import DirectorySources
 from springtide.storage.datasets.place import data_store_url
 
@@ -147,6 +148,7 @@ class Platform:
         self.has_parameter_store = has_parameter_store
         self._lock_file = _lock(state_dir)
         self._journal: DurableJournal = SqliteJournal(state_dir / "journal.db") if build is None else build.journal
+        self.quarantine = Quarantine(self._journal)
         began = self._journal.meta(_CLOCK_BEGAN)
         if began is None:
             began = repr(time.time())
@@ -322,6 +324,7 @@ class Platform:
     def join(self, timeout_s: float) -> None:
         """Wait for the loop to end, then close the journal and unlock the directory."""
         self._thread.join(timeout_s)
+        self.quarantine.close()
         self._journal.close()
         os.close(self._lock_file)
 

@@ -11,10 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kits.end_to_end.live_platform import ECHO, PATIENCE_S, LivePlatform, wait_for
+from kits.end_to_end.live_platform import PATIENCE_S, LivePlatform, wait_for
 from kits.simulation.sweeps import STRIDE
 from springtide.storage.datasets.cut import checked_arrays, cut
 
+COUNT = """
+class Count:
+    def predict(self, numbers: list[float]) -> int:
+        return len(numbers)
+"""
 TESTS = Path(__file__).parents[2]
 # A platform that is played for its whole life: `make full` draws more.
 NUM_EXAMPLES = 40 if STRIDE == 1 else 8
@@ -71,10 +76,10 @@ def prepared_job(platform):
     return job_id
 
 
-def deploy_echo(platform):
-    source = {"filename": "echo.py", "text": ECHO, "object_name": "Echo", "kind": "class"}
+def deploy_count(platform):
+    source = {"filename": "count.py", "text": COUNT, "object_name": "Count", "kind": "class"}
     options = {"min_replicas": 1, "max_replicas": 1}
-    platform.request("PUT", "/v1/services/echo", {"source": source, "options": options})
+    platform.request("PUT", "/v1/services/count", {"source": source, "options": options})
 
 
 def closed_dataset(platform):
@@ -94,8 +99,8 @@ def closed_dataset(platform):
 @pytest.mark.timeout(600)
 def test_what_is_drawn_from_the_description_meets_all_checks(platform, tmp_path):
     job_id = prepared_job(platform)
-    deploy_echo(platform)
-    wait_for(lambda: platform.http.post("/f/echo", json={"numbers": [1]}).status_code == 200, PATIENCE_S, "an answer")
+    deploy_count(platform)
+    wait_for(lambda: platform.http.post("/f/count", json={"numbers": [1]}).status_code == 200, PATIENCE_S, "an answer")
     config = tmp_path / "schemathesis.toml"
     config.write_text(CONFIG.format(job_id=job_id, sha256=closed_dataset(platform), num_examples=NUM_EXAMPLES))
     url = str(platform.http.base_url)

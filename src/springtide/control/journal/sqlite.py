@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +28,8 @@ class SqliteJournal:
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self._path = path
+        # A cursor's `lastrowid` is that of the connection's newest row, whichever thread wrote it.
+        self._lock = threading.Lock()
         try:
             if read_only:
                 uri = f"file:{path}?mode=ro"
@@ -59,7 +62,10 @@ class SqliteJournal:
     def append(self, step: Step) -> int:
         """Make a step durable and return its sequence number. Raises JournalError; then nothing was recorded."""
         try:
-            cursor = self._db.execute("INSERT INTO steps (now_s, step) VALUES (?, ?)", (step.now_s, encode_step(step)))
+            with self._lock:
+                cursor = self._db.execute(
+                    "INSERT INTO steps (now_s, step) VALUES (?, ?)", (step.now_s, encode_step(step))
+                )
         except sqlite3.Error as error:
             raise JournalError(f"the journal {self._path} cannot be written: {error}") from error
         assert cursor.lastrowid is not None
@@ -86,7 +92,8 @@ class SqliteJournal:
     def set_meta(self, key: str, value: str) -> None:
         """Set the metadata under a key."""
         try:
-            self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+            with self._lock:
+                self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
         except sqlite3.Error as error:
             raise JournalError(f"the journal {self._path} cannot be written: {error}") from error
 

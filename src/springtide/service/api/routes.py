@@ -5,6 +5,7 @@ Request bodies are the models of service/submission/schemas.py, answers the stru
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -49,6 +50,7 @@ from springtide.service.status.sharing import SharingReports
 from springtide.service.status.status import job_status, listed_services, platform_status, service_status
 from springtide.service.submission.option_models import JobChangeIn
 from springtide.service.submission.problems import UnsupportedMediaType
+from springtide.service.submission.quarantine import Quarantine, request_key
 from springtide.service.submission.schemas import (
     JobIn,
     NothingIn,
@@ -60,6 +62,7 @@ from springtide.service.submission.schemas import (
 )
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
+ResultT = TypeVar("ResultT")
 JOB_EXAMPLE = {
     "name": "digits",
     "source": {"filename": "digits.py", "text": "def fit(ctx):\n    ...\n", "object_name": "fit", "kind": "function"},
@@ -186,8 +189,10 @@ def job_routes(context: ApiContext) -> APIRouter:
         },
     )
     async def submit_job(request: Request, idempotency_key: Annotated[str | None, Header()] = None) -> Response:
-        body = await read_body(request, JobIn)
-        record, is_new = await run_in_threadpool(submissions.submit_job, body, idempotency_key)
+        def submit(body: JobIn) -> tuple[JobRecord, bool]:
+            return submissions.submit_job(body, idempotency_key)
+
+        record, is_new = await take_in(request, JobIn, submit, platform.quarantine)
         return encoded(context.job(record), 201 if is_new else 200)
 
     @router.get(
@@ -265,8 +270,10 @@ def service_routes(context: ApiContext) -> APIRouter:
         responses=openapi.answers(_SERVICE, "The service is taken in.", 400, 409, 413, 415, 422, 503),
     )
     async def deploy_service(request: Request, name: openapi.NamePath) -> Response:
-        body = await read_body(request, ServiceIn)
-        return encoded(context.service(await run_in_threadpool(submissions.deploy_service, name, body), request))
+        def deploy(body: ServiceIn) -> ServiceRecord:
+            return submissions.deploy_service(name, body)
+
+        return encoded(context.service(await take_in(request, ServiceIn, deploy, platform.quarantine), request))
 
     @router.delete(
         "/{name}",
@@ -416,13 +423,30 @@ def platform_routes(context: ApiContext) -> APIRouter:
 
 async def read_body(request: Request, model: type[BodyT]) -> BodyT:
     """Read a JSON body and check it against `model`. Raises InvalidRequest."""
+    # Checking a large body takes time: a thread does it, so that the event loop can answer other requests.
+    return await run_in_threadpool(parse_body, await _read_json(request), model)
+
+
+async def take_in(
+    request: Request, model: type[BodyT], work: Callable[[BodyT], ResultT], quarantine: Quarantine
+) -> ResultT:
+    """Read a body with a source, check it, and do `work` with it, noted as being taken in. Raises InvalidRequest."""
+    body = await _read_json(request)
+
+    def taken_in() -> ResultT:
+        with quarantine.taking_in(request_key(body)):
+            return work(parse_body(body, model))
+
+    return await run_in_threadpool(taken_in)
+
+
+async def _read_json(request: Request) -> bytes:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise UnsupportedMediaType(
             f"the body is declared as {media_type or 'nothing'!r:.80}; send JSON with Content-Type: application/json"
         )
-    # Checking a large body takes time: a thread does it, so that the event loop can answer other requests.
-    return await run_in_threadpool(parse_body, await request.body(), model)
+    return await request.body()
 
 
 async def read_nothing(request: Request) -> None:
