@@ -177,8 +177,7 @@ class Platform:
         self._tickets_lock = threading.Lock()
         self._changed = threading.Condition()
         self._stopping = threading.Event()
-        self.stop_workers = True
-        self._end_by_s = 0.0
+        self.stop_workers, self._end_by_s = True, 0.0
         self.failure: BaseException | None = None
         self._on_stop: Callable[[], None] = lambda: None
         self._view = self._make_view(0)
