@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import httpx2
 import msgspec
 import pytest
@@ -47,6 +49,28 @@ def test_a_whole_number_may_be_written_with_a_point(http, body):
     answer = http.post("/v1/jobs", json=job_body(options=options))
     assert answer.status_code == 201, answer.text
     assert http.post("/v1/jobs", json=job_body(options={**options, "num_epochs": 3.5})).status_code == 422
+
+
+def test_a_whole_number_of_a_shard_may_be_written_with_a_point(http):
+    arrays = [{"name": "x", "dtype": "F32", "shape": [2.0]}]
+    change = {"verb": "put", "part_id": "p", "arrays": arrays, "shards": [["0" * 64, 8.0, 64.0]]}
+    answer = http.post("/v1/data/points", json=change)
+    assert (answer.status_code, "was not sent" in answer.text) == (409, True)
+
+
+@pytest.mark.parametrize("name", ["a", "a.b", "a.", "a_-b", "", "..", "a..b", "-a", "A", "a b"])
+def test_the_description_of_names_is_what_is_checked(http, name):
+    schemas = described(http)["components"]["schemas"]
+    fits = re.search(schemas["JobIn"]["properties"]["name"]["pattern"], name) is not None
+    assert (http.post("/v1/jobs", json=job_body(name=name)).status_code == 201) is fits
+
+
+@pytest.mark.parametrize("filename", ["a.py", "a.b.py", "a-.py", "_.py", ".py", "a..py", "a/b.py", "a.pyc", "a.py\n"])
+def test_the_description_of_file_names_is_what_is_checked(http, filename):
+    schemas = described(http)["components"]["schemas"]
+    pattern = schemas["JobSourceIn"]["properties"]["filename"]["pattern"].replace("$", r"\Z")
+    fits = re.search(pattern, filename) is not None
+    assert (http.post("/v1/jobs", json=job_body(source__filename=filename)).status_code == 201) is fits
 
 
 def test_an_event_of_the_stream_fits_its_description(platform):

@@ -12,6 +12,7 @@ import pytest
 
 from kits.end_to_end.live_platform import PATIENCE_S, LivePlatform, wait_for
 from kits.servers import missing_postgres, running_postgres
+from kits.service.api_fixtures import job_body, service_body
 from kits.service.platform_double import Kept
 from springtide.control.journal.postgres import PostgresJournal
 from springtide.control.journal.sqlite import SqliteJournal
@@ -141,6 +142,36 @@ def test_a_store_that_cannot_be_written_refuses_before_the_intake():
     with pytest.raises(StorageError, match="disk full"), Quarantine(Full()).taking_in(KEY):
         begun.append(1)
     assert begun == []
+
+
+def test_the_entry_stays_until_the_step_that_takes_the_source_in_is_durable(http, platform, monkeypatch):
+    store, seen = Kept(), []
+    platform.quarantine = Quarantine(store)
+    submit = platform.submit
+
+    def noting(event):
+        seq = submit(event)
+        seen.append(store.meta(INTAKE_KEY))
+        return seq
+
+    monkeypatch.setattr(platform, "submit", noting)
+    for method, path, body in (("POST", "/v1/jobs", job_body()), ("PUT", "/v1/services/digits", service_body())):
+        content = msgspec.json.encode(body)
+        answer = http.request(method, path, content=content, headers={"Content-Type": "application/json"})
+        assert answer.is_success
+        assert request_key(content) in seen.pop()
+        assert store.meta(INTAKE_KEY) == "{}"
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "/v1/jobs"), ("POST", "/v1/quote"), ("PUT", "/v1/services/x")])
+def test_every_request_with_a_source_is_refused_once_it_is_set_aside(http, platform, method, path):
+    content = msgspec.json.encode(service_body() if method == "PUT" else job_body())
+    store = Kept()
+    for _ in range(2):
+        die_during(store, request_key(content))
+    platform.quarantine = Quarantine(store, lambda: NOW_S)
+    answer = http.request(method, path, content=content, headers={"Content-Type": "application/json"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (422, "set_aside")
 
 
 def noted_in(path):

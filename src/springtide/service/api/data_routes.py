@@ -29,6 +29,7 @@ from springtide.service.api import openapi
 from springtide.service.api.routes import read_nothing
 from springtide.service.ports import PlatformLike
 from springtide.service.submission.problems import Malformed, TooLarge, UnsupportedMediaType
+from springtide.service.submission.schemas import with_whole_numbers
 from springtide.storage.datasets.cut import shard_contents
 from springtide.storage.datasets.log import DatasetLog
 from springtide.storage.datasets.manifest import (
@@ -277,12 +278,12 @@ async def _read_json(request: Request) -> bytes:
 
 def _decoded(body: bytes) -> DatasetChange:
     try:
-        # Decoded twice, to tell invalid JSON (400) from JSON that is not a change (422).
-        msgspec.json.decode(body)
+        # Decoded first as any JSON, to tell invalid JSON (400) from JSON that is not a change (422).
+        value = with_whole_numbers(msgspec.json.decode(body))
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise Malformed(f"the body is not valid JSON: {error}") from None
     try:
-        return msgspec.json.decode(body, type=DatasetChange)
+        return msgspec.convert(value, type=DatasetChange)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"this is no change of a dataset: {error}") from None
 

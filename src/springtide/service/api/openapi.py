@@ -24,8 +24,8 @@ from springtide.core.status.platform import (
 from springtide.core.status.pools import PoolsReport
 from springtide.core.status.quote import Quote
 from springtide.core.status.shares import SharingStatus
-from springtide.service.submission.option_models import JobOptionsIn
-from springtide.service.submission.schemas import NAME_PATTERN, REQUEST_MODELS, JobIn, Problem, ServiceIn
+from springtide.service.submission.option_models import NAME_PATTERN, JobOptionsIn
+from springtide.service.submission.schemas import REQUEST_MODELS, JobIn, Problem, ServiceIn
 from springtide.storage.datasets.manifest import DatasetChange, DatasetStatus, ShardEntry
 from springtide.storage.workloads.artifacts import Artifact
 
@@ -143,7 +143,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
         schemas[model.__name__] = schema
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
-    _state_changes_of_datasets(schemas)
+    _state_bounds(schemas)
     _replace_validation_answers(described)
     components["securitySchemes"] = {
         "token": {"type": "http", "scheme": "bearer", "description": "The content of the state directory's token file"}
@@ -194,7 +194,7 @@ _PLACES = [
 ]
 
 
-def _state_changes_of_datasets(schemas: dict[str, Any]) -> None:
+def _state_bounds(schemas: dict[str, Any]) -> None:
     """Add that only closing needs no arrays and no shards, and that each shard has samples."""
     schemas[ShardEntry.__name__]["prefixItems"][1]["minimum"] = 1
     schemas[DatasetChange.__name__]["anyOf"] = [

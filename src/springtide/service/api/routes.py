@@ -60,9 +60,13 @@ from springtide.service.submission.schemas import (
     ShutdownIn,
     parse_body,
 )
+from springtide.service.submission.submission import MAX_KEY_CHARS
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 ResultT = TypeVar("ResultT")
+IdempotencyKey = Annotated[
+    str | None, Header(json_schema_extra={"pattern": "^[ -~]+$", "minLength": 1, "maxLength": MAX_KEY_CHARS})
+]
 JOB_EXAMPLE = {
     "name": "digits",
     "source": {"filename": "digits.py", "text": "def fit(ctx):\n    ...\n", "object_name": "fit", "kind": "function"},
@@ -188,7 +192,7 @@ def job_routes(context: ApiContext) -> APIRouter:
             200: {"description": "This key was used before.", "content": {"application/json": {"schema": _JOB}}},
         },
     )
-    async def submit_job(request: Request, idempotency_key: Annotated[str | None, Header()] = None) -> Response:
+    async def submit_job(request: Request, idempotency_key: IdempotencyKey = None) -> Response:
         def submit(body: JobIn) -> tuple[JobRecord, bool]:
             return submissions.submit_job(body, idempotency_key)
 

@@ -15,6 +15,7 @@ from springtide.core.options.words import JOB_WORDS
 from springtide.core.quantities import validate_name
 from springtide.core.workload import MAX_VIRTUAL_SHARDS, AdaptiveBatch
 from springtide.service.submission.option_models import (
+    NAME_PATTERN,
     JobChangeIn,
     JobOptionsIn,
     ParamName,
@@ -32,8 +33,6 @@ MAX_JOB_NAME_CHARS = 56
 MAX_ARGS = 256
 MAX_FILES = 256
 MAX_PATH_CHARS = 240
-# What `validate_name` takes, as the description of the API says it; the check itself says what would do.
-NAME_PATTERN = r"^[a-z0-9](\.?[a-z0-9_-])*\.?$"
 _FILENAME_PATTERN = r"^[A-Za-z0-9_](\.?[A-Za-z0-9_-])*\.py$"
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -163,7 +162,7 @@ def parse_body(body: bytes, model: type[ModelT]) -> ModelT:
     """Decode and check a body. Raises Malformed (not JSON at all) or InvalidRequest (one sentence for each defect)."""
     try:
         # msgspec refuses what pydantic's reader lets through: NaN and infinities, half surrogates, bad UTF-8.
-        body = msgspec.json.encode(_with_whole_numbers(msgspec.json.decode(body)))
+        body = msgspec.json.encode(with_whole_numbers(msgspec.json.decode(body)))
     except RecursionError:
         raise Malformed("the body is nested too deeply; send plain objects and lists") from None
     except msgspec.ValidationError as error:
@@ -178,15 +177,15 @@ def parse_body(body: bytes, model: type[ModelT]) -> ModelT:
         raise InvalidRequest("; ".join(_sentence(detail, model) for detail in details[:5]) + more) from None
 
 
-def _with_whole_numbers(value: Any) -> Any:
+def with_whole_numbers(value: Any) -> Any:
     """The decoded JSON with 190.0 as 190: JSON knows no difference, the models do. Raises RecursionError."""
     match value:
         case float() if value.is_integer() and abs(value) < 2**53:
             return int(value)
         case dict():
-            return {key: _with_whole_numbers(item) for key, item in value.items()}
+            return {key: with_whole_numbers(item) for key, item in value.items()}
         case list():
-            return [_with_whole_numbers(item) for item in value]
+            return [with_whole_numbers(item) for item in value]
     return value
 
 
