@@ -53,7 +53,7 @@ def test_a_whole_number_may_be_written_with_a_point(http, body):
 
 def test_a_whole_number_of_a_shard_may_be_written_with_a_point(http):
     arrays = [{"name": "x", "dtype": "F32", "shape": [2.0]}]
-    change = {"verb": "put", "part_id": "p", "arrays": arrays, "shards": [["0" * 64, 8.0, 64.0]]}
+    change = {"verb": "put", "part_id": "p", "arrays": arrays, "shards": [["0" * 64, 8.0, float(1 << 53)]]}
     answer = http.post("/v1/data/points", json=change)
     assert (answer.status_code, "was not sent" in answer.text) == (409, True)
 

@@ -180,7 +180,7 @@ def parse_body(body: bytes, model: type[ModelT]) -> ModelT:
 def with_whole_numbers(value: Any) -> Any:
     """The decoded JSON with 190.0 as 190: JSON knows no difference, the models do. Raises RecursionError."""
     match value:
-        case float() if value.is_integer() and abs(value) < 2**53:
+        case float() if value.is_integer() and abs(value) < 2**63:
             return int(value)
         case dict():
             return {key: with_whole_numbers(item) for key, item in value.items()}
