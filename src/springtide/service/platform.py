@@ -38,6 +38,7 @@ from springtide.service.clock import PlatformClock
 from springtide.service.crash_points import CrashingJournal, CrashPoints, EventExecutor
 from springtide.service.decision_watch import DecisionWatch
 from springtide.service.ports import SourceStore
+from springtide.service.submission.quarantine import Quarantine
 from springtide.service.submission.source_stores import DirectorySources
 from springtide.storage.datasets.place import data_store_url
 
@@ -126,6 +127,7 @@ class Platform:
         self.has_parameter_store = has_parameter_store
         self._lock_file = _lock(state_dir)
         self._journal: DurableJournal = SqliteJournal(state_dir / "journal.db") if build is None else build.journal
+        self.quarantine = Quarantine(self._journal)
         if build is None:
             _refuse_foreign_workloads(state_dir, self._journal)
         began_unix_s, midnight_s = _founding_times(self._journal)
@@ -148,8 +150,7 @@ class Platform:
         self._tickets_lock = threading.Lock()
         self._changed = threading.Condition()
         self._stopping = threading.Event()
-        self.stop_workers = True
-        self._end_by_s = 0.0
+        self.stop_workers, self._end_by_s = True, 0.0
         self.failure: BaseException | None = None
         self._on_stop: Callable[[], None] = lambda: None
         self._view = self._make_view(0)
@@ -331,6 +332,7 @@ class Platform:
     def join(self, timeout_s: float) -> None:
         """Wait for the loop to end, then close the journal and unlock the directory."""
         self._thread.join(timeout_s)
+        self.quarantine.close()
         self._journal.close()
         os.close(self._lock_file)
 

@@ -17,6 +17,7 @@ from springtide.core.status.pods import ClusterStatus
 from springtide.core.status.shares import SharingStatus
 from springtide.core.workload import WorkloadId
 from springtide.service.submission.option_models import RequestModel
+from springtide.service.submission.quarantine import Quarantine
 from springtide.service.submission.schemas import JobIn, JobSourceIn, ScaleIn, ServiceIn, ServiceSourceIn
 
 Source = JobSourceIn | ServiceSourceIn
@@ -151,6 +152,11 @@ class Submissions(Protocol):
 
 class PlatformLike(Protocol):
     """The running platform. Every method may be id_or_name from any thread."""
+
+    @property
+    def quarantine(self) -> Quarantine:
+        """What is being taken in, and what is set aside."""
+        ...
 
     @property
     def wall_clock_offset_s(self) -> float:

@@ -105,3 +105,14 @@ def test_the_newest_step_of_a_journal(tmp_path):
     journal.commit()
     journal.close()
     assert newest_seq(tmp_path / "journal.db") == 42
+
+
+def test_what_it_was_founded_with_cannot_change_and_notes_of_intakes_can(tmp_path):
+    journal = SqliteJournal(tmp_path / "j.db")
+    journal.set_meta("clock_began_unix_s", "1.0")
+    journal.append(STEP)
+    journal.set_meta("intake", "{}")
+    with pytest.raises(JournalError, match="what it was founded with cannot change"):
+        journal.set_meta("clock_began_unix_s", "2.0")
+    assert [seq for seq, _ in journal.read()] == [1]
+    journal.close()

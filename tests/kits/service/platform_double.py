@@ -13,6 +13,7 @@ from springtide.core.errors import BackendError
 from springtide.core.events import JobResized, NodeJoined, ReplicaReady, ReplicaStopped
 from springtide.core.resources import make_node
 from springtide.core.status.shares import SharingStatus
+from springtide.service.submission.quarantine import Quarantine
 from springtide.service.submission.source_stores import DirectorySources
 from springtide.storage.datasets.place import data_store_url
 
@@ -56,6 +57,19 @@ class View:
     future: dict = field(default_factory=dict)
 
 
+class Kept:
+    """A journal's metadata, in memory."""
+
+    def __init__(self):
+        self.values = {}
+
+    def meta(self, key):
+        return self.values.get(key)
+
+    def set_meta(self, key, value):
+        self.values[key] = value
+
+
 class PlatformDouble:
     policy_name = "arrival-order"
     wall_clock_offset_s = 1_000_000.0
@@ -69,6 +83,7 @@ class PlatformDouble:
         self.state_dir = state_dir
         self.source_store = DirectorySources(state_dir)
         self.cluster_status = None
+        self.quarantine = Quarantine(Kept())
         self.clock_s = 100.0
         self.make_policy = policy
         self.controller = Controller(policy())

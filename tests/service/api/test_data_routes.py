@@ -82,20 +82,20 @@ def test_a_growing_dataset_and_an_append_whose_answer_was_lost(http):
 def test_a_change_counts_only_what_is_there(http):
     entries = send(http, "digits", frames())
     sha256, count, size = entries[1]
-    for lie in ([sha256, count, size + 1], ["0" * 64, count, size], [sha256, 0, size]):
-        told = sentence(change(http, "digits", "put", [entries[0], lie]), 422)
+    for lie, status in (([sha256, count, size + 1], 409), (["0" * 64, count, size], 409), ([sha256, 0, size], 422)):
+        told = sentence(change(http, "digits", "put", [entries[0], lie]), status)
         assert "shard 2 of 2" in told
     assert "at least one shard" in sentence(change(http, "digits", "put"), 422)
     assert "at least one shard" in sentence(change(http, "digits", "put", entries, arrays=[]), 422)
     assert http.get("/v1/data").json() == []
     # The shards of one dataset are not another's.
-    assert "shard 1 of 3 was not sent" in sentence(change(http, "other", "put", entries), 422)
+    assert "shard 1 of 3 was not sent" in sentence(change(http, "other", "put", entries), 409)
 
 
 def test_what_is_no_shard_is_refused(http):
     frame, _ = frames()[0]
     other = hashlib.sha256(b"other").hexdigest()
-    assert "do not have the digest" in sentence(http.put(f"/v1/data/d/shards/{other}", content=frame), 422)
+    assert "do not have the digest" in sentence(http.put(f"/v1/data/d/shards/{other}", content=frame), 409)
     for data in (b"", b"hello", frame[:-1], frame + b"1"):
         path = f"/v1/data/d/shards/{hashlib.sha256(data).hexdigest()}"
         assert "no shard of a dataset" in sentence(http.put(path, content=data), 422)

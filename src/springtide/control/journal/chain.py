@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from springtide.core.errors import JournalDamaged
 
+# Metadata that may change after the first step, and is not among what the journal was founded with.
+CHANGING_KEYS = ("schema", "term", "intake")
 _SIZE = 16
 
 
@@ -33,9 +35,9 @@ class Row(NamedTuple):
 
 
 def genesis(facts: Mapping[str, str]) -> JournalMark:
-    """Where a chain begins, which depends on the facts that the journal was founded with."""
+    """Where a chain begins, which depends on what the journal was founded with: `facts` less CHANGING_KEYS."""
     digest = blake2b(digest_size=_SIZE)
-    for key, value in sorted(facts.items()):
+    for key, value in sorted((key, value) for key, value in facts.items() if key not in CHANGING_KEYS):
         for text in (key.encode(), value.encode()):
             digest.update(pack(">Q", len(text)) + text)
     return JournalMark(0, digest.digest())

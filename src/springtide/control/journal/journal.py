@@ -57,7 +57,7 @@ class DurableJournal(Protocol):
         ...
 
     def set_meta(self, key: str, value: str) -> None:
-        """Set a fact that the journal is founded with. Raises JournalError once it has steps."""
+        """Set a fact that the journal is founded with; once it has steps, only those of CHANGING_KEYS."""
         ...
 
     def close(self) -> None:

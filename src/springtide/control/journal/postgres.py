@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import psycopg
 
-from springtide.control.journal.chain import JournalMark, Row, follow, genesis, link
+from springtide.control.journal.chain import CHANGING_KEYS, JournalMark, Row, follow, genesis, link
 from springtide.control.journal.codec import (
     SCHEMA_VERSION,
     StepEncoder,
@@ -70,7 +70,7 @@ RETURNING seq
 _SET_META = """
 WITH own AS (SELECT term FROM springtide_term WHERE term = %(term)s FOR SHARE)
 INSERT INTO springtide_meta (key, value) SELECT %(key)s, %(value)s FROM own
-WHERE NOT EXISTS (SELECT FROM springtide_steps)
+WHERE %(may_change)s OR NOT EXISTS (SELECT FROM springtide_steps)
 ON CONFLICT (key) DO UPDATE SET value = excluded.value
 RETURNING key
 """
@@ -208,7 +208,7 @@ class PostgresJournal:
 
     def set_meta(self, key: str, value: str) -> None:
         """Set a fact that the journal is founded with. Raises Superseded, and JournalError also once it has steps."""
-        values = {"term": self._term, "key": key, "value": value}
+        values = {"term": self._term, "key": key, "value": value, "may_change": key in CHANGING_KEYS}
 
         def put(connection: Connection) -> None:
             if connection.execute(_SET_META, values).fetchone() is None:
@@ -338,9 +338,7 @@ class PostgresJournal:
             connection.execute("UPDATE springtide_meta SET value = %s WHERE key = 'schema'", (str(SCHEMA_VERSION),))
 
     def _genesis(self, connection: Connection) -> JournalMark:
-        return genesis(
-            dict(connection.execute("SELECT key, value FROM springtide_meta WHERE key <> 'schema'").fetchall())
-        )
+        return genesis(dict(connection.execute("SELECT key, value FROM springtide_meta").fetchall()))
 
     def _mark_at(self, connection: Connection, seq: int | None) -> JournalMark:
         """The place of a step, of the newest one for None; the beginning if there is none."""

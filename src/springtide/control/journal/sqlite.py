@@ -7,12 +7,13 @@ import logging
 import os
 import shutil
 import sqlite3
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from springtide.control.journal.chain import JournalMark, Row, follow, genesis, link
+from springtide.control.journal.chain import CHANGING_KEYS, JournalMark, Row, follow, genesis, link
 from springtide.control.journal.codec import (
     SAME_MEMORY,
     SCHEMA_VERSION,
@@ -50,6 +51,7 @@ class SqliteJournal:
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         """Raises JournalDamaged if steps that were acknowledged are missing at the end, JournalError."""
         self._path = path
+        self._lock = threading.Lock()
         self._witness: Witness | None = None
         self._encoder = StepEncoder()
         if not read_only:
@@ -101,7 +103,8 @@ class SqliteJournal:
             self._newest = self._genesis()
         row = link(self._newest, self._term, step.now_s, self._encoder.encode(step))
         try:
-            self._db.execute(_INSERT.format("steps"), row)
+            with self._lock:
+                self._db.execute(_INSERT.format("steps"), row)
         except sqlite3.Error as error:
             raise JournalError(f"the journal {self._path} cannot be written: {error}") from error
         self._newest = JournalMark(row.seq, row.chain)
@@ -142,8 +145,8 @@ class SqliteJournal:
         return None if row is None else str(row[0])
 
     def set_meta(self, key: str, value: str) -> None:
-        """Set a fact that the journal is founded with. Raises JournalError once there are steps."""
-        if self._newest.seq:
+        """Set what the journal is founded with; once there are steps, only CHANGING_KEYS. Raises JournalError."""
+        if self._newest.seq and key not in CHANGING_KEYS:
             raise JournalError(f"the journal {self._path} has steps: what it was founded with cannot change")
         self._put_meta(key, value)
 
@@ -156,14 +159,13 @@ class SqliteJournal:
 
     def _put_meta(self, key: str, value: str) -> None:
         try:
-            self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+            with self._lock:
+                self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
         except sqlite3.Error as error:
             raise JournalError(f"the journal {self._path} cannot be written: {error}") from error
 
     def _genesis(self) -> JournalMark:
-        return genesis(
-            {key: value for key, value in self._db.execute("SELECT * FROM meta") if key not in (_TERM, _SCHEMA)}
-        )
+        return genesis(dict(self._db.execute("SELECT key, value FROM meta")))
 
     def _mark_at(self, seq: int | None) -> JournalMark:
         """The place of a step, of the newest one for None; the beginning if there is none."""

@@ -148,8 +148,11 @@ def _add_common_routes(
         return Response(await run_in_threadpool(generate_latest, registry), media_type=CONTENT_TYPE_LATEST)
 
     def described() -> dict[str, Any]:
-        # The description of the control API is made once; the deployed functions change.
-        control = openapi.describe(app)
+        # The description of the control API is made once; the deployed functions change, and what the platform has.
+        view = platform.view()
+        control = openapi.tailored(
+            openapi.describe(app), has_pods=platform.cluster() is not None, has_functions=service_of(view) is not None
+        )
         return {**control, "paths": {**control["paths"], **function_paths()}}
 
     @app.get("/openapi.json", include_in_schema=False)

@@ -1,7 +1,7 @@
-"""Limits on connections: their number, and the time and size of a request's head, checked in the HTTP protocol.
+"""Limits on connections: their number, and the time and size of what nobody reads: heads, and bodies after the answer.
 
-Without them a client that opens idle connections, or never ends a header, would use up the descriptors and the memory
-of the control plane.
+Without them a client that opens idle connections, never ends a header, or is refused and goes on sending, would use up
+the descriptors and the memory of the control plane.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ _log = logging.getLogger(__name__)
 
 HEAD_TIMEOUT_S = 10.0
 MAX_HEAD_BYTES = 64 * 1024
+# What a client may still send of a body after the answer: many read an answer only when they have sent everything.
+REST_TIMEOUT_S = 5.0
+MAX_REST_BYTES = 8 * 1024 * 1024
 WANTED_DESCRIPTORS = 65_536
 # Reserved for the journal, workers, replicas and log files.
 _RESERVED_DESCRIPTORS = 256
@@ -32,12 +35,16 @@ def raise_descriptor_limit() -> int:
 
 
 class BoundedConnection(HttpToolsProtocol):
-    """An HTTP connection whose request heads must arrive within 10 s and 64 KiB; surplus connections are closed."""
+    """An HTTP connection whose request heads must arrive within 10 s and 64 KiB; surplus connections are closed.
+
+    A request that is answered before its body has come, like one without the token, may send the rest of it for 5 s.
+    """
 
     max_connections = 4096
     head_timeout_s = HEAD_TIMEOUT_S
-    _head_timer: asyncio.TimerHandle | None = None
-    _num_head_bytes = 0
+    rest_timeout_s = REST_TIMEOUT_S
+    _timer: asyncio.TimerHandle | None = None
+    _num_bytes_left = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept the connection unless the maximum is reached."""
@@ -52,31 +59,47 @@ class BoundedConnection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse received bytes; close the connection if a request's head becomes too large."""
+        """Parse received bytes; close the connection if a request's head or the rest of its body becomes too large."""
         super().data_received(data)
-        if self._head_timer is None:
+        if self._timer is None:
             return
-        self._num_head_bytes += len(data)
-        if self._num_head_bytes > MAX_HEAD_BYTES:
+        self._num_bytes_left -= len(data)
+        if self._num_bytes_left < 0:
             self._close()
 
     def on_message_begin(self) -> None:
         """Start the timeout of the head with the first byte of a request."""
         super().on_message_begin()
-        self._await_head()
+        if self._timer is None:
+            self._await_head()
 
     def on_headers_complete(self) -> None:
         """Stop the timeout: RequestLimits checks the body."""
         self._stop_timer()
         super().on_headers_complete()
 
+    def on_response_complete(self) -> None:
+        """Start the timeout of a body that was not read to its end."""
+        super().on_response_complete()
+        if self.cycle.response_complete and self.cycle.more_body and not self.transport.is_closing():
+            self._start_timer(self.rest_timeout_s, MAX_REST_BYTES)
+
+    def on_message_complete(self) -> None:
+        """Wait for the next request if this one was answered before its body had come."""
+        super().on_message_complete()
+        if self.cycle.response_complete:
+            self._await_head()
+
     def _await_head(self) -> None:
-        self._num_head_bytes = 0
-        if self._head_timer is None:
-            self._head_timer = self.loop.call_later(self.head_timeout_s, self._close)
+        self._start_timer(self.head_timeout_s, MAX_HEAD_BYTES)
+
+    def _start_timer(self, seconds: float, num_bytes: int) -> None:
+        self._stop_timer()
+        self._num_bytes_left = num_bytes
+        self._timer = self.loop.call_later(seconds, self._close)
 
     def _stop_timer(self) -> None:
-        timer, self._head_timer = self._head_timer, None
+        timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
 

@@ -29,11 +29,11 @@ from springtide.service.api import openapi
 from springtide.service.api.routes import read_nothing
 from springtide.service.ports import PlatformLike
 from springtide.service.submission.problems import Malformed, TooLarge, UnsupportedMediaType
+from springtide.service.submission.schemas import with_whole_numbers
 from springtide.storage.datasets.cut import shard_contents
 from springtide.storage.datasets.log import DatasetLog
 from springtide.storage.datasets.manifest import (
     MAX_FRAME_BYTES,
-    DatasetArray,
     DatasetChange,
     DatasetManifest,
     DatasetPart,
@@ -176,14 +176,16 @@ class DatasetCatalog:
 
 def data_routes(catalog: DatasetCatalog) -> APIRouter:
     router = APIRouter(prefix="/v1/data", tags=["platform"])
-    dataset = openapi.answers(_schema(DatasetStatus), "The dataset as it is now.", 400, 404, 409, 413, 422, 503)
+    dataset = openapi.answers(
+        openapi.reference(DatasetStatus), "The dataset as it is now.", 400, 404, 409, 413, 415, 422, 503
+    )
 
-    @router.get("", summary="Every dataset", responses=openapi.answers(_list_schema(), "By name.", 503))
+    @router.get("", summary="Every dataset", responses=openapi.answers(openapi.list_of(DatasetStatus), "By name.", 503))
     async def list_all() -> Response:
         return _encoded(await run_in_threadpool(catalog.listed))
 
     @router.get("/{name}", summary="One dataset", responses=dataset)
-    async def get_one(name: str) -> Response:
+    async def get_one(name: openapi.NamePath) -> Response:
         return _encoded(await run_in_threadpool(catalog.one, name))
 
     @router.post(
@@ -192,12 +194,12 @@ def data_routes(catalog: DatasetCatalog) -> APIRouter:
         openapi_extra={
             "requestBody": {
                 "required": True,
-                "content": {"application/json": {"schema": {"type": "object"}, "example": _EXAMPLE}},
+                "content": {"application/json": {"schema": openapi.reference(DatasetChange), "example": _EXAMPLE}},
             }
         },
         responses=dataset,
     )
-    async def change(request: Request, name: str) -> Response:
+    async def change(request: Request, name: openapi.NamePath) -> Response:
         validate_name(name, "the dataset's name")
         body = _decoded(await _read_json(request))
         return _encoded(await run_in_threadpool(catalog.change, name, body))
@@ -205,9 +207,9 @@ def data_routes(catalog: DatasetCatalog) -> APIRouter:
     @router.delete(
         "/{name}",
         summary="Take a dataset away, with all its shards",
-        responses=openapi.answers({"type": "object"}, "It is gone.", 404, 409, 422, 503),
+        responses=openapi.answers({"type": "object"}, "It is gone.", 400, 404, 409, 413, 415, 422, 503),
     )
-    async def remove(request: Request, name: str) -> Response:
+    async def remove(request: Request, name: openapi.NamePath) -> Response:
         await read_nothing(request)
         await run_in_threadpool(catalog.remove, name)
         return _encoded({"removed": name})
@@ -218,10 +220,10 @@ def data_routes(catalog: DatasetCatalog) -> APIRouter:
 
 def _add_shard_routes(router: APIRouter, catalog: DatasetCatalog) -> None:
     """Add the routes that upload shards. A shard belongs to no dataset until a change names it."""
-    known = openapi.answers(_schema(Artifact), "The shard is there.", 404, 413, 422, 503)
+    known = openapi.answers(openapi.reference(Artifact), "The shard is there.", 400, 404, 409, 413, 422, 503)
 
     @router.get("/{name}/shards/{sha256}", summary="Whether a shard was sent before", responses=known)
-    async def get_shard(name: str, sha256: str) -> Response:
+    async def get_shard(name: openapi.NamePath, sha256: openapi.DigestPath) -> Response:
         return _encoded(await run_in_threadpool(catalog.shard, name, sha256))
 
     @router.put(
@@ -235,7 +237,7 @@ def _add_shard_routes(router: APIRouter, catalog: DatasetCatalog) -> None:
         },
         responses=known,
     )
-    async def put_shard(request: Request, name: str, sha256: str) -> Response:
+    async def put_shard(request: Request, name: openapi.NamePath, sha256: openapi.DigestPath) -> Response:
         # Checked before any of the body is read or a file is created.
         try:
             checked_digest(sha256)
@@ -251,18 +253,18 @@ def _add_shard_routes(router: APIRouter, catalog: DatasetCatalog) -> None:
                 found.update(chunk)
                 await run_in_threadpool(file.write, chunk)
             if found.hexdigest() != sha256:
-                raise InvalidRequest(f"the {num_bytes:,} bytes that came do not have the digest {sha256}; send again")
+                raise Conflict(f"the {num_bytes:,} bytes that came do not have the digest {sha256}; send again")
             artifact = Artifact(sha256=sha256, num_bytes=num_bytes)
             return _encoded(await run_in_threadpool(catalog.take_shard, name, artifact, file))
 
 
 def _check_shards(log: DatasetLog, change: DatasetChange) -> None:
-    """Check that every shard of a change is stored. Raises InvalidRequest."""
+    """Check that every shard of a change is stored. Raises InvalidRequest, Conflict."""
     for number, shard in enumerate(change.shards, 1):
         if shard.num_samples < 1:
             raise InvalidRequest(f"shard {number} of {len(change.shards)} has no samples; leave it out")
         if log.shards.find(shard.sha256) != Artifact(sha256=shard.sha256, num_bytes=shard.num_bytes):
-            raise InvalidRequest(f"shard {number} of {len(change.shards)} was not sent; send it with PUT first")
+            raise Conflict(f"shard {number} of {len(change.shards)} was not sent; send it with PUT first")
 
 
 async def _read_json(request: Request) -> bytes:
@@ -276,32 +278,18 @@ async def _read_json(request: Request) -> bytes:
 
 def _decoded(body: bytes) -> DatasetChange:
     try:
-        # Decoded twice, to tell invalid JSON (400) from JSON that is not a change (422).
-        msgspec.json.decode(body)
+        # Decoded first as any JSON, to tell invalid JSON (400) from JSON that is not a change (422).
+        value = with_whole_numbers(msgspec.json.decode(body))
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise Malformed(f"the body is not valid JSON: {error}") from None
     try:
-        return msgspec.json.decode(body, type=DatasetChange)
+        return msgspec.convert(value, type=DatasetChange)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"this is no change of a dataset: {error}") from None
 
 
 def _encoded(value: Any) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json", headers={"Cache-Control": "no-store"})
-
-
-def _schema(kind: type) -> dict[str, Any]:
-    """The JSON schema of a struct, with its definitions inline."""
-    _, found = msgspec.json.schema_components((kind,), ref_template="{name}")
-    shape: dict[str, Any] = found[kind.__name__]
-    for described in shape["properties"].values():
-        if described.get("items") == {"$ref": DatasetArray.__name__}:
-            described["items"] = found[DatasetArray.__name__]
-    return shape
-
-
-def _list_schema() -> dict[str, Any]:
-    return {"type": "array", "items": _schema(DatasetStatus)}
 
 
 def _unknown(name: str) -> NotFound:

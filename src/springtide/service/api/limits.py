@@ -1,4 +1,4 @@
-"""Limits on a request's address, headers and body, and on pauses in the body, checked while it arrives."""
+"""Limits on a request's address and headers, and on size, time and pauses of its body, checked while it arrives."""
 
 from __future__ import annotations
 
@@ -16,17 +16,22 @@ MAX_BODY_BYTES = 64 * 1024 * 1024
 MAX_HEADER_BYTES = 16 * 1024
 MAX_ADDRESS_BYTES = 8 * 1024
 MAX_BODY_PAUSE_S = 10.0
+# A body may take this long, and longer for as many bytes as have come: a shard of 256 MiB a little over an hour.
+BODY_S = 20.0
+LOWEST_BYTES_PER_S = 64 * 1024
 
 
 class RequestLimits:
-    """ASGI middleware that stops reading a request at its limit.
+    """ASGI middleware that stops reading a request at its limits.
 
-    The limit is 2 MiB for the control API and one shard for uploads of datasets; the gateway has a lower one for calls.
+    A body has at most 2 MiB for the control API and one shard for uploads of datasets; the gateway has a lower limit
+    for calls. Only the time in which the platform waits for the body counts, so that a busy platform blames no client.
     """
 
-    def __init__(self, app: ASGIApp, *, max_body_pause_s: float = MAX_BODY_PAUSE_S) -> None:
+    def __init__(self, app: ASGIApp, *, max_body_pause_s: float = MAX_BODY_PAUSE_S, body_s: float = BODY_S) -> None:
         self._app = app
         self._max_body_pause_s = max_body_pause_s
+        self._body_s = body_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on with a bounded body, or refuse it."""
@@ -37,34 +42,64 @@ class RequestLimits:
         try:
             _check_head(scope, limit_bytes)
         except InvalidRequest as error:
-            answer = problem_of(error)
-            answer.headers["Connection"] = "close"
-            await answer(scope, receive, send)
+            await problem_of(error)(scope, receive, send)
             return
-        await self._app(scope, self._bounded(receive, limit_bytes), send)
+        body = _BoundedBody(receive, limit_bytes, self._max_body_pause_s, self._body_s)
 
-    def _bounded(self, receive: Receive, limit_bytes: int) -> Receive:
-        num_bytes = 0
-        is_complete = False
+        async def sender(message: Message) -> None:
+            body.is_answered = True
+            await send(message)
 
-        async def receiver() -> Message:
-            nonlocal num_bytes, is_complete
-            if is_complete:
-                # Only the disconnect is still to come, and that has no time limit.
-                return await receive()
-            try:
-                async with asyncio.timeout(self._max_body_pause_s):
-                    message = await receive()
-            except TimeoutError:
-                raise TooSlow(f"the body stopped for {self._max_body_pause_s:.0f} s; send it in one go") from None
-            if message["type"] == "http.request":
-                num_bytes += len(message.get("body", b""))
-                is_complete = not message.get("more_body", False)
-                if num_bytes > limit_bytes:
-                    raise _too_large(limit_bytes)
-            return message
+        await self._app(scope, body.receive, sender)
 
-        return receiver
+
+class _BoundedBody:
+    """The messages of one request, whose body ends at the limits."""
+
+    def __init__(self, receive: Receive, limit_bytes: int, max_pause_s: float, body_s: float) -> None:
+        self._receive = receive
+        self._limit_bytes = limit_bytes
+        self._max_pause_s = max_pause_s
+        self._body_s = body_s
+        self._num_bytes = 0
+        self._waited_s = 0.0
+        self._is_complete = False
+        self.is_answered = False
+
+    async def receive(self) -> Message:
+        """The next message. Raises TooSlow, TooLarge; once the answer has begun, the client counts as gone instead."""
+        if self._is_complete:
+            # Only the disconnect is still to come, and that has no time limit.
+            return await self._receive()
+        try:
+            return await self._next()
+        except InvalidRequest:
+            if not self.is_answered:
+                raise
+            self._is_complete = True
+            return {"type": "http.disconnect"}
+
+    async def _next(self) -> Message:
+        loop = asyncio.get_running_loop()
+        left_s = self._body_s + self._num_bytes / LOWEST_BYTES_PER_S - self._waited_s
+        began_s = loop.time()
+        try:
+            async with asyncio.timeout(min(self._max_pause_s, left_s)):
+                message = await self._receive()
+        except TimeoutError:
+            if left_s < self._max_pause_s:
+                raise TooSlow(
+                    f"the body comes too slowly: {self._num_bytes:,} bytes took {self._waited_s + left_s:.0f} s; send "
+                    f"at least {LOWEST_BYTES_PER_S // 1024} KiB a second"
+                ) from None
+            raise TooSlow(f"the body stopped for {self._max_pause_s:.0f} s; send it in one go") from None
+        self._waited_s += loop.time() - began_s
+        if message["type"] == "http.request":
+            self._num_bytes += len(message.get("body", b""))
+            self._is_complete = not message.get("more_body", False)
+            if self._num_bytes > self._limit_bytes:
+                raise _too_large(self._limit_bytes)
+        return message
 
 
 def _limit_of(path: str) -> int:

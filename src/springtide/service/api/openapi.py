@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import html
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from fastapi import FastAPI
+from fastapi import FastAPI, Path
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
@@ -24,7 +24,10 @@ from springtide.core.status.platform import (
 from springtide.core.status.pools import PoolsReport
 from springtide.core.status.quote import Quote
 from springtide.core.status.shares import SharingStatus
-from springtide.service.submission.schemas import REQUEST_MODELS, Problem
+from springtide.service.submission.option_models import NAME_PATTERN, JobOptionsIn
+from springtide.service.submission.schemas import REQUEST_MODELS, JobIn, Problem, ServiceIn
+from springtide.storage.datasets.manifest import DatasetChange, DatasetStatus, ShardEntry
+from springtide.storage.workloads.artifacts import Artifact
 
 _TEMPLATE = "#/components/schemas/{name}"
 _STATUS_TYPES = (
@@ -40,8 +43,14 @@ _STATUS_TYPES = (
     SharingStatus,
     NewLogin,
     SignedOut,
+    DatasetChange,
+    DatasetStatus,
+    Artifact,
 )
-_METHODS = ("get", "post", "put", "delete")
+_METHODS = ("get", "post", "put", "patch", "delete")
+# A name in a path; the routes check it themselves and say what would do.
+NamePath = Annotated[str, Path(json_schema_extra={"pattern": NAME_PATTERN, "maxLength": 63})]
+DigestPath = Annotated[str, Path(json_schema_extra={"pattern": "^[0-9a-f]{64}$"})]
 
 
 def reference(model: type) -> dict[str, str]:
@@ -54,6 +63,21 @@ def list_of(model: type) -> dict[str, Any]:
     return {"type": "array", "items": reference(model)}
 
 
+def event_of(model: type, name: str) -> dict[str, Any]:
+    """Return the schema of a server-sent event whose data is such a value as JSON."""
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": reference(model)}
+    return {
+        "type": "object",
+        "properties": {
+            "event": {"const": name},
+            "id": {"type": "string"},
+            "retry": {"type": "integer"},
+            "data": data,
+        },
+        "required": ["event", "id", "data"],
+    }
+
+
 def answers(
     schema: dict[str, Any], description: str, *problems: int, status: int = 200, media_type: str = "application/json"
 ) -> dict[int | str, dict[str, Any]]:
@@ -61,7 +85,9 @@ def answers(
     described: dict[int | str, dict[str, Any]] = {
         status: {"description": description, "content": {media_type: {"schema": schema}}}
     }
-    for problem in sorted({401, 403, *problems}):
+    if 413 in problems:
+        problems = (*problems, 408)
+    for problem in sorted({401, 403, 431, *problems}):
         content = {"application/json": {"schema": reference(Problem)}}
         described[problem] = {"description": _PROBLEMS[problem], "content": content}
     return described
@@ -76,14 +102,16 @@ def takes(model: type[BaseModel], example: dict[str, Any] | None = None) -> dict
 
 
 _PROBLEMS = {
-    400: "The body is not JSON.",
+    400: "The body is not JSON, or a header is not what it should be.",
     401: "No token, or a wrong one.",
     403: "From another host's name or another site's page.",
     404: "No workload of that id or name.",
+    408: "The body stopped, or came too slowly.",
     409: "Its state does not allow it.",
     413: "The body is too large.",
     415: "The body is not declared as JSON.",
     422: "A field does not fit; the sentence says what would.",
+    431: "The headers or the address are too large.",
     503: "The platform did not record it in time.",
 }
 
@@ -115,6 +143,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
         schemas[model.__name__] = schema
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
+    _state_bounds(schemas)
     _replace_validation_answers(described)
     components["securitySchemes"] = {
         "token": {"type": "http", "scheme": "bearer", "description": "The content of the state directory's token file"}
@@ -122,6 +151,56 @@ def describe(app: FastAPI) -> dict[str, Any]:
     described["security"] = [{"token": []}]
     app.openapi_schema = described
     return described
+
+
+def tailored(described: dict[str, Any], *, has_pods: bool, has_functions: bool) -> dict[str, Any]:
+    """Return the description for a platform: what only pods or functions have cannot be asked for without them."""
+    schemas = dict(described["components"]["schemas"])
+    if not has_pods:
+        for model in (JobIn, ServiceIn):
+            schemas[model.__name__] = _with_property(schemas[model.__name__], "container", {"type": "null"})
+    options = schemas[JobOptionsIn.__name__]
+    if not has_functions:
+        options = _with_property(options, "on", {"const": "cluster", "default": "cluster"})
+    schemas[JobOptionsIn.__name__] = {**options, "anyOf": _PLACES if has_functions else _PLACES[:1]}
+    return {**described, "components": {**described["components"], "schemas": schemas}}
+
+
+def _with_property(schema: dict[str, Any], name: str, value: dict[str, Any]) -> dict[str, Any]:
+    return {**schema, "properties": {**schema["properties"], name: value}}
+
+
+# The options of a job where it runs on machines, and where it runs on functions.
+_PLACES = [
+    {
+        "properties": {
+            "on": {"const": "cluster"},
+            "batch_schedule": {"maxItems": 0},
+            "is_fastest": {"const": False},
+            "search": {"type": "null"},
+            "stream": {"const": ""},
+            "function_workers": {"type": "null"},
+        }
+    },
+    {
+        "properties": {
+            "on": {"const": "functions"},
+            "layer_profile": {"type": "object"},
+            "share": {"type": "null"},
+            "batch": {"type": "null"},
+        },
+        "required": ["on", "layer_profile"],
+    },
+]
+
+
+def _state_bounds(schemas: dict[str, Any]) -> None:
+    """Add that only closing needs no arrays and no shards, and that each shard has samples."""
+    schemas[ShardEntry.__name__]["prefixItems"][1]["minimum"] = 1
+    schemas[DatasetChange.__name__]["anyOf"] = [
+        {"properties": {"verb": {"const": "close"}}},
+        {"properties": {"arrays": {"minItems": 1}, "shards": {"minItems": 1}}, "required": ["arrays", "shards"]},
+    ]
 
 
 def _replace_validation_answers(described: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ Request bodies are the models of service/submission/schemas.py, answers the stru
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -49,6 +50,7 @@ from springtide.service.status.sharing import SharingReports
 from springtide.service.status.status import job_status, listed_services, platform_status, service_status
 from springtide.service.submission.option_models import JobChangeIn
 from springtide.service.submission.problems import UnsupportedMediaType
+from springtide.service.submission.quarantine import Quarantine, request_key
 from springtide.service.submission.schemas import (
     JobIn,
     NothingIn,
@@ -58,8 +60,13 @@ from springtide.service.submission.schemas import (
     ShutdownIn,
     parse_body,
 )
+from springtide.service.submission.submission import MAX_KEY_CHARS
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
+ResultT = TypeVar("ResultT")
+IdempotencyKey = Annotated[
+    str | None, Header(json_schema_extra={"pattern": "^[ -~]+$", "minLength": 1, "maxLength": MAX_KEY_CHARS})
+]
 JOB_EXAMPLE = {
     "name": "digits",
     "source": {"filename": "digits.py", "text": "def fit(ctx):\n    ...\n", "object_name": "fit", "kind": "function"},
@@ -185,9 +192,11 @@ def job_routes(context: ApiContext) -> APIRouter:
             200: {"description": "This key was used before.", "content": {"application/json": {"schema": _JOB}}},
         },
     )
-    async def submit_job(request: Request, idempotency_key: Annotated[str | None, Header()] = None) -> Response:
-        body = await read_body(request, JobIn)
-        record, is_new = await run_in_threadpool(submissions.submit_job, body, idempotency_key)
+    async def submit_job(request: Request, idempotency_key: IdempotencyKey = None) -> Response:
+        def submit(body: JobIn) -> tuple[JobRecord, bool]:
+            return submissions.submit_job(body, idempotency_key)
+
+        record, is_new = await take_in(request, JobIn, submit, platform.quarantine)
         return encoded(context.job(record), 201 if is_new else 200)
 
     @router.get(
@@ -255,7 +264,7 @@ def service_routes(context: ApiContext) -> APIRouter:
         return encoded(await run_in_threadpool(context.services, request))
 
     @router.get("/{name}", summary="One service", responses=openapi.answers(_SERVICE, "The service.", 404))
-    async def get_service(request: Request, name: str) -> Response:
+    async def get_service(request: Request, name: openapi.NamePath) -> Response:
         return encoded(context.service(find_service(platform.view(), name), request))
 
     @router.put(
@@ -264,16 +273,18 @@ def service_routes(context: ApiContext) -> APIRouter:
         openapi_extra=openapi.takes(ServiceIn, _SERVICE_EXAMPLE),
         responses=openapi.answers(_SERVICE, "The service is taken in.", 400, 409, 413, 415, 422, 503),
     )
-    async def deploy_service(request: Request, name: str) -> Response:
-        body = await read_body(request, ServiceIn)
-        return encoded(context.service(await run_in_threadpool(submissions.deploy_service, name, body), request))
+    async def deploy_service(request: Request, name: openapi.NamePath) -> Response:
+        def deploy(body: ServiceIn) -> ServiceRecord:
+            return submissions.deploy_service(name, body)
+
+        return encoded(context.service(await take_in(request, ServiceIn, deploy, platform.quarantine), request))
 
     @router.delete(
         "/{name}",
         summary="Drain a service and take it away",
         responses=openapi.answers(_SERVICE, "It drains.", 400, 404, 413, 415, 422, 503),
     )
-    async def remove_service(request: Request, name: str) -> Response:
+    async def remove_service(request: Request, name: openapi.NamePath) -> Response:
         await read_nothing(request)
         return encoded(context.service(await run_in_threadpool(submissions.remove_service, name), request))
 
@@ -319,11 +330,11 @@ def workload_routes(context: ApiContext) -> APIRouter:
         "/{id}/logs",
         summary="What its replicas wrote, each line with `[replica] ` before it",
         response_class=Response,
-        responses=openapi.answers(_TEXT, "Lines of text.", 404, 409, 422, media_type="text/plain"),
+        responses=openapi.answers(_TEXT, "Lines of text.", 404, 409, 422, 503, media_type="text/plain"),
     )
     async def get_logs(
         id: str,
-        replica: Annotated[str, Query(max_length=96)] = "",
+        replica: Annotated[str, Query(max_length=96, json_schema_extra={"pattern": logs.REPLICA_PATTERN})] = "",
         tail: Annotated[int, Query(ge=0, le=logs.MAX_TAIL)] = 200,
         follow: bool = False,
     ) -> Response:
@@ -370,7 +381,7 @@ def platform_routes(context: ApiContext) -> APIRouter:
         summary="The status as server-sent events, at most four a second",
         response_class=Response,
         responses=openapi.answers(
-            openapi.reference(PlatformStatus),
+            openapi.event_of(PlatformStatus, "status"),
             "Events named `status` whose data is a PlatformStatus.",
             422,
             503,
@@ -416,13 +427,30 @@ def platform_routes(context: ApiContext) -> APIRouter:
 
 async def read_body(request: Request, model: type[BodyT]) -> BodyT:
     """Read a JSON body and check it against `model`. Raises InvalidRequest."""
+    # Checking a large body takes time: a thread does it, so that the event loop can answer other requests.
+    return await run_in_threadpool(parse_body, await _read_json(request), model)
+
+
+async def take_in(
+    request: Request, model: type[BodyT], work: Callable[[BodyT], ResultT], quarantine: Quarantine
+) -> ResultT:
+    """Read a body with a source, check it, and do `work` with it, noted as being taken in. Raises InvalidRequest."""
+    body = await _read_json(request)
+
+    def taken_in() -> ResultT:
+        with quarantine.taking_in(request_key(body)):
+            return work(parse_body(body, model))
+
+    return await run_in_threadpool(taken_in)
+
+
+async def _read_json(request: Request) -> bytes:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise UnsupportedMediaType(
             f"the body is declared as {media_type or 'nothing'!r:.80}; send JSON with Content-Type: application/json"
         )
-    # Checking a large body takes time: a thread does it, so that the event loop can answer other requests.
-    return await run_in_threadpool(parse_body, await request.body(), model)
+    return await request.body()
 
 
 async def read_nothing(request: Request) -> None:

@@ -120,7 +120,9 @@ def login_routes(sessions: BrowserSessions) -> APIRouter:
         "/logins",
         summary="Make a code that signs one browser in",
         status_code=201,
-        responses=openapi.answers(openapi.reference(NewLogin), "The code, for `/login?code=`.", status=201),
+        responses=openapi.answers(
+            openapi.reference(NewLogin), "The code, for `/login?code=`.", 400, 413, 415, 422, status=201
+        ),
     )
     async def make_login(request: Request) -> Response:
         await read_nothing(request)
@@ -129,7 +131,7 @@ def login_routes(sessions: BrowserSessions) -> APIRouter:
     @router.delete(
         "/logins",
         summary="Sign every browser out",
-        responses=openapi.answers(openapi.reference(SignedOut), "How many were signed in."),
+        responses=openapi.answers(openapi.reference(SignedOut), "How many were signed in.", 400, 413, 415, 422),
     )
     async def sign_out(request: Request) -> Response:
         await read_nothing(request)

@@ -16,7 +16,7 @@ from springtide.core.status.quote import Quote
 from springtide.core.status.shares import SharingStatus
 from springtide.core.tide import MAX_DAYS
 from springtide.service.api import openapi
-from springtide.service.api.routes import JOB_EXAMPLE, encoded, read_body
+from springtide.service.api.routes import JOB_EXAMPLE, encoded, take_in
 from springtide.service.export import live_state
 from springtide.service.history.pool_reports import PoolReports
 from springtide.service.ports import PlatformLike
@@ -35,8 +35,7 @@ def quote_routes(platform: PlatformLike, quotes: LiveQuotes) -> APIRouter:
         responses=openapi.answers(openapi.reference(Quote), "Nothing was changed.", 400, 413, 415, 422, 503),
     )
     async def ask_quote(request: Request) -> Response:
-        body = await read_body(request, JobIn)
-        return encoded(await run_in_threadpool(quotes.quote, body))
+        return encoded(await take_in(request, JobIn, quotes.quote, platform.quarantine))
 
     @router.get(
         "/export",

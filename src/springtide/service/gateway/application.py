@@ -39,8 +39,6 @@ _LOG = logging.getLogger("springtide.gateway")
 MAX_BODY_BYTES = 1 << 20
 _DEFAULT_TIMEOUT_S = 30.0
 _MAX_TIMEOUT_S = 3600.0
-_MAX_DISCARDED_BYTES = 8 << 20
-_BODY_TIMEOUT_S = 10.0
 _TICK_S = 1.0
 _JSON = (b"content-type", b"application/json")
 _MAX_LISTED_NAMES = 20
@@ -49,6 +47,23 @@ _ERROR_SCHEMA = {
     "properties": {
         "error": {"type": "object", "properties": {"code": {"type": "string"}, "message": {"type": "string"}}}
     },
+}
+# What a call may be answered with beside what predict returned.
+_ERRORS = {
+    400: "The body is not JSON, or the timeout is not a duration",
+    401: "No token, or a wrong one",
+    403: "From another host's name or another site's page",
+    404: "There is no such service",
+    408: "The body stopped, or came too slowly",
+    413: "The body is too large",
+    415: "The body is compressed",
+    422: "The call does not fit the parameters",
+    429: "Too busy; see Retry-After",
+    431: "The headers or the address are too large",
+    500: "predict failed",
+    502: "The replicas were lost before they answered",
+    503: "No replica in time; see Retry-After",
+    504: "No answer in time",
 }
 _Headers = tuple[tuple[bytes, bytes], ...]
 _CODES = {
@@ -174,21 +189,25 @@ class Gateway:
             schema = queue.schema
             body = schema.body_schema() if schema else {"type": "object"}
             answer = schema.answer_schema() if schema else {"type": "object"}
-            error = _content(_ERROR_SCHEMA)
+            calls = {"description": "What predict returned", "content": _content(answer)}
             paths[f"/f/{name}"] = {
+                "get": {
+                    "summary": f"What {name} takes and answers",
+                    "operationId": f"describe_{name}",
+                    "tags": ["functions"],
+                    "responses": {
+                        "200": {"description": "Its parameters and an example", "content": _content({"type": "object"})}
+                    }
+                    | _described_errors(401, 403, 404, 431),
+                },
                 "post": {
                     "summary": f"Call {name}",
                     "description": schema.doc if schema else "The schema is known once a first replica has started.",
                     "operationId": f"call_{name}",
                     "tags": ["functions"],
                     "requestBody": {"required": True, "content": _content(body)},
-                    "responses": {
-                        "200": {"description": "What predict returned", "content": _content(answer)},
-                        "422": {"description": "The call does not fit the parameters", "content": error},
-                        "429": {"description": "Too busy; see Retry-After", "content": error},
-                        "503": {"description": "No replica in time; see Retry-After", "content": error},
-                    },
-                }
+                    "responses": {"200": calls} | _described_errors(*_ERRORS),
+                },
             }
         return paths
 
@@ -368,7 +387,7 @@ class _Endpoint:
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         handler = self._handlers.get(method)
         if handler is None:
-            allowed = ", ".join(sorted(self._handlers))
+            allowed = ", ".join(sorted([*self._handlers, *(["HEAD"] if "GET" in self._handlers else [])]))
             return _error(scope, 405, f"use {allowed} here", ((b"allow", allowed.encode()),))
         try:
             return await handler(scope, receive)
@@ -399,6 +418,10 @@ def _error(
     return _Reply(status, msgspec.json.encode({"error": problem}), headers)
 
 
+def _described_errors(*statuses: int) -> dict[str, Any]:
+    return {str(status): {"description": _ERRORS[status], "content": _content(_ERROR_SCHEMA)} for status in statuses}
+
+
 def _content(schema: dict[str, Any]) -> dict[str, Any]:
     return {"application/json": {"schema": schema}}
 
@@ -411,39 +434,27 @@ def _header(scope: Scope, name: bytes) -> bytes | None:
 
 
 async def _read_body(scope: Scope, receive: Receive) -> bytes:
-    """Read the whole body. Raises _HttpError 413 above the limit, 408 after a timeout, 415 for a compressed body."""
-    too_large = f"the body is over {MAX_BODY_BYTES} bytes; send fewer items per request"
+    """Read the whole body. Raises _HttpError 413 above the limit, 415 for a compressed body."""
     encoding = _header(scope, b"content-encoding")
     if encoding is not None and encoding.lower() != b"identity":
         raise _HttpError(415, "send the body without Content-Encoding")
+    too_large = _HttpError(413, f"the body is over {MAX_BODY_BYTES} bytes; send fewer items per request")
     length = _header(scope, b"content-length")
-    if length is not None and length.isdigit() and (len(length) > 12 or int(length) > _MAX_DISCARDED_BYTES):
-        raise _HttpError(413, too_large, ((b"connection", b"close"),))
-    body = b""
+    if length is not None and length.isdigit() and (len(length) > 12 or int(length) > MAX_BODY_BYTES):
+        raise too_large
     chunks: list[bytes] = []
     num_bytes = 0
-    try:
-        async with asyncio.timeout(_BODY_TIMEOUT_S):
-            while True:
-                message: Message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientGone("the client left while it sent the body")
-                body = message.get("body", b"")
-                num_bytes += len(body)
-                if num_bytes > _MAX_DISCARDED_BYTES:
-                    raise _HttpError(413, too_large, ((b"connection", b"close"),))
-                if not message.get("more_body", False):
-                    break
-                if num_bytes <= MAX_BODY_BYTES:
-                    chunks.append(body)
-    except TimeoutError:
-        raise _HttpError(
-            408, f"the body did not come within {_BODY_TIMEOUT_S:.0f} s", ((b"connection", b"close"),)
-        ) from None
-    if num_bytes > MAX_BODY_BYTES:
-        # The body is read to its end and discarded: a client that is cut off while sending would not read the answer.
-        raise _HttpError(413, too_large)
-    return b"".join((*chunks, body)) if chunks else body
+    is_complete = False
+    while not is_complete:
+        message: Message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone("the client left while it sent the body")
+        chunks.append(message.get("body", b""))
+        num_bytes += len(chunks[-1])
+        if num_bytes > MAX_BODY_BYTES:
+            raise too_large
+        is_complete = not message.get("more_body", False)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 async def _until_disconnected(receive: Receive) -> None:

@@ -22,6 +22,8 @@ MAX_LINE_BYTES = 16 * 1024
 MAX_FILES = 64
 POLL_S = 0.2
 QUIET_POLLS = 3
+# As the API describes it: empty is every replica; two dots in a row are in no id.
+REPLICA_PATTERN = r"^([a-z0-9](\.?[a-z0-9_-])*\.?)?$"
 _REPLICA = re.compile(r"[a-z0-9][a-z0-9._-]{0,95}")
 # A worker's output must not move the cursor or change the colours of the reader's terminal.
 _VISIBLE = {code: 0x2400 + code for code in range(32) if code != 9} | dict.fromkeys(range(127, 160), 0xFFFD)

@@ -18,7 +18,7 @@ from springtide.service.quotes.function_quote import quote_on_functions, with_ot
 from springtide.service.status.sharing import SharingReports
 from springtide.service.submission import sources
 from springtide.service.submission.experience import experience_of
-from springtide.service.submission.function_checks import check_functions, check_machines
+from springtide.service.submission.function_checks import check_container, check_functions, check_machines
 from springtide.service.submission.function_menus import menus_of, service_of
 from springtide.service.submission.schemas import JobIn, check_job
 from springtide.service.submission.shares import check_share
@@ -40,6 +40,7 @@ class LiveQuotes:
         """Predict what would happen if `request` were submitted now. Raises InvalidRequest, CapacityError."""
         check_job(request)
         check_functions(request)
+        check_container(request.container, has_pods=self._platform.cluster() is not None)
         sources.check_source(request.source)
         self._platform.source_store.import_root(request.source.import_root)
         with self._turn(MAX_WAIT_S):

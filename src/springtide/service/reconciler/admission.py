@@ -25,6 +25,7 @@ from springtide.core.errors import Conflict, InvalidRequest
 from springtide.core.quantities import validate_name
 from springtide.core.workload import WorkloadId
 from springtide.service.ports import PlatformLike
+from springtide.service.submission.quarantine import object_key
 from springtide.service.submission.schemas import JobIn, ScaleIn, ServiceIn, check_service, parse_body
 from springtide.service.submission.shares import num_devices_of
 from springtide.service.submission.submission import SubmissionService
@@ -59,8 +60,12 @@ class ResourceAdmission:
     def submit_job(self, obj: Object) -> JobRecord:
         """Submit the job of a complete TrainingFunction unless that was done before. Returns its record.
 
-        Raises InvalidRequest (SourceMissing), BackendError, StorageError.
+        Raises InvalidRequest (SourceMissing, SetAside), BackendError, StorageError.
         """
+        with self._platform.quarantine.taking_in(_intake_key(obj)):
+            return self._submit_job(obj)
+
+    def _submit_job(self, obj: Object) -> JobRecord:
         uid, metadata = uid_of(obj), obj["metadata"]
         now = datetime.fromtimestamp(time.time(), UTC)
         created = datetime.fromisoformat(metadata["creationTimestamp"])
@@ -85,8 +90,12 @@ class ResourceAdmission:
     def deploy_service(self, obj: Object) -> ServiceRecord:
         """Deploy the service of a complete InferenceFunction. Repeating it changes nothing.
 
-        Raises InvalidRequest (SourceMissing, Conflict), BackendError, StorageError.
+        Raises InvalidRequest (SourceMissing, SetAside, Conflict), BackendError, StorageError.
         """
+        with self._platform.quarantine.taking_in(_intake_key(obj)):
+            return self._deploy_service(obj)
+
+    def _deploy_service(self, obj: Object) -> ServiceRecord:
         name = workload_name(obj)
         check_service_spec(obj["spec"])
         body = service_request(obj["spec"], self.files_of(obj))
@@ -148,3 +157,7 @@ class ResourceAdmission:
                 f"{', '.join(sorted(found)) or 'nothing'}"
             )
         return {**{paths.get(key, key): text for key, text in found.items()}, **files}
+
+
+def _intake_key(obj: Object) -> str:
+    return object_key(uid_of(obj), obj["metadata"].get("generation", 1))

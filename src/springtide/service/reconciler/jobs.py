@@ -22,6 +22,7 @@ from springtide.core.workload import Goal, WorkloadId
 from springtide.service.ports import PlatformLike
 from springtide.service.reconciler.admission import ResourceAdmission, SourceMissing
 from springtide.service.submission.option_models import JobOptionsIn
+from springtide.service.submission.quarantine import SetAside
 from springtide.service.submission.schemas import ScaleIn
 from springtide.service.submission.shares import num_devices_of
 from springtide.service.submission.submission import SubmissionService
@@ -56,6 +57,8 @@ def refusal_of(error: SpringtideError) -> Condition:
     """The condition of an object whose job could not be submitted."""
     if isinstance(error, SourceMissing):
         reason = Reason.SOURCE_MISSING
+    elif isinstance(error, SetAside):
+        reason = Reason.ENDED_THE_CONTROL_PLANE
     elif isinstance(error, InvalidRequest):
         reason = Reason.INVALID_SPEC
     else:

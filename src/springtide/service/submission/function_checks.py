@@ -9,7 +9,7 @@ from springtide.core.options.rules import FILLED_RULES, ONLY_DECLARED, PLACE_RUL
 from springtide.core.options.words import JOB_WORDS
 from springtide.core.quantities import validate_name
 from springtide.service.submission.option_models import checked_values
-from springtide.service.submission.schemas import JobIn
+from springtide.service.submission.schemas import ContainerIn, JobIn
 
 
 def check_functions(job: JobIn) -> None:
@@ -40,6 +40,15 @@ def check_no_container(job: JobIn, container: ContainerSettings | None) -> None:
                 f"container.{name} is for pods, and a job on functions has none: its functions are made of the "
                 "platform's image for functions, with as much memory as the plan says; leave it out"
             )
+
+
+def check_container(requested: ContainerIn | None, *, has_pods: bool) -> None:
+    """Raise InvalidRequest for a request that describes pods where the platform has none."""
+    if requested is not None and not has_pods:
+        raise InvalidRequest(
+            "this platform runs workers as processes of one machine, not as pods: leave out container, or send it to a "
+            "platform on Kubernetes"
+        )
 
 
 def check_machines(job: JobIn) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, create_model
 
 from springtide.core.functions import MAX_LAYERS, MIB
 from springtide.core.options.jobs import CHANGEABLE_OPTIONS, JOB_OPTIONS, Where
@@ -33,6 +33,11 @@ from springtide.core.options.services import SERVICE_OPTIONS
 from springtide.core.workload import Goal, LearningRateRule, LengthUnit
 
 MAX_MEMORY_SIZES = 64
+# What `validate_name` takes, as the description of the API says it; the check itself says what would do.
+NAME_PATTERN = r"^[a-z0-9](\.?[a-z0-9_-])*\.?$"
+_NAME_OR_NONE: Mapping[str, JsonValue] = MappingProxyType(
+    {"anyOf": [{"const": ""}, {"pattern": NAME_PATTERN, "maxLength": 63}]}
+)
 
 ShortText = Annotated[str, Field(max_length=4096)]
 ParamName = Annotated[str, Field(min_length=1, max_length=128)]
@@ -148,6 +153,7 @@ def options_model(name: str, description: str, table: Table) -> type[RequestMode
             description=rest.help or None,
             examples=list(rest.examples) or None,
             max_length=_most_entries(kind),
+            json_schema_extra=dict(_NAME_OR_NONE) if isinstance(kind, Name) else None,
         )
         fields[rest.path] = (annotation | None if default is None else annotation, described)
     return create_model(name, __base__=RequestModel, __doc__=description, __module__=__name__, **fields)

@@ -8,11 +8,14 @@ import msgspec
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
+from starlette.routing import Match
 
 from springtide.core.errors import BackendError, CapacityError, InvalidRequest, SpringtideError, StorageError
 
 LOG = logging.getLogger("springtide.api")
+_METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 _CODES = {404: "not_found", 405: "method_not_allowed", 401: "unauthorized", 413: "too_large"}
 
 
@@ -31,7 +34,7 @@ class RequestForbidden(InvalidRequest):
 
 
 class TooSlow(InvalidRequest):
-    """The body stopped arriving."""
+    """The body stopped arriving, or comes too slowly."""
 
     status = 408
     code = "too_slow"
@@ -77,6 +80,15 @@ def problem_of(error: SpringtideError) -> Response:
     return problem(500, "internal", f"{type(error).__name__}: {error}")
 
 
+def _allowed(request: Request) -> str:
+    """The methods of all routes with the request's path; a route's own 405 names only its own."""
+    routes = request.app.router.routes
+    scopes = ({**request.scope, "method": method} for method in _METHODS)
+    return ", ".join(
+        str(scope["method"]) for scope in scopes if any(route.matches(scope)[0] is Match.FULL for route in routes)
+    )
+
+
 def add_problem_handlers(app: FastAPI) -> None:
     """Answer every error of the application in the shape of `problem`."""
 
@@ -89,16 +101,20 @@ def add_problem_handlers(app: FastAPI) -> None:
         sentence = str(error.detail)
         if error.status_code == 404:
             sentence = f"there is no {request.url.path[:200]!r} here; GET /openapi.json lists every path"
-        elif error.status_code == 405:
-            allowed = (error.headers or {}).get("Allow", "another method")
-            sentence = f"{request.method} is not possible on {request.url.path[:200]!r}; use {allowed}"
         headers = dict(error.headers or {})
+        if error.status_code == 405:
+            headers["Allow"] = _allowed(request)
+            sentence = f"{request.method} is not possible on {request.url.path[:200]!r}; use {headers['Allow']}"
         return problem(error.status_code, _CODES.get(error.status_code, "http_error"), sentence, headers)
 
     async def on_bad_query(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         sentences = (f"{detail['loc'][-1]}: {detail['msg']}" for detail in error.errors()[:5])
         return problem(422, InvalidRequest.code, "the address does not fit: " + "; ".join(sentences))
+
+    async def on_client_gone(request: Request, error: Exception) -> Response:
+        # Nobody reads it; what matters is that this is no defect.
+        return problem(499, "client_gone", "the client left while it sent the body")
 
     async def on_defect(request: Request, error: Exception) -> Response:
         LOG.error("a defect while answering %s %s", request.method, request.url.path, exc_info=error)
@@ -109,4 +125,5 @@ def add_problem_handlers(app: FastAPI) -> None:
     app.add_exception_handler(SpringtideError, on_springtide_error)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(RequestValidationError, on_bad_query)
+    app.add_exception_handler(ClientDisconnect, on_client_gone)
     app.add_exception_handler(Exception, on_defect)

@@ -15,6 +15,7 @@ from springtide.core.options.words import JOB_WORDS
 from springtide.core.quantities import validate_name
 from springtide.core.workload import MAX_VIRTUAL_SHARDS, AdaptiveBatch
 from springtide.service.submission.option_models import (
+    NAME_PATTERN,
     JobChangeIn,
     JobOptionsIn,
     ParamName,
@@ -32,6 +33,7 @@ MAX_JOB_NAME_CHARS = 56
 MAX_ARGS = 256
 MAX_FILES = 256
 MAX_PATH_CHARS = 240
+_FILENAME_PATTERN = r"^[A-Za-z0-9_](\.?[A-Za-z0-9_-])*\.py$"
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 FileName = Annotated[
@@ -46,8 +48,17 @@ ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])
 class SourceIn(RequestModel):
     """A snapshot of the user's source file, and which object of it is meant."""
 
-    filename: str = Field(max_length=128, description="the file's name, without folders", examples=["digits.py"])
-    text: str = Field(description="the whole file, Python, at most 1 MiB", examples=["def fit(ctx):\n    ...\n"])
+    filename: str = Field(
+        max_length=128,
+        description="the file's name, without folders",
+        examples=["digits.py"],
+        json_schema_extra={"pattern": _FILENAME_PATTERN, "maxLength": 103},
+    )
+    text: str = Field(
+        description="the whole file, Python, at most 1 MiB",
+        examples=["def fit(ctx):\n    ...\n"],
+        json_schema_extra={"format": "python", "minLength": 1},
+    )
     object_name: str = Field(default="", max_length=128, description="the function or class", examples=["fit"])
     args: tuple[ShortText, ...] = Field(default=(), max_length=MAX_ARGS, description="command line of a script")
     import_root: str = Field(default="", max_length=4096, description="absolute directory to import neighbours from")
@@ -87,7 +98,12 @@ class ContainerIn(RequestModel):
 class JobIn(RequestModel):
     """The body of POST /v1/jobs."""
 
-    name: str = Field(max_length=128, description="1 to 56 of a-z 0-9 . _ -", examples=["digits"])
+    name: str = Field(
+        max_length=128,
+        description="1 to 56 of a-z 0-9 . _ -",
+        examples=["digits"],
+        json_schema_extra={"pattern": NAME_PATTERN, "maxLength": MAX_JOB_NAME_CHARS},
+    )
     source: JobSourceIn
     options: JobOptionsIn = JobOptionsIn()
     container: ContainerIn | None = None
@@ -146,7 +162,7 @@ def parse_body(body: bytes, model: type[ModelT]) -> ModelT:
     """Decode and check a body. Raises Malformed (not JSON at all) or InvalidRequest (one sentence for each defect)."""
     try:
         # msgspec refuses what pydantic's reader lets through: NaN and infinities, half surrogates, bad UTF-8.
-        msgspec.json.decode(body)
+        body = msgspec.json.encode(with_whole_numbers(msgspec.json.decode(body)))
     except RecursionError:
         raise Malformed("the body is nested too deeply; send plain objects and lists") from None
     except msgspec.ValidationError as error:
@@ -159,6 +175,18 @@ def parse_body(body: bytes, model: type[ModelT]) -> ModelT:
         details = error.errors(include_url=False, include_context=True)
         more = f"; and {len(details) - 5} more" if len(details) > 5 else ""
         raise InvalidRequest("; ".join(_sentence(detail, model) for detail in details[:5]) + more) from None
+
+
+def with_whole_numbers(value: Any) -> Any:
+    """The decoded JSON with 190.0 as 190: JSON knows no difference, the models do. Raises RecursionError."""
+    match value:
+        case float() if value.is_integer() and abs(value) < 2**63:
+            return int(value)
+        case dict():
+            return {key: with_whole_numbers(item) for key, item in value.items()}
+        case list():
+            return [with_whole_numbers(item) for item in value]
+    return value
 
 
 def check_job(job: JobIn) -> None:

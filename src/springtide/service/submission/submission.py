@@ -48,13 +48,12 @@ from springtide.service.lookup import find_job, find_service, find_workload
 from springtide.service.ports import PlatformLike, ViewLike
 from springtide.service.submission import sources
 from springtide.service.submission.experience import Experience, experience_of, phases_of
-from springtide.service.submission.function_checks import check_functions, check_no_container
+from springtide.service.submission.function_checks import check_container, check_functions, check_no_container
 from springtide.service.submission.function_menus import menus_of
 from springtide.service.submission.guarantees import check_guarantee
 from springtide.service.submission.job_edits import check_goal
 from springtide.service.submission.option_models import JobOptionsIn, RequestModel, checked_values, copied, goal_of
 from springtide.service.submission.schemas import (
-    ContainerIn,
     JobIn,
     ScaleIn,
     ServiceIn,
@@ -93,7 +92,7 @@ class SubmissionService:
         check_job(request)
         check_functions(request)
         check_no_container(request, container)
-        _check_container(request.container, container)
+        check_container(request.container, has_pods=container is not None)
         check_rules(SUBMISSION_RULES, checked_values(request.options), JOB_WORDS["rest"])
         sources.check_source(request.source)
         import_root = self._platform.source_store.import_root(request.source.import_root)
@@ -148,7 +147,7 @@ class SubmissionService:
         """
         validate_name(name, "the service's name")
         check_service(request)
-        _check_container(request.container, container)
+        check_container(request.container, has_pods=container is not None)
         sources.check_source(request.source)
         import_root = self._platform.source_store.import_root(request.source.import_root)
         service_id = WorkloadId(name)
@@ -392,14 +391,6 @@ def make_job(
         share=share_of(options.share) if menu is None else None,
         **copied(options, JOB_OPTIONS, "workload"),
     )
-
-
-def _check_container(requested: ContainerIn | None, container: ContainerSettings | None) -> None:
-    if requested is not None and container is None:
-        raise InvalidRequest(
-            "this platform runs workers as processes of one machine, not as pods: leave out container, or send it to a "
-            "platform on Kubernetes"
-        )
 
 
 def _step_profile(options: JobOptionsIn) -> StepProfile | None:

@@ -32,6 +32,7 @@ class Reason(enum.StrEnum):
     SUBMITTED = "Submitted"
     INVALID_SPEC = "InvalidSpec"
     SOURCE_MISSING = "SourceMissing"
+    ENDED_THE_CONTROL_PLANE = "EndedTheControlPlane"
     NAME_TAKEN = "NameTaken"
     REJECTED = "Rejected"
     SUSPENDED = "Suspended"
