@@ -69,11 +69,12 @@ def test_rights_that_are_missing_are_named_with_their_reason(cluster: Cluster, v
     assert nobody.text == f"there is no service account {values['name']}:{values['name']}"
     with installed(cluster, ("ServiceAccount", "Role", "RoleBinding"), **values):
         few = told(cluster, values, "rights")
-        assert [each.verdict for each in few] == ["fail"]
+        assert [each.verdict for each in few] == ["fail", "fail"]
         assert few[0].text == (
             "the control plane may not get, list, watch, patch nodes: it finds devices on nodes, and loans and "
             "reclaims by writing a node's pool label"
         )
+        assert few[1].text.startswith("the control plane may not get, list, watch pods: it sees how much of a node's")
     with installed(cluster, **values):
         (all_of_them,) = told(cluster, values, "rights")
         assert all_of_them.verdict == "ok"

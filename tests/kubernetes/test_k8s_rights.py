@@ -263,9 +263,9 @@ FORBIDDEN: list[tuple[str, str, Any]] = [
     ("GET", "api/v1/namespaces/{home}/secrets/springtide-store", None),
     ("GET", "api/v1/secrets", None),
     ("POST", "api/v1/namespaces/{foreign}/secrets", {"metadata": {"name": "x"}}),
-    # Pods where it has none, and what it does to no pod.
-    ("GET", "api/v1/pods", None),
-    ("GET", "api/v1/namespaces/{foreign}/pods", None),
+    # Pods where it has none, which it may read alone, since they take room on its nodes; and what it does to no pod.
+    ("PATCH", "api/v1/namespaces/{foreign}/pods/x", {"metadata": {"labels": {"a": "b"}}}),
+    ("GET", "api/v1/namespaces/{foreign}/pods/x/log", None),
     ("POST", "api/v1/namespaces/{foreign}/pods", {"metadata": {"name": "x"}, "spec": POD_SPEC}),
     ("POST", "api/v1/namespaces/{home}/pods", {"metadata": {"name": "x"}, "spec": POD_SPEC}),
     ("POST", "api/v1/namespaces/kube-system/pods", {"metadata": {"name": "x"}, "spec": POD_SPEC}),
