@@ -18,8 +18,9 @@ from springtide.control.records import (
     WorkloadRecord,
 )
 from springtide.core.actions import StartReplica
-from springtide.core.events import JobEdited
-from springtide.core.job_parts import DeadlinePromise
+from springtide.core.events import JobEdited, JobStalled
+from springtide.core.job_parts import DeadlinePromise, JobProgress
+from springtide.core.quantities import format_duration
 from springtide.core.workload import InferenceService, JobState, ReplicaId, WorkloadId
 
 CRASH_WINDOW_S = 600.0
@@ -115,23 +116,62 @@ def count_loss(record: JobRecord, reason: str, now_s: float, *, is_fault: bool) 
     if not is_fault:
         reason = f"restarts from its checkpoint, no worker is left: {reason}"
         return all_lost(record, now_s + FIRST_BACK_OFF_S, reason)
+    return crashed(record, reason, now_s)
+
+
+def crashed(record: JobRecord, reason: str, now_s: float, *, num_hangs: int = 0) -> JobRecord:
+    """The job after a fault that ends all its workers: it starts again from its checkpoint, or has failed too often.
+
+    `num_hangs`: it has hung, this often without getting further.
+    """
     crashes = with_recent(record.restarts.crashes_at_s, now_s)
     record = replace(
         record, restarts=replace(record.restarts, crashes_at_s=crashes, num_restarts=record.restarts.num_restarts + 1)
     )
-    if len(crashes) > record.job.max_restarts:
-        return replace(
-            record,
-            lifecycle=replace(
-                record.lifecycle,
-                outcome=JobState.FAILED,
-                outcome_reason=f"crashed {times_text(len(crashes))} in 10 minutes: {reason}",
-            ),
-            group=replace(record.group, is_broken=False),
-        )
-    wait_s = back_off_s(len(crashes))
-    reason = f"restarting in {wait_s:.0f} s after a crash ({len(crashes)} of {record.job.max_restarts}): {reason}"
-    return all_lost(record, now_s + wait_s, reason)
+    count, most = max(len(crashes), num_hangs), record.job.max_restarts
+    if count > most:
+        during = "in 10 minutes" if len(crashes) == count else "without a further step"
+        record = ended(record, JobState.FAILED, f"crashed {times_text(count)} {during}: {reason}")
+        return replace(record, group=replace(record.group, is_broken=False))
+    wait_s = back_off_s(count)
+    return all_lost(record, now_s + wait_s, f"restarting in {wait_s:.0f} s after a crash ({count} of {most}): {reason}")
+
+
+def ended(record: JobRecord, outcome: JobState, reason: str) -> JobRecord:
+    """The job when it is known how it ends."""
+    return replace(record, lifecycle=replace(record.lifecycle, outcome=outcome, outcome_reason=reason))
+
+
+def stalled(record: JobRecord, event: JobStalled, now_s: float) -> JobRecord:
+    """The job when it has gone without a step for too long, and what its owner wants done then."""
+    reason = f"no step for more than {format_duration(event.timeout_s)}, {last_step_text(record.progress)}"
+    match record.job.on_stall:
+        case "fail":
+            return ended(record, JobState.FAILED, reason)
+        case "restart":
+            return hung(record, reason, now_s)
+    return replace(
+        record,
+        progress=replace(record.progress, stalled_since_s=event.since_s),
+        lifecycle=replace(record.lifecycle, reason=StateReason(reason)),
+    )
+
+
+def last_step_text(progress: JobProgress) -> str:
+    """`the last was 480 of 1000`."""
+    return f"the last was {progress.step}" + (f" of {progress.total_steps}" if progress.total_steps else "")
+
+
+def hung(record: JobRecord, reason: str, now_s: float) -> JobRecord:
+    """The job when it hung and is restarted. Hangs lie further apart than crashes: they count until it gets further."""
+    restarts, step = record.restarts, record.progress.step
+    is_further = restarts.num_hangs == 0 or step > restarts.hung_at_step
+    restarts = replace(
+        restarts,
+        num_hangs=1 if is_further else restarts.num_hangs + 1,
+        hung_at_step=step if is_further else restarts.hung_at_step,
+    )
+    return crashed(replace(record, restarts=restarts), reason, now_s, num_hangs=restarts.num_hangs)
 
 
 def edited(record: JobRecord, event: JobEdited, now_s: float) -> JobRecord:
@@ -229,6 +269,6 @@ def with_new_workers(record: JobRecord, started: Sequence[StartReplica], now_s: 
             state_holders=(),
         ),
         lifecycle=replace(record.lifecycle, state=JobState.STARTING, reason=StateReason(first.reason, first.change)),
-        progress=replace(record.progress, step=first.restore.step if first.restore else 0),
+        progress=replace(record.progress, step=first.restore.step if first.restore else 0, stalled_since_s=None),
         runs_as=replace(record.runs_as, plan=None),
     )

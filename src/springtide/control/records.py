@@ -336,7 +336,8 @@ class PlatformState(msgspec.Struct, kw_only=True):
 
     `labels` are those that the platform gave to nodes; they outlive the loss of a node. `labels` and `drains` are
     replaced, never modified, so that a caller may keep a reference. `change_times_s` holds, for the last changes of
-    jobs that started workers, the seconds from the order to the first step.
+    jobs that started workers, the seconds from the order to the first step. Before `watched_from_s` the control plane
+    could not see what workloads did.
     """
 
     jobs: RecordTable[JobRecord] = msgspec.field(default_factory=RecordTable)
@@ -350,6 +351,7 @@ class PlatformState(msgspec.Struct, kw_only=True):
     is_stopping: bool = False
     num_stale_events: int = 0
     change_times_s: tuple[float, ...] = ()
+    watched_from_s: float = 0.0
 
     def topology(self) -> Topology:
         """All nodes that are alive."""

@@ -18,6 +18,7 @@ from springtide.control.edits import (
     find,
     put,
     settled,
+    stalled,
     times_text,
     with_recent,
     with_replica,
@@ -203,6 +204,11 @@ def _(event: events.PlatformStarted, state: PlatformState, now_s: float) -> None
 
 
 @apply_event.register
+def _(event: events.DecisionsResumed, state: PlatformState, now_s: float) -> None:
+    state.watched_from_s = now_s
+
+
+@apply_event.register
 def _(event: events.NodeLost, state: PlatformState, now_s: float) -> None:
     node = state.nodes.pop(event.node_id, None)
     if node is None:
@@ -285,6 +291,13 @@ def _(event: events.ProgressReported, state: PlatformState, now_s: float) -> Non
 
 
 @apply_event.register
+def _(event: events.JobStalled, state: PlatformState, now_s: float) -> None:
+    record = _current(state, event.job_id, event.generation)
+    if record is not None and record.lifecycle.outcome is None:
+        state.jobs[event.job_id] = settled(stalled(record, event, now_s))
+
+
+@apply_event.register
 def _(event: events.JobResized, state: PlatformState, now_s: float) -> None:
     record = _current(state, event.job_id, event.generation)
     if record is None or event.generation != record.group.generation or record.group.is_confirmed:
@@ -307,7 +320,9 @@ def _(event: events.JobResized, state: PlatformState, now_s: float) -> None:
             state=JobState.RUNNING if record.state is JobState.STARTING else record.state,
             started_at_s=now_s if is_first else record.lifecycle.started_at_s,
         ),
-        progress=replace(record.progress, step=max(record.progress.step, event.step), progress_at_s=now_s),
+        progress=replace(
+            record.progress, step=max(record.progress.step, event.step), progress_at_s=now_s, stalled_since_s=None
+        ),
         changes=replace(
             changes,
             num_resizes=changes.num_resizes + is_resize,

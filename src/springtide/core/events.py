@@ -94,6 +94,13 @@ class PlatformStarted(_Event, frozen=True, kw_only=True):
     """The platform is up (again): workloads that PlatformStopping has stopped may run."""
 
 
+class DecisionsResumed(_Event, frozen=True, kw_only=True):
+    """The control plane decides again after a time in which it was down, suspended, or unable to write its journal.
+
+    It saw nothing meanwhile, so that time counts against no workload.
+    """
+
+
 class ReplicaReady(_Event, frozen=True, kw_only=True):
     """A replica is warm: a training worker has imported and built its model, a serving replica can answer.
 
@@ -153,6 +160,15 @@ class ProgressReported(_Event, frozen=True, kw_only=True):
     sync_s: float | None = None
     grad_sqr: float | None = None
     grad_var: float | None = None
+
+
+class JobStalled(_Event, frozen=True, kw_only=True):
+    """No step of the job has been reported since `since_s`, for longer than `timeout_s`. The controller notes it."""
+
+    job_id: WorkloadId
+    generation: int
+    since_s: float
+    timeout_s: float
 
 
 class JobResized(_Event, frozen=True, kw_only=True):
@@ -255,10 +271,12 @@ Event = (
     | NodeLost
     | PlatformStopping
     | PlatformStarted
+    | DecisionsResumed
     | ReplicaReady
     | ReplicaStopped
     | ReplicaLost
     | ProgressReported
+    | JobStalled
     | JobResized
     | GroupBroken
     | CheckpointCommitted

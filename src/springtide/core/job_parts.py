@@ -68,7 +68,8 @@ class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
 
     `equivalent_steps` of `total_equivalent_steps` count in steps of the initial batch size; None if the batch is fixed,
     where both follow from `step`. `stream` is the state of its growing dataset. `is_diverged`: the newest loss was NaN
-    or infinite, and `loss` is the last one that was not.
+    or infinite, and `loss` is the last one that was not. `longest_gap_s` is the longest time from one report of a new
+    step to the next; `stalled_since_s` is set while the job counts as stalled, to when it was last seen to progress.
     """
 
     step: int = 0
@@ -81,6 +82,8 @@ class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
     equivalent_steps: float | None = None
     total_equivalent_steps: float | None = None
     stream: StreamView | None = None
+    longest_gap_s: float = 0.0
+    stalled_since_s: float | None = None
 
 
 class LearntSpeed(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +109,8 @@ class JobRestarts(msgspec.Struct, frozen=True, kw_only=True):
 
     `crashes_at_s` are the instants at which no worker was left (charged to its restart budget), `losses_at_s` those at
     which one worker was lost and others went on. After the first kind nothing of the job runs and it starts no earlier
-    than `starts_at_s`; after the second its other workers train and none is added before `grows_at_s`.
+    than `starts_at_s`; after the second its other workers train and none is added before `grows_at_s`. `num_hangs` is
+    how often in a row the job was restarted because it hung, without a step beyond `hung_at_step`.
     """
 
     crashes_at_s: tuple[float, ...] = ()
@@ -114,6 +118,8 @@ class JobRestarts(msgspec.Struct, frozen=True, kw_only=True):
     starts_at_s: float = 0.0
     grows_at_s: float = 0.0
     num_restarts: int = 0
+    num_hangs: int = 0
+    hung_at_step: int = 0
 
 
 class GroupChanges(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,6 +24,8 @@ LearningRateRule = Literal["linear", "sqrt", "adascale", "none"]
 # The unit of a job's length: samples seen, or progress, of which a sample in a larger batch brings less.
 LengthUnit = Literal["samples", "progress"]
 LEAST_SHARDS = 4
+# What happens to a job that goes without a step for too long.
+OnStall = Literal["report", "restart", "fail"]
 
 
 class Goal(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,6 +120,8 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload
     if it is known. `stream` names the growing dataset that the job trains on, each sample once, until it is closed.
     `study` names the search over jobs that the job is a trial of. `share` is what each worker holds of a device
     (None: the whole). `container` holds the settings of its pods, on Kubernetes.
+    The job counts as stalled after `stall_timeout_s` without a step (None: as the platform finds sensible for it; 0: it
+    is not watched), and `on_stall` says what happens then.
     """
 
     job_id: WorkloadId
@@ -152,6 +156,8 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload
     study: str = ""
     share: Share | None = None
     container: ContainerSettings | None = None
+    stall_timeout_s: float | None = 0.0
+    on_stall: OnStall = "report"
 
     @property
     def is_on_functions(self) -> bool:

@@ -23,6 +23,9 @@ class Told:
         self.reports.append(report)
         return len(self.reports)
 
+    def hold(self, report):
+        pass
+
     def update(self, **standing):
         pass
 

@@ -116,6 +116,7 @@ def test_every_field_of_a_status_is_filled_from_the_record():
         last_pause_s=0.1,
         pauses_s={"grow": 0.1},
         admitted_at_s=1.0,
+        stalled_since_s=3.0,
         bill=Bill(function_usd=0.5),
     )
     change = GroupChange(code="resize", before=1, after=2, why="a free device")
@@ -150,6 +151,15 @@ def test_a_job_that_has_diverged_shows_no_loss_and_says_so():
     status = job_status(known, 2.0)
     assert (status.loss, status.is_diverged) == (None, True)
     assert any("not a finite number" in line for line in explain(known, view_of(known), (), 2.0).evidence)
+
+
+def test_a_job_that_has_stalled_says_for_how_long_and_what_is_done():
+    known = record(state=JobState.RUNNING, step=5, total_steps=10, progress_at_s=10.0, stalled_since_s=10.0)
+    known = replace(known, job=replace(known.job, stall_timeout_s=60.0))
+    assert job_status(known, 100.0).stalled_since_s == 10.0
+    told = explain(known, view_of(known), (), 100.0)
+    assert any("no step for 1m30; 1m00 is what it may go without one" in line for line in told.evidence)
+    assert "springtide cancel fit-1" in told.next_steps
 
 
 def adaptive(**known):

@@ -51,7 +51,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     from which epoch on a step has how many samples, `study` which search over jobs it is a trial of. `share` is what
     each of its workers is to hold of a device (None: the whole), `enforced` what enforces that. `pods` are those of its
     replicas, on Kubernetes. `resize_reason` is the part of `reason` that says why the number of
-    workers changed; empty where `reason` is about something else.
+    workers changed; empty where `reason` is about something else. `stalled_since_s` is when the last step was seen of a
+    job that has gone without one for too long; None for others.
     """
 
     job_id: str
@@ -113,6 +114,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     enforced: str = ""
     pods: tuple[PodStatus, ...] = ()
     resize_reason: str = ""
+    stalled_since_s: float | None = None
 
 
 class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -105,6 +105,8 @@ class Reporter:
         if now_s - self._sent_at_s >= _PROGRESS_INTERVAL_S or training_cursor.is_over:
             self._sent_at_s = now_s
             self._link.send(self._progress)
+        else:
+            self._link.hold(self._progress)
 
     def _measured(
         self, training_cursor: TrainingCursor, span_s: float, num_samples: int, world_size: int

@@ -130,6 +130,7 @@ def _progress_fields(record: JobRecord) -> dict[str, Any]:
         "epoch": progress.epoch,
         "loss": None if progress.is_diverged else progress.loss,
         "is_diverged": progress.is_diverged,
+        "stalled_since_s": progress.stalled_since_s if record.lifecycle.state is JobState.RUNNING else None,
         "metrics": dict(progress.metrics),
     }
     if bounds is None:

@@ -30,7 +30,7 @@ from springtide.core.options.kinds import (
 )
 from springtide.core.options.option import Table, copied_fields, rest_fields
 from springtide.core.options.services import SERVICE_OPTIONS
-from springtide.core.workload import Goal, LearningRateRule, LengthUnit
+from springtide.core.workload import Goal, LearningRateRule, LengthUnit, OnStall
 
 MAX_MEMORY_SIZES = 64
 
@@ -262,6 +262,8 @@ if TYPE_CHECKING:
         is_soft: bool
         waits: bool
         max_restarts: int
+        stall_timeout_s: float | None
+        on_stall: OnStall
         grace_s: float
         checkpoint_interval_s: float
         profile_steps_per_s: dict[str, float]

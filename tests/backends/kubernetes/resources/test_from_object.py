@@ -171,6 +171,8 @@ JOB_OPTIONS = {
     "max_workers": 8,
     "seed": 7,
     "max_restarts": 0,
+    "stall_timeout_s": 0.0,
+    "on_stall": "restart",
     "grace_s": 20.0,
     "checkpoint_interval_s": 0.5,
     "num_virtual_shards": 16,

@@ -1,0 +1,77 @@
+"""Workloads that hang on real processes: each is named, and what its owner wanted happens."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from kits.end_to_end.live_platform import LivePlatform, assert_exactly_once, ended_after, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+# Hangs at its fourth step, the first time only where `once` names a file.
+SLEEPER = """
+import os, time, torch
+torch.manual_seed(7)
+X = torch.randn(96, 6)
+Y = X @ torch.randn(6, 1)
+def fit(ctx):
+    model, _ = ctx.prepare(torch.nn.Linear(6, 1), lambda p: torch.optim.SGD(p, lr=0.01))
+    for batch in ctx.batches((X, Y)):
+        if ctx.step_number == 4 and not os.path.exists(ctx.params["mark"]):
+            if ctx.params.get("once"):
+                open(ctx.params["mark"], "w").close()
+            time.sleep(3600)
+        ctx.step(torch.nn.functional.mse_loss(model(batch.x), batch.y))
+"""
+
+
+@pytest.fixture
+def live(tmp_path):
+    with ended_after(LivePlatform(tmp_path / "state")) as platform:
+        platform.start()
+        yield platform
+
+
+def is_stalled(live: LivePlatform, job_id: str) -> bool:
+    return live.job(job_id)["stalled_since_s"] is not None
+
+
+def test_a_job_that_sleeps_is_named_and_its_owner_decides(live: LivePlatform, tmp_path) -> None:
+    mark = str(tmp_path / "woken")
+    options = {"text": SLEEPER, "stall_timeout_s": 2.0, "max_workers": 1}
+    reported = live.submit("reported", params={"mark": mark}, **options)
+    failed = live.submit("failed", params={"mark": mark}, on_stall="fail", **options)
+    again = live.submit(
+        "again",
+        params={"mark": f"{mark}.again", "once": "1"},
+        on_stall="restart",
+        checkpoint_interval_s=0.05,
+        **options,
+    )
+    assert live.wait_job(failed)["state"] == "FAILED"
+    assert live.job(failed)["reason"] == "no step for more than 2.0 s, the last was 4 of 18"
+    status = live.wait_job(again)
+    assert (status["state"], status["num_restarts"]) == ("SUCCEEDED", 1), status
+    assert_exactly_once(live.workload(again), num_samples=96, batch=16, num_epochs=3)
+    wait_for(lambda: is_stalled(live, reported), 20.0, "the stall to be noted")
+    assert live.job(reported)["state"] == "RUNNING"
+    why = live.request("GET", f"/v1/workloads/{reported}/why")
+    assert any("what it may go without one (stall_timeout)" in line for line in why["evidence"]), why
+    metrics = live.http.get("/metrics").text
+    assert "springtide_jobs_stalled 1.0" in metrics
+    assert "springtide_job_stalls_total 3.0" in metrics
+
+
+def test_the_time_without_a_control_plane_is_no_stall(live: LivePlatform, tmp_path) -> None:
+    options = {"text": SLEEPER, "stall_timeout_s": 6.0, "on_stall": "fail", "max_workers": 1}
+    job_id = live.submit("sleeper", params={"mark": str(tmp_path / "woken")}, **options)
+    wait_for(lambda: live.job(job_id)["step"] == 4, 30.0, "the job to hang")
+    live.kill()
+    time.sleep(8.0)
+    live.start()
+    back_s = live.request("GET", "/v1/status")["now_s"]
+    status = live.wait_job(job_id)
+    assert status["state"] == "FAILED"
+    assert status["ended_at_s"] > back_s + 3.0, "all of its time began anew"
