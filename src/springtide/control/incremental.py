@@ -138,7 +138,7 @@ def _of_service(record: ServiceRecord, plan: Plan) -> str:
 class HangWatch:
     """`due_s`: when each watched workload would count as hung. It may be too early, never too late.
 
-    That depends on the record and on when the control plane began to watch; the second is looked at when the time comes.
+    It depends on the record and on when the control plane began to watch; the second is read when the time comes.
     """
 
     def __init__(self, state: PlatformState) -> None:

@@ -150,7 +150,7 @@ class ControlLink:
         return seq
 
     def hold(self, progress: Progress) -> None:
-        """Keep progress that need not be sent yet. It is sent if no other comes before the second heartbeat from now."""
+        """Keep progress that need not be sent yet; it is sent when no other has come for two heartbeats."""
         self._held = progress
 
     def wait_acknowledged(self, seq: int, timeout_s: float) -> bool:
