@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from kits.end_to_end.live_platform import LivePlatform, assert_exactly_once, ended_after, wait_for
+from kits.end_to_end.live_platform import ECHO, TINY, LivePlatform, assert_exactly_once, ended_after, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -75,3 +75,31 @@ def test_the_time_without_a_control_plane_is_no_stall(live: LivePlatform, tmp_pa
     status = live.wait_job(job_id)
     assert status["state"] == "FAILED"
     assert status["ended_at_s"] > back_s + 3.0, "all of its time began anew"
+
+
+def deploy(live: LivePlatform, text: str, **options) -> None:
+    source = {"filename": "echo.py", "text": text, "object_name": "Echo", "kind": "class"}
+    live.request("PUT", "/v1/services/echo", {"source": source, "options": {"min_replicas": 1, **options}})
+
+
+def test_a_version_that_hangs_in_load_is_rolled_back(live: LivePlatform) -> None:
+    deploy(live, ECHO)
+    assert live.request("POST", "/f/echo", {"numbers": [1.0]})["outputs"] == [2.0]
+    hangs = ECHO.replace("2 *", "3 *") + "    def load(self):\n        import time\n        time.sleep(3600)\n"
+    deploy(live, hangs, start_timeout_s=3.0)
+    # It waits for a replica, and the first that is ready is of the version before.
+    assert live.request("POST", "/f/echo", {"numbers": [1.0]})["outputs"] == [2.0]
+    service = live.request("GET", "/v1/services/echo")
+    assert service["revision"] == 3
+    assert service["rolled_back"] == "revision 2 was rolled back: echo.1 was not ready within 3.0 s"
+    assert service["reason"] == f"1 of 1 replicas ready; {service['rolled_back']}"
+    assert "springtide_start_timeouts_total 1.0" in live.http.get("/metrics").text
+
+
+def test_a_job_whose_import_hangs_fails_and_gives_its_device_back(live: LivePlatform) -> None:
+    job_id = live.submit("stuck", text="import time\ntime.sleep(3600)\n" + TINY, start_timeout_s=3.0, max_restarts=1)
+    status = live.wait_job(job_id)
+    assert status["state"] == "FAILED"
+    assert "crashed 2 times in 10 minutes: its first step has not come within 3.0 s" in status["reason"]
+    wait_for(lambda: not live.job(job_id)["replicas"], 30.0, "its workers to be gone")
+    assert live.wait_job(live.submit("after", start_timeout_s=0.0))["state"] == "SUCCEEDED"

@@ -55,6 +55,7 @@ class TrainKeywords(TypedDict, total=False):
     while the deadline cannot be promised, instead of being refused. `retries`: how often the job may restart after a
     loss of all workers. `stall_timeout`: how long it may go without a step ("20m"; "none": it is not watched), and
     `on_stall` what happens then: "report", "restart" from its checkpoint, or "fail".
+    `start_timeout`: the time from its start to its first step, after which it is started again ("30m").
 
     The training. `epochs`: passes over the dataset (1). `global_batch`: samples of one optimizer step (32), or bounds
     such as (32, 512) within which the platform may change it; with bounds, `max_local_batch`: samples that one worker
@@ -83,6 +84,7 @@ class TrainKeywords(TypedDict, total=False):
     retries: int
     stall_timeout: str | float | None
     on_stall: OnStall
+    start_timeout: str | float | None
     soft: bool
     wait: bool
     num_samples: int | None

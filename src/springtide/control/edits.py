@@ -18,29 +18,9 @@ from springtide.control.records import (
     WorkloadRecord,
 )
 from springtide.core.actions import StartReplica
-from springtide.core.events import JobEdited, JobStalled
-from springtide.core.job_parts import DeadlinePromise, JobProgress
-from springtide.core.quantities import format_duration
+from springtide.core.events import JobEdited
+from springtide.core.job_parts import DeadlinePromise
 from springtide.core.workload import InferenceService, JobState, ReplicaId, WorkloadId
-
-CRASH_WINDOW_S = 600.0
-FIRST_BACK_OFF_S = 1.0
-LONGEST_BACK_OFF_S = 60.0
-
-
-def back_off_s(num_crashes: int) -> float:
-    """How long a workload waits before its next start, in seconds, after this many with_recent crashes (at least 1)."""
-    return float(min(LONGEST_BACK_OFF_S, FIRST_BACK_OFF_S * 2 ** (num_crashes - 1)))
-
-
-def with_recent(moments_s: tuple[float, ...], now_s: float) -> tuple[float, ...]:
-    """Those of the moments that lie within CRASH_WINDOW_S of `now_s`, and `now_s`."""
-    return (*(at_s for at_s in moments_s if at_s > now_s - CRASH_WINDOW_S), now_s)
-
-
-def times_text(count: int) -> str:
-    """`once`, `2 times`."""
-    return "once" if count == 1 else f"{count} times"
 
 
 def record_of(state: PlatformState, workload_id: WorkloadId) -> WorkloadRecord:
@@ -90,88 +70,9 @@ def without_replica(record: WorkloadRecord, gone: ReplicaRecord, now_s: float) -
     return with_service_state(replace(record, replicas=replicas, finished_service_s=service_s))
 
 
-def all_lost(record: JobRecord, starts_at_s: float, reason: str) -> JobRecord:
-    """The job after the loss of every worker that held its state: the remaining workers stop and it starts again."""
-    return replace(
-        record,
-        lifecycle=replace(
-            record.lifecycle,
-            state=JobState.PREEMPTING if record.replicas else JobState.PENDING,
-            reason=StateReason(reason),
-        ),
-        group=record.group.dissolved(),
-        restarts=replace(record.restarts, starts_at_s=starts_at_s),
-    )
-
-
-def count_loss(record: JobRecord, reason: str, now_s: float, *, is_fault: bool) -> JobRecord:
-    """The job after the loss of a worker. Survivors go on; without any, a fault counts against `max_restarts`."""
-    if record.group.state_holders and record.job.elastic:
-        losses = with_recent(record.restarts.losses_at_s, now_s)
-        return replace(
-            record,
-            restarts=replace(record.restarts, losses_at_s=losses, grows_at_s=now_s + back_off_s(len(losses))),
-            lifecycle=replace(record.lifecycle, reason=StateReason(reason)),
-        )
-    if not is_fault:
-        reason = f"restarts from its checkpoint, no worker is left: {reason}"
-        return all_lost(record, now_s + FIRST_BACK_OFF_S, reason)
-    return crashed(record, reason, now_s)
-
-
-def crashed(record: JobRecord, reason: str, now_s: float, *, num_hangs: int = 0) -> JobRecord:
-    """The job after a fault that ends all its workers: it starts again from its checkpoint, or has failed too often.
-
-    `num_hangs`: it has hung, this often without getting further.
-    """
-    crashes = with_recent(record.restarts.crashes_at_s, now_s)
-    record = replace(
-        record, restarts=replace(record.restarts, crashes_at_s=crashes, num_restarts=record.restarts.num_restarts + 1)
-    )
-    count, most = max(len(crashes), num_hangs), record.job.max_restarts
-    if count > most:
-        during = "in 10 minutes" if len(crashes) == count else "without a further step"
-        record = ended(record, JobState.FAILED, f"crashed {times_text(count)} {during}: {reason}")
-        return replace(record, group=replace(record.group, is_broken=False))
-    wait_s = back_off_s(count)
-    return all_lost(record, now_s + wait_s, f"restarting in {wait_s:.0f} s after a crash ({count} of {most}): {reason}")
-
-
 def ended(record: JobRecord, outcome: JobState, reason: str) -> JobRecord:
     """The job when it is known how it ends."""
     return replace(record, lifecycle=replace(record.lifecycle, outcome=outcome, outcome_reason=reason))
-
-
-def stalled(record: JobRecord, event: JobStalled, now_s: float) -> JobRecord:
-    """The job when it has gone without a step for too long, and what its owner wants done then."""
-    reason = f"no step for more than {format_duration(event.timeout_s)}, {last_step_text(record.progress)}"
-    match record.job.on_stall:
-        case "fail":
-            return ended(record, JobState.FAILED, reason)
-        case "restart":
-            return hung(record, reason, now_s)
-    return replace(
-        record,
-        progress=replace(record.progress, stalled_since_s=event.since_s),
-        lifecycle=replace(record.lifecycle, reason=StateReason(reason)),
-    )
-
-
-def last_step_text(progress: JobProgress) -> str:
-    """`the last was 480 of 1000`."""
-    return f"the last was {progress.step}" + (f" of {progress.total_steps}" if progress.total_steps else "")
-
-
-def hung(record: JobRecord, reason: str, now_s: float) -> JobRecord:
-    """The job when it hung and is restarted. Hangs lie further apart than crashes: they count until it gets further."""
-    restarts, step = record.restarts, record.progress.step
-    is_further = restarts.num_hangs == 0 or step > restarts.hung_at_step
-    restarts = replace(
-        restarts,
-        num_hangs=1 if is_further else restarts.num_hangs + 1,
-        hung_at_step=step if is_further else restarts.hung_at_step,
-    )
-    return crashed(replace(record, restarts=restarts), reason, now_s, num_hangs=restarts.num_hangs)
 
 
 def edited(record: JobRecord, event: JobEdited, now_s: float) -> JobRecord:
@@ -226,11 +127,12 @@ def with_service_state(record: ServiceRecord) -> ServiceRecord:
         return replace(record, state=ServiceState.REMOVED, reason=reason)
     if record.state is ServiceState.FAILED:
         return record
+    state, reason = ServiceState.IDLE, "no replica: scaled to zero until the next request"
     if num_ready:
-        return replace(record, state=ServiceState.READY, reason=f"{num_ready} of {record.max_replicas} replicas ready")
-    if num_starting:
-        return replace(record, state=ServiceState.STARTING, reason="the first replica is loading")
-    return replace(record, state=ServiceState.IDLE, reason="no replica: scaled to zero until the next request")
+        state, reason = ServiceState.READY, f"{num_ready} of {record.max_replicas} replicas ready"
+    elif num_starting:
+        state, reason = ServiceState.STARTING, "the first replica is loading"
+    return replace(record, state=state, reason=f"{reason}; {record.rolled_back}" if record.rolled_back else reason)
 
 
 def with_new_replicas(record: Record, started: Sequence[StartReplica], now_s: float) -> Record:

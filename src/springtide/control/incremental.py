@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 
-from springtide.control.edits import with_service_state
+from springtide.control.edits import record_of, with_service_state
 from springtide.control.records import JobRecord, PlatformState, ServiceRecord
-from springtide.control.watches import hang_event, hung_at_s
+from springtide.control.watches import hang_events, hung_at_s
 from springtide.core.decision import Drain, FunctionAllocation, Plan, PoolAllocation
 from springtide.core.events import Event
 from springtide.core.functions import FunctionPlan
@@ -149,8 +149,8 @@ class HangWatch:
         """The records of these workloads have changed."""
         state = self._state
         for workload_id in workload_ids:
-            record = state.jobs.get(workload_id)
-            due_s = None if record is None or record.job.stall_timeout_s == 0.0 else hung_at_s(record, state)
+            record = state.jobs.get(workload_id) or state.services.get(workload_id)
+            due_s = None if record is None or not _is_watched(record) else hung_at_s(record, state)
             if due_s is not None:
                 self.due_s[workload_id] = due_s
             elif workload_id in self.due_s:
@@ -161,10 +161,18 @@ class HangWatch:
         passed = [workload_id for workload_id, due_s in self.due_s.items() if due_s <= now_s]
         self.mark_changed(passed)
         return [
-            hang_event(self._state.jobs[workload_id], self._state)
+            event
             for workload_id in sorted(passed, key=self._state.place_of)
             if self.due_s.get(workload_id, math.inf) <= now_s
+            for event in hang_events(record_of(self._state, workload_id), self._state, now_s)
         ]
+
+
+def _is_watched(record: JobRecord | ServiceRecord) -> bool:
+    """Whether there is a time after which it counts as hung."""
+    if isinstance(record, ServiceRecord):
+        return record.service.start_timeout_s > 0.0
+    return record.job.start_timeout_s > 0.0 or record.job.stall_timeout_s != 0.0
 
 
 def mark_changed(workload_ids: Collection[WorkloadId], *memories: Worklist | WaitingReasons | HangWatch) -> None:

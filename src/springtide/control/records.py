@@ -48,7 +48,7 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One live worker process. It holds `device_id`, or its `share` of it, until it is known to be gone.
 
     `has_trained` says that a ResizeJob has named it; such a worker exits once it is out of the group. `phases_s` is how
-    long each phase of its start took, in seconds.
+    long each phase of its start took, in seconds. `is_hung` says that it was not ready in time and is to be ended.
     """
 
     replica_id: ReplicaId
@@ -62,6 +62,7 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     has_trained: bool = False
     share: Share | None = None
     phases_s: Mapping[str, float] = {}
+    is_hung: bool = False
 
 
 class StateReason(msgspec.Struct, frozen=True):
@@ -207,7 +208,9 @@ class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The record of one service.
 
     `wanted_replicas` is the co-scaler's advice, `start_phases_s` how long each phase of the last replica's start took.
-    No replica is added before `starts_at_s`.
+    No replica is added before `starts_at_s`. `proven` is the newest version of which a replica was ready; a later one
+    that never gets ready is `refused` for it, and `rolled_back` says why. `num_hangs` counts replicas that were not
+    ready in time since one was.
     """
 
     service: InferenceService
@@ -231,6 +234,10 @@ class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
     finished_service_s: float = 0.0
     wanted_replicas: int | None = None
     start_phases_s: Mapping[str, float] = {}
+    num_hangs: int = 0
+    proven: InferenceService | None = None
+    refused: InferenceService | None = None
+    rolled_back: str = ""
 
     @property
     def back_offs_at_s(self) -> tuple[float, ...]:

@@ -113,6 +113,17 @@ class ReplicaReady(_Event, frozen=True, kw_only=True):
     phases_s: dict[str, float] = {}
 
 
+class StartTimedOut(_Event, frozen=True, kw_only=True):
+    """A replica of a service, or a worker that was to join a group, was not ready within `timeout_s` of its start.
+
+    Of a job that was starting: its first step has not come. The controller notes it.
+    """
+
+    workload_id: WorkloadId
+    replica_id: ReplicaId
+    timeout_s: float
+
+
 class ReplicaStopped(_Event, frozen=True, kw_only=True):
     """A replica that was asked to stop is gone; its device is free."""
 
@@ -273,6 +284,7 @@ Event = (
     | PlatformStarted
     | DecisionsResumed
     | ReplicaReady
+    | StartTimedOut
     | ReplicaStopped
     | ReplicaLost
     | ProgressReported

@@ -121,7 +121,8 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload
     `study` names the search over jobs that the job is a trial of. `share` is what each worker holds of a device
     (None: the whole). `container` holds the settings of its pods, on Kubernetes.
     The job counts as stalled after `stall_timeout_s` without a step (None: as the platform finds sensible for it; 0: it
-    is not watched), and `on_stall` says what happens then.
+    is not watched), and `on_stall` says what happens then. It is started again when its first step has not come within
+    `start_timeout_s` of its start (0: it may take any time).
     """
 
     job_id: WorkloadId
@@ -158,6 +159,7 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload
     container: ContainerSettings | None = None
     stall_timeout_s: float | None = 0.0
     on_stall: OnStall = "report"
+    start_timeout_s: float = 0.0
 
     @property
     def is_on_functions(self) -> bool:
@@ -171,7 +173,8 @@ class InferenceService(msgspec.Struct, frozen=True, kw_only=True, tag_field="wor
     `share` is what each replica holds of a device (None: the whole). `capacity_per_s` is how many requests a second one
     replica answers within the objective at the limit of its share, as profiled (None: not known). With it the number of
     replicas follows the co-scaler (serving/co_scaler.py) instead of the number of concurrent requests.
-    `container` holds the settings of its pods, on Kubernetes.
+    `container` holds the settings of its pods, on Kubernetes. A replica that is not ready within `start_timeout_s` of
+    its start is ended (0: it may take any time).
     """
 
     service_id: WorkloadId
@@ -191,6 +194,7 @@ class InferenceService(msgspec.Struct, frozen=True, kw_only=True, tag_field="wor
     share: Share | None = None
     capacity_per_s: float | None = None
     container: ContainerSettings | None = None
+    start_timeout_s: float = 0.0
 
 
 def replicas_for(service: InferenceService, demand: int, minimum: int, maximum: int) -> int:

@@ -382,6 +382,24 @@ JOB_OPTIONS: Final[Table] = (
         ),
     ),
     Option(
+        name="start_timeout",
+        kind=Duration(TEN_YEARS_S, may_be_zero=True),
+        flags={
+            "run": FlagText(
+                "--start-timeout TIME", "From its start to its first step; then it is started again. none: any time."
+            )
+        },
+        rest=RestField(
+            "start_timeout_s",
+            "from its start to its first step; then it is started again, as after a crash; 0: any time",
+            default=1800.0,
+            copied_to="workload",
+        ),
+        object=ObjectField(
+            "startTimeout", "From its start to its first step; then it is started again. Left out: 30m."
+        ),
+    ),
+    Option(
         name="grace",
         kind=Duration(TEN_YEARS_S),
         default=DEFAULT_GRACE_S,

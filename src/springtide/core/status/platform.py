@@ -122,7 +122,8 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     `capacity_per_s` is what one replica answers within the objective, `wanted_replicas` how many the co-scaler wants
     by it. `cold_start_s` is what the newest start was made of: seconds by phase (`schedule`, `spawn`, `import`, `load`
-    of the replica, and `first_answer`, from ready to the first answer that went out).
+    of the replica, and `first_answer`, from ready to the first answer that went out). `rolled_back` says which version
+    was given up for the one before it, and why.
     """
 
     service_id: str
@@ -150,6 +151,7 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     wanted_replicas: int | None = None
     cold_start_s: dict[str, float] = {}
     pods: tuple[PodStatus, ...] = ()
+    rolled_back: str = ""
 
 
 class DeviceHolder(msgspec.Struct, frozen=True, kw_only=True):

@@ -62,6 +62,7 @@ class Totals:
     num_lost_replicas: int
     num_preemptions: int
     num_stalls: int
+    num_start_timeouts: int
     num_ended: dict[str, int]
     pauses: dict[str, Histogram]
     pools: PoolTotals
@@ -82,7 +83,7 @@ class HistoryIndex:
         self._num_ended: dict[str, int] = {}
         self._num_lost_replicas = 0
         self._num_preemptions = 0
-        self._num_stalls = 0
+        self._num_stalls = self._num_start_timeouts = 0
         self._pauses: dict[str, Histogram] = {}
         self._pools = PoolHistory()
 
@@ -148,6 +149,7 @@ class HistoryIndex:
                 num_lost_replicas=self._num_lost_replicas,
                 num_preemptions=self._num_preemptions,
                 num_stalls=self._num_stalls,
+                num_start_timeouts=self._num_start_timeouts,
                 num_ended=dict(self._num_ended),
                 pauses=dict(self._pauses),
                 pools=self._pools.totals(),
@@ -243,6 +245,13 @@ class HistoryIndex:
     @_record.register
     def _(self, event: events.ReplicaLost) -> None:
         self._lose(event.workload_id, event.replica_id, event.reason or "a worker was lost")
+
+    @_record.register
+    def _(self, event: events.StartTimedOut) -> None:
+        self._num_start_timeouts += 1
+        text = f"{event.replica_id} hangs: it has not started within {format_duration(event.timeout_s)}"
+        self._write(event.workload_id, "start-timed-out", text)
+        self._mark(event.workload_id, "crash", text)
 
     @_record.register
     def _(self, event: events.JobResized) -> None:

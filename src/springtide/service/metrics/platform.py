@@ -139,6 +139,7 @@ def _hangs(view: ViewLike, totals: Totals) -> Iterator[Metric]:
         sum(record.progress.stalled_since_s is not None and not record.is_over for record in view.jobs.values()),
     )
     yield _counter("job_stalls", "How often a job has gone without a step for too long.", totals.num_stalls)
+    yield _counter("start_timeouts", "Workers and replicas that did not start in time.", totals.num_start_timeouts)
 
 
 def _change_cost(overheads: Overheads) -> GaugeMetricFamily:

@@ -248,6 +248,7 @@ def service_status(
         **_replica_fields(record, first_answer_s),
         state=record.state.value,
         reason=record.reason,
+        rolled_back=record.rolled_back,
         deployed_at_s=record.deployed_at_s,
         device_seconds=record.attained_service_s(now_s),
         enforced=enforced,

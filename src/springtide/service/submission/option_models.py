@@ -264,6 +264,7 @@ if TYPE_CHECKING:
         max_restarts: int
         stall_timeout_s: float | None
         on_stall: OnStall
+        start_timeout_s: float
         grace_s: float
         checkpoint_interval_s: float
         profile_steps_per_s: dict[str, float]
@@ -284,6 +285,7 @@ if TYPE_CHECKING:
         capacity_per_s: float | None
         batch_wait_s: float
         idle_s: float
+        start_timeout_s: float
         grace_s: float
         params: dict[str, str]
 else:
