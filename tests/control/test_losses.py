@@ -163,3 +163,18 @@ def test_what_has_no_time_to_start_in_is_not_watched(stage, job, service):
     stage.tell(events.JobSubmitted(job=job("a")), events.ServiceDeployed(service=service("s")))
     assert stage.controller.wakeup_at_s is None
     assert stage.tell(at_s=1e9) == []
+
+
+@pytest.mark.parametrize("is_seen_running", [True, False])
+def test_a_loss_that_is_no_number_ends_the_job_where_its_owner_wants_that(stage, is_seen_running):
+    stage.running("a", "0", on_nan="fail")
+    stage.running("b", "1")
+    for name in "ab":
+        told = {"job_id": name, "generation": 1, "step": 90, "total_steps": 100, "world_size": 1, "loss": 0.5}
+        if is_seen_running:
+            # The newest loss is finite again, but one before was not.
+            stage.tell(events.ProgressReported(**told, diverged_at_step=37))
+        stage.tell(events.JobFinished(job_id=name, generation=1, step=100, diverged_at_step=37))
+    assert stage.state("a") is JobState.FAILED
+    assert stage.job("a").reason == "its loss was not a finite number at step 37 (on_nan=fail)"
+    assert stage.state("b") is JobState.SUCCEEDED

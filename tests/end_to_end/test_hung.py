@@ -103,3 +103,12 @@ def test_a_job_whose_import_hangs_fails_and_gives_its_device_back(live: LivePlat
     assert "crashed 2 times in 10 minutes: its first step has not come within 3.0 s" in status["reason"]
     wait_for(lambda: not live.job(job_id)["replicas"], 30.0, "its workers to be gone")
     assert live.wait_job(live.submit("after", start_timeout_s=0.0))["state"] == "SUCCEEDED"
+
+
+def test_a_loss_that_is_no_number_ends_the_job_where_its_owner_wants_that(live: LivePlatform) -> None:
+    # The gradient stays finite, so that only one loss of many is not, between two reports.
+    once = TINY.replace("batch.y))", "batch.y) + (float('nan') if ctx.step_number == 6 else 0.0))")
+    fails = live.submit("fails", text=once, on_nan="fail", num_epochs=50)
+    status = live.wait_job(fails)
+    assert (status["state"], status["reason"]) == ("FAILED", "its loss was not a finite number at step 7 (on_nan=fail)")
+    assert live.wait_job(live.submit("reports", text=once))["state"] == "SUCCEEDED"

@@ -22,6 +22,7 @@ from springtide.core.workload import (
     AdaptiveBatch,
     Entrypoint,
     LearningRateRule,
+    OnNan,
     OnStall,
     TrainingJob,
     WorkloadId,
@@ -56,6 +57,7 @@ class TrainKeywords(TypedDict, total=False):
     loss of all workers. `stall_timeout`: how long it may go without a step ("20m"; "none": it is not watched), and
     `on_stall` what happens then: "report", "restart" from its checkpoint, or "fail".
     `start_timeout`: the time from its start to its first step, after which it is started again ("30m").
+    `on_nan`: what happens when its loss is NaN or infinite, "report" or "fail".
 
     The training. `epochs`: passes over the dataset (1). `global_batch`: samples of one optimizer step (32), or bounds
     such as (32, 512) within which the platform may change it; with bounds, `max_local_batch`: samples that one worker
@@ -85,6 +87,7 @@ class TrainKeywords(TypedDict, total=False):
     stall_timeout: str | float | None
     on_stall: OnStall
     start_timeout: str | float | None
+    on_nan: OnNan
     soft: bool
     wait: bool
     num_samples: int | None

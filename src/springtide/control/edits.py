@@ -171,6 +171,11 @@ def with_new_workers(record: JobRecord, started: Sequence[StartReplica], now_s: 
             state_holders=(),
         ),
         lifecycle=replace(record.lifecycle, state=JobState.STARTING, reason=StateReason(first.reason, first.change)),
-        progress=replace(record.progress, step=first.restore.step if first.restore else 0, stalled_since_s=None),
+        progress=replace(
+            record.progress,
+            step=first.restore.step if first.restore else 0,
+            stalled_since_s=None,
+            diverged_at_step=None,
+        ),
         runs_as=replace(record.runs_as, plan=None),
     )

@@ -54,6 +54,7 @@ def with_report(record: JobRecord, event: events.ProgressReported, state: Platfo
             epoch=event.epoch,
             loss=event.loss if event.loss is not None else progress.loss,
             is_diverged=event.is_diverged,
+            diverged_at_step=event.diverged_at_step or progress.diverged_at_step,
             metrics=event.metrics or progress.metrics,
             equivalent_steps=equivalent_steps if equivalent_steps is not None else progress.equivalent_steps,
             total_equivalent_steps=total_equivalent_steps

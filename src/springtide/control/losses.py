@@ -202,3 +202,11 @@ def start_timed_out(record: WorkloadRecord, late: ReplicaRecord, timeout_s: floa
         return with_replica(replace(record, restarts=restarts), late)
     record = replace(record, num_hangs=record.num_hangs + 1)
     return with_replica(service_crashed(record, late, f"{late.replica_id} was not ready {within}", now_s), late)
+
+
+def diverged(record: JobRecord) -> JobRecord:
+    """The job with its end, if its loss was not a finite number and its owner does not want it to go on then."""
+    step = record.progress.diverged_at_step
+    if step is None or record.job.on_nan != "fail" or record.lifecycle.outcome is not None:
+        return record
+    return ended(record, JobState.FAILED, f"its loss was not a finite number at step {step} (on_nan=fail)")

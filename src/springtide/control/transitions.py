@@ -21,7 +21,7 @@ from springtide.control.edits import (
     without_replica,
 )
 from springtide.control.learnt import record_change_time, with_measurement, with_report
-from springtide.control.losses import drop_replica, is_outside_groups, lose_replica, stalled, start_timed_out
+from springtide.control.losses import diverged, drop_replica, is_outside_groups, lose_replica, stalled, start_timed_out
 from springtide.control.records import (
     JobRecord,
     Lifecycle,
@@ -305,7 +305,7 @@ def _(event: events.ProgressReported, state: PlatformState, now_s: float) -> Non
     record = _current(state, event.job_id, event.generation)
     if record is None or event.step < record.progress.step:
         return
-    state.jobs[event.job_id] = with_report(record, event, state, now_s)
+    state.jobs[event.job_id] = diverged(with_report(record, event, state, now_s))
 
 
 @apply_event.register
@@ -384,14 +384,18 @@ def _(event: events.CheckpointCommitted, state: PlatformState, now_s: float) -> 
 def _(event: events.JobFinished, state: PlatformState, now_s: float) -> None:
     record = _current(state, event.job_id, event.generation)
     if record is not None and record.lifecycle.outcome is None:
+        found = event.diverged_at_step or record.progress.diverged_at_step
+        record = diverged(replace(record, progress=replace(record.progress, diverged_at_step=found)))
         reason, total = "the training function returned", record.progress.total_steps
         if total is not None and event.step < total and record.job.batch is None:
             reason += f" early, at step {event.step} of {total} ({100 * event.step // total} %)"
         if record.progress.is_diverged:
-            reason += "; its last loss was not a finite number"
+            reason += "; its last loss was not a finite number" + (f", the first at step {found}" if found else "")
         state.jobs[event.job_id] = replace(
             record,
-            lifecycle=replace(record.lifecycle, outcome=JobState.SUCCEEDED, outcome_reason=reason),
+            lifecycle=record.lifecycle
+            if record.lifecycle.outcome is JobState.FAILED
+            else replace(record.lifecycle, outcome=JobState.SUCCEEDED, outcome_reason=reason),
             progress=replace(record.progress, step=max(record.progress.step, event.step)),
             saved=replace(record.saved, artifact_path=event.artifact_path),
         )

@@ -150,7 +150,8 @@ class ProgressReported(_Event, frozen=True, kw_only=True):
     `progress` of `total_progress` is the same in steps of the job's initial batch size; None if the batch is fixed.
     `step_s` is the time of a step with `local_batch_size` samples per worker and pass, exchange included, `sync_s` the
     part of it in which no worker computes. `grad_sqr` and `grad_var` are estimates of the squared norm of the true
-    gradient and of the variance of a gradient at the initial batch size.
+    gradient and of the variance of a gradient at the initial batch size. `is_diverged`: the newest loss is NaN or
+    infinite, and `diverged_at_step` is the first step at which one was, as far as its reporter knows.
     """
 
     job_id: WorkloadId
@@ -161,6 +162,7 @@ class ProgressReported(_Event, frozen=True, kw_only=True):
     epoch: int = 0
     loss: float | None = None
     is_diverged: bool = False
+    diverged_at_step: int | None = None
     samples_per_s: float | None = None
     metrics: dict[str, float] = {}
     progress: float | None = None
@@ -215,12 +217,13 @@ class CheckpointCommitted(_Event, frozen=True, kw_only=True):
 
 
 class JobFinished(_Event, frozen=True, kw_only=True):
-    """The training function returned on every member."""
+    """The training function returned on every member. `diverged_at_step` is as in ProgressReported."""
 
     job_id: WorkloadId
     generation: int
     step: int
     artifact_path: str = ""
+    diverged_at_step: int | None = None
 
 
 class JobFailed(_Event, frozen=True, kw_only=True):

@@ -66,10 +66,11 @@ class DeadlinePromise(msgspec.Struct, frozen=True, kw_only=True):
 class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
     """How far the job has come, as its workers last reported at `progress_at_s`. `total_steps` None: not known yet.
 
-    `equivalent_steps` of `total_equivalent_steps` count in steps of the initial batch size; None if the batch is fixed,
-    where both follow from `step`. `stream` is the state of its growing dataset. `is_diverged`: the newest loss was NaN
-    or infinite, and `loss` is the last one that was not. `longest_gap_s` is the longest time from one report of a new
-    step to the next; `stalled_since_s` is set while the job counts as stalled, to when it was last seen to progress.
+    `equivalent_steps` of `total_equivalent_steps` count in steps of the initial batch size; None if the batch is
+    fixed, where both follow from `step`. `stream` is the state of its growing dataset. `is_diverged`: the newest
+    loss was NaN or infinite, and `loss` is the last one that was not; `diverged_at_step` is the first step with
+    such a loss. `longest_gap_s` is the longest time from one report of a new step to the next; `stalled_since_s` is
+    set while the job counts as stalled, to when it was last seen to progress.
     """
 
     step: int = 0
@@ -78,6 +79,7 @@ class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int = 0
     loss: float | None = None
     is_diverged: bool = False
+    diverged_at_step: int | None = None
     metrics: Mapping[str, float] = {}
     equivalent_steps: float | None = None
     total_equivalent_steps: float | None = None

@@ -26,6 +26,8 @@ LengthUnit = Literal["samples", "progress"]
 LEAST_SHARDS = 4
 # What happens to a job that goes without a step for too long.
 OnStall = Literal["report", "restart", "fail"]
+# What happens to a job whose loss is NaN or infinite.
+OnNan = Literal["report", "fail"]
 
 
 class Goal(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,7 +124,8 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload
     (None: the whole). `container` holds the settings of its pods, on Kubernetes.
     The job counts as stalled after `stall_timeout_s` without a step (None: as the platform finds sensible for it; 0: it
     is not watched), and `on_stall` says what happens then. It is started again when its first step has not come within
-    `start_timeout_s` of its start (0: it may take any time).
+    `start_timeout_s` of its start (0: it may take any time). `on_nan` says what happens when its loss is not a finite
+    number.
     """
 
     job_id: WorkloadId
@@ -160,6 +163,7 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload
     stall_timeout_s: float | None = 0.0
     on_stall: OnStall = "report"
     start_timeout_s: float = 0.0
+    on_nan: OnNan = "report"
 
     @property
     def is_on_functions(self) -> bool:

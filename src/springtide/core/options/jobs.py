@@ -27,7 +27,7 @@ from springtide.core.options.kinds import (
     Toggle,
 )
 from springtide.core.options.option import FlagText, ObjectField, Option, RestField, Table
-from springtide.core.workload import DEFAULT_GRACE_S, MAX_VIRTUAL_SHARDS, LearningRateRule, LengthUnit, OnStall
+from springtide.core.workload import DEFAULT_GRACE_S, MAX_VIRTUAL_SHARDS, LearningRateRule, LengthUnit, OnNan, OnStall
 
 Length = Literal["epochs", "progress"]
 Where = Literal["cluster", "functions"]
@@ -398,6 +398,16 @@ JOB_OPTIONS: Final[Table] = (
         object=ObjectField(
             "startTimeout", "From its start to its first step; then it is started again. Left out: 30m."
         ),
+    ),
+    Option(
+        name="on_nan",
+        kind=Choice(get_args(OnNan)),
+        default="report",
+        flags={
+            "run": FlagText("--on-nan", "What happens when its loss is NaN or infinite: say so, or end it as failed.")
+        },
+        rest=RestField("on_nan", "what happens to it when its loss is NaN or infinite", copied_to="workload"),
+        object=ObjectField("onNan", "When its loss is NaN or infinite: say so, or fail."),
     ),
     Option(
         name="grace",

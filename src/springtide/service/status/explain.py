@@ -99,8 +99,10 @@ def _job_evidence(
         done = 100 * (status.progress_fraction or 0.0)
         evidence.append(f"step {record.progress.step} of {record.progress.total_steps} ({done:.0f} %)")
     if record.progress.is_diverged:
+        first = record.progress.diverged_at_step
         evidence.append(
-            "its loss is not a finite number, it has diverged; a lower learning rate or clipped gradients may help"
+            f"its loss is not a finite number{f' since step {first}' if first else ''}, it has diverged; a lower "
+            "learning rate or clipped gradients may help"
         )
     evidence += _stall_evidence(record, status, now_s)
     evidence += _batch_evidence(status)

@@ -30,7 +30,7 @@ from springtide.core.options.kinds import (
 )
 from springtide.core.options.option import Table, copied_fields, rest_fields
 from springtide.core.options.services import SERVICE_OPTIONS
-from springtide.core.workload import Goal, LearningRateRule, LengthUnit, OnStall
+from springtide.core.workload import Goal, LearningRateRule, LengthUnit, OnNan, OnStall
 
 MAX_MEMORY_SIZES = 64
 
@@ -264,6 +264,7 @@ if TYPE_CHECKING:
         max_restarts: int
         stall_timeout_s: float | None
         on_stall: OnStall
+        on_nan: OnNan
         start_timeout_s: float
         grace_s: float
         checkpoint_interval_s: float

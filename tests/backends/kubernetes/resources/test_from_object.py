@@ -173,6 +173,7 @@ JOB_OPTIONS = {
     "max_restarts": 0,
     "stall_timeout_s": 0.0,
     "on_stall": "restart",
+    "on_nan": "fail",
     "start_timeout_s": 60.0,
     "grace_s": 20.0,
     "checkpoint_interval_s": 0.5,
