@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -112,3 +113,35 @@ def test_a_loss_that_is_no_number_ends_the_job_where_its_owner_wants_that(live: 
     status = live.wait_job(fails)
     assert (status["state"], status["reason"]) == ("FAILED", "its loss was not a finite number at step 7 (on_nan=fail)")
     assert live.wait_job(live.submit("reports", text=once))["state"] == "SUCCEEDED"
+
+
+def test_the_queue_of_an_owner_is_bounded_and_loses_nothing(tmp_path) -> None:
+    with ended_after(LivePlatform(tmp_path / "state", slots=1)) as live:
+        live.start(options=("--max-unfinished", "3"))
+        source = {"filename": "job.py", "text": SLEEPER, "object_name": "fit", "kind": "function"}
+        options = {"global_batch_size": 16, "params": {"mark": str(tmp_path / "mark")}}
+
+        def submit(number: int):
+            body = {"name": "many", "source": source, "options": options}
+            return live.http.post("/v1/jobs", json=body, headers={"Idempotency-Key": f"key-{number}"})
+
+        with ThreadPoolExecutor(6) as pool:
+            answers = list(pool.map(submit, range(12)))
+        accepted = [number for number, answer in enumerate(answers) if answer.status_code == 201]
+        assert sorted({answer.status_code for answer in answers}) == [201, 429]
+        assert len(accepted) == 3
+        refused = next(answer for answer in answers if answer.status_code == 429).json()["error"]
+        assert refused["code"] == "too_many_unfinished"
+        assert "3 jobs and services are unfinished, and at most 3 may be (max_unfinished)" in refused["message"]
+        ids = {answers[number].json()["job_id"] for number in accepted}
+        live.kill()
+        live.start(options=("--max-unfinished", "3"))
+        assert {job["job_id"] for job in live.request("GET", "/v1/jobs")} == ids
+        assert submit(accepted[0]).status_code == 200, "the same request again is no further job"
+        echo = {"source": {"filename": "e.py", "text": ECHO, "object_name": "Echo", "kind": "class"}, "options": {}}
+        assert live.http.put("/v1/services/echo", json=echo).status_code == 429
+        live.request("POST", f"/v1/jobs/{min(ids)}/cancel")
+        live.wait_job(min(ids))
+        assert live.http.put("/v1/services/echo", json=echo).status_code == 200
+        assert submit(99).status_code == 429
+        assert live.http.put("/v1/services/echo", json=echo).status_code == 200, "a new version is no further service"

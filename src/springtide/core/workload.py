@@ -17,6 +17,8 @@ ReplicaId = NewType("ReplicaId", str)
 
 MAX_VIRTUAL_SHARDS = 256
 DEFAULT_GRACE_S = 15.0
+# How many jobs and services of one owner may be unfinished, unless the platform's settings say otherwise.
+MAX_UNFINISHED = 1000
 
 
 # How the learning rate follows the batch: in proportion, by the root, by AdaScale's gain, or not at all.

@@ -60,6 +60,7 @@ class PlatformDouble:
     policy_name = "arrival-order"
     wall_clock_offset_s = 1_000_000.0
     usd_per_device_hour = 0.36
+    max_unfinished = 0
     trouble = ""
     restarted = ""
     has_parameter_store = False

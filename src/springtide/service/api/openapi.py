@@ -84,6 +84,7 @@ _PROBLEMS = {
     413: "The body is too large.",
     415: "The body is not declared as JSON.",
     422: "A field does not fit; the sentence says what would.",
+    429: "Its owner has too many unfinished jobs and services.",
     503: "The platform did not record it in time.",
 }
 

@@ -264,8 +264,8 @@ if TYPE_CHECKING:
         max_restarts: int
         stall_timeout_s: float | None
         on_stall: OnStall
-        on_nan: OnNan
         start_timeout_s: float
+        on_nan: OnNan
         grace_s: float
         checkpoint_interval_s: float
         profile_steps_per_s: dict[str, float]
