@@ -116,7 +116,6 @@ def test_every_field_of_a_status_is_filled_from_the_record():
         last_pause_s=0.1,
         pauses_s={"grow": 0.1},
         admitted_at_s=1.0,
-        stalled_since_s=3.0,
         bill=Bill(function_usd=0.5),
     )
     change = GroupChange(code="resize", before=1, after=2, why="a free device")
@@ -140,9 +139,9 @@ def test_every_field_of_a_status_is_filled_from_the_record():
     status = job_status(known, 9.0, planned=planned, usd_per_device_hour=1.0, search=search, enforced="by tests")
     plain = job_status(record(), 9.0)
     same = {name for name in JobStatus.__struct_fields__ if getattr(status, name) == getattr(plain, name)}
-    # It has started, so no start is planned, and has not diverged; the rest are what both jobs have in common.
+    # It has started, so no start is planned, and neither diverged nor stalled; the rest both have in common.
     assert same == {"job_id", "name", "kind", "state", "submitted_at_s", "min_workers", "max_workers", "num_epochs"} | {
-        *("planned_start_at_s", "pods", "is_diverged")
+        *("planned_start_at_s", "pods", "is_diverged", "stalled_since_s")
     }
 
 
@@ -154,7 +153,11 @@ def test_a_job_that_has_diverged_shows_no_loss_and_says_so():
 
 
 def test_a_job_that_has_stalled_says_for_how_long_and_what_is_done():
-    known = record(state=JobState.RUNNING, step=5, total_steps=10, progress_at_s=10.0, stalled_since_s=10.0)
+    speeds = {"samples_per_s": 20.0, "throughput_samples_per_s": {1: 20.0}, "members": ("fit-1.0",)}
+    known = record(state=JobState.RUNNING, step=5, total_steps=10, progress_at_s=10.0, **speeds)
+    assert job_status(known, 100.0).eta_s is not None
+    known = replace(known, progress=replace(known.progress, stalled_since_s=10.0))
+    assert job_status(known, 100.0).eta_s is None
     known = replace(known, job=replace(known.job, stall_timeout_s=60.0))
     assert job_status(known, 100.0).stalled_since_s == 10.0
     told = explain(known, view_of(known), (), 100.0)
