@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from kits.cheap_policies import cheap_names
 from springtide.control import controller as controller_module
-from springtide.control import edits, loop, reconcile, runs, transitions
+from springtide.control import loop, losses, reconcile, runs, transitions
 from springtide.control.edits import find, put, without_replica
 from springtide.core import actions, events
 from springtide.core.errors import JournalError
@@ -193,13 +193,13 @@ def do_not_force_the_survivors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @plant
 def stop_survivors_until_the_back_off_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = edits.count_loss
+    original = losses.count_loss
 
     def count_loss(record: Any, reason: str, now_s: float, *, is_fault: bool) -> Any:
         counted = original(record, reason, now_s, is_fault=is_fault)
         return replace(counted, restarts=replace(counted.restarts, starts_at_s=max(counted.back_offs_at_s)))
 
-    monkeypatch.setattr(transitions, "count_loss", count_loss)
+    monkeypatch.setattr(losses, "count_loss", count_loss)
 
 
 @plant
@@ -237,13 +237,13 @@ def cancel_what_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @plant
 def book_no_device_time_of_lost_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = transitions._lose_replica
+    original = transitions.lose_replica
 
     def lose(state: Any, workload_id: Any, replica_id: Any, reason: str, now_s: float) -> None:
         _, replica = find(state, workload_id, replica_id)
         original(state, workload_id, replica_id, reason, now_s if replica is None else replica.started_at_s)
 
-    monkeypatch.setattr(transitions, "_lose_replica", lose)
+    monkeypatch.setattr(transitions, "lose_replica", lose)
 
 
 @plant

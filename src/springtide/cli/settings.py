@@ -17,6 +17,7 @@ from springtide.client.source import default_state_directory
 from springtide.core.errors import InvalidRequest
 from springtide.core.quantities import parse_duration_s, parse_size_bytes
 from springtide.core.tide import DAY_S
+from springtide.core.workload import MAX_UNFINISHED
 
 DEFAULT_PORT = 8787
 DEFAULT_POLICY = "springtide"
@@ -132,6 +133,7 @@ _CHECKS: Mapping[str, Callable[[Any], str | int | float]] = MappingProxyType(
         "price": _price,
         "pools": _pools,
         "day_s": _day_s,
+        "max_unfinished": lambda value: _whole(value, 0, 1_000_000),
         "functions": _functions,
         "functions_store": _text,
         "functions_parameter_store": _text,
@@ -177,6 +179,7 @@ def resolve(name: str, flag: str | int | float | None = None) -> Setting:
         "port": DEFAULT_PORT,
         "policy": DEFAULT_POLICY,
         "day_s": DAY_S,
+        "max_unfinished": MAX_UNFINISHED,
     }
     return Setting(value=default.get(name), level="default", origin="default")
 

@@ -22,6 +22,8 @@ from springtide.core.workload import (
     AdaptiveBatch,
     Entrypoint,
     LearningRateRule,
+    OnNan,
+    OnStall,
     TrainingJob,
     WorkloadId,
     shards_for,
@@ -52,7 +54,10 @@ class TrainKeywords(TypedDict, total=False):
     The goal. `deadline`: "10m", "1h30m", "18:00" or seconds, counted from the submission. `budget`: "$4" or US dollars;
     a job that is planned to cost more is refused. `soft`: run even if the deadline will be missed. `wait`: stay queued
     while the deadline cannot be promised, instead of being refused. `retries`: how often the job may restart after a
-    loss of all workers.
+    loss of all workers. `stall_timeout`: how long it may go without a step ("20m"; "none": it is not watched), and
+    `on_stall` what happens then: "report", "restart" from its checkpoint, or "fail".
+    `start_timeout`: the time from its start to its first step, after which it is started again ("30m").
+    `on_nan`: what happens when its loss is NaN or infinite, "report" or "fail".
 
     The training. `epochs`: passes over the dataset (1). `global_batch`: samples of one optimizer step (32), or bounds
     such as (32, 512) within which the platform may change it; with bounds, `max_local_batch`: samples that one worker
@@ -79,6 +84,10 @@ class TrainKeywords(TypedDict, total=False):
     name: str
     params: Params
     retries: int
+    stall_timeout: str | float | None
+    on_stall: OnStall
+    start_timeout: str | float | None
+    on_nan: OnNan
     soft: bool
     wait: bool
     num_samples: int | None

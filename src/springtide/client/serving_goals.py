@@ -18,14 +18,14 @@ from springtide.core.quantities import parse_range
 class ServeKeywords(TypedDict, total=False):
     """The options of `st.serve` and of `.deploy()`.
 
-    `slo`: the latency to keep, "p99 < 200ms", "200ms" or seconds. `scale`: the number of replicas, such as (0, 4); the
-    lower bound is guaranteed, and with 0 the service sleeps after `idle` ("30s" or seconds) without requests.
-    `in_flight`: concurrent requests for which one more replica is started (8). `capacity`: requests per second that one
-    replica answers within `slo`; the number of replicas then follows the load over time. `max_batch`: most items
-    predicted together; `batch_wait`: how long a request waits for others. `gpu`: the fraction of a device that each
-    replica is guaranteed, with up to twice as much if it is free; `share`: both bounds, such as (0.3, 0.6), or "auto"
-    (from `springtide profile FILE --shares`); `memory`: its device memory, such as "4GB". `name`, and `params` (strings
-    in `self.params`).
+    `slo`: the latency to keep, "p99 < 200ms", "200ms" or seconds. `scale`: the number of replicas, such as (0, 4);
+    the lower bound is guaranteed, and with 0 the service sleeps after `idle` ("30s" or seconds) without requests.
+    `in_flight`: concurrent requests for which one more replica is started (8). `capacity`: requests per second that
+    one replica answers within `slo`; the number of replicas then follows the load over time. `max_batch`: most
+    items predicted together; `batch_wait`: how long a request waits for others. `start_timeout`: what a replica may
+    take to load ("10m"). `gpu`: the fraction of a device that each replica is guaranteed, with up to twice as much
+    if it is free; `share`: both bounds, such as (0.3, 0.6), or "auto" (from `springtide profile FILE --shares`);
+    `memory`: its device memory, such as "4GB". `name`, and `params` (strings in `self.params`).
     """
 
     slo: str | float | None
@@ -33,6 +33,7 @@ class ServeKeywords(TypedDict, total=False):
     max_batch: int
     in_flight: int
     batch_wait: str | float
+    start_timeout: str | float | None
     idle: str | float
     gpu: float | str
     share: ShareAsked

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from springtide.control.incremental import WaitingReasons, Worklist
+from springtide.control.incremental import HangWatch, WaitingReasons, Worklist, mark_changed
 from springtide.control.learnt import learnt_overheads
 from springtide.control.pools import graces_over_at_s, misplaced
 from springtide.control.reconcile import reconcile
@@ -34,6 +34,8 @@ from springtide.scheduling.decisions.cache import DecisionCache
 
 # Reconciling a plan takes a few rounds (release, start, form a group). More than this means that it does not converge.
 MAX_ROUNDS = 16
+# A turn that comes so much later than it was due was not late by load alone.
+LATE_S = 30.0
 
 
 class Controller:
@@ -65,11 +67,13 @@ class Controller:
         self._views = SnapshotViews()
         self._worklist = Worklist()
         self._waiting = WaitingReasons()
+        self._watch = HangWatch(self.state)
         self._backing_off: dict[WorkloadId, None] = {}
         # The policy's planned schedules, for status pages. A restarted control plane gets them again with its first
         # step, so they are not part of the state.
         self.future: Mapping[WorkloadId, Schedule] = {}
         self._wakeup_at_s: float | None = None
+        self._is_recovered = False
 
     @property
     def wakeup_at_s(self) -> float | None:
@@ -79,6 +83,12 @@ class Controller:
     def wake(self) -> None:
         """Step at the next opportunity: after a restart it is not known what the last wake-up was for."""
         self._wakeup_at_s = 0.0
+        self._is_recovered = True
+
+    def was_away(self, now_s: float) -> bool:
+        """Whether, at the begin of a turn, workloads that are watched for hanging could not be seen for some time."""
+        is_late = self._wakeup_at_s is not None and now_s - self._wakeup_at_s > LATE_S
+        return bool(self._watch.due_s) and (self._is_recovered or is_late)
 
     @property
     def is_idle(self) -> bool:
@@ -90,7 +100,11 @@ class Controller:
 
         Raises PolicyError if the policy's plan is impossible and there is no `on_policy_error`.
         """
+        self._is_recovered = False
         apply_events(events, self.state, now_s)
+        if self._watch.due_s and (hung := self._watch.news(now_s)):
+            events = (*events, *hung)
+            apply_events(hung, self.state, now_s)
         plan = self._decide(self.snapshot(now_s))
         actions: list[Action] = []
         for _ in range(MAX_ROUNDS):
@@ -119,7 +133,7 @@ class Controller:
         self._decisions.forget()
         self._overheads, self._overheads_learnt_from = self._prior_overheads, ()
         self._views, self._worklist = SnapshotViews(), Worklist()
-        self._waiting, self._backing_off = WaitingReasons(), {}
+        self._waiting, self._watch, self._backing_off = WaitingReasons(), HangWatch(self.state), {}
         for table in (self.state.jobs, self.state.services):
             table.changed = dict.fromkeys(table)
 
@@ -193,8 +207,7 @@ class Controller:
         for table in (state.jobs, state.services):
             if table.changed:
                 changed, table.changed = table.changed, {}
-                self._worklist.mark_changed(changed)
-                self._waiting.mark_changed(changed)
+                mark_changed(changed, self._worklist, self._waiting, self._watch)
                 for workload_id in changed:
                     self._views.update(state, workload_id)
                     if any(table[workload_id].back_offs_at_s):
@@ -243,6 +256,7 @@ class Controller:
             for moment_s in record.back_offs_at_s
             if moment_s > step.now_s and not record.is_over
         ]
+        moments += self._watch.due_s.values()
         if self.state.drains:
             moments += graces_over_at_s(self.state, step.now_s)
         self._wakeup_at_s = min(moments, default=None)

@@ -19,28 +19,9 @@ from springtide.control.records import (
 )
 from springtide.core.actions import StartReplica
 from springtide.core.events import JobEdited
-from springtide.core.job_parts import DeadlinePromise, NodeRefusal
+from springtide.core.job_parts import DeadlinePromise
 from springtide.core.resources import NodeId
 from springtide.core.workload import InferenceService, JobState, ReplicaId, WorkloadId
-
-CRASH_WINDOW_S = 600.0
-FIRST_BACK_OFF_S = 1.0
-LONGEST_BACK_OFF_S = 60.0
-
-
-def back_off_s(num_crashes: int) -> float:
-    """How long a workload waits before its next start, in seconds, after this many with_recent crashes (at least 1)."""
-    return float(min(LONGEST_BACK_OFF_S, FIRST_BACK_OFF_S * 2 ** (num_crashes - 1)))
-
-
-def with_recent(moments_s: tuple[float, ...], now_s: float) -> tuple[float, ...]:
-    """Those of the moments that lie within CRASH_WINDOW_S of `now_s`, and `now_s`."""
-    return (*(at_s for at_s in moments_s if at_s > now_s - CRASH_WINDOW_S), now_s)
-
-
-def times_text(count: int) -> str:
-    """`once`, `2 times`."""
-    return "once" if count == 1 else f"{count} times"
 
 
 def record_of(state: PlatformState, workload_id: WorkloadId) -> WorkloadRecord:
@@ -95,78 +76,9 @@ def without_replica(record: WorkloadRecord, gone: ReplicaRecord, now_s: float) -
     return with_service_state(replace(record, replicas=replicas, finished_service_s=service_s))
 
 
-def all_lost(record: JobRecord, starts_at_s: float, reason: str) -> JobRecord:
-    """The job after the loss of every worker that held its state: the remaining workers stop and it starts again."""
-    return replace(
-        record,
-        lifecycle=replace(
-            record.lifecycle,
-            state=JobState.PREEMPTING if record.replicas else JobState.PENDING,
-            reason=StateReason(reason),
-        ),
-        group=record.group.dissolved(),
-        restarts=replace(record.restarts, starts_at_s=starts_at_s),
-    )
-
-
-def count_loss(record: JobRecord, reason: str, now_s: float, *, is_fault: bool) -> JobRecord:
-    """The job after the loss of a worker. Survivors go on; without any, a fault counts against `max_restarts`."""
-    if record.group.state_holders and record.job.elastic:
-        losses = with_recent(record.restarts.losses_at_s, now_s)
-        return replace(
-            record,
-            restarts=replace(record.restarts, losses_at_s=losses, grows_at_s=now_s + back_off_s(len(losses))),
-            lifecycle=replace(record.lifecycle, reason=StateReason(reason)),
-        )
-    if not is_fault:
-        reason = f"restarts from its checkpoint, no worker is left: {reason}"
-        return all_lost(record, now_s + FIRST_BACK_OFF_S, reason)
-    crashes = with_recent(record.restarts.crashes_at_s, now_s)
-    record = replace(
-        record, restarts=replace(record.restarts, crashes_at_s=crashes, num_restarts=record.restarts.num_restarts + 1)
-    )
-    if len(crashes) > record.job.max_restarts:
-        return replace(
-            record,
-            lifecycle=replace(
-                record.lifecycle,
-                outcome=JobState.FAILED,
-                outcome_reason=f"crashed {times_text(len(crashes))} in 10 minutes: {reason}",
-            ),
-            group=replace(record.group, is_broken=False),
-        )
-    wait_s = back_off_s(len(crashes))
-    reason = f"restarting in {wait_s:.0f} s after a crash ({len(crashes)} of {record.job.max_restarts}): {reason}"
-    return all_lost(record, now_s + wait_s, reason)
-
-
-def with_refusal(
-    refusals: tuple[NodeRefusal, ...], node_id: NodeId, reason: str, now_s: float
-) -> tuple[NodeRefusal, ...]:
-    """The refusals with one more, the last of them. Pods that were refused together count once."""
-    known = next((r for r in refusals if r.node_id == node_id), None)
-    if known is not None and now_s < known.until_s:
-        return (*(r for r in refusals if r is not known), known)
-    count = 1 if known is None or now_s > known.until_s + CRASH_WINDOW_S else known.count + 1
-    pause_s = back_off_s(count)
-    reason = f"{reason}; tried there again after {pause_s:.0f} s"
-    refusal = NodeRefusal(node_id=node_id, count=count, until_s=now_s + pause_s, reason=reason)
-    others = (r for r in refusals if r.node_id != node_id and now_s <= r.until_s + CRASH_WINDOW_S)
-    return (*others, refusal)
-
-
-def count_refusal(record: JobRecord, node_id: NodeId, reason: str, now_s: float) -> JobRecord:
-    """The job after a node turned one of its workers away: it starts none there for a pause that grows.
-
-    It goes on with its other workers if these suffice; otherwise it waits, and no crash is charged.
-    """
-    refusals = with_refusal(record.restarts.refusals, node_id, reason, now_s)
-    reason = refusals[-1].reason
-    record = replace(record, restarts=replace(record.restarts, refusals=refusals))
-    living = [r for r in record.replicas if r.state is not ReplicaState.STOPPING]
-    if record.group.state_holders or (record.job.elastic and len(living) >= record.bounds.min_workers):
-        return replace(record, lifecycle=replace(record.lifecycle, reason=StateReason(reason)))
-    return all_lost(record, now_s, reason)
+def ended(record: JobRecord, outcome: JobState, reason: str) -> JobRecord:
+    """The job when it is known how it ends."""
+    return replace(record, lifecycle=replace(record.lifecycle, outcome=outcome, outcome_reason=reason))
 
 
 def edited(record: JobRecord, event: JobEdited, now_s: float) -> JobRecord:
@@ -221,13 +133,14 @@ def with_service_state(record: ServiceRecord) -> ServiceRecord:
         return replace(record, state=ServiceState.REMOVED, reason=reason)
     if record.state is ServiceState.FAILED:
         return record
+    state, reason = ServiceState.IDLE, "no replica: scaled to zero until the next request"
     if num_ready:
-        return replace(record, state=ServiceState.READY, reason=f"{num_ready} of {record.max_replicas} replicas ready")
-    if num_starting:
-        return replace(record, state=ServiceState.STARTING, reason="the first replica is loading")
-    if record.refusals:
-        return replace(record, state=ServiceState.IDLE, reason=f"no replica: {record.refusals[-1].reason}")
-    return replace(record, state=ServiceState.IDLE, reason="no replica: scaled to zero until the next request")
+        state, reason = ServiceState.READY, f"{num_ready} of {record.max_replicas} replicas ready"
+    elif num_starting:
+        state, reason = ServiceState.STARTING, "the first replica is loading"
+    elif record.refusals:
+        reason = f"no replica: {record.refusals[-1].reason}"
+    return replace(record, state=state, reason=f"{reason}; {record.rolled_back}" if record.rolled_back else reason)
 
 
 def with_new_replicas(record: Record, started: Sequence[StartReplica], now_s: float) -> Record:
@@ -266,7 +179,12 @@ def with_new_workers(record: JobRecord, started: Sequence[StartReplica], now_s: 
             state_holders=(),
         ),
         lifecycle=replace(record.lifecycle, state=JobState.STARTING, reason=StateReason(first.reason, first.change)),
-        progress=replace(record.progress, step=first.restore.step if first.restore else 0),
+        progress=replace(
+            record.progress,
+            step=first.restore.step if first.restore else 0,
+            stalled_since_s=None,
+            diverged_at_step=None,
+        ),
         runs_as=replace(record.runs_as, plan=None),
     )
 

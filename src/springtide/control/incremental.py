@@ -5,11 +5,14 @@ A controller that was restarted remembers nothing of this and decides the same (
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Collection, Iterable, Mapping
 
-from springtide.control.edits import with_service_state
+from springtide.control.edits import record_of, with_service_state
 from springtide.control.records import JobRecord, PlatformState, ServiceRecord
+from springtide.control.watches import hang_events, hung_at_s
 from springtide.core.decision import Drain, FunctionAllocation, Plan, PoolAllocation
+from springtide.core.events import Event
 from springtide.core.functions import FunctionPlan
 from springtide.core.resources import NodeId, Topology
 from springtide.core.workload import JobState, WorkloadId
@@ -136,3 +139,49 @@ def _of_service(record: ServiceRecord, plan: Plan) -> str:
         return ""
     # It is scaled to zero or waits for room on a device: only the policy knows which.
     return plan.reasons.get(record.workload_id) or with_service_state(record).reason
+
+
+class HangWatch:
+    """`due_s`: when each watched workload would count as hung. It may be too early, never too late.
+
+    It depends on the record and on when the control plane began to watch; the second is read when the time comes.
+    """
+
+    def __init__(self, state: PlatformState) -> None:
+        self._state = state
+        self.due_s: dict[WorkloadId, float] = {}
+
+    def mark_changed(self, workload_ids: Iterable[WorkloadId]) -> None:
+        """The records of these workloads have changed."""
+        state = self._state
+        for workload_id in workload_ids:
+            record = state.jobs.get(workload_id) or state.services.get(workload_id)
+            due_s = None if record is None or not _is_watched(record) else hung_at_s(record, state)
+            if due_s is not None:
+                self.due_s[workload_id] = due_s
+            elif workload_id in self.due_s:
+                del self.due_s[workload_id]
+
+    def news(self, now_s: float) -> list[Event]:
+        """An event for each workload that hangs at this instant and did not before."""
+        passed = [workload_id for workload_id, due_s in self.due_s.items() if due_s <= now_s]
+        self.mark_changed(passed)
+        return [
+            event
+            for workload_id in sorted(passed, key=self._state.place_of)
+            if self.due_s.get(workload_id, math.inf) <= now_s
+            for event in hang_events(record_of(self._state, workload_id), self._state, now_s)
+        ]
+
+
+def _is_watched(record: JobRecord | ServiceRecord) -> bool:
+    """Whether there is a time after which it counts as hung."""
+    if isinstance(record, ServiceRecord):
+        return record.service.start_timeout_s > 0.0
+    return record.job.start_timeout_s > 0.0 or record.job.stall_timeout_s != 0.0
+
+
+def mark_changed(workload_ids: Collection[WorkloadId], *memories: Worklist | WaitingReasons | HangWatch) -> None:
+    """Tell each of them that the records of these workloads have changed."""
+    for memory in memories:
+        memory.mark_changed(workload_ids)

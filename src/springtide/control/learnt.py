@@ -7,11 +7,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from springtide.control.records import JobRecord, PlatformState
+from springtide.control.records import JobRecord, PlatformState, StateReason
+from springtide.control.watches import seen_at_s
 from springtide.core import events
 from springtide.core.decision import Overheads
 from springtide.core.function_search import MAX_MEASUREMENTS
 from springtide.core.job_parts import MAX_STEP_TIMES, GradientNoise, LearntSpeed, SpeedReportSpan, StepTime
+from springtide.core.quantities import format_duration
 
 # Reports within this time measure the same seconds of training, so together they count as one measurement.
 MOMENT_S = 4.0
@@ -32,16 +34,27 @@ def with_report(record: JobRecord, event: events.ProgressReported, state: Platfo
         # On functions the batch follows the job's own schedule; elsewhere the policy decides it.
         runs_as = replace(runs_as, global_batch_size=event.global_batch_size)
     equivalent_steps, total_equivalent_steps = event.progress, event.total_progress
+    is_further, lifecycle = event.step > progress.step, record.lifecycle
+    longest_gap_s, stalled_since_s = progress.longest_gap_s, progress.stalled_since_s
+    if is_further:
+        longest_gap_s, stalled_since_s = max(longest_gap_s, now_s - seen_at_s(record, state)), None
+    if is_further and progress.stalled_since_s is not None:
+        reason = f"steps again, after {format_duration(now_s - progress.stalled_since_s)} without one"
+        lifecycle = replace(lifecycle, reason=StateReason(reason))
     return replace(
         record,
+        lifecycle=lifecycle,
         progress=replace(
             progress,
             step=event.step,
             progress_at_s=now_s,
+            longest_gap_s=longest_gap_s,
+            stalled_since_s=stalled_since_s,
             total_steps=event.total_steps or progress.total_steps,
             epoch=event.epoch,
             loss=event.loss if event.loss is not None else progress.loss,
             is_diverged=event.is_diverged,
+            diverged_at_step=event.diverged_at_step or progress.diverged_at_step,
             metrics=event.metrics or progress.metrics,
             equivalent_steps=equivalent_steps if equivalent_steps is not None else progress.equivalent_steps,
             total_equivalent_steps=total_equivalent_steps

@@ -9,7 +9,7 @@ import msgspec
 
 from springtide.control.controller import Controller
 from springtide.core.errors import JournalError, Superseded
-from springtide.core.events import Event, ProgressReported
+from springtide.core.events import DecisionsResumed, Event, ProgressReported
 from springtide.core.ports import Clock, Executor, Journal, Step
 
 JOURNAL_RETRY_S = 1.0
@@ -49,7 +49,7 @@ def run(
         # The clock is read once per turn, so that everything in a turn happens at one instant.
         now_s = turn_s = clock.now_s()
         memory = controller.state.memory
-        step = controller.step(now_s, events)
+        step = controller.step(now_s, [DecisionsResumed(), *events] if controller.was_away(now_s) else events)
         # A turn without events and decisions is not recorded: a replay needs nothing of it.
         has_new_memory = step.memory is not memory and step.memory != memory
         must_record = step.events or step.actions or step.reasons or has_new_memory

@@ -26,6 +26,7 @@ from springtide.core.workload import JobState, ReplicaId, WorkloadId
 
 # How long the workers of an ended job may take to exit before they are killed. Nothing they hold is needed any more.
 END_GRACE_S = 2.0
+_HUNG = "it was not ready in time"
 _NO_DEVICES = PoolAllocation(device_ids=())
 
 
@@ -103,7 +104,11 @@ def _reconcile_service(
     kept = set(wanted.device_ids)
     for replica in record.replicas:
         is_outdated = replica.revision != service.revision
-        if replica.state is not ReplicaState.STOPPING and (replica.device_id not in kept or is_outdated):
+        if replica.state is ReplicaState.STOPPING:
+            continue
+        if replica.is_hung:
+            actions.append(_stop(record, replica, END_GRACE_S, _HUNG))
+        elif replica.device_id not in kept or is_outdated:
             reason = "a newer revision replaces it" if is_outdated else (why or "the service needs fewer replicas")
             actions.append(_stop(record, replica, service.grace_s, reason))
     if record.is_removed or now_s < record.starts_at_s:
@@ -377,9 +382,10 @@ def _resize(
     outsiders = [r for r in record.replicas if r.replica_id not in record.group.members]
     actions: list[Action] = _stop_leavers(record)
     joiners = [r for r in outsiders if r.state is not ReplicaState.STOPPING and not r.has_trained]
-    unwanted = [r for r in joiners if r.device_id not in wanted]
+    actions += [_stop(record, r, END_GRACE_S, _HUNG) for r in joiners if r.is_hung]
+    unwanted = [r for r in joiners if r.device_id not in wanted and not r.is_hung]
     actions += [_stop(record, r, END_GRACE_S, why or "no longer needed") for r in unwanted]
-    joiners = [r for r in joiners if r.device_id in wanted]
+    joiners = [r for r in joiners if r.device_id in wanted and not r.is_hung]
     if free and now_s >= record.restarts.grows_at_s:
         reason = why or f"growing to {workers_text(len(wanted))}"
         actions += _start(record, free, record.group.generation, reason, allocation.share)

@@ -56,7 +56,7 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One live worker process. It holds `device_id`, or its `share` of it, until it is known to be gone.
 
     `has_trained` says that a ResizeJob has named it; such a worker exits once it is out of the group. `phases_s` is how
-    long each phase of its start took, in seconds.
+    long each phase of its start took, in seconds. `is_hung` says that it was not ready in time and is to be ended.
     """
 
     replica_id: ReplicaId
@@ -70,6 +70,7 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     has_trained: bool = False
     share: Share | None = None
     phases_s: Mapping[str, float] = {}
+    is_hung: bool = False
 
 
 class StateReason(msgspec.Struct, frozen=True):
@@ -217,6 +218,9 @@ class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
     `wanted_replicas` is the co-scaler's advice, `start_phases_s` how long each phase of the last replica's start took.
     No replica is added before `starts_at_s`. `refusals` are the nodes that turned replicas away since the last one that
     started.
+    No replica is added before `starts_at_s`. `proven` is the newest version of which a replica was ready; a later one
+    that never gets ready is `refused` for it, and `rolled_back` says why. `num_hangs` counts replicas that were not
+    ready in time since one was.
     """
 
     service: InferenceService
@@ -241,6 +245,10 @@ class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
     wanted_replicas: int | None = None
     start_phases_s: Mapping[str, float] = {}
     refusals: tuple[NodeRefusal, ...] = ()
+    num_hangs: int = 0
+    proven: InferenceService | None = None
+    refused: InferenceService | None = None
+    rolled_back: str = ""
 
     @property
     def back_offs_at_s(self) -> tuple[float, ...]:
@@ -346,7 +354,8 @@ class PlatformState(msgspec.Struct, kw_only=True):
 
     `labels` are those that the platform gave to nodes; they outlive the loss of a node. `labels` and `drains` are
     replaced, never modified, so that a caller may keep a reference. `change_times_s` holds, for the last changes of
-    jobs that started workers, the seconds from the order to the first step.
+    jobs that started workers, the seconds from the order to the first step. Before `watched_from_s` the control plane
+    could not see what workloads did.
     """
 
     jobs: RecordTable[JobRecord] = msgspec.field(default_factory=RecordTable)
@@ -360,6 +369,7 @@ class PlatformState(msgspec.Struct, kw_only=True):
     is_stopping: bool = False
     num_stale_events: int = 0
     change_times_s: tuple[float, ...] = ()
+    watched_from_s: float = 0.0
 
     def topology(self) -> Topology:
         """All nodes that are alive."""

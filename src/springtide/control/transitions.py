@@ -11,24 +11,27 @@ from functools import singledispatch
 from msgspec.structs import replace
 
 from springtide.control.edits import (
-    back_off_s,
     charge_nothing,
-    count_loss,
-    count_refusal,
     differs_in_share,
     edited,
     find,
     node_of,
     put,
     settled,
-    times_text,
-    with_recent,
-    with_refusal,
     with_replica,
     with_service_state,
     without_replica,
 )
 from springtide.control.learnt import record_change_time, with_measurement, with_report
+from springtide.control.losses import (
+    diverged,
+    drop_replica,
+    is_outside_groups,
+    lose_replica,
+    stalled,
+    start_timed_out,
+    with_refusal,
+)
 from springtide.control.records import (
     JobRecord,
     Lifecycle,
@@ -43,9 +46,7 @@ from springtide.control.records import (
 from springtide.core import events
 from springtide.core.job_parts import JobBounds
 from springtide.core.resources import NodeId
-from springtide.core.workload import Checkpoint, JobState, ReplicaId, WorkloadId
-
-MAX_SERVICE_CRASHES = 4
+from springtide.core.workload import Checkpoint, JobState, WorkloadId
 
 
 @singledispatch
@@ -76,7 +77,17 @@ def _(event: events.JobSubmitted, state: PlatformState, now_s: float) -> None:
 def _(event: events.ServiceDeployed, state: PlatformState, now_s: float) -> None:
     service = event.service
     old = state.services.get(service.service_id)
-    if old is not None and old.service == service and not old.is_removed and old.state is not ServiceState.FAILED:
+    if old is not None and not old.is_removed and old.state is not ServiceState.FAILED:
+        if old.service == service:
+            state.num_stale_events += 1
+            return
+        if old.service == replace(service, start_timeout_s=old.service.start_timeout_s):
+            # Nothing that a running replica depends on has changed.
+            state.services[service.service_id] = replace(old, service=service)
+            return
+    refused = None if old is None or old.is_removed else old.refused
+    if refused is not None and service.container and service == replace(refused, revision=service.revision):
+        # A cluster's object still asks for the version that was rolled back.
         state.num_stale_events += 1
         return
     fresh = ServiceRecord(
@@ -99,6 +110,7 @@ def _(event: events.ServiceDeployed, state: PlatformState, now_s: float) -> None
             replicas=replicas,
             next_replica=old.next_replica,
             finished_service_s=old.finished_service_s,
+            proven=old.proven,
             start_phases_s=old.start_phases_s,
             service=replace(service, revision=revision),
         )
@@ -219,6 +231,11 @@ def _(event: events.FenceFound, state: PlatformState, now_s: float) -> None:
 
 
 @apply_event.register
+def _(event: events.DecisionsResumed, state: PlatformState, now_s: float) -> None:
+    state.watched_from_s = now_s
+
+
+@apply_event.register
 def _(event: events.NodeLost, state: PlatformState, now_s: float) -> None:
     node = state.nodes.pop(event.node_id, None)
     if node is None:
@@ -231,11 +248,9 @@ def _(event: events.NodeLost, state: PlatformState, now_s: float) -> None:
             if replica.device_id in gone:
                 if isinstance(record, ServiceRecord):
                     # A lost machine is not the service's fault: its replicas start elsewhere without a back-off.
-                    _drop_replica(state, record.workload_id, replica, now_s)
+                    drop_replica(state, record.workload_id, replica, now_s)
                 else:
-                    _lose_replica(
-                        state, record.workload_id, replica.replica_id, _node_lost_reason(event.node_id), now_s
-                    )
+                    lose_replica(state, record.workload_id, replica.replica_id, _node_lost_reason(event.node_id), now_s)
 
 
 @apply_event.register
@@ -246,8 +261,24 @@ def _(event: events.ReplicaReady, state: PlatformState, now_s: float) -> None:
         return
     replica = replace(replica, state=ReplicaState.READY, address=event.address, phases_s=event.phases_s)
     if isinstance(record, ServiceRecord):
-        record = replace(record, start_phases_s=event.phases_s or record.start_phases_s, refusals=())
+        is_newest = replica.revision == record.service.revision
+        record = replace(
+            record,
+            start_phases_s=event.phases_s or record.start_phases_s,
+            num_hangs=0,
+            refusals=(),
+            proven=record.service if is_newest else record.proven,
+        )
     put(state, with_replica(record, replica))
+
+
+@apply_event.register
+def _(event: events.StartTimedOut, state: PlatformState, now_s: float) -> None:
+    record, replica = find(state, event.workload_id, event.replica_id)
+    if record is None or replica is None or replica.is_hung or record.is_over:
+        state.num_stale_events += 1
+        return
+    put(state, start_timed_out(record, replica, event.timeout_s, now_s))
 
 
 @apply_event.register
@@ -259,7 +290,7 @@ def _(event: events.ReplicaStopped, state: PlatformState, now_s: float) -> None:
         put(state, without_replica(record, replica, now_s))
     else:
         # It exited without a request to stop: for the rest of its group that is a loss.
-        _lose_replica(state, event.workload_id, event.replica_id, "a worker left without being asked", now_s)
+        lose_replica(state, event.workload_id, event.replica_id, "a worker left without being asked", now_s)
 
 
 @apply_event.register
@@ -267,17 +298,17 @@ def _(event: events.ReplicaLost, state: PlatformState, now_s: float) -> None:
     record, replica = find(state, event.workload_id, event.replica_id)
     if record is None or replica is None:
         state.num_stale_events += 1
-    elif replica.state is ReplicaState.STOPPING and _is_outside_groups(record, replica):
+    elif replica.state is ReplicaState.STOPPING and is_outside_groups(record, replica):
         put(state, without_replica(record, replica, now_s))
     elif isinstance(record, ServiceRecord) and not event.is_fault:
         if event.is_refused:
             refusals = with_refusal(record.refusals, node_of(state, replica), event.reason, now_s)
             put(state, replace(record, refusals=refusals))
-        _drop_replica(state, event.workload_id, replica, now_s)
+        drop_replica(state, event.workload_id, replica, now_s)
     else:
         reason = event.reason or "a worker was lost"
-        node_id = node_of(state, replica) if event.is_refused else None
-        _lose_replica(state, event.workload_id, event.replica_id, reason, now_s, event.is_fault, node_id)
+        by = node_of(state, replica) if event.is_refused else None
+        lose_replica(state, event.workload_id, event.replica_id, reason, now_s, is_fault=event.is_fault, refused_by=by)
 
 
 # --- what workers report --------------------------------------------------------------------------------------------
@@ -301,7 +332,14 @@ def _(event: events.ProgressReported, state: PlatformState, now_s: float) -> Non
     record = _current(state, event.job_id, event.generation)
     if record is None or event.step < record.progress.step:
         return
-    state.jobs[event.job_id] = with_report(record, event, state, now_s)
+    state.jobs[event.job_id] = diverged(with_report(record, event, state, now_s))
+
+
+@apply_event.register
+def _(event: events.JobStalled, state: PlatformState, now_s: float) -> None:
+    record = _current(state, event.job_id, event.generation)
+    if record is not None and record.lifecycle.outcome is None:
+        state.jobs[event.job_id] = settled(stalled(record, event, now_s))
 
 
 @apply_event.register
@@ -327,7 +365,9 @@ def _(event: events.JobResized, state: PlatformState, now_s: float) -> None:
             state=JobState.RUNNING if record.state is JobState.STARTING else record.state,
             started_at_s=now_s if is_first else record.lifecycle.started_at_s,
         ),
-        progress=replace(record.progress, step=max(record.progress.step, event.step), progress_at_s=now_s),
+        progress=replace(
+            record.progress, step=max(record.progress.step, event.step), progress_at_s=now_s, stalled_since_s=None
+        ),
         changes=replace(
             changes,
             num_resizes=changes.num_resizes + is_resize,
@@ -371,14 +411,18 @@ def _(event: events.CheckpointCommitted, state: PlatformState, now_s: float) -> 
 def _(event: events.JobFinished, state: PlatformState, now_s: float) -> None:
     record = _current(state, event.job_id, event.generation)
     if record is not None and record.lifecycle.outcome is None:
+        found = event.diverged_at_step or record.progress.diverged_at_step
+        record = diverged(replace(record, progress=replace(record.progress, diverged_at_step=found)))
         reason, total = "the training function returned", record.progress.total_steps
         if total is not None and event.step < total and record.job.batch is None:
             reason += f" early, at step {event.step} of {total} ({100 * event.step // total} %)"
         if record.progress.is_diverged:
-            reason += "; its last loss was not a finite number"
+            reason += "; its last loss was not a finite number" + (f", the first at step {found}" if found else "")
         state.jobs[event.job_id] = replace(
             record,
-            lifecycle=replace(record.lifecycle, outcome=JobState.SUCCEEDED, outcome_reason=reason),
+            lifecycle=record.lifecycle
+            if record.lifecycle.outcome is JobState.FAILED
+            else replace(record.lifecycle, outcome=JobState.SUCCEEDED, outcome_reason=reason),
             progress=replace(record.progress, step=max(record.progress.step, event.step)),
             saved=replace(record.saved, artifact_path=event.artifact_path),
         )
@@ -450,59 +494,8 @@ def _node_lost_reason(node_id: NodeId) -> str:
     return f"node {node_id} was lost"
 
 
-def _is_outside_groups(record: WorkloadRecord, replica: ReplicaRecord) -> bool:
-    """Whether the loss of a stopping replica affects no group: it is in none that still trains."""
-    if isinstance(record, ServiceRecord):
-        return True
-    return replica.replica_id not in (*record.group.members, *record.group.previous_members)
-
-
 def _is_expected_to_exit(record: WorkloadRecord, replica: ReplicaRecord) -> bool:
     """Whether the last ResizeJob took the replica out of the group, so that it is expected to exit."""
     if isinstance(record, ServiceRecord):
         return False
     return replica.replica_id in record.group.previous_members and replica.replica_id not in record.group.members
-
-
-def _drop_replica(state: PlatformState, workload_id: WorkloadId, replica: ReplicaRecord, now_s: float) -> None:
-    """Remove a service's replica that is gone through no fault of its own."""
-    record, _ = find(state, workload_id, replica.replica_id)
-    assert isinstance(record, ServiceRecord)
-    put(state, without_replica(record, replica, now_s))
-
-
-def _lose_replica(
-    state: PlatformState,
-    workload_id: WorkloadId,
-    replica_id: ReplicaId,
-    reason: str,
-    now_s: float,
-    is_fault: bool = True,
-    refused_by: NodeId | None = None,
-) -> None:
-    """Remove a replica that is gone unexpectedly, and charge the loss to its workload, unless a node refused it."""
-    record, replica = find(state, workload_id, replica_id)
-    if record is None or replica is None:
-        return
-    if isinstance(record, ServiceRecord):
-        crashes = with_recent(record.crashes_at_s, now_s)
-        record = replace(record, crashes_at_s=crashes, starts_at_s=now_s + back_off_s(len(crashes)))
-        # A service with a ready replica is not in a crash loop, however often others crash.
-        has_ready_replica = any(r.state is ReplicaState.READY for r in record.replicas if r.replica_id != replica_id)
-        if len(crashes) >= MAX_SERVICE_CRASHES and not has_ready_replica:
-            record = replace(record, state=ServiceState.FAILED, reason=f"crashed {times_text(len(crashes))}: {reason}")
-        put(state, without_replica(record, replica, now_s))
-        return
-    was_member = replica_id in (*record.group.members, *record.group.previous_members)
-    record = replace(
-        record,
-        replicas=tuple(r for r in record.replicas if r.replica_id != replica_id),
-        group=replace(record.group.without((replica_id,)), is_broken=record.group.is_broken or was_member),
-        spent=replace(record.spent, finished_service_s=record.spent.finished_service_s + now_s - replica.started_at_s),
-    )
-    if not record.state.is_terminal and record.lifecycle.outcome is None and record.state is not JobState.PREEMPTING:
-        if refused_by is not None:
-            record = count_refusal(record, refused_by, reason, now_s)
-        else:
-            record = count_loss(record, reason, now_s, is_fault=is_fault)
-    put(state, settled(record))

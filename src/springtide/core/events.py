@@ -116,6 +116,13 @@ class FenceFound(_Event, frozen=True, kw_only=True):
     generation: int
 
 
+class DecisionsResumed(_Event, frozen=True, kw_only=True):
+    """The control plane decides again after a time in which it was down, suspended, or unable to write its journal.
+
+    It saw nothing meanwhile, so that time counts against no workload.
+    """
+
+
 class ReplicaReady(_Event, frozen=True, kw_only=True):
     """A replica is warm: a training worker has imported and built its model, a serving replica can answer.
 
@@ -126,6 +133,17 @@ class ReplicaReady(_Event, frozen=True, kw_only=True):
     replica_id: ReplicaId
     address: str = ""
     phases_s: dict[str, float] = {}
+
+
+class StartTimedOut(_Event, frozen=True, kw_only=True):
+    """A replica of a service, or a worker that was to join a group, was not ready within `timeout_s` of its start.
+
+    Of a job that was starting: its first step has not come. The controller notes it.
+    """
+
+    workload_id: WorkloadId
+    replica_id: ReplicaId
+    timeout_s: float
 
 
 class ReplicaStopped(_Event, frozen=True, kw_only=True):
@@ -156,7 +174,8 @@ class ProgressReported(_Event, frozen=True, kw_only=True):
     `progress` of `total_progress` is the same in steps of the job's initial batch size; None if the batch is fixed.
     `step_s` is the time of a step with `local_batch_size` samples per worker and pass, exchange included, `sync_s` the
     part of it in which no worker computes. `grad_sqr` and `grad_var` are estimates of the squared norm of the true
-    gradient and of the variance of a gradient at the initial batch size.
+    gradient and of the variance of a gradient at the initial batch size. `is_diverged`: the newest loss is NaN or
+    infinite, and `diverged_at_step` is the first step at which one was, as far as its reporter knows.
     """
 
     job_id: WorkloadId
@@ -167,6 +186,7 @@ class ProgressReported(_Event, frozen=True, kw_only=True):
     epoch: int = 0
     loss: float | None = None
     is_diverged: bool = False
+    diverged_at_step: int | None = None
     samples_per_s: float | None = None
     metrics: dict[str, float] = {}
     progress: float | None = None
@@ -177,6 +197,15 @@ class ProgressReported(_Event, frozen=True, kw_only=True):
     sync_s: float | None = None
     grad_sqr: float | None = None
     grad_var: float | None = None
+
+
+class JobStalled(_Event, frozen=True, kw_only=True):
+    """No step of the job has been reported since `since_s`, for longer than `timeout_s`. The controller notes it."""
+
+    job_id: WorkloadId
+    generation: int
+    since_s: float
+    timeout_s: float
 
 
 class JobResized(_Event, frozen=True, kw_only=True):
@@ -212,12 +241,13 @@ class CheckpointCommitted(_Event, frozen=True, kw_only=True):
 
 
 class JobFinished(_Event, frozen=True, kw_only=True):
-    """The training function returned on every member."""
+    """The training function returned on every member. `diverged_at_step` is as in ProgressReported."""
 
     job_id: WorkloadId
     generation: int
     step: int
     artifact_path: str = ""
+    diverged_at_step: int | None = None
 
 
 class JobFailed(_Event, frozen=True, kw_only=True):
@@ -281,10 +311,13 @@ Event = (
     | PlatformStarted
     | ClockAnchored
     | FenceFound
+    | DecisionsResumed
     | ReplicaReady
+    | StartTimedOut
     | ReplicaStopped
     | ReplicaLost
     | ProgressReported
+    | JobStalled
     | JobResized
     | GroupBroken
     | CheckpointCommitted

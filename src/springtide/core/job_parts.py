@@ -67,9 +67,11 @@ class DeadlinePromise(msgspec.Struct, frozen=True, kw_only=True):
 class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
     """How far the job has come, as its workers last reported at `progress_at_s`. `total_steps` None: not known yet.
 
-    `equivalent_steps` of `total_equivalent_steps` count in steps of the initial batch size; None if the batch is fixed,
-    where both follow from `step`. `stream` is the state of its growing dataset. `is_diverged`: the newest loss was NaN
-    or infinite, and `loss` is the last one that was not.
+    `equivalent_steps` of `total_equivalent_steps` count in steps of the initial batch size; None if the batch is
+    fixed, where both follow from `step`. `stream` is the state of its growing dataset. `is_diverged`: the newest
+    loss was NaN or infinite, and `loss` is the last one that was not; `diverged_at_step` is the first step with
+    such a loss. `longest_gap_s` is the longest time from one report of a new step to the next; `stalled_since_s` is
+    set while the job counts as stalled, to when it was last seen to progress.
     """
 
     step: int = 0
@@ -78,10 +80,13 @@ class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int = 0
     loss: float | None = None
     is_diverged: bool = False
+    diverged_at_step: int | None = None
     metrics: Mapping[str, float] = {}
     equivalent_steps: float | None = None
     total_equivalent_steps: float | None = None
     stream: StreamView | None = None
+    longest_gap_s: float = 0.0
+    stalled_since_s: float | None = None
 
 
 class LearntSpeed(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +125,8 @@ class JobRestarts(msgspec.Struct, frozen=True, kw_only=True):
     `crashes_at_s` are the instants at which no worker was left (charged to its restart budget), `losses_at_s` those at
     which one worker was lost and others went on. After the first kind nothing of the job runs and it starts no earlier
     than `starts_at_s`; after the second its other workers train and none is added before `grows_at_s`. `refusals` are
-    the nodes that turned workers away; they are not charged to its restart budget.
+    the nodes that turned workers away; they are not charged to its restart budget. `num_hangs` is how often in a row
+    the job was restarted because it hung, without a step beyond `hung_at_step`.
     """
 
     crashes_at_s: tuple[float, ...] = ()
@@ -129,6 +135,8 @@ class JobRestarts(msgspec.Struct, frozen=True, kw_only=True):
     grows_at_s: float = 0.0
     num_restarts: int = 0
     refusals: tuple[NodeRefusal, ...] = ()
+    num_hangs: int = 0
+    hung_at_step: int = 0
 
 
 class GroupChanges(msgspec.Struct, frozen=True, kw_only=True):

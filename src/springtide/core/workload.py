@@ -17,6 +17,8 @@ ReplicaId = NewType("ReplicaId", str)
 
 MAX_VIRTUAL_SHARDS = 256
 DEFAULT_GRACE_S = 15.0
+# How many jobs and services of one owner may be unfinished, unless the platform's settings say otherwise.
+MAX_UNFINISHED = 1000
 
 
 # How the learning rate follows the batch: in proportion, by the root, by AdaScale's gain, or not at all.
@@ -24,6 +26,10 @@ LearningRateRule = Literal["linear", "sqrt", "adascale", "none"]
 # The unit of a job's length: samples seen, or progress, of which a sample in a larger batch brings less.
 LengthUnit = Literal["samples", "progress"]
 LEAST_SHARDS = 4
+# What happens to a job that goes without a step for too long.
+OnStall = Literal["report", "restart", "fail"]
+# What happens to a job whose loss is NaN or infinite.
+OnNan = Literal["report", "fail"]
 
 
 class Goal(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,6 +124,10 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload
     if it is known. `stream` names the growing dataset that the job trains on, each sample once, until it is closed.
     `study` names the search over jobs that the job is a trial of. `share` is what each worker holds of a device
     (None: the whole). `container` holds the settings of its pods, on Kubernetes.
+    The job counts as stalled after `stall_timeout_s` without a step (None: as the platform finds sensible for it; 0: it
+    is not watched), and `on_stall` says what happens then. It is started again when its first step has not come within
+    `start_timeout_s` of its start (0: it may take any time). `on_nan` says what happens when its loss is not a finite
+    number.
     """
 
     job_id: WorkloadId
@@ -152,6 +162,10 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload
     study: str = ""
     share: Share | None = None
     container: ContainerSettings | None = None
+    stall_timeout_s: float | None = 0.0
+    on_stall: OnStall = "report"
+    start_timeout_s: float = 0.0
+    on_nan: OnNan = "report"
 
     @property
     def is_on_functions(self) -> bool:
@@ -165,7 +179,8 @@ class InferenceService(msgspec.Struct, frozen=True, kw_only=True, tag_field="wor
     `share` is what each replica holds of a device (None: the whole). `capacity_per_s` is how many requests a second one
     replica answers within the objective at the limit of its share, as profiled (None: not known). With it the number of
     replicas follows the co-scaler (serving/co_scaler.py) instead of the number of concurrent requests.
-    `container` holds the settings of its pods, on Kubernetes.
+    `container` holds the settings of its pods, on Kubernetes. A replica that is not ready within `start_timeout_s` of
+    its start is ended (0: it may take any time).
     """
 
     service_id: WorkloadId
@@ -185,6 +200,7 @@ class InferenceService(msgspec.Struct, frozen=True, kw_only=True, tag_field="wor
     share: Share | None = None
     capacity_per_s: float | None = None
     container: ContainerSettings | None = None
+    start_timeout_s: float = 0.0
 
 
 def replicas_for(service: InferenceService, demand: int, minimum: int, maximum: int) -> int:

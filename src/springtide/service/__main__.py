@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from springtide.core.errors import SpringtideError
+from springtide.core.workload import MAX_UNFINISHED
 from springtide.service.assembly.function_settings import read_settings
 from springtide.service.assembly.local import PlatformOptions, serve
 from springtide.service.assembly.pool_settings import parse_pools
@@ -27,6 +28,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--day", type=float, default=None, help="seconds after which the tide comes again")
     parser.add_argument("--functions", type=Path, default=None, help="the settings of a function service, as a file")
+    parser.add_argument(
+        "--max-unfinished", type=int, default=MAX_UNFINISHED, help="jobs and services at a time (0: any number)"
+    )
     parsed = parser.parse_args(arguments)
     configure_logging()
     # What a crash of the interpreter was doing stands in the log.
@@ -41,6 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
                 usd_per_device_hour=parsed.price,
                 pools=parse_pools(parsed.pools),
                 day_s=parsed.day,
+                max_unfinished=parsed.max_unfinished,
                 functions=None if parsed.functions is None else read_settings(parsed.functions),
             )
         )

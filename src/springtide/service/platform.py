@@ -30,7 +30,7 @@ from springtide.core.status.functions import FunctionRunStatus
 from springtide.core.status.pods import ClusterStatus
 from springtide.core.status.shares import SharingStatus
 from springtide.core.tide import DAY_S, Tide
-from springtide.core.workload import WorkloadId
+from springtide.core.workload import MAX_UNFINISHED, WorkloadId
 from springtide.scheduling.functions.policy import WithFunctions
 from springtide.scheduling.registry import make_live_policy
 from springtide.service.assembly.pool_settings import midnight_before_s
@@ -106,6 +106,7 @@ class Platform:
         sharing: Callable[[], SharingStatus] = SharingStatus,
         build: PlatformBuild | None = None,
         restarted: str = "",
+        max_unfinished: int = MAX_UNFINISHED,
     ) -> None:
         """`nodes` are the nodes of this machine; `tide` is an empty record of past days, filled from the journal.
 
@@ -116,7 +117,7 @@ class Platform:
         self.state_dir = state_dir
         self._restarted, self._started_at_s = restarted, time.monotonic()
         self.policy_name = policy_name
-        self.usd_per_device_hour = usd_per_device_hour
+        self.usd_per_device_hour, self.max_unfinished = usd_per_device_hour, max_unfinished
         self._build = build
         self._nodes = {node.node_id: node for node in nodes}
         self.source_store: SourceStore = DirectorySources(state_dir) if build is None else build.source_store

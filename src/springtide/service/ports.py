@@ -192,6 +192,11 @@ class PlatformLike(Protocol):
         ...
 
     @property
+    def max_unfinished(self) -> int:
+        """How many workloads of one owner may be unfinished; 0: any number."""
+        ...
+
+    @property
     def has_parameter_store(self) -> bool:
         """Whether functions exchange data through a parameter store."""
         ...

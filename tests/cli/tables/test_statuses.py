@@ -56,6 +56,13 @@ def test_the_table_is_cut_to_the_terminal(make_job: MakeJob) -> None:
     assert ended.splitlines()[1].split()[:8] == ["fit-3f2a", "SUCCEEDED", "57", "%", "570/1000", "-", "0.412", "3m12"]
 
 
+def test_a_stalled_job_says_so_and_for_how_long(make_job: MakeJob) -> None:
+    job = make_job(stalled_since_s=10.0)
+    assert "RUNNING" in jobs_table([job], now_s=730.0)
+    assert "STALLED: no step for 12m00, the last was 570/1000" in jobs_table([job], now_s=730.0)
+    assert progress_line(job).startswith("fit-3f2a STALLED 2 workers")
+
+
 def test_what_is_not_known_is_left_out(make_job: MakeJob) -> None:
     unknown: dict[str, Any] = dict.fromkeys(
         ("loss", "samples_per_s", "eta_s", "slack_s", "progress_fraction", "total_steps")

@@ -74,6 +74,7 @@ class PlatformDouble:
     policy_name = "arrival-order"
     wall_clock_offset_s = 1_000_000.0
     usd_per_device_hour = 0.36
+    max_unfinished = 0
     trouble = ""
     restarted = ""
     clock_notice = ""

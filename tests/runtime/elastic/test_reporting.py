@@ -23,6 +23,9 @@ class Told:
         self.reports.append(report)
         return len(self.reports)
 
+    def hold(self, report):
+        pass
+
     def update(self, **standing):
         pass
 
@@ -103,3 +106,22 @@ def test_steps_longer_than_the_window_have_a_speed_too(clock):
     newest = train(clock, training_cursor, (), 3, step_s=20.0).newest()
     assert newest.samples_per_s == pytest.approx(training_cursor.cursor.global_batch_size / 20.0)
     assert newest.step_s == pytest.approx(20.0)
+
+
+def test_the_first_loss_that_is_no_number_is_told_at_once_and_remembered(clock):
+    training_cursor = TrainingCursor(make_job())
+    training_cursor.start(160)
+    told, losses = Told(), [1.0, float("nan"), 1.0, float("inf"), 2.0]
+    reporter = Reporter(told)
+    order = SimpleNamespace(forced=False, previous=0)
+    reporter.group_changed(SimpleNamespace(generation=3, rank=0, world_size=1, order=order), None, 0)
+    for loss in losses:
+        batch = training_cursor.next_batch()
+        training_cursor.commit(batch, None, training_cursor.last_square)
+        clock.s += 0.001
+        reporter.step_ended(training_cursor, batch, loss, sync_s=0.0)
+    reports = [report for report in told.reports if isinstance(report, Progress)]
+    assert [(report.step, report.is_diverged, report.diverged_at_step) for report in reports[1:]] == [(2, True, 2)]
+    reporter.flush()
+    assert (told.newest().step, told.newest().is_diverged, told.newest().diverged_at_step) == (5, False, 2)
+    assert reporter.diverged_at_step == 2

@@ -65,7 +65,7 @@ def test_losses_are_numbers_the_newest_and_each_once(store, reporter):
     reporter.add_loss(1, float("nan"), 4)
     reporter.add_loss(2, float("-inf"), 4)
     reporter.add_loss(2, 0.5, 4)
-    assert reporter.report.losses == ((1, 1e300, 4), (2, 0.5, 4))
+    assert reporter.report.losses == ((1, None, 4), (2, 0.5, 4))
     for step in range(3, MAX_LOSSES + 3):
         reporter.add_loss(step, 0.25, 4)
     assert [loss[0] for loss in reporter.report.losses] == list(range(3, MAX_LOSSES + 3))

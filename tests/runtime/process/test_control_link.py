@@ -126,6 +126,20 @@ def test_progress_is_not_kept_for_repetition(plane, tmp_path):
         assert isinstance(plane.next(), Ready)
 
 
+def test_held_progress_is_sent_once_no_other_follows(plane, tmp_path):
+    told = [Progress(generation=1, step=step, total_steps=9, world_size=1) for step in (3, 4, 5)]
+    with closing(ControlLink(make_spec(tmp_path / "c.sock"))) as link:
+        link.start()
+        plane.accept()
+        plane.next(Hello)
+        link.hold(told[0])
+        link.send(told[1])
+        link.hold(told[2])
+        assert [plane.next(Progress).step for _ in range(2)] == [4, 5]
+        plane.next(Heartbeat)
+        assert isinstance(plane.next(), Heartbeat)
+
+
 def test_orders_reach_the_callback_or_the_queue(plane, tmp_path):
     with closing(ControlLink(make_spec(tmp_path / "c.sock"))) as link:
         link.start()

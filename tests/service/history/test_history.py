@@ -12,6 +12,7 @@ from springtide.core.actions import EndJob, PreemptJob, ResizeJob, StartReplica
 from springtide.core.errors import InvalidRequest, NotFound
 from springtide.core.events import (
     JobResized,
+    JobStalled,
     JobSubmitted,
     NodeLost,
     ProgressReported,
@@ -140,6 +141,19 @@ def test_intervals_end_when_the_replica_or_its_node_does():
     ends = {interval.replica_id: interval.end_s for interval in index.timeline(9.0).intervals}
     assert ends == {"fit-1.0": 3.0, "fit-1.1": 2.0, "fit-1.2": 3.0}
     assert index.totals().num_lost_replicas == 2
+
+
+def test_a_stall_and_its_end_are_lines_and_count():
+    stalled = JobStalled(job_id="fit-1", generation=1, since_s=10.0, timeout_s=60.0)
+    said = [ProgressReported(job_id="fit-1", generation=1, step=n, total_steps=9, world_size=1) for n in (4, 4, 5, 6)]
+    index = index_of((0.0, JobSubmitted(job=job())), (10.0, said[0]), (70.0, stalled), (71.0, said[1]), (72.0, said[2]))
+    index.add(6, Step(now_s=73.0, events=(said[3],)))
+    lines = [(entry.kind, entry.text) for entry in index.entries("fit-1")]
+    assert lines[1:] == [
+        ("stalled", "no step for 1m00, the last was 4"),
+        ("steps-again", "step 5 has come: it was slow, or hung for a while"),
+    ]
+    assert index.totals().num_stalls == 1
 
 
 def test_preemptions_and_ends_are_marks():

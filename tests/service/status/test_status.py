@@ -139,9 +139,9 @@ def test_every_field_of_a_status_is_filled_from_the_record():
     status = job_status(known, 9.0, planned=planned, usd_per_device_hour=1.0, search=search, enforced="by tests")
     plain = job_status(record(), 9.0)
     same = {name for name in JobStatus.__struct_fields__ if getattr(status, name) == getattr(plain, name)}
-    # It has started, so no start is planned, and has not diverged; the rest are what both jobs have in common.
+    # It has started, so no start is planned, and neither diverged nor stalled; the rest both have in common.
     assert same == {"job_id", "name", "kind", "state", "submitted_at_s", "min_workers", "max_workers", "num_epochs"} | {
-        *("planned_start_at_s", "pods", "is_diverged")
+        *("planned_start_at_s", "pods", "is_diverged", "stalled_since_s")
     }
 
 
@@ -150,6 +150,19 @@ def test_a_job_that_has_diverged_shows_no_loss_and_says_so():
     status = job_status(known, 2.0)
     assert (status.loss, status.is_diverged) == (None, True)
     assert any("not a finite number" in line for line in explain(known, view_of(known), (), 2.0).evidence)
+
+
+def test_a_job_that_has_stalled_says_for_how_long_and_what_is_done():
+    speeds = {"samples_per_s": 20.0, "throughput_samples_per_s": {1: 20.0}, "members": ("fit-1.0",)}
+    known = record(state=JobState.RUNNING, step=5, total_steps=10, progress_at_s=10.0, **speeds)
+    assert job_status(known, 100.0).eta_s is not None
+    known = replace(known, progress=replace(known.progress, stalled_since_s=10.0))
+    assert job_status(known, 100.0).eta_s is None
+    known = replace(known, job=replace(known.job, stall_timeout_s=60.0))
+    assert job_status(known, 100.0).stalled_since_s == 10.0
+    told = explain(known, view_of(known), (), 100.0)
+    assert any("no step for 1m30; 1m00 is what it may go without one" in line for line in told.evidence)
+    assert "springtide cancel fit-1" in told.next_steps
 
 
 def adaptive(**known):

@@ -131,6 +131,7 @@ class Job:
     finished: list[Source] = field(default_factory=list)
     finished_step: int = 0
     has_result: bool = False
+    diverged_at_step: int | None = None
     artifact_path: str = ""
     finish: JobFinished | None = None
     has_ended: bool = False

@@ -184,6 +184,7 @@ class Reports(Generic[Handle]):
             epoch=report.epoch,
             loss=report.loss,
             is_diverged=report.is_diverged,
+            diverged_at_step=report.diverged_at_step,
             samples_per_s=report.samples_per_s,
             metrics=report.metrics,
             progress=report.progress,
@@ -242,6 +243,7 @@ class Reports(Generic[Handle]):
         job.finished.append((replica, report.seq))
         job.finished_step = max(job.finished_step, report.step)
         job.has_result = job.has_result or report.has_result
+        job.diverged_at_step = report.diverged_at_step or job.diverged_at_step
         if report.artifact_path and self._table.driver.owns_path(replica, report.artifact_path):
             job.artifact_path = report.artifact_path
         self.finish(job)
@@ -362,7 +364,11 @@ class Reports(Generic[Handle]):
             # They belong to the newest group, whether they still switched to it or not.
             generation = max(generation, order.generation)
         job.finish = JobFinished(
-            job_id=job.job_id, generation=generation, step=job.finished_step, artifact_path=job.artifact_path
+            job_id=job.job_id,
+            generation=generation,
+            step=job.finished_step,
+            artifact_path=job.artifact_path,
+            diverged_at_step=job.diverged_at_step,
         )
         sources, job.finished = job.finished, []
         self._table.post(job.finish, sources)

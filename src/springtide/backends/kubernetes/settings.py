@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from springtide.core.workload import MAX_UNFINISHED
+
 GROUP = "springtide.dev"
 VERSION = "v1alpha1"
 SCHEDULER_NAME = "springtide"
@@ -105,6 +107,7 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     journal_url: str = ""
     usd_per_device_hour: float | None = None
     day_s: float | None = None
+    max_unfinished: int = MAX_UNFINISHED
     grace_s: float = 15.0
     worker_lease_s: float = 60.0
     worker_lost_after_s: float = 10.0

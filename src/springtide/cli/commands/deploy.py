@@ -56,6 +56,13 @@ def deploy(session: Session, /, target: str, **options: Any) -> None:
             service, f"{service.name} FAILED: {service.reason}", f"what it wrote: springtide logs {service.name}"
         )
         raise click.exceptions.Exit(1)
+    if service.rolled_back:
+        session.answer(
+            service,
+            f"{service.name} {service.state}: {service.reason}",
+            f"what it wrote: springtide logs {service.name}",
+        )
+        raise click.exceptions.Exit(1)
     session.answer(
         service,
         _deployed_text(service, served, session.state_dir / "token"),

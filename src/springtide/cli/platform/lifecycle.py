@@ -80,6 +80,7 @@ class _StartOptions(msgspec.Struct, frozen=True, kw_only=True):
     price: float | None
     pools: str
     day_s: float
+    max_unfinished: int
 
 
 def _start_options(given: dict[str, Any]) -> _StartOptions:
@@ -116,6 +117,9 @@ def _check_pools(policy: str, pools: str, slots: Any) -> str:
 @click.option("--price", type=float, metavar="USD", help="What a device costs an hour. [default: 0.05, a GPU 2.50]")
 @click.option("--pools", metavar="P=N", help="How many slots each pool owns: inference=2. [default: all share them]")
 @click.option("--day", "day_s", metavar="TIME", help="After what time the load comes again: 2m. [default: 24h]")
+@click.option(
+    "--max-unfinished", type=click.IntRange(0), metavar="N", help="Jobs and services at a time; 0: any. [default: 1000]"
+)
 @function_options
 @click.option("--foreground", is_flag=True, help="Stay here and end with Ctrl-C.")
 @click.option("--install-service", is_flag=True, help="Write a systemd unit with these options; start nothing now.")
@@ -139,7 +143,8 @@ def up(session: Session, /, foreground: bool, install_service: bool, **given: An
     options = _start_options(given)
     asked = (options.slots, options.policy, options.port, options.price)
     kept = write_settings(state_dir, functions)
-    command = service_command(state_dir, *asked, pools=options.pools, day_s=options.day_s, functions=kept)
+    pools, day_s, most = options.pools, options.day_s, options.max_unfinished
+    command = service_command(state_dir, *asked, pools=pools, day_s=day_s, max_unfinished=most, functions=kept)
     if install_service:
         path, start = install_unit(command)
         session.answer({"unit": str(path), "start": start}, f"written: {path}", f"start it with the machine: {start}")
@@ -147,7 +152,7 @@ def up(session: Session, /, foreground: bool, install_service: bool, **given: An
     if foreground:
         os.execv(command[0], command)
     session.note("starting ...")
-    platform = start_platform(state_dir, *asked, pools=options.pools, day_s=options.day_s, functions=kept)
+    platform = start_platform(state_dir, *asked, pools=pools, day_s=day_s, max_unfinished=most, functions=kept)
     hint = "next: springtide run FILE | springtide hello | stop: springtide down"
     address = _address(platform, state_dir)
     answer = {

@@ -107,6 +107,7 @@ def service_command(
     *,
     pools: str = "",
     day_s: float | None = None,
+    max_unfinished: int | None = None,
     functions: Path | None = None,
     is_supervised: bool = False,
 ) -> list[str]:
@@ -124,6 +125,8 @@ def service_command(
         command += ["--pools", pools]
     if day_s is not None:
         command += ["--day", repr(day_s)]
+    if max_unfinished is not None:
+        command += ["--max-unfinished", str(max_unfinished)]
     if functions is not None:
         command += ["--functions", str(functions)]
     return [*command, "--policy", policy, "--port", str(port)]
@@ -138,6 +141,7 @@ def start_platform(
     *,
     pools: str = "",
     day_s: float | None = None,
+    max_unfinished: int | None = None,
     functions: Path | None = None,
 ) -> PlatformFile:
     """Start the platform detached and wait until it answers. Raises BackendError with its output if it exits."""
@@ -147,7 +151,16 @@ def start_platform(
     with open_private(log_path, "ab") as log:
         process = subprocess.Popen(
             service_command(
-                state_dir, slots, policy, port, price, pools=pools, day_s=day_s, functions=functions, is_supervised=True
+                state_dir,
+                slots,
+                policy,
+                port,
+                price,
+                pools=pools,
+                day_s=day_s,
+                max_unfinished=max_unfinished,
+                functions=functions,
+                is_supervised=True,
             ),
             stdin=subprocess.DEVNULL,
             stdout=log,

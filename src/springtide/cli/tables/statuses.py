@@ -72,7 +72,7 @@ def jobs_table(jobs: Sequence[JobStatus], width: int | None = None, now_s: float
             _eta_cell(job, now_s),
             _slack_cell(job),
             *((UNKNOWN if job.cost_usd is None else usd(job.cost_usd),) if has_functions else ()),
-            shorten(job.reason),
+            shorten(_reason_cell(job, now_s)),
         )
         for job in jobs
     ]
@@ -81,6 +81,13 @@ def jobs_table(jobs: Sequence[JobStatus], width: int | None = None, now_s: float
     cost = ("COST",) if has_functions else ()
     header = ("JOB", "STATE", *place, "PROGRESS", "STEP", "WORKERS", *batch, "LOSS", "ETA", "SLACK", *cost, "REASON")
     return align(header, rows, width)
+
+
+def _reason_cell(job: JobStatus, now_s: float | None) -> str:
+    """The reason of its state; while it is stalled, for how long."""
+    if job.stalled_since_s is None or now_s is None:
+        return job.reason
+    return f"STALLED: no step for {format_duration(now_s - job.stalled_since_s)}, the last was {steps(job)}"
 
 
 def _batch_cell(job: JobStatus) -> str:
@@ -237,7 +244,8 @@ def _progress_line(job: JobStatus, bar_width: int, parts: Sequence[str]) -> str:
         "slack": "" if job.slack_s is None else f"slack {slack(job.slack_s)}",
         "cost": _progress_cost(job),
     }
-    head = f"{job.job_id} {job.state} {_staff(job)}{bar} {done}"
+    state = job.state if job.stalled_since_s is None else "STALLED"
+    head = f"{job.job_id} {state} {_staff(job)}{bar} {done}"
     return "  ".join([head, *[texts[part] for part in parts if texts[part]]])
 
 

@@ -27,7 +27,7 @@ from springtide.core.options.kinds import (
     Toggle,
 )
 from springtide.core.options.option import FlagText, ObjectField, Option, RestField, Table
-from springtide.core.workload import DEFAULT_GRACE_S, MAX_VIRTUAL_SHARDS, LearningRateRule, LengthUnit
+from springtide.core.workload import DEFAULT_GRACE_S, MAX_VIRTUAL_SHARDS, LearningRateRule, LengthUnit, OnNan, OnStall
 
 Length = Literal["epochs", "progress"]
 Where = Literal["cluster", "functions"]
@@ -351,6 +351,63 @@ JOB_OPTIONS: Final[Table] = (
         flags={"change": FlagText("--retries", "How often it may be begun again after faults.")},
         rest=RestField("max_restarts", copied_to="workload"),
         object=ObjectField("retries", "How often it may begin again from a checkpoint after a failure."),
+    ),
+    Option(
+        name="stall_timeout",
+        kind=Duration(TEN_YEARS_S, may_be_zero=True),
+        flags={"run": FlagText("--stall-timeout TIME", "How long it may go without a step: 20m; none: any time.")},
+        rest=RestField(
+            "stall_timeout_s",
+            "how long it may go without a step; null: 10 minutes, or longer where its steps are long; 0: any time",
+            copied_to="workload",
+        ),
+        object=ObjectField(
+            "stallTimeout", "How long it may go without a step; left out: 10m, longer where its steps are long."
+        ),
+    ),
+    Option(
+        name="on_stall",
+        kind=Choice(get_args(OnStall)),
+        default="report",
+        flags={
+            "run": FlagText(
+                "--on-stall", "What happens then: say so, begin again from its checkpoint, or end it as failed."
+            )
+        },
+        rest=RestField(
+            "on_stall", "what happens to it when it has gone without a step for too long", copied_to="workload"
+        ),
+        object=ObjectField(
+            "onStall", "When it goes without a step for too long: say so, begin again from its checkpoint, or fail."
+        ),
+    ),
+    Option(
+        name="start_timeout",
+        kind=Duration(TEN_YEARS_S, may_be_zero=True),
+        flags={
+            "run": FlagText(
+                "--start-timeout TIME", "From its start to its first step; then it is started again. none: any time."
+            )
+        },
+        rest=RestField(
+            "start_timeout_s",
+            "from its start to its first step; then it is started again, as after a crash; 0: any time",
+            default=1800.0,
+            copied_to="workload",
+        ),
+        object=ObjectField(
+            "startTimeout", "From its start to its first step; then it is started again. Left out: 30m."
+        ),
+    ),
+    Option(
+        name="on_nan",
+        kind=Choice(get_args(OnNan)),
+        default="report",
+        flags={
+            "run": FlagText("--on-nan", "What happens when its loss is NaN or infinite: say so, or end it as failed.")
+        },
+        rest=RestField("on_nan", "what happens to it when its loss is NaN or infinite", copied_to="workload"),
+        object=ObjectField("onNan", "When its loss is NaN or infinite: say so, or fail."),
     ),
     Option(
         name="grace",

@@ -42,13 +42,19 @@ class Moment(OptionKind):
 
 @dataclass(frozen=True, slots=True)
 class Duration(OptionKind):
-    """A time span, sent in seconds. `highest_s` is the most that is taken; `may_be_zero`: 0 is taken, too."""
+    """A time span, sent in seconds. `highest_s` is the most that is taken; `may_be_zero`: "none" or 0 is taken, too."""
 
     highest_s: float = TEN_YEARS_S
     may_be_zero: bool = False
 
     def sent(self, value: Any, name: str, now: datetime) -> float:
         """Raises InvalidRequest."""
+        return self.seconds(value, name)
+
+    def seconds(self, value: str | float, name: str) -> float:
+        """The span in seconds. Raises InvalidRequest."""
+        if self.may_be_zero and value in ("none", "0", 0) and not isinstance(value, bool):
+            return 0.0
         return parse_duration_s(value, name)
 
 

@@ -122,6 +122,22 @@ SERVICE_OPTIONS: Final[Table] = (
         object=ObjectField("idle", "How long without requests until it sleeps."),
     ),
     Option(
+        name="start_timeout",
+        kind=Duration(may_be_zero=True),
+        flags={
+            "deploy": FlagText(
+                "--start-timeout TIME", "What a replica may take to load; then it is ended. none: any time."
+            )
+        },
+        rest=RestField(
+            "start_timeout_s",
+            "what a replica may take to get ready; then it is ended, and a new version rolled back; 0: any time",
+            default=600.0,
+            copied_to="workload",
+        ),
+        object=ObjectField("startTimeout", "What a replica may take to load; then it is ended. Left out: 10m."),
+    ),
+    Option(
         name="grace",
         kind=Duration(),
         default=DEFAULT_GRACE_S,

@@ -51,7 +51,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     from which epoch on a step has how many samples, `study` which search over jobs it is a trial of. `share` is what
     each of its workers is to hold of a device (None: the whole), `enforced` what enforces that. `pods` are those of its
     replicas, on Kubernetes. `resize_reason` is the part of `reason` that says why the number of
-    workers changed; empty where `reason` is about something else.
+    workers changed; empty where `reason` is about something else. `stalled_since_s` is when the last step was seen of a
+    job that has gone without one for too long; None for others.
     """
 
     job_id: str
@@ -113,6 +114,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     enforced: str = ""
     pods: tuple[PodStatus, ...] = ()
     resize_reason: str = ""
+    stalled_since_s: float | None = None
 
 
 class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +122,8 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     `capacity_per_s` is what one replica answers within the objective, `wanted_replicas` how many the co-scaler wants
     by it. `cold_start_s` is what the newest start was made of: seconds by phase (`schedule`, `spawn`, `import`, `load`
-    of the replica, and `first_answer`, from ready to the first answer that went out).
+    of the replica, and `first_answer`, from ready to the first answer that went out). `rolled_back` says which version
+    was given up for the one before it, and why.
     """
 
     service_id: str
@@ -148,6 +151,7 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     wanted_replicas: int | None = None
     cold_start_s: dict[str, float] = {}
     pods: tuple[PodStatus, ...] = ()
+    rolled_back: str = ""
 
 
 class DeviceHolder(msgspec.Struct, frozen=True, kw_only=True):

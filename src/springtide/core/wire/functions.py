@@ -28,6 +28,10 @@ MAX_ORDER_BYTES = 64 * 1024
 MAX_RECORD_BYTES = 1 << 20
 MAX_LOSSES = 256
 Finite = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
+# Of a step: its number, its mean loss (None: NaN or infinite), the number of samples.
+ReportedLoss = tuple[int, Finite | None, int]
+# Functions of earlier versions report this for a loss that is not finite.
+LARGEST_LOSS = 1e300
 
 
 class Place(msgspec.Struct, frozen=True, order=True):
@@ -200,7 +204,7 @@ class FunctionReport(msgspec.Struct, frozen=True, kw_only=True):
     global_batch_size: int = 0
     num_samples: int = 0
     saved_step: int | None = None
-    losses: tuple[tuple[int, Finite, int], ...] = ()
+    losses: tuple[ReportedLoss, ...] = ()
     ids_digest: str = ""
     lanes: LaneTimes = LaneTimes()
     totals: StepTotals = StepTotals()

@@ -124,6 +124,7 @@ class Progress(_Report, frozen=True, kw_only=True):
     epoch: int = 0
     loss: Finite | None = None
     is_diverged: bool = False
+    diverged_at_step: int | None = None
     samples_per_s: Duration | None = None
     metrics: dict[str, Finite] = {}
     progress: Amount | None = None
@@ -163,6 +164,7 @@ class Finished(_Report, frozen=True, kw_only=True):
     step: int
     artifact_path: str = ""
     has_result: bool = True
+    diverged_at_step: int | None = None
 
 
 class Failed(_Report, frozen=True, kw_only=True):

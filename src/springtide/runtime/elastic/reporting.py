@@ -41,6 +41,7 @@ class Reporter:
         self._window: deque[_CommittedStep] = deque()
         self._progress: Progress | None = None
         self._step = 0
+        self.diverged_at_step: int | None = None
         self.metrics: dict[str, float] = {}
 
     def group_changed(self, formation: Formation, previous: Formation | None, step: int) -> None:
@@ -78,8 +79,12 @@ class Reporter:
         now_s, num_samples = time.monotonic(), len(batch.ids)
         self._last_end_s, self._step = now_s, training_cursor.step
         self._link.update(step=training_cursor.step)
-        formation = self._formation
+        formation, is_diverged = self._formation, not math.isfinite(loss)
         assert formation is not None
+        # Said at once, since the reports that follow may be of steps whose loss is finite again.
+        is_news = is_diverged and self.diverged_at_step is None
+        if is_news:
+            self.diverged_at_step = training_cursor.step
         self._send_switched()
         if formation.rank != 0:
             return
@@ -96,15 +101,18 @@ class Reporter:
             total_steps=total_steps,
             world_size=formation.world_size,
             epoch=batch.epoch,
-            loss=loss if math.isfinite(loss) else None,
-            is_diverged=not math.isfinite(loss),
+            loss=None if is_diverged else loss,
+            is_diverged=is_diverged,
+            diverged_at_step=self.diverged_at_step,
             samples_per_s=num_in_span / span_s if span_s > 0 else None,
             metrics={name: value for name, value in self.metrics.items() if math.isfinite(value)},
             **self._measured(training_cursor, span_s, num_in_span, formation.world_size),
         )
-        if now_s - self._sent_at_s >= _PROGRESS_INTERVAL_S or training_cursor.is_over:
+        if now_s - self._sent_at_s >= _PROGRESS_INTERVAL_S or training_cursor.is_over or is_news:
             self._sent_at_s = now_s
             self._link.send(self._progress)
+        else:
+            self._link.hold(self._progress)
 
     def _measured(
         self, training_cursor: TrainingCursor, span_s: float, num_samples: int, world_size: int

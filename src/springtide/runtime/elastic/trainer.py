@@ -495,7 +495,11 @@ class Trainer:
     def _send_finished(self, path: str) -> int:
         self._reporter.flush()
         report = Finished(
-            generation=self.membership.generation, step=self.step, artifact_path=path, has_result=bool(path)
+            generation=self.membership.generation,
+            step=self.step,
+            artifact_path=path,
+            has_result=bool(path),
+            diverged_at_step=self._reporter.diverged_at_step,
         )
         return self._link.send(report)
 

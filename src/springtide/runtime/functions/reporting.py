@@ -14,12 +14,20 @@ import msgspec
 from springtide.core.errors import StorageError
 from springtide.core.functions import Usage
 from springtide.core.ports import Store
-from springtide.core.wire.functions import MAX_LOSSES, FunctionOrder, FunctionReport, Keys, Phase, Place
+from springtide.core.wire.functions import (
+    LARGEST_LOSS,
+    MAX_LOSSES,
+    FunctionOrder,
+    FunctionReport,
+    Keys,
+    Phase,
+    Place,
+    ReportedLoss,
+)
 
 # Least time between reports of steps, and the interval of reports while waiting.
 LEAST_INTERVAL_S = 0.5
 IDLE_INTERVAL_S = 5.0
-_LARGEST = 1e300
 
 
 class FunctionReporter:
@@ -35,7 +43,7 @@ class FunctionReporter:
         self._store = store
         self._stores = stores
         self._now_s = now_s
-        self._losses: dict[int, tuple[int, float, int]] = {}
+        self._losses: dict[int, ReportedLoss] = {}
         self._report = FunctionReport(
             stage=order.stage,
             replica=order.replica,
@@ -72,17 +80,16 @@ class FunctionReporter:
             self._write()
 
     def add_loss(self, step: int, loss: float, num_samples: int) -> None:
-        """Add the mean loss over this place's samples of a step; NaN and infinity become the largest number.
+        """Add the mean loss over this place's samples of a step; None stands for one that is not finite.
 
         A step that is redone gives the same loss again.
         """
-        finite = loss if math.isfinite(loss) else _LARGEST
-        self._losses[step] = (step, max(-_LARGEST, min(_LARGEST, finite)), num_samples)
+        self._losses[step] = (step, loss if abs(loss) < LARGEST_LOSS else None, num_samples)
         if len(self._losses) > MAX_LOSSES:
             del self._losses[min(self._losses)]
         self.update(losses=tuple(self._losses[at] for at in sorted(self._losses)))
 
-    def take_losses(self, losses: Iterable[tuple[int, float, int]]) -> None:
+    def take_losses(self, losses: Iterable[ReportedLoss]) -> None:
         """Add the predecessor's losses at this place to this function's reports."""
         self._losses = {**{entry[0]: entry for entry in losses}, **self._losses}
         self.update(losses=tuple(self._losses[at] for at in sorted(self._losses)))

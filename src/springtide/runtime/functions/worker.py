@@ -17,7 +17,7 @@ from springtide.collectives.communicator import Communicator
 from springtide.core.errors import CollectiveError, InvalidRequest, ObjectMissing, StorageError
 from springtide.core.functions import FunctionPlan
 from springtide.core.ports import Store
-from springtide.core.wire.functions import Finite, FunctionOrder, FunctionResult, Keys, LaneTimes, Place
+from springtide.core.wire.functions import FunctionOrder, FunctionResult, Keys, LaneTimes, Place, ReportedLoss
 from springtide.runtime.functions.control_watch import AttemptSuperseded, ControlWatch, NewAttempt, Stopped
 from springtide.runtime.functions.place_worker import PlaceWorker, build_place_worker
 from springtide.runtime.functions.reporting import FunctionReporter
@@ -48,7 +48,7 @@ class _Left(msgspec.Struct, frozen=True, kw_only=True):
 
     step: int
     attempt: int = -1
-    losses: tuple[tuple[int, Finite, int], ...] = ()
+    losses: tuple[ReportedLoss, ...] = ()
 
 
 class FunctionWorker:

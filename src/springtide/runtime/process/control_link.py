@@ -93,6 +93,7 @@ class ControlLink:
         self.on_lease_expired = on_lease_expired
         self._condition = threading.Condition()
         self._status = _WorkerStatus()
+        self._held: Progress | None = None
         self._last_seq = 0
         self._acknowledged_seq = 0
         self._unacknowledged: deque[tuple[int, bytes]] = deque()
@@ -132,6 +133,8 @@ class ControlLink:
         Heartbeat and Progress are superseded by the next one: they get number 0 and are dropped while unconnected.
         """
         with self._condition:
+            if isinstance(report, Progress):
+                self._held = None
             if isinstance(report, Heartbeat | Progress):
                 if self._is_connected:
                     self._outgoing.append(encode_frame(report))
@@ -145,6 +148,10 @@ class ControlLink:
                     self._outgoing.append(frame)
         self._wake()
         return seq
+
+    def hold(self, progress: Progress) -> None:
+        """Keep progress that need not be sent yet; it is sent when no other has come for two heartbeats."""
+        self._held = progress
 
     def wait_acknowledged(self, seq: int, timeout_s: float) -> bool:
         """Wait until every report up to `seq` is in the journal; False at the timeout or when closed."""
@@ -210,6 +217,7 @@ class ControlLink:
             self._outgoing.extend(frame for _, frame in self._unacknowledged)
             self._is_connected = True
         heartbeat_at_s = time.monotonic() + HEARTBEAT_S
+        held: Progress | None = None
         try:
             with selectors.DefaultSelector() as selector:
                 selector.register(connection, selectors.EVENT_READ)
@@ -228,6 +236,9 @@ class ControlLink:
                     if time.monotonic() >= heartbeat_at_s:
                         heartbeat_at_s = time.monotonic() + HEARTBEAT_S
                         self.send(Heartbeat(step=self._status.step))
+                        before, held = held, self._held
+                        if held is not None and held is before:
+                            self.send(held)
                 self._flush(connection)
         except (OSError, BackendError):
             # The control plane is gone or sent an invalid frame: reconnect.

@@ -112,6 +112,7 @@ _PROBLEMS = {
     415: "The body is not declared as JSON.",
     422: "A field does not fit; the sentence says what would.",
     431: "The headers or the address are too large.",
+    429: "Its owner has too many unfinished jobs and services.",
     503: "The platform did not record it in time.",
 }
 

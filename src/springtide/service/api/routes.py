@@ -188,7 +188,7 @@ def job_routes(context: ApiContext) -> APIRouter:
         status_code=201,
         openapi_extra=openapi.takes(JobIn, JOB_EXAMPLE),
         responses={
-            **openapi.answers(_JOB, "The job is taken in.", 400, 409, 413, 415, 422, 503, status=201),
+            **openapi.answers(_JOB, "The job is taken in.", 400, 409, 413, 415, 422, 429, 503, status=201),
             200: {"description": "This key was used before.", "content": {"application/json": {"schema": _JOB}}},
         },
     )
@@ -271,7 +271,7 @@ def service_routes(context: ApiContext) -> APIRouter:
         "/{name}",
         summary="Deploy a service, or a new revision of it",
         openapi_extra=openapi.takes(ServiceIn, _SERVICE_EXAMPLE),
-        responses=openapi.answers(_SERVICE, "The service is taken in.", 400, 409, 413, 415, 422, 503),
+        responses=openapi.answers(_SERVICE, "The service is taken in.", 400, 409, 413, 415, 422, 429, 503),
     )
     async def deploy_service(request: Request, name: openapi.NamePath) -> Response:
         def deploy(body: ServiceIn) -> ServiceRecord:

@@ -271,6 +271,7 @@ class _ControlPlane:
             function_status=functions.status,
             has_parameter_store=functions.has_parameter_store,
             sharing=self._sharing,
+            max_unfinished=settings.max_unfinished,
             build=PlatformBuild(
                 journal=journal,
                 source_store=ObjectSources(store, state_dir),

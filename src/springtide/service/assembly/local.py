@@ -17,7 +17,7 @@ from springtide.backends.local.devices import discover_node, split_node
 from springtide.core.resources import Node, Pool
 from springtide.core.status.functions import FunctionRunStatus
 from springtide.core.status.shares import SharingStatus
-from springtide.core.workload import WorkloadId
+from springtide.core.workload import MAX_UNFINISHED, WorkloadId
 from springtide.service.api.application import build_api
 from springtide.service.api.auth import load_or_create_token
 from springtide.service.api.dashboard import dashboard_routes
@@ -48,7 +48,7 @@ class PlatformOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     `usd_per_device_hour` None takes the usual price of the kind of device. `pools` is the number of slots that each
     pool owns; if empty, all slots form one node. `day_s` is the period of the tide; None: 24 hours. `functions` is the
-    function service on which jobs may also run.
+    function service on which jobs may also run, `max_unfinished` how many workloads may be unfinished (0: any number).
     """
 
     state_dir: Path
@@ -59,6 +59,7 @@ class PlatformOptions(msgspec.Struct, frozen=True, kw_only=True):
     pools: Mapping[Pool, int] = {}
     day_s: float | None = None
     functions: FunctionSettings | None = None
+    max_unfinished: int = MAX_UNFINISHED
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +99,7 @@ def serve(options: PlatformOptions) -> int:
         has_parameter_store=options.functions is not None and bool(options.functions.parameter_store),
         sharing=executors.sharing,
         restarted=os.environ.get(RESTARTED, ""),
+        max_unfinished=options.max_unfinished,
     )
     if platform.restarted:
         LOG.warning("this control plane was started again: the one before %s", platform.restarted)

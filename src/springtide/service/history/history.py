@@ -48,6 +48,8 @@ class _Track:
     next_batch_size: int = 0
     noise: GradientNoise | None = None
     has_ended: bool = False
+    step: int = 0
+    stalled_at_step: int | None = None
     plan: FunctionPlan | None = None
     entries: deque[HistoryEntry] = field(default_factory=lambda: deque(maxlen=MAX_ENTRIES))
 
@@ -59,6 +61,8 @@ class Totals:
     num_resizes: dict[str, int]
     num_lost_replicas: int
     num_preemptions: int
+    num_stalls: int
+    num_start_timeouts: int
     num_ended: dict[str, int]
     pauses: dict[str, Histogram]
     pools: PoolTotals
@@ -79,6 +83,7 @@ class HistoryIndex:
         self._num_ended: dict[str, int] = {}
         self._num_lost_replicas = 0
         self._num_preemptions = 0
+        self._num_stalls = self._num_start_timeouts = 0
         self._pauses: dict[str, Histogram] = {}
         self._pools = PoolHistory()
 
@@ -143,6 +148,8 @@ class HistoryIndex:
                 num_resizes=dict(self._num_resizes),
                 num_lost_replicas=self._num_lost_replicas,
                 num_preemptions=self._num_preemptions,
+                num_stalls=self._num_stalls,
+                num_start_timeouts=self._num_start_timeouts,
                 num_ended=dict(self._num_ended),
                 pauses=dict(self._pauses),
                 pools=self._pools.totals(),
@@ -240,10 +247,18 @@ class HistoryIndex:
         self._lose(event.workload_id, event.replica_id, event.reason or "a worker was lost")
 
     @_record.register
+    def _(self, event: events.StartTimedOut) -> None:
+        self._num_start_timeouts += 1
+        text = f"{event.replica_id} hangs: it has not started within {format_duration(event.timeout_s)}"
+        self._write(event.workload_id, "start-timed-out", text)
+        self._mark(event.workload_id, "crash", text)
+
+    @_record.register
     def _(self, event: events.JobResized) -> None:
         track = self._tracks.get(event.job_id)
         if track is None or track.is_confirmed or event.generation != track.generation:
             return
+        track.stalled_at_step = None
         before, track.world_size, track.is_confirmed = track.world_size, event.world_size, True
         self._record_batch(event.job_id, track)
         if track.plan is None:
@@ -279,8 +294,25 @@ class HistoryIndex:
     @_record.register
     def _(self, event: events.ProgressReported) -> None:
         track = self._tracks.get(event.job_id)
-        if track is not None and event.grad_sqr is not None and event.grad_var is not None:
+        if track is None:
+            return
+        if event.grad_sqr is not None and event.grad_var is not None:
             track.noise = GradientNoise(grad_sqr=event.grad_sqr, grad_var=event.grad_var)
+        if track.stalled_at_step is not None and event.step > track.stalled_at_step:
+            track.stalled_at_step = None
+            self._write(event.job_id, "steps-again", f"step {event.step} has come: it was slow, or hung for a while")
+        track.step = event.step
+
+    @_record.register
+    def _(self, event: events.JobStalled) -> None:
+        track = self._tracks.get(event.job_id)
+        if track is None or track.has_ended:
+            return
+        self._num_stalls += 1
+        track.stalled_at_step = track.step if track.job is not None and track.job.on_stall == "report" else None
+        text = f"no step for {format_duration(self._at_s - event.since_s)}, the last was {track.step}"
+        self._write(event.job_id, "stalled", text)
+        self._mark(event.job_id, "stalled", text)
 
     @_record.register
     def _(self, event: events.GroupBroken) -> None:

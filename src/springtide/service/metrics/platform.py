@@ -18,7 +18,7 @@ from springtide.core.decision import Overheads
 from springtide.core.status.pods import ClusterStatus, PodPhase
 from springtide.core.workload import JobState
 from springtide.service.histogram import Histogram
-from springtide.service.history.history import PAUSE_BOUNDS_S, HistoryIndex
+from springtide.service.history.history import PAUSE_BOUNDS_S, HistoryIndex, Totals
 from springtide.service.history.pool_reports import PoolReports
 from springtide.service.metrics.functions import function_families
 from springtide.service.metrics.pools import pool_families
@@ -106,6 +106,7 @@ class PlatformCollector(Collector):
         yield _counter(
             "job_preemptions", "Jobs that were told to checkpoint and give their devices back.", totals.num_preemptions
         )
+        yield from _hangs(view, totals)
         yield _counter("replicas_lost", "Replicas that went without being asked.", totals.num_lost_replicas)
         resizes = CounterMetricFamily(
             "springtide_job_resizes", "Confirmed changes of membership.", labels=("direction",)
@@ -134,6 +135,16 @@ class PlatformCollector(Collector):
         yield from self._of_devices(view)
         yield from function_families(view.nodes, view.jobs.values(), self._platform.function_status)
         yield from self._of_decisions(view)
+
+
+def _hangs(view: ViewLike, totals: Totals) -> Iterator[Metric]:
+    yield GaugeMetricFamily(
+        "springtide_jobs_stalled",
+        "Jobs that run and have gone without a step for too long.",
+        sum(record.progress.stalled_since_s is not None and not record.is_over for record in view.jobs.values()),
+    )
+    yield _counter("job_stalls", "How often a job has gone without a step for too long.", totals.num_stalls)
+    yield _counter("start_timeouts", "Workers and replicas that did not start in time.", totals.num_start_timeouts)
 
 
 def _change_cost(overheads: Overheads) -> GaugeMetricFamily:

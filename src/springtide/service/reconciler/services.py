@@ -53,6 +53,8 @@ class ServiceObjects:
             if refused is not None:
                 return record, [refused._replace(type=ConditionType.APPLIED, reason=Reason.CHANGE_REFUSED)]
             record = self._service_of(obj)
+        if record is not None and record.rolled_back:
+            return record, [Condition(ConditionType.APPLIED, False, Reason.CHANGE_REFUSED, record.rolled_back)]
         return record, [Condition(ConditionType.APPLIED, True, Reason.IN_FORCE, "all of the spec is in force")]
 
     def end_orphan(self, record: ServiceRecord) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from springtide.control.records import JobRecord, ServiceRecord, ServiceState
+from springtide.control.watches import stall_timeout_s
 from springtide.core.quantities import format_duration
 from springtide.core.status.functions import FunctionRunStatus
 from springtide.core.status.platform import Explanation, HistoryEntry, JobStatus
@@ -98,9 +99,12 @@ def _job_evidence(
         done = 100 * (status.progress_fraction or 0.0)
         evidence.append(f"step {record.progress.step} of {record.progress.total_steps} ({done:.0f} %)")
     if record.progress.is_diverged:
+        first = record.progress.diverged_at_step
         evidence.append(
-            "its loss is not a finite number, it has diverged; a lower learning rate or clipped gradients may help"
+            f"its loss is not a finite number{f' since step {first}' if first else ''}, it has diverged; a lower "
+            "learning rate or clipped gradients may help"
         )
+    evidence += _stall_evidence(record, status, now_s)
     evidence += _batch_evidence(status)
     if status.eta_s is not None:
         # After a start or a change nothing has been measured yet: then the prediction uses an earlier speed.
@@ -124,6 +128,17 @@ def _job_evidence(
     if record.saved.checkpoint is not None:
         evidence.append(f"the newest checkpoint holds step {record.saved.checkpoint.step}")
     return evidence
+
+
+def _stall_evidence(record: JobRecord, status: JobStatus, now_s: float) -> list[str]:
+    """For how long a stalled job has gone without a step, and what is done about it."""
+    if status.stalled_since_s is None:
+        return []
+    limit = format_duration(stall_timeout_s(record))
+    return [
+        f"no step for {format_duration(now_s - status.stalled_since_s)}; {limit} is what it may go without one "
+        "(stall_timeout), and it is let run on (on_stall=report)"
+    ]
 
 
 def _batch_evidence(status: JobStatus) -> list[str]:
@@ -193,6 +208,7 @@ def _job_next_steps(record: JobRecord) -> list[str]:
             most = record.job.num_virtual_shards
             return [
                 f"springtide logs {job_id} -f",
+                *([f"springtide cancel {job_id}"] if record.progress.stalled_since_s is not None else []),
                 *(
                     [f"springtide scale {job_id} 1..{most}"]
                     if record.job.elastic and record.bounds.max_workers < most

@@ -130,6 +130,7 @@ def _progress_fields(record: JobRecord) -> dict[str, Any]:
         "epoch": progress.epoch,
         "loss": None if progress.is_diverged else progress.loss,
         "is_diverged": progress.is_diverged,
+        "stalled_since_s": progress.stalled_since_s if record.lifecycle.state is JobState.RUNNING else None,
         "metrics": dict(progress.metrics),
     }
     if bounds is None:
@@ -216,12 +217,13 @@ def planned_moments(record: JobRecord, planned: Schedule) -> tuple[float | None,
 
 
 def predict_eta_s(record: JobRecord) -> float | None:
-    """Return the time left at the present speed; None while the length or the speed at this world size is unknown.
+    """Return the time left at the present speed; None while the length or the speed is unknown, and of a stalled job.
 
     Right after a resize the speed is what was measured earlier with as many workers.
     """
     num_left = num_samples_left(record)
-    if record.lifecycle.state is not JobState.RUNNING or num_left is None:
+    is_stalled = record.progress.stalled_since_s is not None
+    if record.lifecycle.state is not JobState.RUNNING or num_left is None or is_stalled:
         return None
     speed = record.learnt.samples_per_s or record.learnt.throughput_samples_per_s.get(record.world_size)
     if not speed:
@@ -247,6 +249,7 @@ def service_status(
         **_replica_fields(record, first_answer_s),
         state=record.state.value,
         reason=record.reason,
+        rolled_back=record.rolled_back,
         deployed_at_s=record.deployed_at_s,
         device_seconds=record.attained_service_s(now_s),
         enforced=enforced,

@@ -30,7 +30,7 @@ from springtide.core.options.kinds import (
 )
 from springtide.core.options.option import Table, copied_fields, rest_fields
 from springtide.core.options.services import SERVICE_OPTIONS
-from springtide.core.workload import Goal, LearningRateRule, LengthUnit
+from springtide.core.workload import Goal, LearningRateRule, LengthUnit, OnNan, OnStall
 
 MAX_MEMORY_SIZES = 64
 # What `validate_name` takes, as the description of the API says it; the check itself says what would do.
@@ -268,6 +268,10 @@ if TYPE_CHECKING:
         is_soft: bool
         waits: bool
         max_restarts: int
+        stall_timeout_s: float | None
+        on_stall: OnStall
+        start_timeout_s: float
+        on_nan: OnNan
         grace_s: float
         checkpoint_interval_s: float
         profile_steps_per_s: dict[str, float]
@@ -288,6 +292,7 @@ if TYPE_CHECKING:
         capacity_per_s: float | None
         batch_wait_s: float
         idle_s: float
+        start_timeout_s: float
         grace_s: float
         params: dict[str, str]
 else:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import msgspec
 from fastapi import FastAPI, Request
@@ -67,11 +69,15 @@ def problem(status: int, code: str, message: str, headers: dict[str, str] | None
     return Response(body, status_code=status, media_type="application/json", headers=headers)
 
 
+_HEADERS: Mapping[int, dict[str, str]] = MappingProxyType(
+    {401: {"WWW-Authenticate": 'Bearer realm="springtide"'}, 429: {"Retry-After": "60"}}
+)
+
+
 def problem_of(error: SpringtideError) -> Response:
     """Return the answer for an error that Springtide raised on purpose."""
     if isinstance(error, InvalidRequest):
-        headers = {"WWW-Authenticate": 'Bearer realm="springtide"'} if error.status == 401 else None
-        return problem(error.status, error.code, str(error), headers)
+        return problem(error.status, error.code, str(error), _HEADERS.get(error.status))
     if isinstance(error, CapacityError):
         return problem(503, "no_capacity", str(error), {"Retry-After": str(max(1, round(error.retry_after_s)))})
     if isinstance(error, BackendError | StorageError):

@@ -62,6 +62,7 @@ from springtide.service.submission.schemas import (
     check_service,
 )
 from springtide.service.submission.shares import check_share, share_of
+from springtide.service.submission.unfinished import check_unfinished
 
 MAX_KEY_CHARS = 255
 _SETTLE_S = 2.0
@@ -79,6 +80,7 @@ class SubmissionService:
         self._condition = threading.Condition()
         # Keys in use, and ids that are drawn and not journaled yet: no other request may use them meanwhile.
         self._reserved: set[str] = set()
+        self._coming: dict[WorkloadId, ContainerSettings | None] = {}
 
     def submit_job(
         self, request: JobIn, key: str | None, container: ContainerSettings | None = None
@@ -99,7 +101,7 @@ class SubmissionService:
         submit_key = _submit_key(key, request)
         with (
             self._exclusive(f"key {submit_key.partition('.')[0]}" if submit_key else ""),
-            self._job_id_drawing() as draw_job_id,
+            self._job_id_drawing(container) as draw_job_id,
         ):
             view = self._platform.view()
             known = _find_key(view, submit_key) if submit_key else None
@@ -156,6 +158,9 @@ class SubmissionService:
             view = self._platform.view()
             if service_id in view.jobs:
                 raise Conflict(f"{name!r} is the id of a job; choose another name for the service")
+            known = view.services.get(service_id)
+            if known is None or known.is_removed:
+                check_unfinished(view, container, self._platform.max_unfinished)
             share = share_of(request.options.share)
             check_share(view, share, 1, name)
             check_guarantee(view, service_id, request.options.min_replicas, share)
@@ -313,21 +318,29 @@ class SubmissionService:
             self._release(what)
 
     @contextmanager
-    def _job_id_drawing(self) -> Iterator[Callable[[str, str], WorkloadId]]:
-        """A function that draws a job's id and reserves it until the job is journaled."""
+    def _job_id_drawing(self, container: ContainerSettings | None) -> Iterator[Callable[[str, str], WorkloadId]]:
+        """A function that draws a job's id and reserves it until the job is journaled.
+
+        The function raises TooManyUnfinished if the job's owner may have no further one now.
+        """
         drawn: list[WorkloadId] = []
 
         def draw(name: str, submit_key: str) -> WorkloadId:
             with self._condition:
                 # Ids that were released meanwhile are in the newest view.
-                drawn.append(self._draw_job_id(self._platform.view(), name, submit_key))
+                view = self._platform.view()
+                coming = [held for job_id, held in self._coming.items() if job_id not in view.jobs]
+                check_unfinished(view, container, self._platform.max_unfinished, coming)
+                drawn.append(self._draw_job_id(view, name, submit_key))
                 self._reserved.add(drawn[0])
+                self._coming[drawn[0]] = container
             return drawn[0]
 
         try:
             yield draw
         finally:
             for job_id in drawn:
+                self._coming.pop(job_id, None)
                 self._release(job_id)
 
     def _release(self, what: str) -> None:

@@ -18,8 +18,7 @@ import msgspec
 
 from springtide.client.api import Client
 from springtide.client.source import SourceFile
-from springtide.control.edits import CRASH_WINDOW_S
-from springtide.control.transitions import MAX_SERVICE_CRASHES
+from springtide.control.losses import CRASH_WINDOW_S, MAX_CRASHES
 from springtide.core.errors import BackendError, InvalidRequest, SpringtideError
 from springtide.core.workload import JobState
 from springtide_studies.chaos import checks
@@ -227,7 +226,7 @@ class ChaosRun:
             pause_s, own = self.rng.uniform(0.1, _LONGEST_PAUSE_S), random.Random(self.rng.random())
             time.sleep(pause_s)
             at = time.monotonic()
-            if times.kind in AT_REPLICAS and self._num_at_replicas(at) >= MAX_SERVICE_CRASHES - 1:
+            if times.kind in AT_REPLICAS and self._num_at_replicas(at) >= MAX_CRASHES - 1:
                 continue
             try:
                 hit = FAULTS[times.kind].inject(self.platform, own)

@@ -14,7 +14,7 @@ PLAN = FunctionPlan(stages=(FunctionStage(first_layer=0, end_layer=1, memory_mb=
 
 
 def report(
-    replica: int, *losses: tuple[int, float, int], saved: int | None = None, stage: int = 0, step: int = 0
+    replica: int, *losses: tuple[int, float | None, int], saved: int | None = None, stage: int = 0, step: int = 0
 ) -> FunctionReport:
     return FunctionReport(
         stage=stage,
@@ -115,3 +115,17 @@ def test_what_was_saved_of_later_steps_before_they_are_redone_is_no_state(progre
     assert progress.complete_state(1, 1) == 0
     progress.observe(report(0, saved=4, step=4), PLAN)
     assert progress.complete_state(1, 1) == 4
+
+
+def test_a_loss_that_is_no_number_is_told_as_such(progress: FunctionProgress) -> None:
+    # A function of an earlier version sends the largest number instead of nothing.
+    for replica, loss in ((0, None), (1, 1e300)):
+        progress.observe_losses(report(replica, (1, 1.0, 2), (2, loss, 2), (3, 1.0, 2)), PLAN)
+    progress.commit(2)
+    event = progress.event(1, PLAN, 0.5)
+    assert event is not None
+    assert (event.step, event.loss, event.is_diverged, event.diverged_at_step) == (2, None, True, 2)
+    progress.commit(3)
+    event = progress.event(1, PLAN, 0.5)
+    assert event is not None
+    assert (event.step, event.loss, event.is_diverged, event.diverged_at_step) == (3, 1.0, False, 2)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 
 from springtide.backends.functions.shell import copies as copies_module
 from springtide.backends.functions.shell.copies import Copies, copies_prefix, fetch_status
-from springtide.backends.functions.shell.notes import CoordinatorFiles
+from springtide.backends.functions.shell.notes import LOSSES_FILE, CoordinatorFiles
 from springtide.core.errors import StorageError
 from springtide.core.wire.functions import MAX_LOSSES, Place
 from springtide.core.workload import WorkloadId
@@ -152,3 +153,13 @@ def test_the_status_of_a_job_that_ended_elsewhere_is_fetched(store: CheckedStore
     store.put(copies_prefix(JOB) + "functions.json", b"{}")
     fetch_status(store, JOB, tmp_path / "there")
     assert (tmp_path / "there" / "functions.json").read_bytes() == b"{}"
+
+
+def test_a_loss_that_is_no_number_is_kept_as_nothing(tmp_path: Path) -> None:
+    files = CoordinatorFiles(filled(tmp_path / "here"), JOB)
+    files.add_losses([(1, 0.5, 8), (2, math.nan, 8)])
+    assert (tmp_path / "here" / LOSSES_FILE).read_text().splitlines()[-2:] == ["[1, 0.5, 8]", "[2, null, 8]"]
+    last = files.last_loss()
+    assert last is not None
+    assert last[0] == 2
+    assert math.isnan(last[1])

@@ -724,7 +724,13 @@ class Coordinator:
             self._orders += self._saved.commit(run, step)
         self._emit_usage()
         self._emit(
-            JobFinished(job_id=run.facts.job_id, generation=run.generation, step=step, artifact_path=assembled.path)
+            JobFinished(
+                job_id=run.facts.job_id,
+                generation=run.generation,
+                step=step,
+                artifact_path=assembled.path,
+                diverged_at_step=run.progress.diverged_at_step,
+            )
         )
         if run.after is After.PREEMPT:
             self._emit_stopped()

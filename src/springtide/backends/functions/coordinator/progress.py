@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from springtide.core.events import ProgressReported
 from springtide.core.functions import FunctionPlan
-from springtide.core.wire.functions import FunctionReport
+from springtide.core.wire.functions import LARGEST_LOSS, FunctionReport
 from springtide.core.workload import WorkloadId
 
 
@@ -23,13 +24,17 @@ class _Told:
 
 
 class FunctionProgress:
-    """`furthest` is the most steps that every place has ever committed; `losses` holds (step, mean, samples) once."""
+    """`furthest` is the most steps that every place has ever committed; `losses` holds (step, mean, samples) once.
+
+    `diverged_at_step` is the first step whose mean loss was NaN or infinite.
+    """
 
     def __init__(self, job_id: WorkloadId, furthest: int = 0) -> None:
         self._job_id = job_id
         self.furthest = furthest
         self.total_steps: int | None = None
         self.losses: list[tuple[int, float, int]] = []
+        self.diverged_at_step: int | None = None
         self.ids_digest = ""
         self._digest_of = 0
         self._open: dict[int, _Told] = {}
@@ -43,8 +48,13 @@ class FunctionProgress:
 
     @property
     def loss(self) -> float | None:
-        """The newest step's mean loss."""
-        return self.losses[-1][1] if self.losses else None
+        """The newest step's mean loss; None where it is not known or not finite."""
+        return self.losses[-1][1] if self.losses and not self.is_diverged else None
+
+    @property
+    def is_diverged(self) -> bool:
+        """Whether the newest step's mean loss is NaN or infinite."""
+        return bool(self.losses) and not math.isfinite(self.losses[-1][1])
 
     @property
     def final_step(self) -> int:
@@ -84,7 +94,8 @@ class FunctionProgress:
             # Losses of steps after its own are of an earlier attempt, with maybe other samples per replica.
             if self.final_step < step <= report.step:
                 told = self._open.setdefault(step, _Told(plan.num_replicas))
-                told.by[report.replica] = (loss, count)
+                is_finite = loss is not None and abs(loss) < LARGEST_LOSS
+                told.by[report.replica] = (loss if loss is not None and is_finite else math.nan, count)
 
     def commit(self, step: int, *, is_last: bool = False) -> None:
         """Every place has committed `step` steps: their losses are final once all replicas have reported theirs.
@@ -98,7 +109,10 @@ class FunctionProgress:
             told = self._open.pop(one).by
             count = sum(number for _, number in told.values())
             total = sum(loss * number for _, (loss, number) in sorted(told.items()))
-            self.losses.append((one, total / max(1, count), count))
+            mean = total / max(1, count)
+            if self.diverged_at_step is None and not math.isfinite(mean):
+                self.diverged_at_step = one
+            self.losses.append((one, mean, count))
 
     def new_attempt(self, restore_step: int) -> None:
         """Drop the losses of steps that are redone: they will be reported again."""
@@ -127,6 +141,8 @@ class FunctionProgress:
             world_size=plan.num_functions,
             epoch=self._epoch,
             loss=self.loss,
+            is_diverged=self.is_diverged,
+            diverged_at_step=self.diverged_at_step,
             samples_per_s=batch / step_s if batch and step_s else None,
             metrics=self._metrics,
             global_batch_size=batch,

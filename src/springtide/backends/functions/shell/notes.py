@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -138,13 +139,15 @@ class CoordinatorFiles:
         try:
             lines = self._losses_path.read_bytes().splitlines()
             step, loss, count = json.loads(lines[-1])
-            return int(step), float(loss), int(count)
+            return int(step), math.nan if loss is None else float(loss), int(count)
         except (OSError, IndexError, ValueError, TypeError):
             return None
 
     def add_losses(self, losses: Iterable[tuple[int, float, int]]) -> None:
-        """Append steps' mean losses: a line [step, loss, samples] for each."""
-        lines = [f"{json.dumps(list(loss))}\n" for loss in losses]
+        """Append steps' mean losses: a line [step, loss, samples] for each, null for a loss that is not finite."""
+        lines = [
+            f"{json.dumps([step, loss if math.isfinite(loss) else None, count])}\n" for step, loss, count in losses
+        ]
         self._append(self._losses_path, "".join(lines))
         self._num_untold += len(lines)
         if self._num_untold >= MAX_LOSSES // 2:

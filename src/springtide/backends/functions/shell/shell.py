@@ -309,7 +309,8 @@ class CoordinatorShell:
         self.send(messages.ReportRead(report=report))
         if report.phase == "training" and self._lines_of.get(place, 0) < report.step:
             self._lines_of[place] = report.step
-            loss = f"  loss {report.losses[-1][1]:.4g}" if report.losses and report.losses[-1][2] else ""
+            _, newest, count = report.losses[-1] if report.losses else (0, None, 0)
+            loss = f"  loss {'not finite' if newest is None else f'{newest:.4g}'}" if count else ""
             line = f"step {report.step}/{report.total_steps}{loss}  {report.lanes.step_s:.2f} s"
             self._files.add_step(place, incarnation, line)
 

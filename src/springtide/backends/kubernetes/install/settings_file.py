@@ -240,6 +240,8 @@ def _bad_numbers(settings: SettingsFile) -> list[str]:
             found.append(f"{what} must be from 1 to 3600 seconds, got {seconds:g}")
     if not 0 <= settings.devices_per_node <= 256:
         found.append(f"devices_per_node must be from 0 to 256, got {settings.devices_per_node}")
+    if not 0 <= settings.max_unfinished <= 1_000_000:
+        found.append("max_unfinished must be how many workloads of a namespace may be unfinished; 0 for any number")
     if settings.finished_ttl_s is not None and not 0 <= settings.finished_ttl_s <= 10 * 365 * 86400:
         found.append("finished_ttl_s must be seconds after a job's end, like 604800; null keeps what has ended")
     if settings.usd_per_device_hour is not None and not 0 <= settings.usd_per_device_hour <= 1e6:

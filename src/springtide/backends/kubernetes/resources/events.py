@@ -18,7 +18,7 @@ MAX_MESSAGE_CHARS = 1024
 NODE_NAMESPACE = "default"
 COMPONENT = "springtide"
 # Kinds of lines in a workload's story that report a problem; of its end only some states do.
-_WARNINGS = frozenset({"lost", "failed", "broken"})
+_WARNINGS = frozenset({"lost", "failed", "broken", "stalled", "start-timed-out"})
 _BAD_ENDS = frozenset({JobState.FAILED, JobState.REJECTED})
 _REASONS = MappingProxyType(
     {

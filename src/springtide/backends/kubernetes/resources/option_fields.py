@@ -40,7 +40,6 @@ Spec = Mapping[str, Any]
 _DESCRIBED: Mapping[type[OptionKind], Callable[[str], Schema]] = MappingProxyType(
     {
         Moment: schema.moment,
-        Duration: schema.duration,
         Objective: schema.latency,
         Money: schema.money,
         Toggle: schema.flag,
@@ -51,8 +50,6 @@ _DESCRIBED: Mapping[type[OptionKind], Callable[[str], Schema]] = MappingProxyTyp
 )
 # Larger integers are not exact in every reader of JSON.
 _LARGEST_WHOLE = 2**53
-# No duration's text means 0; this is short enough.
-_NO_TIME = "0.001ms"
 
 
 def option_properties(table: Table, parent: str = "") -> dict[str, Schema]:
@@ -133,6 +130,8 @@ def _property(option: Option, field: ObjectField) -> Schema:
     if type(kind) in _DESCRIBED:
         return _DESCRIBED[type(kind)](told)
     match kind:
+        case Duration():
+            return schema.duration(told, may_be_none=kind.may_be_zero)
         case Count(lowest, highest):
             default = option.default if field.shows_default else None
             return schema.whole(told, lowest, min(highest, _LARGEST_WHOLE), default)
@@ -155,7 +154,7 @@ def _property(option: Option, field: ObjectField) -> Schema:
 def _read(kind: OptionKind, value: Any, where: str) -> Any:
     match kind:
         case Duration():
-            return parse_duration_s(value, where)
+            return kind.seconds(value, where)
         case Objective():
             return parse_duration_s(schema.LATENCY_PREFIX.sub("", value), where)
         case Money():
@@ -188,7 +187,7 @@ def _write(kind: OptionKind, value: Any) -> Any:
 
 def _time(seconds: float) -> str:
     if seconds == 0:
-        return _NO_TIME
+        return "none"
     return f"{plain(seconds)}s" if seconds >= 1 else f"{plain(seconds * 1000)}ms"
 
 

@@ -73,10 +73,11 @@ def _number_or(description: str, pattern: str, minimum: int, maximum: int) -> Sc
     return {"x-kubernetes-int-or-string": True, "description": description, "pattern": pattern, **bounds}
 
 
-def duration(description: str) -> Schema:
+def duration(description: str, *, may_be_none: bool = False) -> Schema:
     """A time span: "90m", or whole seconds."""
-    pattern = worded("a time like 90m, 1h30m or 45s", _DURATION)
-    return _number_or(f"{description} As 90m, 1h30m, 250ms, or whole seconds.", pattern, 1, 10 * 365 * 86400)
+    patterns, none = ((_DURATION, "none"), ", or none") if may_be_none else ((_DURATION,), "")
+    pattern = worded(f"a time like 90m, 1h30m or 45s{none}", *patterns)
+    return _number_or(f"{description} As 90m, 1h30m, 250ms, or whole seconds{none}.", pattern, 1, 10 * 365 * 86400)
 
 
 def moment(description: str) -> Schema:

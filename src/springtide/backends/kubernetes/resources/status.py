@@ -138,6 +138,8 @@ def _running(job: JobStatus, pods: list[PodStatus]) -> Condition:
     if state.is_terminal:
         return Condition(ConditionType.RUNNING, False, Reason.ENDED, f"it has ended: {job.state}")
     reason, message = _RUNNING_REASONS[state], job.reason
+    if job.stalled_since_s is not None:
+        reason = Reason.STALLED
     waiting = next((pod for pod in pods if pod.reason), None)
     if state is JobState.STARTING and waiting is not None:
         reason, message = Reason.PODS_WAITING, f"pod {waiting.pod}: {waiting.reason}"

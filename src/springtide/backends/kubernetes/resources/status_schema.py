@@ -46,6 +46,7 @@ class Reason(enum.StrEnum):
     STARTING = "Starting"
     PODS_WAITING = "PodsWaiting"
     TRAINING = "Training"
+    STALLED = "Stalled"
     PREEMPTING = "Preempting"
     PAUSED = "Paused"
     ENDED = "Ended"

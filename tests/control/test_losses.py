@@ -1,0 +1,180 @@
+"""Workers and replicas that do not start in time: pauses, restarts, ends, and versions that are rolled back."""
+
+from __future__ import annotations
+
+import pytest
+
+from springtide.control.records import ReplicaState, ServiceState
+from springtide.core import events
+from springtide.core.containers import ContainerSettings
+from springtide.core.workload import Entrypoint, JobState
+
+OLD, NEW = Entrypoint(source_path="old.py"), Entrypoint(source_path="new.py")
+
+
+def served(stage, name: str = "s"):
+    return stage.controller.state.services[name]
+
+
+def stopped(stage, name: str, number: int) -> list[str]:
+    return stage.tell(events.ReplicaStopped(workload_id=name, replica_id=f"{name}.{number}"))
+
+
+def at_wakeup(stage) -> list[str]:
+    return stage.tell(at_s=stage.controller.wakeup_at_s)
+
+
+@pytest.mark.parametrize("hangs_at", ["import", "first step"])
+def test_a_job_that_never_starts_is_started_again_and_fails_in_the_end(stage, job, hangs_at):
+    stage.want(a="0")
+    stage.tell(events.JobSubmitted(job=job("a", start_timeout_s=60.0, max_restarts=1)), at_s=1.0)
+    if hangs_at == "first step":
+        assert stage.ready("a", 0) == ["resize a g1 to a.0"]
+    assert stage.controller.wakeup_at_s == 61.0
+    assert stage.tell(at_s=60.0) == []
+    assert stage.tell(at_s=61.0) == ["stop a.0"]
+    assert stage.job("a").reason == (
+        "restarting in 1 s after a crash (1 of 1): its first step has not come within 1m00 of its start"
+    )
+    stopped(stage, "a", 0)
+    assert at_wakeup(stage) == ["start a.1 on n/0 g2"]
+    assert at_wakeup(stage) == ["end a FAILED", "stop a.1"]
+    assert "crashed 2 times" in stage.job("a").reason
+
+
+def test_hangs_at_the_start_that_lie_hours_apart_add_up(stage, job):
+    stage.want(a="0")
+    stage.tell(events.JobSubmitted(job=job("a", start_timeout_s=7200.0, max_restarts=2)))
+    for number in range(2):
+        assert at_wakeup(stage) == [f"stop a.{number}"]
+        stopped(stage, "a", number)
+        at_wakeup(stage)
+    assert at_wakeup(stage) == ["end a FAILED", "stop a.2"]
+    assert stage.job("a").reason.startswith("crashed 3 times without a further step: its first step")
+
+
+def test_a_joiner_that_hangs_is_ended_and_the_others_train_on(stage):
+    stage.running("a", "0", start_timeout_s=60.0, stall_timeout_s=0.0)
+    stage.want(a="01")
+    assert stage.tell() == ["start a.1 on n/1 g1"]
+    assert at_wakeup(stage) == ["stop a.1"]
+    assert stage.state("a") is JobState.RUNNING
+    assert stage.job("a").group.members == ("a.0",)
+    assert stopped(stage, "a", 1) == [], "another is started after a pause"
+    assert at_wakeup(stage) == ["start a.2 on n/1 g1"]
+
+
+def test_a_job_that_is_paused_or_waits_does_not_hang(stage, job):
+    stage.tell(events.JobSubmitted(job=job("a", start_timeout_s=60.0)))
+    stage.tell(at_s=1000.0)
+    assert stage.state("a") is JobState.PENDING
+    stage.want(a="0")
+    assert stage.tell(at_s=1001.0) == ["start a.0 on n/0 g1"]
+    assert stage.tell(events.PauseRequested(job_id="a"), at_s=1002.0) == ["stop a.0"]
+    assert stage.tell(at_s=2000.0) == []
+    assert stage.job("a").restarts.num_restarts == 0
+
+
+def deployed(stage, service, entrypoint: Entrypoint, **options) -> list[str]:
+    return stage.tell(
+        events.ServiceDeployed(service=service("s", entrypoint=entrypoint, start_timeout_s=60.0, **options))
+    )
+
+
+def test_a_new_version_that_hangs_in_load_is_rolled_back(stage, service):
+    stage.want(s="0")
+    deployed(stage, service, OLD)
+    stage.ready("s", 0)
+    assert deployed(stage, service, NEW) == ["stop s.0"]
+    assert stopped(stage, "s", 0) == ["start s.1 on n/0 g2"]
+    assert at_wakeup(stage) == ["stop s.1"]
+    record = served(stage)
+    assert (record.service.entrypoint, record.service.revision) == (OLD, 3)
+    assert record.rolled_back == "revision 2 was rolled back: s.1 was not ready within 1m00"
+    assert stopped(stage, "s", 1) == ["start s.2 on n/0 g3"]
+    stage.ready("s", 2)
+    assert served(stage).reason == f"1 of 4 replicas ready; {record.rolled_back}"
+    assert deployed(stage, service, NEW) == ["stop s.2"], "its owner may try again"
+    assert served(stage).rolled_back == ""
+
+
+def test_an_object_that_still_asks_for_what_was_rolled_back_changes_nothing(stage, service):
+    stage.want(s="0")
+    pods = ContainerSettings(owner_uid="u")
+    deployed(stage, service, OLD, container=pods)
+    stage.ready("s", 0)
+    deployed(stage, service, NEW, container=pods)
+    stopped(stage, "s", 0)
+    at_wakeup(stage)
+    assert deployed(stage, service, NEW, container=pods, revision=3) == []
+    assert served(stage).service.entrypoint == OLD
+    deployed(stage, service, NEW, container=pods, params={"fixed": "1"})
+    assert served(stage).service.entrypoint == NEW
+
+
+def test_a_new_version_that_crashes_is_rolled_back_and_a_first_one_fails(stage, service):
+    stage.want(s="0")
+    deployed(stage, service, OLD)
+    stage.ready("s", 0)
+    deployed(stage, service, NEW)
+    stopped(stage, "s", 0)
+    for number in range(1, 5):
+        stage.tell(events.ReplicaLost(workload_id="s", replica_id=f"s.{number}", reason="exit code 1"))
+        if number < 4:
+            at_wakeup(stage)
+    assert served(stage).service.entrypoint == OLD
+    assert "revision 2 was rolled back: exit code 1" in served(stage).reason
+
+
+def test_a_first_version_that_hangs_again_and_again_fails(stage, service):
+    stage.want(s="0")
+    deployed(stage, service, NEW, min_replicas=1)
+    for number in range(4):
+        assert stage.controller.wakeup_at_s is not None
+        assert at_wakeup(stage) == [f"stop s.{number}"]
+        stopped(stage, "s", number)
+        if number < 3:
+            assert at_wakeup(stage) == [f"start s.{number + 1} on n/0 g1"]
+    assert served(stage).state is ServiceState.FAILED
+    assert served(stage).reason == "crashed 4 times: s.3 was not ready within 1m00"
+
+
+def test_a_replica_that_hangs_beside_others_is_replaced(stage, service):
+    stage.want(s="01")
+    deployed(stage, service, OLD)
+    stage.ready("s", 0)
+    assert at_wakeup(stage) == ["stop s.1"]
+    stopped(stage, "s", 1)
+    assert at_wakeup(stage) == ["start s.2 on n/1 g1"]
+    assert served(stage).replicas[0].state is ReplicaState.READY
+    assert (served(stage).service.entrypoint, served(stage).rolled_back) == (OLD, "")
+
+
+def test_another_time_to_start_in_replaces_no_replica(stage, service):
+    stage.want(s="0")
+    deployed(stage, service, OLD)
+    stage.ready("s", 0)
+    assert stage.tell(events.ServiceDeployed(service=service("s", entrypoint=OLD, start_timeout_s=5.0))) == []
+    assert (served(stage).service.revision, served(stage).service.start_timeout_s) == (1, 5.0)
+
+
+def test_what_has_no_time_to_start_in_is_not_watched(stage, job, service):
+    stage.want(a="0", s="1")
+    stage.tell(events.JobSubmitted(job=job("a")), events.ServiceDeployed(service=service("s")))
+    assert stage.controller.wakeup_at_s is None
+    assert stage.tell(at_s=1e9) == []
+
+
+@pytest.mark.parametrize("is_seen_running", [True, False])
+def test_a_loss_that_is_no_number_ends_the_job_where_its_owner_wants_that(stage, is_seen_running):
+    stage.running("a", "0", on_nan="fail")
+    stage.running("b", "1")
+    for name in "ab":
+        told = {"job_id": name, "generation": 1, "step": 90, "total_steps": 100, "world_size": 1, "loss": 0.5}
+        if is_seen_running:
+            # The newest loss is finite again, but one before was not.
+            stage.tell(events.ProgressReported(**told, diverged_at_step=37))
+        stage.tell(events.JobFinished(job_id=name, generation=1, step=100, diverged_at_step=37))
+    assert stage.state("a") is JobState.FAILED
+    assert stage.job("a").reason == "its loss was not a finite number at step 37 (on_nan=fail)"
+    assert stage.state("b") is JobState.SUCCEEDED
