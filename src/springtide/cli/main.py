@@ -58,7 +58,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "resume": ("springtide.cli.commands.act", "Let a paused job continue."),
         "cancel": ("springtide.cli.commands.act", "End a job, or take a service away."),
         "config": ("springtide.cli.commands.config", "Show the settings that hold here, and where they come from."),
-        "journal": ("springtide.cli.commands.journal", "Check, repair and export what the platform has recorded."),
+        "journal": ("springtide.cli.platform.journal", "Check, repair and export what the platform has recorded."),
         "policies": ("springtide.cli.commands.policies", "List the scheduling policies."),
         "plan-pipeline": (
             "springtide.cli.commands.plan_pipeline",

@@ -185,10 +185,20 @@ def is_outside_groups(record: WorkloadRecord, replica: ReplicaRecord) -> bool:
     return replica.replica_id not in (*record.group.members, *record.group.previous_members)
 
 
-def drop_replica(state: PlatformState, workload_id: WorkloadId, replica: ReplicaRecord, now_s: float) -> None:
-    """Remove a service's replica that is gone through no fault of its own."""
+def drop_replica(
+    state: PlatformState,
+    workload_id: WorkloadId,
+    replica: ReplicaRecord,
+    now_s: float,
+    reason: str = "",
+    *,
+    refused_by: NodeId | None = None,
+) -> None:
+    """Remove a service's replica that is gone through no fault of its own. `reason` is what a refusing node said."""
     record, _ = find(state, workload_id, replica.replica_id)
     assert isinstance(record, ServiceRecord)
+    if refused_by is not None:
+        record = replace(record, refusals=with_refusal(record.refusals, refused_by, reason, now_s))
     put(state, without_replica(record, replica, now_s))
 
 

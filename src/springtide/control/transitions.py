@@ -23,15 +23,7 @@ from springtide.control.edits import (
     without_replica,
 )
 from springtide.control.learnt import record_change_time, with_measurement, with_report
-from springtide.control.losses import (
-    diverged,
-    drop_replica,
-    is_outside_groups,
-    lose_replica,
-    stalled,
-    start_timed_out,
-    with_refusal,
-)
+from springtide.control.losses import diverged, drop_replica, is_outside_groups, lose_replica, stalled, start_timed_out
 from springtide.control.records import (
     JobRecord,
     Lifecycle,
@@ -300,14 +292,12 @@ def _(event: events.ReplicaLost, state: PlatformState, now_s: float) -> None:
         state.num_stale_events += 1
     elif replica.state is ReplicaState.STOPPING and is_outside_groups(record, replica):
         put(state, without_replica(record, replica, now_s))
-    elif isinstance(record, ServiceRecord) and not event.is_fault:
-        if event.is_refused:
-            refusals = with_refusal(record.refusals, node_of(state, replica), event.reason, now_s)
-            put(state, replace(record, refusals=refusals))
-        drop_replica(state, event.workload_id, replica, now_s)
+        return
+    by = node_of(state, replica) if event.is_refused else None
+    if isinstance(record, ServiceRecord) and not event.is_fault:
+        drop_replica(state, event.workload_id, replica, now_s, event.reason, refused_by=by)
     else:
         reason = event.reason or "a worker was lost"
-        by = node_of(state, replica) if event.is_refused else None
         lose_replica(state, event.workload_id, event.replica_id, reason, now_s, is_fault=event.is_fault, refused_by=by)
 
 
