@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 DOTTED = re.compile(r"springtide(?:_studies)?(?:\.[A-Za-z_]\w*)+(?::[A-Za-z_]\w*)?")
 # Names in the same form that are not Python's: of objects in a cluster and in object stores, of entry point groups.
 NOT_MODULES = re.compile(
-    r"springtide\.dev\b|springtide\.(?:checks|policies|strategies|packers|benches|studies|traces|profiles)$"
+    r"springtide\.dev\b|springtide\.(?:checks|policies|strategies|packers|benches|studies|traces|profiles|chaos)$"
 )
 # Where commands name modules to start: the tables of the program, its images and its charts.
 DEPLOYED = sorted(

@@ -290,7 +290,8 @@ def _(event: events.ReplicaLost, state: PlatformState, now_s: float) -> None:
     record, replica = find(state, event.workload_id, event.replica_id)
     if record is None or replica is None:
         state.num_stale_events += 1
-    elif replica.state is ReplicaState.STOPPING and is_outside_groups(record, replica):
+        return
+    if replica.state is ReplicaState.STOPPING and is_outside_groups(record, replica):
         put(state, without_replica(record, replica, now_s))
         return
     by = node_of(state, replica) if event.is_refused else None

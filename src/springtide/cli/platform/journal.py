@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from springtide.cli.platform.platform_process import is_alive, read_platform
-from springtide.cli.session import Session, common_options
+from springtide.cli.session import Session, common_options, json_option, state_option
 from springtide.cli.tables.columns import count
 from springtide.control.journal.inspection import JournalReport, export_rows, inspect_journal
 from springtide.control.journal.journal import cut_journal, read_journal
@@ -22,6 +22,8 @@ _url = click.option(
 
 
 @click.group()
+@json_option
+@state_option
 def journal() -> None:
     """Check, repair and export the journal: the record of all that the platform was told and decided."""
 
