@@ -190,7 +190,10 @@ def test_nodes_say_what_the_pods_of_others_request(platform: PodPlatform, cluste
     assert taken() == 0, "the platform's own replicas are not counted"
     with cluster.namespace("others") as others:
         container = {"name": "c", "image": "x", "resources": {"requests": {"cpu": "1500m"}}}
-        pod = {"metadata": {"name": "busy", "namespace": others}, "spec": {"nodeName": node, "containers": [container]}}
+        spec = {"nodeName": node, "containers": [container], "automountServiceAccountToken": False}
+        pod = {"metadata": {"name": "busy", "namespace": others}, "spec": spec}
+        account = f"api/v1/namespaces/{others}/serviceaccounts/default"
+        platform.wait_for("the account", lambda: platform.api.find(account) is not None)
         platform.api.post(f"api/v1/namespaces/{others}/pods", {"apiVersion": "v1", "kind": "Pod", **pod})
         platform.wait_for("it to be counted", lambda: taken() == 1500)
         platform.until(NodeJoined, lambda event: event.node.node_id == node)

@@ -123,6 +123,11 @@ class PlatformClock:
                 return None
             return self._anchor(now, skipped_s)
 
+    def anchor(self) -> ClockAnchored:
+        """The present moment on all clocks."""
+        with self._lock:
+            return self._anchor(self._read(), 0.0)
+
     def _platform_s(self, boot_s: float) -> float:
         return self._start_s + boot_s - self._boot_s
 

@@ -128,7 +128,7 @@ class Platform:
         self.has_parameter_store = has_parameter_store
         self._lock_file = _lock(state_dir)
         self._journal: DurableJournal = SqliteJournal(state_dir / "journal.db") if build is None else build.journal
-        self.quarantine = Quarantine(self._journal)
+        self.quarantine = Quarantine(_TriedByTheLoop(self._journal, self._try_journal))
         if build is None:
             _refuse_foreign_workloads(state_dir, self._journal)
         began_unix_s, midnight_s = _founding_times(self._journal)
@@ -362,6 +362,11 @@ class Platform:
                 self._changed.notify_all()
             self._on_stop()
 
+    def _try_journal(self) -> None:
+        """Have the loop write a step, so that a journal that is away is shown until it is back."""
+        if not self.trouble:
+            self._executor.post(self.clock.anchor())
+
     def _on_journal_error(self, error: JournalError) -> None:
         LOG.error("decisions wait: %s", error)
         self._watch.note_journal_error(error)
@@ -399,6 +404,24 @@ class Platform:
             policy=self.policy_name,
             future=self._controller.future,
         )
+
+
+class _TriedByTheLoop:
+    """The journal's metadata; `on_error` is called when it cannot be written."""
+
+    def __init__(self, journal: DurableJournal, on_error: Callable[[], None]) -> None:
+        self.meta = journal.meta
+        self._set_meta = journal.set_meta
+        self._on_error = on_error
+
+    def set_meta(self, key: str, value: str) -> None:
+        try:
+            self._set_meta(key, value)
+        except Superseded:
+            raise
+        except JournalError:
+            self._on_error()
+            raise
 
 
 def _founding_times(journal: DurableJournal) -> tuple[float, float]:
