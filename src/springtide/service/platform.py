@@ -128,7 +128,7 @@ class Platform:
         self.has_parameter_store = has_parameter_store
         self._lock_file = _lock(state_dir)
         self._journal: DurableJournal = SqliteJournal(state_dir / "journal.db") if build is None else build.journal
-        self.quarantine = Quarantine(_TriedByTheLoop(self._journal, self._try_journal))
+        self.quarantine = Quarantine(_TriedByTheLoop(self._journal, self._note_intake_error))
         if build is None:
             _refuse_foreign_workloads(state_dir, self._journal)
         began_unix_s, midnight_s = _founding_times(self._journal)
@@ -362,9 +362,11 @@ class Platform:
                 self._changed.notify_all()
             self._on_stop()
 
-    def _try_journal(self) -> None:
-        """Have the loop write a step, so that a journal that is away is shown until it is back."""
-        if not self.trouble:
+    def _note_intake_error(self, error: JournalError) -> None:
+        """The journal is away: show it until the loop has written a step, and have it write one."""
+        is_known = bool(self.trouble)
+        self._watch.note_journal_error(error)
+        if not is_known:
             self._executor.post(self.clock.anchor())
 
     def _on_journal_error(self, error: JournalError) -> None:
@@ -409,7 +411,7 @@ class Platform:
 class _TriedByTheLoop:
     """The journal's metadata; `on_error` is called when it cannot be written."""
 
-    def __init__(self, journal: DurableJournal, on_error: Callable[[], None]) -> None:
+    def __init__(self, journal: DurableJournal, on_error: Callable[[JournalError], None]) -> None:
         self.meta = journal.meta
         self._set_meta = journal.set_meta
         self._on_error = on_error
@@ -419,8 +421,8 @@ class _TriedByTheLoop:
             self._set_meta(key, value)
         except Superseded:
             raise
-        except JournalError:
-            self._on_error()
+        except JournalError as error:
+            self._on_error(error)
             raise
 
 
