@@ -364,9 +364,8 @@ class Platform:
 
     def _note_intake_error(self, error: JournalError) -> None:
         """The journal is away: show it until the loop has written a step, and have it write one."""
-        is_known = bool(self.trouble)
-        self._watch.note_journal_error(error)
-        if not is_known:
+        if not self.trouble:
+            self._on_journal_error(error)
             self._executor.post(self.clock.anchor())
 
     def _on_journal_error(self, error: JournalError) -> None:
