@@ -362,7 +362,10 @@ def test_a_journal_that_is_away_halts_decisions_and_not_the_platform(start, toke
         assert first.ask("GET", "/readyz?for=requests")[0] == 200
         assert "decisions wait" in first.said()
         connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
-    wait_for("decisions", lambda: first.ask("GET", "/v1/jobs", token=token())[1] or None)
+    wait_for("decisions", lambda: first.ask("GET", "/readyz")[0] == 200)
+    # What was answered with 503 was not taken in: it is sent again.
+    assert first.ask("POST", "/v1/jobs", JOB, token())[0] == 201
+    assert len(first.ask("GET", "/v1/jobs", token=token())[1]) == 1
     steps = steps_of(journal_url)
     assert [seq for seq, _ in steps] == list(range(1, len(steps) + 1))
     assert {term for _, term in steps} == {1}
