@@ -73,7 +73,11 @@ def dribble(connection, answer):
     connection.settimeout(0.02)
     while True:
         with contextlib.suppress(TimeoutError):
-            data = connection.recv(65536)
+            try:
+                data = connection.recv(65536)
+            except ConnectionResetError:
+                # What was still on its way to the other side when it closed.
+                data = b""
             if not data:
                 return answer
             answer += data

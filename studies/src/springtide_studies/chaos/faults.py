@@ -54,7 +54,10 @@ def _zygote(platform: ChaosPlatform, rng: random.Random) -> dict[int, str]:
 
 
 def _checker(platform: ChaosPlatform, rng: random.Random) -> dict[int, str]:
-    return _one(platform.helper("compile_server.py"), "source checker")
+    control_plane = platform.control_plane()
+    if control_plane is None:
+        return {}
+    return _one(platform.helper("compile_server.py", below=control_plane), "source checker")
 
 
 def _replica(platform: ChaosPlatform, rng: random.Random) -> dict[int, str]:

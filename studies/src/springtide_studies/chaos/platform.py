@@ -156,9 +156,12 @@ class ChaosPlatform:
                     found[path.stem] = pid
         return found
 
-    def helper(self, words: str) -> int | None:
-        """The process with these words in its command line that no process like it has started, and is no worker."""
-        parents, workers = descendants(os.getpid()), self.workers().values()
+    def helper(self, words: str, below: int | None = None) -> int | None:
+        """The process with these words in its command line that no process like it has started, and is no worker.
+
+        Among the descendants of `below`, by default of this process.
+        """
+        parents, workers = descendants(os.getpid() if below is None else below), self.workers().values()
         alike = [pid for pid in parents if words in command_line(pid) and pid not in workers]
         return next((pid for pid in alike if parents[pid] not in alike), None)
 
