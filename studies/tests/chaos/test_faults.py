@@ -63,7 +63,7 @@ class OneProcess(ChaosPlatform):
     def workers(self):
         return {"job-1.0": self.pid, "echo.0": self.pid}
 
-    def helper(self, words):
+    def helper(self, words, below=None):
         return self.pid
 
 
