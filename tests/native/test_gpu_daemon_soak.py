@@ -83,7 +83,7 @@ def test_a_thousand_processes_come_and_go(daemon: Daemon, native: Native) -> Non
         else:
             client.close()
         client.forget()
-        if number == 100:
+        if number == NUM_RECONNECTS // 10:
             num_files, rss_kb = daemon.num_files(), memory_kb(daemon.pid)
     daemon.send(entry(keeper.pid, "keeper", device=1))
     until(lambda: daemon.next_status().num_processes == 0, "nobody has a slot")
