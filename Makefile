@@ -123,8 +123,8 @@ full: setup browser servers compiler
 
 # Lanes that compute run one after the other, beside lanes that mostly wait for processes; lanes that measure come last and
 # alone. What a lane prints appears when it ends.
-COMPUTE := check test slow-computing
-WAIT := kubernetes slow-processes examples
+COMPUTE := check test slow-computing examples
+WAIT := kubernetes slow-processes
 lanes:
 	@$(MAKE) --no-print-directory --keep-going --jobs 2 --output-sync=target lanes-that-compute lanes-that-wait; \
 	first=$$?; $(MAKE) --no-print-directory slow-alone && exit $$first
