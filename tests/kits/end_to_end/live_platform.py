@@ -16,30 +16,12 @@ from typing import Any
 import httpx2
 
 from springtide_studies.chaos.checks import artifact_digest, assert_exactly_once, committed_steps
+from springtide_studies.chaos.load import ECHO
+from springtide_studies.chaos.load import TRAINING as TINY
 
-__all__ = ["artifact_digest", "assert_exactly_once", "committed_steps"]
+__all__ = ["ECHO", "TINY", "artifact_digest", "assert_exactly_once", "committed_steps"]
 # So much longer than anything should take it is waited for, since other things may keep the machine busy.
 PATIENCE_S = 45.0
-TINY = '''
-"""A linear model on 96 seeded samples; every step can be stretched, to leave time for trouble."""
-import time
-import torch
-
-def fit(ctx):
-    torch.manual_seed(7)
-    x = torch.randn(96, 6)
-    y = x @ torch.randn(6, 1) + 0.1 * torch.randn(96, 1)
-    model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Dropout(0.1), torch.nn.ReLU(), torch.nn.Linear(16, 1))
-    model, optimizer = ctx.prepare(model, lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9))
-    for batch in ctx.batches((x, y)):
-        time.sleep(float(ctx.params.get("shard_s", "0")))
-        ctx.step(torch.nn.functional.mse_loss(model(batch.x), batch.y))
-'''
-ECHO = """
-class Echo:
-    def predict(self, numbers: list[float]) -> list[float]:
-        return [2 * number for number in numbers]
-"""
 
 
 class LivePlatform:

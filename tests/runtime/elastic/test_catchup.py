@@ -53,14 +53,14 @@ def test_on_one_machine_a_thousand_silent_strangers_do_not_stop_a_joiner(make_pl
     hold.touch()
     plane.start("b")
     plane.wait_ready("b")
-    with stranger(wait_s=1.0) as nobody:
+    with stranger(wait_s=1.0) as outsider:
         # The member that has the state comes later than the strangers.
         os.kill(plane.pids["a"], signal.SIGSTOP)
         plane.form("a", "b", wait=False)
         place = MeetingPlace(plane.work_dir / "rendezvous" / f"g{plane.generation}", 60.0)
         address, _, _ = place.get("catchup/1").decode().rpartition("#")
         held = num_held(plane.pids["b"])
-        assert nobody.ask(address) == "0"
+        assert outsider.ask(address) == "0"
         assert num_held(plane.pids["b"]) <= held
         hold.unlink()
         os.kill(plane.pids["a"], signal.SIGCONT)
@@ -91,14 +91,14 @@ def test_over_a_network_a_thousand_strangers_do_not_stop_a_joiner(pods, greeting
         kill_worker(pods, "job.0", signal.SIGSTOP)
     joiner = pods.worker_pid("job.1")
     before = listening_ports(joiner)
-    with stranger(greeting=greeting) as nobody, stranger(greeting=greeting) as another:
+    with stranger(greeting=greeting) as outsider, stranger(greeting=greeting) as another:
         # The joiner is the first member, so that the others meet at its place, and stream to it.
         pods.form("job.1", "job.0", wait=False)
         ports = wait_for(lambda: len(new := listening_ports(joiner) - before) == 2 and new, "a stream and a meeting")
         host = pods.addresses["job.1"]
-        for process, port in zip((nobody, another), ports, strict=True):
+        for process, port in zip((outsider, another), ports, strict=True):
             process.tell(f"{host}:{port}")
-        for process in (nobody, another):
+        for process in (outsider, another):
             process.answer()
         # They hold as many as may wait, and no threads.
         descriptors, threads = num_held(joiner)

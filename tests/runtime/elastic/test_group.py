@@ -115,7 +115,7 @@ def test_a_broadcast_arrives_and_a_leaving_peer_ends_the_next_one():
 
 @contextlib.contextmanager
 def members(rendezvous, *, size=3, key=""):
-    """Processes with few descriptors, each at an address of its own, where nobody else of this machine listens."""
+    """Processes with few descriptors, each at an address of its own, where no other process listens."""
     hosts = [f"127.91.{rank}.7" for rank in range(1, size + 1)]
     made = [GroupMember(rendezvous, rank, size, host, key=key) for rank, host in enumerate(hosts)]
     try:
@@ -132,7 +132,7 @@ def members(rendezvous, *, size=3, key=""):
 @pytest.mark.timeout(240)
 @pytest.mark.slow
 def test_strangers_reach_no_member_of_a_group_that_has_formed(tmp_path):
-    with stranger() as nobody, members(f"file://{tmp_path}") as group:
+    with stranger() as outsider, members(f"file://{tmp_path}") as group:
         for generation in (1, 2):
             assert tell_all(group, f"form {generation}") == ["formed"] * 3
             assert tell_all(group, "gather") == ["True"] * 3
@@ -140,10 +140,10 @@ def test_strangers_reach_no_member_of_a_group_that_has_formed(tmp_path):
             ports = [member.wait_listening_port() for member in group]
             held = wait_held(group)
             for member, port in zip(group, ports, strict=True):
-                assert nobody.ask(f"{member.host}:{port}") == "0"
+                assert outsider.ask(f"{member.host}:{port}") == "0"
             assert tell_all(group, "gather") == ["True"] * 3
             wait_held(group, held)
-        # What else listens in the process answers whoever comes.
+        # What else listens in the process answers every connection.
         assert group[0].ask("serve") == "serves"
         with socket.create_connection((group[0].host, group[0].own_port), timeout=60.0) as link:
             assert link.recv(64) == b"hello"
@@ -153,18 +153,18 @@ def test_strangers_reach_no_member_of_a_group_that_has_formed(tmp_path):
 @pytest.mark.timeout(240)
 @pytest.mark.slow
 def test_strangers_who_connect_while_a_group_forms_do_not_end_its_members(tmp_path):
-    with stranger(count=200) as nobody, members(f"file://{tmp_path}", size=2) as group:
+    with stranger(count=200) as outsider, members(f"file://{tmp_path}", size=2) as group:
         for member in group:
-            nobody.ask(f"{member.host}:1")
+            outsider.ask(f"{member.host}:1")
         assert tell_all(group, "form 0") == ["formed"] * 2
         held, reached = wait_held(group), []
         for generation in range(1, 6):
             # It connects to all that comes to listen there, as soon as it does.
-            nobody.tell(f"{group[generation % 2].host}:*")
+            outsider.tell(f"{group[generation % 2].host}:*")
             assert tell_all(group, f"form {generation}") == ["formed"] * 2
             assert tell_all(group, "gather") == ["True"] * 2
-            nobody.tell("")
-            reached.append(int(nobody.answer()))
+            outsider.tell("")
+            reached.append(int(outsider.answer()))
         assert any(reached)
         # Descriptors that it got are closed with the group that it got them from.
         assert tell_all(group, "form 6") == ["formed"] * 2
@@ -177,7 +177,7 @@ def test_strangers_who_connect_while_a_group_forms_do_not_end_its_members(tmp_pa
 def test_strangers_at_the_meeting_place_hinder_no_group(tmp_path):
     # At a host of its own that no member is reached at, so that its port is the one port there.
     place = "127.91.9.7:29477"
-    with stranger(greeting=b"\0" * 48) as nobody, stranger() as silent, members(f"tcp://{place}", key="k") as group:
+    with stranger(greeting=b"\0" * 48) as outsider, stranger() as silent, members(f"tcp://{place}", key="k") as group:
         # Before there is a place, while its members come, and after.
         assert silent.ask(place) == "0"
         silent.tell(f"{place.partition(':')[0]}:*")
@@ -185,10 +185,10 @@ def test_strangers_at_the_meeting_place_hinder_no_group(tmp_path):
         silent.tell("")
         assert silent.answer() in "01"
         held = wait_held(group)
-        for process in (nobody, silent):
+        for process in (outsider, silent):
             process.tell(place)
         assert tell_all(group, "gather") == ["True"] * 3
-        for process in (nobody, silent):
+        for process in (outsider, silent):
             process.answer()
             process.tell("")
         wait_held(group, held)

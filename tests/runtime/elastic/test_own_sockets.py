@@ -1,4 +1,4 @@
-"""New connections to a socket are refused, its others and everybody else's go on."""
+"""New connections to a socket are refused, those it has and other sockets go on."""
 
 from __future__ import annotations
 

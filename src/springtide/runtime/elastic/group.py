@@ -242,7 +242,7 @@ class Group:
 def _refuse_strangers(store: c10d.Store, rank: int) -> None:
     """Refuse further connections to the sockets at which gloo waited for the other members, which are all connected.
 
-    gloo keeps them open, accepts whoever comes, and ends the process when descriptors run out.
+    gloo keeps them open, accepts every connection, and ends the process when descriptors run out.
     """
     # Where gloo publishes its address: the index of its only device, and the rank.
     key = f"0/{rank}"

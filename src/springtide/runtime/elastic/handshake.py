@@ -75,8 +75,8 @@ class _Guest:
 class Entrance:
     """Accepts connections, and hands on those that prove themselves within a time limit, however many others there are.
 
-    With a `key`, the other end does that by `prove`; with a `token` instead, by sending it; with neither, nobody has
-    to. On unix sockets it must also be a process of this account. For one thread only.
+    With a `key`, the other end does that by `prove`; with a `token` instead, by sending it; with neither, none has to.
+    On unix sockets it must also be a process of this account. For one thread only.
     """
 
     def __init__(

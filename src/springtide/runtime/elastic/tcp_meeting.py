@@ -80,7 +80,7 @@ class MeetingHost:
         with member, contextlib.suppress(OSError, ValueError):
             member.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if not self._has_key:
-                # Whoever says nothing does not hold a member's place.
+                # A silent connection does not hold a member's place.
                 member.settimeout(_REQUEST_S)
             while True:
                 verb, keys, value = _REQUEST.decode(_receive(member))

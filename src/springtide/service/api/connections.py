@@ -1,4 +1,4 @@
-"""Limits on connections: their number, and the time and size of what nobody reads: heads, and bodies after the answer.
+"""Limits on connections: their number, and the time and size of heads, and of bodies after the answer.
 
 Without them a client that opens idle connections, never ends a header, or is refused and goes on sending, would use up
 the descriptors and the memory of the control plane.

@@ -119,7 +119,7 @@ def add_problem_handlers(app: FastAPI) -> None:
         return problem(422, InvalidRequest.code, "the address does not fit: " + "; ".join(sentences))
 
     async def on_client_gone(request: Request, error: Exception) -> Response:
-        # Nobody reads it; what matters is that this is no defect.
+        # The client has left; what matters is that this is no defect.
         return problem(499, "client_gone", "the client left while it sent the body")
 
     async def on_defect(request: Request, error: Exception) -> Response:

@@ -55,7 +55,7 @@ class Intake(msgspec.Struct, frozen=True):
 
 
 def request_key(body: bytes) -> str:
-    """The key of a request: whoever sends the same body, it is the same source."""
+    """The key of a request: the same body is the same source, from every client."""
     return hashlib.sha256(body).hexdigest()
 
 

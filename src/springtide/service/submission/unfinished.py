@@ -1,4 +1,4 @@
-"""How many workloads of one owner may be unfinished at a time, so that nobody fills the platform."""
+"""How many workloads of one owner may be unfinished at a time, so that none fills the platform."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check_unfinished(
 ) -> None:
     """Raise TooManyUnfinished if one workload more would be too many for its owner; `most` 0: any number.
 
-    Whoever holds the platform's token is one owner, and on a cluster each namespace is one. `coming` are the settings
+    All holders of the platform's token are one owner, and on a cluster each namespace is one. `coming` are the settings
     of the workloads that are being taken in.
     """
     if not most or len(view.jobs) + len(view.services) + len(coming) < most:

@@ -32,7 +32,7 @@ class Reading(NamedTuple):
     """What was read from one pod. `is_over`: none of its containers runs or ever will; `end` is then the reason.
 
     `waiting` is why it does not run yet, `is_stuck` that only a person can fix that. `is_ending`: it is being deleted.
-    `external_end` is why it ends, if the platform did not order that but its node or somebody else. `was_refused`: its
+    `external_end` is why it ends, if the platform did not order that but its node or another user. `was_refused`: its
     node has ended it before the container was started, so that none of the workload's code has run. `term` is that of
     the control plane that wrote it last (0: unknown).
     """
