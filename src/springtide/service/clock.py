@@ -172,7 +172,9 @@ def _can_be(down_s: float, *, is_settled: bool) -> bool:
 
 
 def _signed(duration_s: float) -> str:
-    return f"{'-' if duration_s < 0 else '+'}{format_duration(abs(duration_s))}"
+    size_s = abs(duration_s)
+    size = f"{size_s / 86400.0:.0f} days" if size_s >= 2 * 86400.0 else format_duration(size_s)
+    return f"{'-' if duration_s < 0 else '+'}{size}"
 
 
 def _is_synchronised() -> bool | None:
