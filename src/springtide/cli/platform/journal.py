@@ -35,12 +35,14 @@ def journal() -> None:
 def check(session: Session, url: str) -> None:
     """Read the whole journal and say whether every step is as it was written. Exit code 1 if not.
 
+    Where the steps are sound that a platform starts from, damage to older ones is told and keeps none from starting.
+
     It may be checked while the platform runs.
     """
     report = _inspect(url, session.state_dir)
     hint = "" if report.damaged_seq is None else "go on without what is damaged: springtide journal repair"
     session.answer(report, _described(report), hint)
-    if report.damaged_seq is not None:
+    if report.damaged_seq is not None or report.damaged_past:
         sys.exit(1)
 
 
@@ -104,11 +106,21 @@ def _described(report: JournalReport) -> str:
         f"{count(report.num_sound, 'step')} of schema {report.schema}, {report.num_bytes:,} bytes, the last one "
         f"{_age(report)} after the platform was created"
     ]
+    if report.starts_from:
+        lines.append(
+            f"  a start reads the snapshot of step {report.starts_from} and what comes after; beside it stand "
+            f"{count(report.num_segments, 'segment')} of older steps and {count(report.num_ended, 'ended job')}"
+        )
+    if report.begins_at > 1:
+        lines.append(f"  retention has dropped the steps before {report.begins_at}")
     if report.events:
         told = ", ".join(f"{number:,} {kind}" for kind, number in sorted(report.events.items(), key=lambda e: -e[1]))
         lines.append(f"  events: {told}")
+    if report.damaged_past:
+        lines.append(f"DAMAGED, where a start does not read: {report.damaged_past}")
     if report.damaged_seq is None:
-        lines.append("every step is as it was written, and the journal ends where it was written last")
+        which = "every step that a start reads" if report.damaged_past else "every step"
+        lines.append(f"{which} is as it was written, and the journal ends where it was written last")
     else:
         after = f"; {count(report.num_after, 'step')} from there on cannot be used" if report.num_after else ""
         lines.append(f"DAMAGED: {report.problem}{after}")
