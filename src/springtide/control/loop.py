@@ -107,9 +107,27 @@ def recover(
 ) -> int:
     """Replay the journal into a fresh controller and let the executor adopt or fence what still runs.
 
+    The other arguments are those of `replay`. Returns the number of the last step, 0 for an empty journal. Raises
+    JournalError.
+    """
+    last_seq = replay(controller, journal, on_step=on_step, snapshots=snapshots, on_snapshot=on_snapshot)
+    executor.recover(controller.standing())
+    controller.wake()
+    return last_seq
+
+
+def replay(
+    controller: Controller,
+    journal: Journal,
+    *,
+    on_step: Callable[[int, Step], None] | None = None,
+    snapshots: Iterable[JournalSnapshot] = (),
+    on_snapshot: Callable[[int, PlatformSnapshot], None] | None = None,
+) -> int:
+    """Bring a fresh controller to the state after the journal's last step, and return that one's number.
+
     It begins at the first of `snapshots` that can be read, for which `on_snapshot` is called, or else at the first
-    step. `on_step` is called for every replayed step. Returns the number of the last step, 0 for an empty journal.
-    Raises JournalError.
+    step. `on_step` is called for every replayed step. Raises JournalError.
     """
     last_seq = begin(controller, snapshots, on_snapshot)
     for seq, step in journal.read(last_seq):
@@ -121,8 +139,6 @@ def recover(
         last_seq = seq
         if on_step is not None:
             on_step(seq, step)
-    executor.recover(controller.standing())
-    controller.wake()
     return last_seq
 
 

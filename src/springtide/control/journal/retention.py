@@ -8,7 +8,8 @@ from springtide.core.errors import InvalidRequest
 from springtide.core.quantities import parse_duration_s, parse_size_bytes
 
 DAY_S = 86_400.0
-STEPS_FORM = "7d,2GB"
+KEEP_STEPS = "7d,2GB"
+KEEP_ENDED = "90d"
 
 
 class Retention(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +34,6 @@ def retention_of(steps: str, ended: str | float) -> Retention:
                 found = msgspec.structs.replace(found, steps_bytes=parse_size_bytes(part))
             except InvalidRequest:
                 raise InvalidRequest(
-                    f"steps are kept for a time, up to a size, like {STEPS_FORM}; {part!r:.40} is neither"
+                    f"steps are kept for a time, up to a size, like {KEEP_STEPS}; {part!r:.40} is neither"
                 ) from None
     return found
