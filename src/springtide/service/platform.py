@@ -41,7 +41,7 @@ from springtide.service.assembly.pool_settings import midnight_before_s
 from springtide.service.clock import PlatformClock
 from springtide.service.crash_points import CrashingJournal, CrashPoints, EventExecutor
 from springtide.service.decision_watch import DecisionWatch
-from springtide.service.history.keeping import Keeper, Keepers
+from springtide.service.history.keeping import ANCHOR, Keeper, Keepers
 from springtide.service.ports import SourceStore
 from springtide.service.submission.quarantine import Quarantine
 from springtide.service.submission.source_stores import DirectorySources
@@ -58,7 +58,6 @@ LONGEST_DRAIN_S = 25.0
 # training is shorter.
 LOCAL_OVERHEADS = Overheads(change_s=2.5)
 _RESTART_SHOWN_S = 600.0
-_ANCHOR = "anchor"
 _CLOCK_REVIEW_S = 60.0
 _GATHER_PROGRESS_S = 0.5
 
@@ -196,12 +195,12 @@ class Platform:
         )
 
     def _kept(self) -> dict[str, bytes]:
-        anchor = {} if self._last_anchor is None else {_ANCHOR: msgspec.json.encode(self._last_anchor)}
+        anchor = {} if self._last_anchor is None else {ANCHOR: msgspec.json.encode(self._last_anchor)}
         return anchor | self._keepers.kept()
 
     def _note_snapshot(self, seq: int, snapshot: PlatformSnapshot) -> None:
-        if _ANCHOR in snapshot.kept:
-            self._last_anchor = msgspec.json.decode(snapshot.kept[_ANCHOR], type=ClockAnchored)
+        if ANCHOR in snapshot.kept:
+            self._last_anchor = msgspec.json.decode(snapshot.kept[ANCHOR], type=ClockAnchored)
         self._keepers.take(snapshot.kept)
         self._upkeep.begin(seq, self._journal.last_now_s())
 

@@ -10,9 +10,11 @@ import click
 
 from springtide.cli.platform.platform_process import is_alive, read_platform
 from springtide.cli.session import Session, common_options, json_option, state_option
+from springtide.cli.settings import resolve
 from springtide.cli.tables.columns import count
 from springtide.control.journal.inspection import JournalReport, export_rows, inspect_journal
-from springtide.control.journal.journal import cut_journal, read_journal
+from springtide.control.journal.journal import cut_journal, open_journal, read_journal
+from springtide.control.journal.retention import retention_of
 from springtide.core.errors import BackendError, InvalidRequest
 from springtide.core.quantities import format_duration
 
@@ -70,12 +72,33 @@ def repair(session: Session, url: str, is_sure: bool) -> None:
     if not is_sure:
         session.answer(report, f"{_described(report)}\n{plan}", "do it: springtide journal repair --yes")
         return
-    running = read_platform(session.state_dir)
-    if not url and running is not None and is_alive(running.pid):
-        raise BackendError("a platform uses this journal: stop it first with `springtide down`")
+    _refuse_running(session, url)
     kept = cut_journal(url, session.state_dir, report.num_sound + 1)
     text = f"the journal ends at step {report.num_sound} now; as it was it is kept in {kept}"
     session.answer({"num_steps": report.num_sound, "kept": kept}, text, "go on: springtide up")
+
+
+@journal.command()
+@_url
+@common_options
+@click.pass_obj
+def compact(session: Session, url: str) -> None:
+    """Move old steps into compressed segments and drop what retention does not keep, for a platform that is down.
+
+    A running platform does that by itself, every 10 minutes or 10,000 steps. How long steps and ended jobs are kept,
+    the settings say: springtide config show.
+    """
+    from springtide.service.compaction import compact as compact_journal
+
+    _refuse_running(session, url)
+    keep = retention_of(str(resolve("journal_retention").value), str(resolve("keep_ended").value))
+    before = _inspect(url, session.state_dir)
+    if before.damaged_seq is not None:
+        raise InvalidRequest(f"the journal is damaged ({before.problem}): springtide journal check")
+    with contextlib.closing(open_journal(url, session.state_dir, holder="springtide journal compact")) as found:
+        compact_journal(found, keep)
+    report = _inspect(url, session.state_dir)
+    session.answer(report, _described(report), "go on: springtide up")
 
 
 @journal.command()
@@ -92,6 +115,12 @@ def export(session: Session, url: str, file: Path) -> None:
             lines.write(line)
             num_steps += 1
     session.answer({"num_steps": num_steps, "file": str(file)}, f"{count(num_steps, 'step')} written to {file}")
+
+
+def _refuse_running(session: Session, url: str) -> None:
+    running = read_platform(session.state_dir)
+    if not url and running is not None and is_alive(running.pid):
+        raise BackendError("a platform uses this journal: stop it first with `springtide down`")
 
 
 def _inspect(url: str, state_dir: Path) -> JournalReport:

@@ -76,8 +76,15 @@ class Archive:
         found = self._select("SELECT seq, chain FROM @snapshots ORDER BY seq DESC LIMIT 1")
         return JournalMark(int(found[0][0]), bytes(found[0][1])) if found else None
 
-    def cut(self, mark: JournalMark, now_s: float, blob: bytes, keep: Retention, at: Callable[[str], None]) -> None:
-        """Add the state after the newest step, `mark`, and move what is older than the snapshot before it.
+    def cut(
+        self,
+        mark: JournalMark,
+        now_s: float,
+        blob: bytes,
+        keep: Retention,
+        at: Callable[[str], None] = lambda name: None,
+    ) -> None:
+        """Add the state after the step at `mark`, and move what is older than the snapshot before it.
 
         `at` is called with the name of each place at which a crash may interrupt this. Raises JournalError, Superseded.
         """
@@ -93,9 +100,10 @@ class Archive:
             )
         at("cut.snapshot.after")
         # Only snapshots that can be read count: the steps after the older of two such ones stay as they are.
-        sound = [found.seq for found in self.snapshots()][:_NUM_SNAPSHOTS]
+        sound = self._sound()
         if len(sound) == _NUM_SNAPSHOTS:
-            self._move_steps(sound[-1], at)
+            for _ in range(_SEGMENTS_A_CUT):
+                self._move_steps(sound[-1], at)
             with self._db.transaction():
                 self._db.query("DELETE FROM @snapshots WHERE seq < ?", sound[-1])
             at("cut.older.after")
@@ -172,6 +180,15 @@ class Archive:
             at("cut.dropped.after")
         self.clear()
 
+    def move_all(self) -> None:
+        """Move all steps before the older snapshot, however many. Raises JournalError."""
+        sound = self._sound()
+        while len(sound) == _NUM_SNAPSHOTS and self._move_steps(sound[-1], lambda name: None):
+            pass
+
+    def _sound(self) -> list[int]:
+        return [found.seq for found in self.snapshots()][:_NUM_SNAPSHOTS]
+
     def clear(self) -> None:
         """Delete what a crash has left of a cut."""
         self._contents.keep_only(self.segments())
@@ -179,35 +196,33 @@ class Archive:
     def _select(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
         return self._db.query(sql, *values) if self.has_tables else []
 
-    def _move_steps(self, until_seq: int, at: Callable[[str], None]) -> None:
-        for _ in range(_SEGMENTS_A_CUT):
-            found = self._db.query(
-                "SELECT seq, term, now_s, step, chain FROM @steps WHERE seq <= ? ORDER BY seq LIMIT ?",
-                until_seq,
-                SEGMENT_STEPS,
-            )
-            if not found:
-                return
-            first = int(found[0][0])
-            begin = self._db.genesis() if first == 1 else self.mark_at(first - 1)
-            if begin is None:
-                return
-            rows = [Row(int(q), int(t), float(n), bytes(s), bytes(c or b"")) for q, t, n, s, c in found]
-            try:
-                rows = list(follow(rows, begin))
-            except JournalDamaged:
-                # They stay for `springtide journal check`; nothing is decided by them.
-                return
-            segment, content = packed(rows, begin.chain)
-            at("cut.segment.before")
-            self._contents.write(segment, content)
-            at("cut.segment.written")
-            with self._db.transaction():
-                self._db.query(
-                    f"INSERT INTO @segments ({', '.join(Segment._fields)}) VALUES (?, ?, ?, ?, ?, ?, ?)", *segment
-                )
-                self._db.query("DELETE FROM @steps WHERE seq <= ?", segment.last_seq)
-            at("cut.segment.after")
+    def _move_steps(self, until_seq: int, at: Callable[[str], None]) -> bool:
+        """Move the oldest steps into a segment. Returns whether there were any that could be moved."""
+        found = self._db.query(
+            "SELECT seq, term, now_s, step, chain FROM @steps WHERE seq <= ? ORDER BY seq LIMIT ?",
+            until_seq,
+            SEGMENT_STEPS,
+        )
+        first = int(found[0][0]) if found else 0
+        begin = self._db.genesis() if first == 1 else self.mark_at(first - 1)
+        if not found or begin is None:
+            return False
+        rows = [Row(int(q), int(t), float(n), bytes(s), bytes(c or b"")) for q, t, n, s, c in found]
+        try:
+            rows = list(follow(rows, begin))
+        except JournalDamaged:
+            # They stay for `springtide journal check`; nothing is decided by them.
+            return False
+        segment, content = packed(rows, begin.chain)
+        at("cut.segment.before")
+        self._contents.write(segment, content)
+        at("cut.segment.written")
+        columns = ", ".join(Segment._fields)
+        with self._db.transaction():
+            self._db.query(f"INSERT INTO @segments ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)", *segment)
+            self._db.query("DELETE FROM @steps WHERE seq <= ?", segment.last_seq)
+        at("cut.segment.after")
+        return True
 
 
 def _typed(found: tuple[Any, ...]) -> tuple[JournalSnapshot | None, bytes]:

@@ -80,6 +80,10 @@ class DurableJournal(Protocol):
         """
         ...
 
+    def shrink(self) -> None:
+        """Give unused room back."""
+        ...
+
     def close(self) -> None:
         """Close it. The journal cannot be used afterwards."""
         ...

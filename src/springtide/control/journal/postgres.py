@@ -192,6 +192,9 @@ class PostgresJournal:
         self.ended.drop(keep.ended_s, now_s)
         at("cut.end")
 
+    def shrink(self) -> None:
+        """Does nothing: the database gives room back by itself."""
+
     def query(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
         """The rows of a statement of the archive. Raises JournalError."""
         text = sql.replace("@", "springtide_").replace("?", "%s").encode()

@@ -151,11 +151,21 @@ class SqliteJournal:
         at("cut.ended.after")
         # A reader that begins at this snapshot does not see the memory of an earlier step.
         self._encoder = StepEncoder()
+        self._give_back()
+        at("cut.end")
+
+    def shrink(self) -> None:
+        """Give all unused room back to the disk, also of a file from before it could. Raises JournalError."""
+        if self.query("PRAGMA auto_vacuum") == [(0,)]:
+            self.query("PRAGMA auto_vacuum = INCREMENTAL")
+            self.query("VACUUM")
+        self._give_back()
+
+    def _give_back(self) -> None:
         with self._lock, self._failing("written"):
             # With `execute` it would stop after the first page.
             self._db.executescript("PRAGMA incremental_vacuum")
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        at("cut.end")
 
     def query(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
         """The rows of a statement of the archive. Raises JournalError."""

@@ -11,6 +11,9 @@ import msgspec
 from springtide.core.errors import JournalError
 from springtide.core.workload import WorkloadId
 
+# The name under which the clock's newest anchor is kept.
+ANCHOR = "anchor"
+
 
 class Keeper(Protocol):
     """An index of the journal that begins at a snapshot with what it kept until then."""
