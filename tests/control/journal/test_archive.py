@@ -17,7 +17,7 @@ from springtide.control.journal import archive
 from springtide.control.journal.inspection import inspect_journal
 from springtide.control.journal.retention import DAY_S, Retention, retention_of
 from springtide.control.journal.sqlite import SqliteJournal, cut
-from springtide.control.loop import recover
+from springtide.control.loop import recover, replay
 from springtide.control.records import PlatformState
 from springtide.control.state_data import StateData, data_of
 from springtide.core.errors import InvalidRequest, JournalDamaged, JournalError
@@ -115,6 +115,9 @@ def test_a_journal_without_its_segments_says_from_where_it_can_be_read(
     shutil.rmtree(path.with_name("segments"))
     journal = SqliteJournal(path)
     assert data_of(recovered(journal)) == long[1], "the segments are not needed for a start"
+    controller = bare_controller()
+    assert replay(controller, journal, snapshots=list(journal.archive.snapshots())[1:]) == journal.newest.seq
+    assert data_of(controller.state) == long[1], "nor for one from the older snapshot"
     report = inspect_journal(journal)
     assert report.damaged_seq is None
     assert report.begins_at > 150

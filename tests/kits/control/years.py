@@ -26,6 +26,8 @@ class Years:
         self.num_at_once = num_at_once
         self.num_jobs = 0
         self.now_s = 0.0
+        # Written only when it changes, so the steps after a snapshot must not count on those before.
+        self._memory = {"turns": [1, 2, 3]}
         self._running: list[tuple[str, str, float]] = []
         node = make_node("n", 2 * num_at_once)
         self._free = [device.device_id for device in node.devices]
@@ -34,7 +36,7 @@ class Years:
     def append(self, *happened: Event, acted: Sequence[actions.Action] = ()) -> None:
         """One turn."""
         due = tuple(self.upkeep.due_events(self.now_s))
-        step = Step(now_s=self.now_s, events=(*due, *happened), actions=tuple(acted), memory={"turns": [1, 2, 3]})
+        step = Step(now_s=self.now_s, events=(*due, *happened), actions=tuple(acted), memory=self._memory)
         self.controller.restore(step)
         self.journal.append(step)
         self.upkeep.after_turn(self.now_s)

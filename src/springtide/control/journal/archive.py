@@ -11,11 +11,14 @@ from hashlib import blake2b
 from struct import pack
 from typing import Any, NamedTuple
 
+import msgspec
+
 from springtide.control.journal.chain import JournalMark, Row, follow
 from springtide.control.journal.codec import LONGEST_SAME, SAME_MEMORY, SCHEMA_VERSION, decode_step
 from springtide.control.journal.database import Database
 from springtide.control.journal.retention import Retention
 from springtide.control.journal.segments import Segment, SegmentStore, packed, rows_of
+from springtide.control.state_data import decode_snapshot
 from springtide.core.errors import JournalDamaged
 
 SEGMENT_STEPS = 10_000
@@ -155,7 +158,10 @@ class Archive:
         return None
 
     def memory_at(self, seq: int) -> Any:
-        """The policy's memory at a step in a segment."""
+        """The policy's memory at a step that stands in no table of steps any more."""
+        for snapshot in self.snapshots():
+            if snapshot.seq == seq:
+                return msgspec.json.decode(decode_snapshot(snapshot.blob).state.memory)
         memory = None
         for row in self.rows(max(0, seq - LONGEST_SAME - 1)):
             if row.seq > seq:

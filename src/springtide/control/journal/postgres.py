@@ -187,8 +187,6 @@ class PostgresJournal:
         """Keep the state after the newest step, and what is older as `keep` says. Raises JournalError, Superseded."""
         keep = keep or Retention()
         self.archive.cut(self._newest, now_s, blob, keep, at)
-        # A reader that begins at this snapshot does not see the memory of an earlier step.
-        self._encoder = StepEncoder()
         self.ended.drop(keep.ended_s, now_s)
         at("cut.end")
 

@@ -149,8 +149,6 @@ class SqliteJournal:
         self.archive.cut(self._newest, now_s, blob, keep, at)
         self.ended.drop(keep.ended_s, now_s)
         at("cut.ended.after")
-        # A reader that begins at this snapshot does not see the memory of an earlier step.
-        self._encoder = StepEncoder()
         self._give_back()
         at("cut.end")
 
