@@ -174,7 +174,10 @@ def verify(
     another version or policy wrote the journal, or something in the core is not deterministic.
     """
     num_steps = 0
-    for seq, recorded in journal.read(begin(controller, snapshots)):
+    after_seq = begin(controller, snapshots)
+    for seq, recorded in journal.read(after_seq):
+        if seq > 1 and not after_seq + num_steps:
+            raise JournalError(f"the journal begins at step {seq}: it can be decided anew from a snapshot only")
         if is_cold:
             controller.forget_derived()
         decided = controller.step(recorded.now_s, recorded.events)
