@@ -24,8 +24,8 @@ SAMPLE := SPRINGTIDE_SEEDS=100 SPRINGTIDE_LOAN_SEEDS=50 SPRINGTIDE_SWEEP_STRIDE=
 NUM_COMPUTING := 2
 NUM_PROCESSES := 4
 
-.PHONY: setup demo check test slow slow-computing slow-processes slow-alone examples kubernetes gpu broken planted golden \
-	bench ci full lanes lanes-that-compute clean browser servers compiler
+.PHONY: setup demo check test upgrade slow slow-computing slow-processes slow-alone examples kubernetes gpu broken planted \
+	golden bench ci full lanes lanes-that-compute clean browser servers compiler
 
 setup: $(STAMP)
 
@@ -60,6 +60,10 @@ slow-processes: setup browser servers compiler
 
 slow-alone: setup browser servers compiler
 	$(PYTEST) -m slow --timeout 600 -n 3 --dist loadgroup $(ALONE)
+
+# The last release's wheel is built from this clone's history, started, killed, and goes on under this version.
+upgrade: setup
+	$(PYTEST) -m slow -rs --timeout 600 tests/end_to_end/test_upgrade.py
 
 examples: setup servers
 	$(PYTEST) -m examples --timeout 600 tests/examples

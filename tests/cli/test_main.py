@@ -106,7 +106,7 @@ def test_a_name_that_several_jobs_have(client: Any, springtide: Run, make_job: M
     result = springtide("status", "fit")
     assert result.exit_code == 2
     assert "'fit' could be any of fit-1, fit-2, fit-3" in result.stderr
-    assert "there is no job or service 'nothing'" in springtide("status", "nothing").stderr
+    assert "there is no job 'nothing'" in springtide("status", "nothing").stderr
 
 
 def test_why(client: Any, springtide: Run, make_job: MakeJob) -> None:

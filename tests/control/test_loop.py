@@ -8,8 +8,10 @@ from collections.abc import Sequence
 import pytest
 
 from springtide.control.controller import Controller
+from springtide.control.journal.archive import JournalSnapshot
 from springtide.control.journal.memory import MemoryJournal
 from springtide.control.loop import recover, run, verify
+from springtide.control.state_data import PlatformSnapshot, data_of, encode_snapshot
 from springtide.core import events
 from springtide.core.errors import JournalError
 from springtide.core.events import Event
@@ -149,3 +151,22 @@ def test_what_is_urgent_does_not_wait_for_progress() -> None:
     run(Controller(Fifo()), stream, stream, journal, until=lambda: not stream.agenda, gather_progress_s=0.5)
     (at_s,) = (step.now_s for _, step in journal.read() if any(isinstance(e, events.NodeJoined) for e in step.events))
     assert at_s == pytest.approx(0.8)
+
+
+def test_a_journal_whose_first_steps_are_gone_is_decided_anew_from_a_snapshot_only() -> None:
+    script = Script(
+        [[events.NodeJoined(node=make_node("n", 1))], [events.PlatformStarted()], [events.PlatformStarted()]]
+    )
+    controller = Controller(Fifo())
+    run(controller, script, script, script, until=script.done)
+
+    class Late:
+        def read(self, after_seq: int = 0):
+            return script.read(max(1, after_seq))
+
+    with pytest.raises(JournalError, match="begins at step 2"):
+        verify(Controller(Fifo()), Late())
+    first = Controller(Fifo())
+    first.restore(next(iter(script.read()))[1])
+    blob = encode_snapshot(PlatformSnapshot(state=data_of(first.state)))
+    assert verify(Controller(Fifo()), Late(), snapshots=[JournalSnapshot(1, b"", 0.0, 2, blob)]) == 2

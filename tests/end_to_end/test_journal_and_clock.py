@@ -111,3 +111,31 @@ def test_the_state_directory_of_a_platform_can_be_exported(platform: LivePlatfor
     steps = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
     assert [step["seq"] for step in steps] == list(range(1, len(steps) + 1))
     assert any(event["event"] == "JobFinished" for step in steps for event in step["step"].get("events", ()))
+
+
+@pytest.mark.parametrize("point", ["cut.snapshot.before", "cut.snapshot.after", "cut.ended.after", "cut.end"])
+def test_a_process_that_dies_within_a_cut_is_followed_by_one_that_knows_everything(
+    platform: LivePlatform, point: str
+) -> None:
+    platform.start(crash_at=f"{point}:1")
+    done = platform.submit("done", num_epochs=2)
+    before = platform.wait_job(done)
+    paused = platform.submit("paused", num_epochs=200, shard_s=0.02, max_workers=2)
+    wait_for(lambda: platform.job(paused)["step"] >= 5, 60.0, "the job to train")
+    platform.request("POST", f"/v1/jobs/{paused}/pause")
+    platform.wait_job(paused, states=("PAUSED",))
+    story = platform.request("GET", f"/v1/workloads/{done}/history")
+    # The orderly end cuts the journal.
+    platform.stop()
+    assert platform.process is not None
+    assert platform.process.returncode == 137
+    for _ in range(2):
+        platform.start()
+        assert platform.is_alive, platform.log()
+        assert platform.job(done)["state"] == before["state"] == "SUCCEEDED"
+        assert platform.request("GET", f"/v1/workloads/{done}/history") == story
+        assert platform.job(paused)["state"] == "PAUSED"
+        platform.stop()
+    checked = json.loads(command(platform, "journal", "check", "--json").stdout)
+    assert (checked["damaged_seq"], checked["damaged_past"], checked["num_snapshots"]) == (None, "", 2)
+    assert checked["starts_from"] > 0

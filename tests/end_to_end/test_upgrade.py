@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
+import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 
-from kits.end_to_end.live_platform import LivePlatform, assert_exactly_once, ended_after
+from kits.end_to_end.live_platform import LivePlatform, assert_exactly_once, ended_after, wait_for
+from kits.releases.installed import install_revision
 from kits.releases.record import PLACE
 from springtide.control.journal.inspection import inspect_journal
 from springtide.control.journal.sqlite import SqliteJournal
@@ -62,4 +64,38 @@ def test_every_step_of_an_earlier_release_is_kept_to_the_letter(release: Path, t
     journal = SqliteJournal(tmp_path / "journal.db", read_only=True)
     assert [json.loads(row.step) for row in journal.rows()] == before
     journal.check_end()
+    journal.close()
+
+
+@pytest.fixture(scope="module")
+def last_release(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The interpreter of an environment with the last release's wheel."""
+    return str(install_revision(RELEASES[-1].name.partition(".")[0], tmp_path_factory.mktemp("release")))
+
+
+def test_jobs_go_on_when_the_platform_under_them_is_upgraded(last_release: str, tmp_path: Path) -> None:
+    with ended_after(LivePlatform(tmp_path / "state", python=last_release)) as live:
+        live.start(policy="springtide")
+        done = live.submit("done", num_epochs=2)
+        live.wait_job(done)
+        running = [
+            live.submit(f"job-{n}", num_epochs=60, shard_s=0.01, max_workers=2, key=f"key-{n}") for n in range(3)
+        ]
+        wait_for(lambda: all(live.job(job_id)["step"] >= 10 for job_id in running), 90.0, "all of them to train")
+        version = live.request("GET", "/v1/status")["version"]
+        live.kill()
+        live.python = sys.executable
+        live.start(policy="springtide")
+        assert live.http is not None
+        assert live.request("GET", "/v1/status")["version"] >= version
+        assert live.job(done)["state"] == "SUCCEEDED"
+        for job_id in running:
+            ended = live.wait_job(job_id)
+            assert ended["state"] == "SUCCEEDED", ended
+            assert_exactly_once(live.workload(job_id), num_samples=96, batch=16, num_epochs=60)
+        live.stop()
+    journal = SqliteJournal(tmp_path / "state" / "journal.db", read_only=True)
+    report = inspect_journal(journal)
+    assert (report.damaged_seq, report.problem, report.damaged_past) == (None, "", "")
+    assert report.num_snapshots >= 1, "there was no snapshot at the orderly end"
     journal.close()

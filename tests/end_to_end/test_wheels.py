@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
-import sysconfig
-import venv
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from kits.releases.installed import ROOT, build_wheels, install
+
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 MEND = "comes with springtide[studies]: pip install 'springtide[studies]'"
 IMPORT_ALL = """
 import importlib, pkgutil, sys
@@ -36,24 +34,12 @@ def tracked(folder: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("wheels")
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir"]
-    subprocess.run([*command, str(folder), str(ROOT), str(ROOT / "studies")], check=True)
-    return {path.name.partition("-")[0]: path for path in folder.glob("*.whl")}
+    return build_wheels(tmp_path_factory.mktemp("wheels"), ROOT, ROOT / "studies")
 
 
 @pytest.fixture(scope="module")
 def installed(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment with the wheel and links to what else is installed here."""
-    folder = tmp_path_factory.mktemp("installed")
-    venv.create(folder, symlinks=True)
-    site = folder / Path(sysconfig.get_path("purelib")).relative_to(sys.prefix)
-    for path in Path(sysconfig.get_path("purelib")).iterdir():
-        if "springtide" not in path.name:
-            (site / path.name).symlink_to(path)
-    with zipfile.ZipFile(wheels["springtide"]) as wheel:
-        wheel.extractall(site)
-    return folder / "bin" / "python"
+    return install(wheels["springtide"], tmp_path_factory.mktemp("installed"))
 
 
 def run(python: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -141,6 +141,14 @@ def find(status: PlatformStatus, text: str) -> JobStatus | ServiceStatus:
     raise NotFound(f"there is no job or service {text!r}; `springtide ps --all` lists what there is")
 
 
+def look_up(session: Session, status: PlatformStatus, text: str) -> JobStatus | ServiceStatus:
+    """Like `find`, also among the jobs that ended so long ago that they are not in the platform's status."""
+    try:
+        return find(status, text)
+    except NotFound:
+        return session.client.job(text)
+
+
 def _has_ended(status: JobStatus | ServiceStatus) -> bool:
     return isinstance(status, JobStatus) and JobState(status.state).is_terminal
 

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from springtide.client.source import default_state_directory
+from springtide.control.journal.retention import KEEP_ENDED, KEEP_STEPS, retention_of
 from springtide.core.errors import InvalidRequest
 from springtide.core.quantities import parse_duration_s, parse_size_bytes
 from springtide.core.tide import DAY_S
@@ -123,6 +124,16 @@ def _faults(value: Any) -> str:
     return text
 
 
+def _journal_retention(value: Any) -> str:
+    retention_of(str(value), KEEP_ENDED)
+    return str(value)
+
+
+def _keep_ended(value: Any) -> str:
+    retention_of(KEEP_STEPS, str(value))
+    return str(value)
+
+
 _CHECKS: Mapping[str, Callable[[Any], str | int | float]] = MappingProxyType(
     {
         "state": _state,
@@ -134,6 +145,8 @@ _CHECKS: Mapping[str, Callable[[Any], str | int | float]] = MappingProxyType(
         "pools": _pools,
         "day_s": _day_s,
         "max_unfinished": lambda value: _whole(value, 0, 1_000_000),
+        "journal_retention": _journal_retention,
+        "keep_ended": _keep_ended,
         "functions": _functions,
         "functions_store": _text,
         "functions_parameter_store": _text,
@@ -180,6 +193,8 @@ def resolve(name: str, flag: str | int | float | None = None) -> Setting:
         "policy": DEFAULT_POLICY,
         "day_s": DAY_S,
         "max_unfinished": MAX_UNFINISHED,
+        "journal_retention": KEEP_STEPS,
+        "keep_ended": KEEP_ENDED,
     }
     return Setting(value=default.get(name), level="default", origin="default")
 

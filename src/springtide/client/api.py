@@ -190,9 +190,9 @@ class Client:
 
     # --- jobs -------------------------------------------------------------------------------------------------------
 
-    def jobs(self) -> list[JobStatus]:
-        """Every job, in order of arrival."""
-        return self.request("GET", "/v1/jobs", list[JobStatus])
+    def jobs(self, name: str = "") -> list[JobStatus]:
+        """Every job, or those of one name, in order of arrival; of those that ended long ago the newest thousand."""
+        return self.request("GET", f"/v1/jobs?name={_part(name)}" if name else "/v1/jobs", list[JobStatus])
 
     def job(self, job_id: str) -> JobStatus:
         """One job, by id or unique name. Raises NotFound, Conflict."""

@@ -478,10 +478,10 @@ def _state_directory(calling_file: str) -> Path | None:
 def _newest_by_platform(name: str) -> str | None:
     try:
         with _connect() as client:
-            jobs = client.jobs()
+            jobs = client.jobs(name)
     except SpringtideError:
         return None
-    saved = [job for job in jobs if job.name == name and job.state == "SUCCEEDED" and job.artifact_path]
+    saved = [job for job in jobs if job.state == "SUCCEEDED" and job.artifact_path]
     newest = max(saved, key=lambda job: job.ended_at_s or 0.0, default=None)
     return newest.artifact_path if newest is not None and Path(newest.artifact_path).is_file() else None
 

@@ -241,7 +241,7 @@ class Tuner:
         """Find the job of a trial whose submission was not answered, or submit it again with the same key."""
         name = f"{self.study.name}-{trial.number}"
         try:
-            known = [job for job in self._client.jobs() if job.name == name and job.budget_usd == trial.cap_usd]
+            known = [job for job in self._client.jobs(name) if job.budget_usd == trial.cap_usd]
         except _UNAVAILABLE:
             self._check_patience()
             return

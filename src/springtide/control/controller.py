@@ -128,6 +128,11 @@ class Controller:
         self.future = plan.future
         return step
 
+    def begin_at(self, state: PlatformState) -> None:
+        """Take this state, of a journal's snapshot, instead of the one from before the first step."""
+        self.state = state
+        self.forget_derived()
+
     def forget_derived(self) -> None:
         """Drop all that is kept only to save time. `verify` holds the next step to be the same without it."""
         self._decisions.forget()
@@ -234,8 +239,9 @@ class Controller:
         """The records that may be waiting out a back-off."""
         self._refresh_changed()
         jobs, services = self.state.jobs.live, self.state.services.live
-        records = [jobs.get(workload_id) or services.get(workload_id) for workload_id in self._backing_off]
-        return [record for record in records if record is not None]
+        found = {name: jobs.get(name) or services.get(name) for name in self._backing_off}
+        self._backing_off = {name: None for name, record in found.items() if record is not None}
+        return [record for record in found.values() if record is not None]
 
     def _apply_outcome(self, step: Step) -> None:
         for name, reason in step.reasons.items():

@@ -100,9 +100,11 @@ class WaitingReasons:
         """The reasons of waiting jobs, and of idle services on shares, that differ from the recorded ones."""
         topology = state.topology()
         is_known = plan.reasons is self._reasons and plan.no_room == self._no_room and topology is self._topology
-        workload_ids: Iterable[WorkloadId] = (
-            sorted(self._changed, key=state.place_of) if is_known else (*state.jobs.live, *state.services.live)
-        )
+        workload_ids: Iterable[WorkloadId] = (*state.jobs.live, *state.services.live)
+        if is_known:
+            # One that has changed may have left the state since.
+            changed = [workload_id for workload_id in self._changed if state.is_known(workload_id)]
+            workload_ids = sorted(changed, key=state.place_of)
         self._reasons, self._no_room = plan.reasons, plan.no_room
         self._topology, self._changed = topology, {}
         found: dict[str, str] = {}

@@ -295,6 +295,7 @@ class RecordTable(dict[WorkloadId, Record]):
         self.shares: dict[DeviceId, dict[WorkloadId, Share]] = {}
         self.changed: dict[WorkloadId, None] = {}
         self.place: dict[WorkloadId, int] = {}
+        self._next_place = 0
 
     def __setitem__(self, workload_id: WorkloadId, record: Record) -> None:
         """Add a record or replace it."""
@@ -302,13 +303,20 @@ class RecordTable(dict[WorkloadId, Record]):
         super().__setitem__(workload_id, record)
         self.changed[workload_id] = None
         if before is None:
-            self.place[workload_id] = len(self.place)
+            self.place[workload_id], self._next_place = self._next_place, self._next_place + 1
         if before is None or before.replicas is not record.replicas:
             self._hold(record, before)
         if record.is_over and not record.replicas:
             self.live.pop(workload_id, None)
         else:
             self.live[workload_id] = record
+
+    def __delitem__(self, workload_id: WorkloadId) -> None:
+        """Remove a record that is over and holds no device."""
+        assert workload_id not in self.live, f"{workload_id} is not over"
+        super().__delitem__(workload_id)
+        del self.place[workload_id]
+        self.changed.pop(workload_id, None)
 
     def _hold(self, record: Record, before: Record | None) -> None:
         """Update `held` and `shares` from what `before` held to what `record` holds."""
@@ -384,6 +392,10 @@ class PlatformState(msgspec.Struct, kw_only=True):
         """Every job and every service that has not ended or still holds a device."""
         yield from self.jobs.live.values()
         yield from self.services.live.values()
+
+    def is_known(self, workload_id: WorkloadId) -> bool:
+        """Whether there is a record of the workload."""
+        return workload_id in self.jobs or workload_id in self.services
 
     def place_of(self, workload_id: WorkloadId) -> tuple[bool, int]:
         """The workload's place in the order of arrival: every job, then every service."""

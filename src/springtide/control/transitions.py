@@ -228,6 +228,13 @@ def _(event: events.DecisionsResumed, state: PlatformState, now_s: float) -> Non
 
 
 @apply_event.register
+def _(event: events.JobsArchived, state: PlatformState, now_s: float) -> None:
+    for job_id in event.job_ids:
+        if job_id in state.jobs and job_id not in state.jobs.live:
+            del state.jobs[job_id]
+
+
+@apply_event.register
 def _(event: events.NodeLost, state: PlatformState, now_s: float) -> None:
     node = state.nodes.pop(event.node_id, None)
     if node is None:

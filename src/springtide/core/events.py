@@ -116,6 +116,12 @@ class FenceFound(_Event, frozen=True, kw_only=True):
     generation: int
 
 
+class JobsArchived(_Event, frozen=True, kw_only=True):
+    """Jobs that ended long ago left the platform's state; the journal keeps their records apart."""
+
+    job_ids: tuple[WorkloadId, ...]
+
+
 class DecisionsResumed(_Event, frozen=True, kw_only=True):
     """The control plane decides again after a time in which it was down, suspended, or unable to write its journal.
 
@@ -312,6 +318,7 @@ Event = (
     | ClockAnchored
     | FenceFound
     | DecisionsResumed
+    | JobsArchived
     | ReplicaReady
     | StartTimedOut
     | ReplicaStopped

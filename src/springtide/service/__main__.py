@@ -7,6 +7,7 @@ import faulthandler
 import sys
 from pathlib import Path
 
+from springtide.control.journal.retention import KEEP_ENDED, KEEP_STEPS, retention_of
 from springtide.core.errors import SpringtideError
 from springtide.core.workload import MAX_UNFINISHED
 from springtide.service.assembly.function_settings import read_settings
@@ -31,6 +32,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--max-unfinished", type=int, default=MAX_UNFINISHED, help="jobs and services at a time (0: any number)"
     )
+    parser.add_argument("--journal-retention", default=KEEP_STEPS, help="how long steps are kept, at most so much")
+    parser.add_argument("--keep-ended", default=KEEP_ENDED, help="how long ended jobs are shown")
     parsed = parser.parse_args(arguments)
     configure_logging()
     # What a crash of the interpreter was doing stands in the log.
@@ -46,6 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
                 pools=parse_pools(parsed.pools),
                 day_s=parsed.day,
                 max_unfinished=parsed.max_unfinished,
+                keep=retention_of(parsed.journal_retention, parsed.keep_ended),
                 functions=None if parsed.functions is None else read_settings(parsed.functions),
             )
         )

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from springtide.control.records import JobRecord, ServiceRecord
 from springtide.core.errors import Conflict, NotFound
+from springtide.core.quantities import format_duration
 from springtide.core.workload import WorkloadId
 from springtide.service.ports import ViewLike
+
+_MAX_NAMESAKES = 50
 
 
 def find_job(view: ViewLike, id_or_name: str) -> JobRecord:
@@ -13,11 +18,18 @@ def find_job(view: ViewLike, id_or_name: str) -> JobRecord:
 
     If several jobs have the name and exactly one of them is unfinished, that one is returned.
     """
-    record = view.jobs.get(WorkloadId(id_or_name))
+    record = job_of_id(view, WorkloadId(id_or_name))
     if record is not None:
         return record
-    namesakes = [record for record in view.jobs.values() if record.job.name == id_or_name]
+    namesakes = [*view.ended.named(id_or_name, _MAX_NAMESAKES)[::-1], *_named(view, id_or_name)]
     if not namesakes:
+        ended_at_s = view.ended.dropped_at_s(WorkloadId(id_or_name))
+        if ended_at_s is not None:
+            raise NotFound(
+                f"the job {id_or_name!r:.80} was dropped by retention: it ended "
+                f"{format_duration(view.now_s - ended_at_s)} ago, and `springtide up --keep-ended` says how long ended "
+                "jobs are kept"
+            )
         raise NotFound(f"there is no job {id_or_name!r:.80}; `springtide ps` lists every job")
     unfinished = [record for record in namesakes if not record.lifecycle.state.is_terminal]
     for candidates in (namesakes, unfinished):
@@ -25,6 +37,24 @@ def find_job(view: ViewLike, id_or_name: str) -> JobRecord:
             return candidates[0]
     ids = ", ".join(record.workload_id for record in namesakes[-5:])
     raise Conflict(f"{len(namesakes)} jobs are named {id_or_name!r}; use an id, the newest are {ids}")
+
+
+def job_of_id(view: ViewLike, job_id: WorkloadId) -> JobRecord | None:
+    """The job of that id, also one that ended long ago."""
+    record = view.jobs.get(job_id)
+    if record is None and (ended := view.ended.get(job_id)) is not None:
+        return ended.record
+    return record
+
+
+def newest_jobs(view: ViewLike, name: str, limit: int) -> Iterator[JobRecord]:
+    """The jobs of that name, the newest first; of those that ended long ago at most `limit`."""
+    yield from reversed(_named(view, name))
+    yield from view.ended.named(name, limit)
+
+
+def _named(view: ViewLike, name: str) -> list[JobRecord]:
+    return [record for record in view.jobs.values() if record.job.name == name]
 
 
 def find_service(view: ViewLike, name: str) -> ServiceRecord:
@@ -43,6 +73,8 @@ def find_workload(view: ViewLike, id_or_name: str) -> JobRecord | ServiceRecord:
     try:
         return find_job(view, id_or_name)
     except NotFound:
+        if view.ended.dropped_at_s(WorkloadId(id_or_name)) is not None:
+            raise
         raise NotFound(
             f"there is no job or service {id_or_name!r:.80}; `springtide ps` lists every job and service"
         ) from None

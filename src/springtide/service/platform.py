@@ -16,13 +16,17 @@ import msgspec
 from msgspec.structs import replace
 
 from springtide.control.controller import Controller
+from springtide.control.journal.ended import EndedJobsLike, NoEndedJobs
 from springtide.control.journal.journal import DurableJournal
+from springtide.control.journal.retention import Retention
 from springtide.control.journal.sqlite import SqliteJournal
 from springtide.control.loop import recover, run
 from springtide.control.quotes.budget import WithinBudget
 from springtide.control.records import JobRecord, ServiceRecord
+from springtide.control.state_data import PlatformSnapshot
+from springtide.control.upkeep import JournalUpkeep
 from springtide.core.decision import Overheads, Policy, Schedule, Snapshot
-from springtide.core.errors import BackendError, JournalError, PolicyError, Superseded
+from springtide.core.errors import BackendError, JournalDamaged, JournalError, PolicyError, Superseded
 from springtide.core.events import ClockAnchored, Event, NodeJoined, NodeLost, PlatformStarted, PlatformStopping
 from springtide.core.ports import Step
 from springtide.core.resources import DeviceId, Node
@@ -37,6 +41,7 @@ from springtide.service.assembly.pool_settings import midnight_before_s
 from springtide.service.clock import PlatformClock
 from springtide.service.crash_points import CrashingJournal, CrashPoints, EventExecutor
 from springtide.service.decision_watch import DecisionWatch
+from springtide.service.history.keeping import ANCHOR, Keeper, Keepers
 from springtide.service.ports import SourceStore
 from springtide.service.submission.quarantine import Quarantine
 from springtide.service.submission.source_stores import DirectorySources
@@ -78,7 +83,10 @@ class PlatformBuild(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlatformView(msgspec.Struct, frozen=True, kw_only=True):
-    """The platform after journal step `seq`. Replaced as a whole, never changed."""
+    """The platform after journal step `seq`. Replaced as a whole, never changed.
+
+    `ended` finds the jobs that ended so long ago that they are not among `jobs`.
+    """
 
     seq: int
     now_s: float
@@ -87,6 +95,7 @@ class PlatformView(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[Node, ...]
     policy: str
     future: Mapping[WorkloadId, Schedule] = {}
+    ended: EndedJobsLike = NoEndedJobs()
 
 
 class Platform:
@@ -107,12 +116,14 @@ class Platform:
         build: PlatformBuild | None = None,
         restarted: str = "",
         max_unfinished: int = MAX_UNFINISHED,
+        keep: Retention | None = None,
     ) -> None:
         """`nodes` are the nodes of this machine; `tide` is an empty record of past days, filled from the journal.
 
         `function_status` returns which functions run a job and `sharing` which workloads share which device; both may
         be called from any thread. `has_parameter_store` says that functions exchange data through a parameter store.
         `build` is given where the platform runs on a cluster: then `nodes` are in addition to the cluster's own.
+        `keep` says how long the journal keeps steps and ended jobs.
         """
         self.state_dir = state_dir
         self._restarted, self._started_at_s = restarted, time.monotonic()
@@ -147,6 +158,8 @@ class Platform:
         if build is not None:
             self._nodes |= {node.node_id: node for node in build.nodes()}
         self._listeners: list[Callable[[int, Step, PlatformView], None]] = []
+        self._keepers = Keepers()
+        self._upkeep = self._make_upkeep(keep or Retention())
         self._tickets: dict[int, tuple[Event, Future[int]]] = {}
         self._tickets_lock = threading.Lock()
         self._changed = threading.Condition()
@@ -165,10 +178,48 @@ class Platform:
         """
         self._listeners.append(listener)
 
+    def keep(self, name: str, keeper: Keeper) -> None:
+        """Have what a listener knows of earlier steps kept under that name. Call it before `start`."""
+        self._keepers.keep(name, keeper)
+
+    def follow(self, name: str, take: Callable[[bytes], None]) -> None:
+        """Have `take` called with what is kept under a name if the platform begins at a snapshot of its state."""
+        self._keepers.follow(name, take)
+
+    def _make_upkeep(self, keep: Retention) -> JournalUpkeep:
+        return JournalUpkeep(
+            *(self._controller, self._journal, keep),
+            kept=self._kept,
+            kept_of_job=self._keepers.kept_of_job,
+            crash_point=self._crash_point,
+        )
+
+    def _kept(self) -> dict[str, bytes]:
+        anchor = {} if self._last_anchor is None else {ANCHOR: msgspec.json.encode(self._last_anchor)}
+        return anchor | self._keepers.kept()
+
+    def _note_snapshot(self, seq: int, snapshot: PlatformSnapshot) -> None:
+        if ANCHOR in snapshot.kept:
+            self._last_anchor = msgspec.json.decode(snapshot.kept[ANCHOR], type=ClockAnchored)
+        self._keepers.take(snapshot.kept)
+        self._upkeep.begin(seq, self._journal.last_now_s())
+
     def start(self, on_stop: Callable[[], None]) -> None:
         """Recover from the journal and start the loop. `on_stop` is called once when the loop has ended."""
         self._on_stop = on_stop
-        seq = recover(self._controller, self._guarded_executor(), self._journal, on_step=self._note_restored)
+        journal = self._journal
+        seq = recover(
+            self._controller,
+            self._guarded_executor(),
+            journal,
+            on_step=self._notify,
+            snapshots=journal.archive.snapshots(),
+            on_snapshot=self._note_snapshot,
+        )
+        if seq != journal.newest.seq:
+            raise JournalDamaged(
+                seq + 1, f"the journal ends at step {journal.newest.seq}, of which no snapshot can be read"
+            )
         self._view = self._make_view(seq)
         self._snapshot = self._controller.snapshot(self.clock.now_s())
         if self._build is None:
@@ -176,12 +227,6 @@ class Platform:
         self._executor.post(PlatformStarted())
         self._thread.start()
         threading.Thread(target=self._watch_clock, name="springtide-clock", daemon=True).start()
-
-    def _note_restored(self, seq: int, step: Step) -> None:
-        for event in step.events:
-            if isinstance(event, ClockAnchored):
-                self._last_anchor = event
-        self._notify(seq, step)
 
     def _resume_clock(self) -> None:
         """Post the anchor before the executor recovers, so that it comes before the losses that this finds."""
@@ -348,7 +393,9 @@ class Platform:
                 on_step=self._on_step,
                 on_journal_error=self._on_journal_error,
                 gather_progress_s=_GATHER_PROGRESS_S,
+                upkeep=self._upkeep,
             )
+            self._upkeep.cut(self.clock.now_s())
         except Superseded as error:
             self.failure = error
             if self._build is not None:
@@ -391,6 +438,9 @@ class Platform:
             self._changed.notify_all()
 
     def _notify(self, seq: int, step: Step) -> None:
+        for event in step.events:
+            if isinstance(event, ClockAnchored):
+                self._last_anchor = event
         for listener in self._listeners:
             listener(seq, step, self._view)
 
@@ -404,6 +454,7 @@ class Platform:
             nodes=tuple(state.nodes.values()),
             policy=self.policy_name,
             future=self._controller.future,
+            ended=self._journal.ended,
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
+from springtide.control.journal.ended import EndedJobsLike
 from springtide.control.records import JobRecord, ServiceRecord
 from springtide.core.containers import ContainerSettings
 from springtide.core.decision import Policy, Schedule, Snapshot
@@ -16,6 +17,7 @@ from springtide.core.status.functions import FunctionRunStatus
 from springtide.core.status.pods import ClusterStatus
 from springtide.core.status.shares import SharingStatus
 from springtide.core.workload import WorkloadId
+from springtide.service.history.keeping import Keeper
 from springtide.service.submission.option_models import RequestModel
 from springtide.service.submission.quarantine import Quarantine
 from springtide.service.submission.schemas import JobIn, JobSourceIn, ScaleIn, ServiceIn, ServiceSourceIn
@@ -38,7 +40,12 @@ class ViewLike(Protocol):
 
     @property
     def jobs(self) -> Mapping[WorkloadId, JobRecord]:
-        """Every job ever submitted, in order of submission."""
+        """Every job that has not ended, or not long ago, in order of submission."""
+        ...
+
+    @property
+    def ended(self) -> EndedJobsLike:
+        """The jobs that ended longer ago."""
         ...
 
     @property
@@ -244,6 +251,14 @@ class PlatformLike(Protocol):
 
     def subscribe(self, listener: Callable[[int, Step, Any], None]) -> None:
         """Have `listener(seq, step, view)` id_or_name for every journaled step, oldest first."""
+        ...
+
+    def keep(self, name: str, keeper: Keeper) -> None:
+        """Have what a listener knows of earlier steps kept for the time when they are not read any more."""
+        ...
+
+    def follow(self, name: str, take: Callable[[bytes], None]) -> None:
+        """Have `take` called with what is kept under a name if the platform begins at a snapshot of its state."""
         ...
 
     def request_shutdown(self, *, stop_workers: bool) -> None:

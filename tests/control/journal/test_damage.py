@@ -26,7 +26,7 @@ def steps(number: int) -> list[Step]:
         Step(
             now_s=float(at),
             events=(JobFailed(job_id=f"job-{draw.randrange(9)}", generation=1, error=f"{draw.random()}"),),
-            reasons={f"job-{at}": "it waits for devices that others have" * draw.randrange(5)},
+            reasons={f"job-{at}": "it waits for devices that others have" * draw.randrange(20)},
         )
         for at in range(number)
     ]

@@ -12,6 +12,7 @@ import threading
 import psycopg
 import pytest
 
+from kits.control.years import Years, bare_controller
 from kits.servers import missing_postgres, running_postgres
 from springtide.control.journal import journal as journals
 from springtide.control.journal import postgres
@@ -20,8 +21,11 @@ from springtide.control.journal.codec import encode_step
 from springtide.control.journal.inspection import inspect_journal
 from springtide.control.journal.journal import cut_journal, open_journal, read_journal
 from springtide.control.journal.postgres import PostgresJournal
+from springtide.control.journal.retention import Retention
 from springtide.control.journal.sqlite import SqliteJournal
-from springtide.control.loop import run
+from springtide.control.loop import replay, run
+from springtide.control.state_data import data_of
+from springtide.control.upkeep import JournalUpkeep
 from springtide.core.errors import InvalidRequest, JournalDamaged, JournalError, Superseded
 from springtide.core.events import PlatformStarted
 from springtide.core.ports import Step
@@ -477,3 +481,73 @@ def test_a_journal_of_the_first_schema_is_converted_and_kept(url):
     again.close()
     with psycopg.connect(url) as connection:
         assert connection.execute("SELECT count(*) FROM springtide_steps_schema_1").fetchone() == (5,)
+
+
+@pytest.fixture
+def cuts(url, monkeypatch):
+    """A journal of two hours that was cut often, and the state at its end."""
+    monkeypatch.setattr("springtide.control.upkeep.SNAPSHOT_STEPS", 50)
+    monkeypatch.setattr("springtide.control.upkeep.STAYS_S", 600.0)
+    monkeypatch.setattr("springtide.control.journal.archive.SEGMENT_STEPS", 30)
+    controller, journal = bare_controller(), PostgresJournal(url)
+    years = Years(journal, JournalUpkeep(controller, journal, Retention()), controller, 10)
+    years.run(2.12 * 3600.0, 60.0, 1800.0)
+    yield journal, data_of(controller.state)
+    journal.close()
+
+
+def state_at_start(journal):
+    controller = bare_controller()
+    replay(controller, journal, snapshots=journal.archive.snapshots())
+    return data_of(controller.state)
+
+
+def test_it_begins_at_a_snapshot_and_keeps_every_step_in_segments(url, cuts):
+    journal, state = cuts
+    assert state_at_start(journal) == state
+    assert count_steps(url) < 110
+    assert len(journal.archive.segments()) > 5
+    assert [row.seq for row in journal.rows()] == list(range(1, journal.newest.seq + 1))
+    assert [seq for seq, _ in journal.read(33)] == list(range(34, journal.newest.seq + 1))
+    assert journal.ended.get("job-3").record.lifecycle.state == "SUCCEEDED"
+    assert journal.ended.with_key("job-3").job.name == "job-3"
+    report = inspect_journal(journal)
+    assert (report.damaged_past, report.damaged_seq, report.begins_at) == ("", None, 1)
+    journal.cut(b"", 9000.0, Retention(steps_bytes=1000, ended_s=3600.0), lambda name: None)
+    assert journal.ended.dropped_at_s("job-3") is not None
+    assert len(journal.archive.segments()) == 1
+    with psycopg.connect(url) as connection:
+        assert connection.execute("SELECT count(*) FROM springtide_segment_contents").fetchone() == (1,)
+
+
+@pytest.mark.parametrize(
+    ("edit", "damage"),
+    [
+        ("UPDATE springtide_snapshots SET blob = set_bit(blob, 99, 1 - get_bit(blob, 99))", "a snapshot of the state"),
+        (
+            "UPDATE springtide_segment_contents SET content = set_bit(content, 99, 1 - get_bit(content, 99))",
+            "segment of",
+        ),
+        ("UPDATE springtide_segments SET sha256 = '' WHERE first_seq = 21", "the segment of steps 21 to 40"),
+        ("UPDATE springtide_ended SET record = set_bit(record, 99, 1 - get_bit(record, 99))", "has ended was changed"),
+    ],
+)
+def test_damage_beside_the_steps_is_told_and_not_used(url, cuts, edit, damage):
+    journal, state = cuts
+    with psycopg.connect(url) as connection:
+        connection.execute(edit)
+    assert state_at_start(journal) == state
+    assert damage in inspect_journal(journal).damaged_past
+
+
+def test_a_control_plane_of_an_older_term_cuts_nothing(url, cuts):
+    journal, _ = cuts
+    before = len(journal.archive.segments()), journal.archive.newest_mark()
+    newer = PostgresJournal(url)
+    newer.append(STEP)
+    with pytest.raises(Superseded):
+        journal.cut(b"", 9000.0, Retention(), lambda name: None)
+    with pytest.raises(Superseded):
+        journal.ended.put([])
+    assert (len(newer.archive.segments()), newer.archive.newest_mark()) == before
+    newer.close()

@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 
 from springtide.cli.main import cli
 from springtide.cli.session import Session
+from springtide.core.errors import NotFound
 from springtide.core.status.export import LiveState
 from springtide.core.status.platform import (
     DeviceStatus,
@@ -158,6 +159,8 @@ class FakeClient:
         return self.pooled
 
     def job(self, job_id: str) -> JobStatus:
+        if job_id not in self.jobs_now:
+            raise NotFound(f"there is no job {job_id!r}")
         statuses = self.jobs_now[job_id]
         return statuses.pop(0) if len(statuses) > 1 else statuses[0]
 

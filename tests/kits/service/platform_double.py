@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from springtide.control.controller import Controller
+from springtide.control.journal.ended import NoEndedJobs
 from springtide.control.journal.memory import MemoryJournal
 from springtide.core.decision import Plan, PoolAllocation
 from springtide.core.errors import BackendError
@@ -55,6 +56,7 @@ class View:
     nodes: tuple
     policy: str
     future: dict = field(default_factory=dict)
+    ended: object = field(default_factory=NoEndedJobs)
 
 
 class Kept:
@@ -120,6 +122,12 @@ class PlatformDouble:
         for seq, step in self.journal.read():
             listener(seq, step, self.current)
         self.listeners.append(listener)
+
+    def keep(self, name, keeper):
+        pass
+
+    def follow(self, name, take):
+        pass
 
     def submit(self, event, timeout_s=10.0):
         if self.is_broken:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from springtide.control.journal.retention import KEEP_ENDED, KEEP_STEPS
 from springtide.core.workload import MAX_UNFINISHED
 
 GROUP = "springtide.dev"
@@ -108,6 +109,8 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     usd_per_device_hour: float | None = None
     day_s: float | None = None
     max_unfinished: int = MAX_UNFINISHED
+    journal_retention: str = KEEP_STEPS
+    keep_ended: str = KEEP_ENDED
     grace_s: float = 15.0
     worker_lease_s: float = 60.0
     worker_lost_after_s: float = 10.0

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from springtide.cli.jobs.flags import option_flags
-from springtide.cli.session import Session, common_options, find, find_job
+from springtide.cli.session import Session, common_options, find_job, look_up
 from springtide.cli.tables.columns import bounds
 from springtide.client.changes import as_change
 from springtide.core.options.jobs import JOB_OPTIONS
@@ -26,7 +26,7 @@ def scale(session: Session, identifier: str, size: str) -> None:
 
     The global batch stays what it is, and nothing restarts.
     """
-    found = find(session.client.status(), identifier)
+    found = look_up(session, session.client.status(), identifier)
     if isinstance(found, JobStatus):
         minimum, maximum = parse_range(size, "workers")
         session.client.scale(found.job_id, minimum, maximum)
@@ -98,7 +98,7 @@ def resume(session: Session, identifier: str, budget: str | None) -> None:
 @click.pass_obj
 def cancel(session: Session, identifier: str) -> None:
     """End a job for good, or take a service away once its requests are answered."""
-    found = find(session.client.status(), identifier)
+    found = look_up(session, session.client.status(), identifier)
     if isinstance(found, JobStatus):
         job = session.client.cancel(found.job_id)
         kept = "" if job.checkpoint_step is None else f"; its checkpoint of step {job.checkpoint_step} stays"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 
 import click
+from msgspec.structs import replace
 
 from springtide.cli import terminal
 from springtide.cli.jobs.progress import can_redraw, terminal_width
-from springtide.cli.session import Session, common_options, find, find_job, workload_id
+from springtide.cli.session import Session, common_options, find_job, look_up, workload_id
 from springtide.cli.tables.pools import MAX_NODES, nodes_table, pools_line
 from springtide.cli.tables.statuses import job_details, platform_summary, service_details
 from springtide.cli.tables.story import explanation, num_workers_over_time, workers_text
@@ -24,6 +25,8 @@ from springtide.core.workload import JobState
 def ps(session: Session, show_all: bool) -> None:
     """List jobs and services with their state, progress and reason."""
     status = session.client.status()
+    if show_all and status.num_older:
+        status = replace(status, jobs=tuple(session.client.jobs()))
     hint = "why is it so: springtide why ID | watch: springtide top | Gantt: springtide dashboard"
     if not status.jobs and not status.services:
         hint = "start something: springtide run FILE | springtide deploy FILE | springtide hello"
@@ -40,7 +43,7 @@ def ps(session: Session, show_all: bool) -> None:
 def status(session: Session, identifier: str, is_followed: bool) -> None:
     """Show one job or service. ID may be its name or the beginning of its id."""
     platform = session.client.status()
-    found = find(platform, identifier)
+    found = look_up(session, platform, identifier)
     if is_followed:
         from springtide.cli.commands.run import watch
 
@@ -69,7 +72,7 @@ def status(session: Session, identifier: str, is_followed: bool) -> None:
 def why(session: Session, identifier: str) -> None:
     """Explain its state: the one reason, what that rests on, and what could be done."""
     platform = session.client.status()
-    answer = session.client.why(workload_id(find(platform, identifier)))
+    answer = session.client.why(workload_id(look_up(session, platform, identifier)))
     session.answer(answer, explanation(answer, platform.wall_clock_offset_s))
 
 
@@ -83,7 +86,7 @@ def why(session: Session, identifier: str) -> None:
 @click.pass_obj
 def logs(session: Session, identifier: str, follow: bool, replica: str | None, tail: int, raw: bool) -> None:
     """Print what its workers wrote, each line with the replica that wrote it."""
-    found = find(session.client.status(), identifier)
+    found = look_up(session, session.client.status(), identifier)
     lines = session.client.logs(workload_id(found), replica=replica, tail=tail, follow=follow)
     if session.as_json:
         session.print_json({"workload_id": workload_id(found), "lines": list(lines)})

@@ -10,9 +10,11 @@ import click
 
 from springtide.cli.platform.platform_process import is_alive, read_platform
 from springtide.cli.session import Session, common_options, json_option, state_option
+from springtide.cli.settings import resolve
 from springtide.cli.tables.columns import count
 from springtide.control.journal.inspection import JournalReport, export_rows, inspect_journal
-from springtide.control.journal.journal import cut_journal, read_journal
+from springtide.control.journal.journal import cut_journal, open_journal, read_journal
+from springtide.control.journal.retention import retention_of
 from springtide.core.errors import BackendError, InvalidRequest
 from springtide.core.quantities import format_duration
 
@@ -35,12 +37,14 @@ def journal() -> None:
 def check(session: Session, url: str) -> None:
     """Read the whole journal and say whether every step is as it was written. Exit code 1 if not.
 
+    Where the steps are sound that a platform starts from, damage to older ones is told and keeps none from starting.
+
     It may be checked while the platform runs.
     """
     report = _inspect(url, session.state_dir)
     hint = "" if report.damaged_seq is None else "go on without what is damaged: springtide journal repair"
     session.answer(report, _described(report), hint)
-    if report.damaged_seq is not None:
+    if report.damaged_seq is not None or report.damaged_past:
         sys.exit(1)
 
 
@@ -68,12 +72,33 @@ def repair(session: Session, url: str, is_sure: bool) -> None:
     if not is_sure:
         session.answer(report, f"{_described(report)}\n{plan}", "do it: springtide journal repair --yes")
         return
-    running = read_platform(session.state_dir)
-    if not url and running is not None and is_alive(running.pid):
-        raise BackendError("a platform uses this journal: stop it first with `springtide down`")
+    _refuse_running(session, url)
     kept = cut_journal(url, session.state_dir, report.num_sound + 1)
     text = f"the journal ends at step {report.num_sound} now; as it was it is kept in {kept}"
     session.answer({"num_steps": report.num_sound, "kept": kept}, text, "go on: springtide up")
+
+
+@journal.command()
+@_url
+@common_options
+@click.pass_obj
+def compact(session: Session, url: str) -> None:
+    """Move old steps into compressed segments and drop what retention does not keep, for a platform that is down.
+
+    A running platform does that by itself, every 10 minutes or 10,000 steps. How long steps and ended jobs are kept,
+    the settings say: springtide config show.
+    """
+    from springtide.service.compaction import compact as compact_journal
+
+    _refuse_running(session, url)
+    keep = retention_of(str(resolve("journal_retention").value), str(resolve("keep_ended").value))
+    before = _inspect(url, session.state_dir)
+    if before.damaged_seq is not None:
+        raise InvalidRequest(f"the journal is damaged ({before.problem}): springtide journal check")
+    with contextlib.closing(open_journal(url, session.state_dir, holder="springtide journal compact")) as found:
+        compact_journal(found, keep)
+    report = _inspect(url, session.state_dir)
+    session.answer(report, _described(report), "go on: springtide up")
 
 
 @journal.command()
@@ -92,6 +117,12 @@ def export(session: Session, url: str, file: Path) -> None:
     session.answer({"num_steps": num_steps, "file": str(file)}, f"{count(num_steps, 'step')} written to {file}")
 
 
+def _refuse_running(session: Session, url: str) -> None:
+    running = read_platform(session.state_dir)
+    if not url and running is not None and is_alive(running.pid):
+        raise BackendError("a platform uses this journal: stop it first with `springtide down`")
+
+
 def _inspect(url: str, state_dir: Path) -> JournalReport:
     if not url and not (state_dir / "journal.db").exists():
         raise InvalidRequest(f"there is no journal in {state_dir}")
@@ -104,11 +135,21 @@ def _described(report: JournalReport) -> str:
         f"{count(report.num_sound, 'step')} of schema {report.schema}, {report.num_bytes:,} bytes, the last one "
         f"{_age(report)} after the platform was created"
     ]
+    if report.starts_from:
+        lines.append(
+            f"  a start reads the snapshot of step {report.starts_from} and what comes after; beside it stand "
+            f"{count(report.num_segments, 'segment')} of older steps and {count(report.num_ended, 'ended job')}"
+        )
+    if report.begins_at > 1:
+        lines.append(f"  retention has dropped the steps before {report.begins_at}")
     if report.events:
         told = ", ".join(f"{number:,} {kind}" for kind, number in sorted(report.events.items(), key=lambda e: -e[1]))
         lines.append(f"  events: {told}")
+    if report.damaged_past:
+        lines.append(f"DAMAGED, where a start does not read: {report.damaged_past}")
     if report.damaged_seq is None:
-        lines.append("every step is as it was written, and the journal ends where it was written last")
+        which = "every step that a start reads" if report.damaged_past else "every step"
+        lines.append(f"{which} is as it was written, and the journal ends where it was written last")
     else:
         after = f"; {count(report.num_after, 'step')} from there on cannot be used" if report.num_after else ""
         lines.append(f"DAMAGED: {report.problem}{after}")

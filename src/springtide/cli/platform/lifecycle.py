@@ -81,6 +81,8 @@ class _StartOptions(msgspec.Struct, frozen=True, kw_only=True):
     pools: str
     day_s: float
     max_unfinished: int
+    journal_retention: str
+    keep_ended: str
 
 
 def _start_options(given: dict[str, Any]) -> _StartOptions:
@@ -120,6 +122,10 @@ def _check_pools(policy: str, pools: str, slots: Any) -> str:
 @click.option(
     "--max-unfinished", type=click.IntRange(0), metavar="N", help="Jobs and services at a time; 0: any. [default: 1000]"
 )
+@click.option(
+    "--journal-retention", metavar="TIME,SIZE", help="How long steps are kept, at most so much. [default: 7d,2GB]"
+)
+@click.option("--keep-ended", metavar="TIME", help="How long ended jobs are shown. [default: 90d]")
 @function_options
 @click.option("--foreground", is_flag=True, help="Stay here and end with Ctrl-C.")
 @click.option("--install-service", is_flag=True, help="Write a systemd unit with these options; start nothing now.")
@@ -143,8 +149,10 @@ def up(session: Session, /, foreground: bool, install_service: bool, **given: An
     options = _start_options(given)
     asked = (options.slots, options.policy, options.port, options.price)
     kept = write_settings(state_dir, functions)
-    pools, day_s, most = options.pools, options.day_s, options.max_unfinished
-    command = service_command(state_dir, *asked, pools=pools, day_s=day_s, max_unfinished=most, functions=kept)
+    more: dict[str, Any] = {
+        name: getattr(options, name) for name in ("pools", "day_s", "max_unfinished", "journal_retention", "keep_ended")
+    }
+    command = service_command(state_dir, *asked, functions=kept, **more)
     if install_service:
         path, start = install_unit(command)
         session.answer({"unit": str(path), "start": start}, f"written: {path}", f"start it with the machine: {start}")
@@ -152,7 +160,7 @@ def up(session: Session, /, foreground: bool, install_service: bool, **given: An
     if foreground:
         os.execv(command[0], command)
     session.note("starting ...")
-    platform = start_platform(state_dir, *asked, pools=pools, day_s=day_s, max_unfinished=most, functions=kept)
+    platform = start_platform(state_dir, *asked, functions=kept, **more)
     hint = "next: springtide run FILE | springtide hello | stop: springtide down"
     address = _address(platform, state_dir)
     answer = {

@@ -108,6 +108,8 @@ def service_command(
     pools: str = "",
     day_s: float | None = None,
     max_unfinished: int | None = None,
+    journal_retention: str = "",
+    keep_ended: str = "",
     functions: Path | None = None,
     is_supervised: bool = False,
 ) -> list[str]:
@@ -127,6 +129,10 @@ def service_command(
         command += ["--day", repr(day_s)]
     if max_unfinished is not None:
         command += ["--max-unfinished", str(max_unfinished)]
+    if journal_retention:
+        command += ["--journal-retention", journal_retention]
+    if keep_ended:
+        command += ["--keep-ended", keep_ended]
     if functions is not None:
         command += ["--functions", str(functions)]
     return [*command, "--policy", policy, "--port", str(port)]
@@ -142,6 +148,8 @@ def start_platform(
     pools: str = "",
     day_s: float | None = None,
     max_unfinished: int | None = None,
+    journal_retention: str = "",
+    keep_ended: str = "",
     functions: Path | None = None,
 ) -> PlatformFile:
     """Start the platform detached and wait until it answers. Raises BackendError with its output if it exits."""
@@ -159,6 +167,8 @@ def start_platform(
                 pools=pools,
                 day_s=day_s,
                 max_unfinished=max_unfinished,
+                journal_retention=journal_retention,
+                keep_ended=keep_ended,
                 functions=functions,
                 is_supervised=True,
             ),

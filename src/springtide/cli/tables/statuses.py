@@ -197,7 +197,7 @@ def platform_summary(
     if jobs:
         parts.append(jobs_table(jobs, width, status.now_s))
     if hidden:
-        parts.append(f"({hidden} more ended jobs: springtide ps --all)")
+        parts.append(f"({hidden + status.num_older} more ended jobs: springtide ps --all)")
     if status.services:
         parts.append(services_table(status.services, width))
     if not jobs and not status.services:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
+from springtide.control.journal.archive import Archive
 from springtide.control.journal.chain import JournalMark, Row
+from springtide.control.journal.ended import EndedJobs
+from springtide.control.journal.retention import Retention
 from springtide.control.journal.sqlite import SqliteJournal, cut
 from springtide.core.errors import InvalidRequest
 from springtide.core.ports import Step
@@ -58,6 +61,27 @@ class DurableJournal(Protocol):
 
     def set_meta(self, key: str, value: str) -> None:
         """Set a fact that the journal is founded with; once it has steps, only those of CHANGING_KEYS."""
+        ...
+
+    @property
+    def archive(self) -> Archive:
+        """The snapshots of the state, and the steps before them."""
+        ...
+
+    @property
+    def ended(self) -> EndedJobs:
+        """The jobs that have left the state."""
+        ...
+
+    def cut(self, blob: bytes, now_s: float, keep: Retention, at: Callable[[str], None]) -> None:
+        """Keep the state after the newest step, and of what is older only what `keep` says.
+
+        `at` is called with the name of each place at which a crash may interrupt this. Raises Superseded.
+        """
+        ...
+
+    def shrink(self) -> None:
+        """Give unused room back."""
         ...
 
     def close(self) -> None:

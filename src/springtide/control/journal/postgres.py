@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import psycopg
 
+from springtide.control.journal import archive, ended
 from springtide.control.journal.chain import CHANGING_KEYS, JournalMark, Row, follow, genesis, link
 from springtide.control.journal.codec import (
     SCHEMA_VERSION,
@@ -25,6 +26,8 @@ from springtide.control.journal.codec import (
     unreadable_schema,
     upgraded,
 )
+from springtide.control.journal.retention import Retention
+from springtide.control.journal.segments import SegmentTable
 from springtide.control.journal.witness import compare
 from springtide.core.errors import JournalDamaged, JournalError, Superseded
 from springtide.core.ports import Step
@@ -47,7 +50,13 @@ _TABLES = (
     "CREATE TABLE IF NOT EXISTS springtide_steps ("
     "seq bigint PRIMARY KEY, term bigint NOT NULL, now_s double precision NOT NULL, step bytea NOT NULL, chain bytea)",
     "INSERT INTO springtide_term (term, holder) VALUES (0, '') ON CONFLICT DO NOTHING",
+    "CREATE TABLE IF NOT EXISTS springtide_segment_contents ("
+    "first_seq bigint PRIMARY KEY, last_seq bigint NOT NULL, content bytea NOT NULL)",
+    # They are compressed already.
+    "ALTER TABLE springtide_segment_contents ALTER COLUMN content SET STORAGE EXTERNAL",
 )
+# The names of types, where those of SQLite differ.
+_TYPES = (("INTEGER", "bigint"), ("BLOB", "bytea"), ("REAL", "double precision"), (" STRICT", ""))
 # Schema 1 has neither the chain of hashes nor a note of how far the steps were written.
 _FROM_SCHEMA_1 = (
     "ALTER TABLE springtide_steps ADD COLUMN IF NOT EXISTS chain bytea",
@@ -60,7 +69,8 @@ _TAKE_TERM = "UPDATE springtide_term SET term = term + 1, holder = %s, taken_at 
 _APPEND = """
 WITH own AS (
   UPDATE springtide_term SET head_seq = %(seq)s, head_chain = %(chain)s
-  WHERE term = %(term)s AND coalesce((SELECT max(seq) FROM springtide_steps), 0) = %(seq)s - 1
+  WHERE term = %(term)s AND %(seq)s - 1 = coalesce(
+    (SELECT max(seq) FROM springtide_steps), (SELECT max(seq) FROM springtide_snapshots), 0)
   RETURNING term
 )
 INSERT INTO springtide_steps (seq, term, now_s, step, chain)
@@ -95,7 +105,7 @@ class PostgresJournal:
         self._read_only = read_only
         self._lock = threading.RLock()
         self._connection: Connection | None = None
-        self._is_closed = False
+        self._is_closed = self._is_in_transaction = False
         self._encoder = StepEncoder()
         self._term = 0
         try:
@@ -109,6 +119,9 @@ class PostgresJournal:
                 self._term = int(row[0])
                 # No process with an earlier term can write any more.
                 self._convert(connection)
+            found = connection.execute("SELECT to_regclass('springtide_snapshots') IS NOT NULL").fetchone()
+            self.ended = ended.EndedJobs(self)
+            self.archive = archive.Archive(self, SegmentTable(self), has_tables=found == (True,))
             self._newest = self._mark_at(connection, None) if read_only else self._check_end(connection)
         except psycopg.Error as error:
             self.close()
@@ -157,9 +170,60 @@ class PostgresJournal:
     def rows(self, after_seq: int = 0) -> Iterator[Row]:
         """The rows as they are stored, each compared with the chain. Raises JournalDamaged, JournalError."""
         with self._lock:
-            previous = self._run(lambda connection: self._mark_at(connection, after_seq), "read")
-        if previous.seq == after_seq:
-            yield from follow(self._rows_after(after_seq), previous)
+            previous = (
+                self._run(lambda connection: self._mark_at(connection, after_seq), "read")
+                if after_seq
+                else self.archive.first_mark()
+            )
+        for row in self.archive.rows(after_seq):
+            previous = JournalMark(row.seq, row.chain)
+            yield row
+        if previous.seq >= after_seq:
+            yield from follow(self._rows_after(previous.seq), previous)
+
+    def cut(
+        self, blob: bytes, now_s: float, keep: Retention | None = None, at: Callable[[str], None] = lambda name: None
+    ) -> None:
+        """Keep the state after the newest step, and what is older as `keep` says. Raises JournalError, Superseded."""
+        keep = keep or Retention()
+        self.archive.cut(self._newest, now_s, blob, keep, at)
+        self.ended.drop(keep.ended_s, now_s)
+        at("cut.end")
+
+    def shrink(self) -> None:
+        """Does nothing: the database gives room back by itself."""
+
+    def query(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+        """The rows of a statement of the archive. Raises JournalError."""
+        text = sql.replace("@", "springtide_").replace("?", "%s").encode()
+
+        def run(connection: Connection) -> list[tuple[Any, ...]]:
+            cursor = connection.execute(text, values)
+            return cursor.fetchall() if cursor.description is not None else []
+
+        with self._lock:
+            return self._run(run, "used")
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All statements inside are done, or none, and only in the newest term. Raises JournalError, Superseded."""
+        with self._lock:
+            connection = self._run(lambda connection: connection, "written")
+            try:
+                with connection.transaction():
+                    connection.execute("SELECT term FROM springtide_term FOR SHARE")
+                    self._check_term(connection)
+                    self._is_in_transaction = True
+                    yield
+            except psycopg.Error as error:
+                raise JournalError(f"the journal {self._display_url} cannot be written: {_one_line(error)}") from error
+            finally:
+                self._is_in_transaction = False
+
+    def genesis(self) -> JournalMark:
+        """Where the chain begins. Raises JournalError."""
+        with self._lock:
+            return self._run(self._genesis, "read")
 
     def _memory_at(self, seq: int) -> Any:
         """The policy's memory at a step."""
@@ -169,7 +233,7 @@ class PostgresJournal:
         )
         with self._lock:
             row = self._run(lambda connection: connection.execute(query, (seq,)).fetchone(), "read")
-        return None if row is None else decode_step(bytes(row[0])).memory
+        return self.archive.memory_at(seq) if row is None else decode_step(bytes(row[0])).memory
 
     def _rows_after(self, after_seq: int) -> Iterator[Row]:
         query = "SELECT seq, term, now_s, step, chain FROM springtide_steps WHERE seq > %s ORDER BY seq LIMIT %s"
@@ -199,6 +263,8 @@ class PostgresJournal:
     def last_now_s(self) -> float:
         """When the newest step was taken; 0 for an empty journal. Raises JournalError."""
         row = self._fetch_one("SELECT now_s FROM springtide_steps ORDER BY seq DESC LIMIT 1")
+        if row is None and self._newest.seq:
+            return next((snapshot.now_s for snapshot in self.archive.snapshots()), 0.0)
         return 0.0 if row is None else float(row[0])
 
     def meta(self, key: str) -> str | None:
@@ -238,7 +304,8 @@ class PostgresJournal:
         """Run `work`, and once more on a new connection if the present one is dead. Raises JournalError."""
         if self._is_closed:
             raise JournalError(f"the journal {self._display_url} is closed")
-        is_used = self._connection is not None
+        # A new connection would not be inside the transaction.
+        is_used = self._connection is not None and not self._is_in_transaction
         for is_last in (not is_used, True):
             try:
                 return work(self._connect())
@@ -289,6 +356,10 @@ class PostgresJournal:
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (_SCHEMA_LOCK,))
             for statement in _TABLES:
                 connection.execute(statement)
+            for text in (*archive.TABLES, *ended.TABLES):
+                for name, other in (*_TYPES, ("@", "springtide_")):
+                    text = text.replace(name, other)
+                connection.execute(text.encode())
             connection.execute(
                 "INSERT INTO springtide_meta VALUES ('schema', %s) ON CONFLICT DO NOTHING", (str(SCHEMA_VERSION),)
             )
@@ -347,7 +418,10 @@ class PostgresJournal:
             "ORDER BY seq DESC LIMIT 1",
             {"seq": seq},
         ).fetchone()
-        return self._genesis(connection) if row is None else JournalMark(int(row[0]), bytes(row[1] or b""))
+        if row is not None:
+            return JournalMark(int(row[0]), bytes(row[1] or b""))
+        found = self.archive.newest_mark() if seq is None else self.archive.mark_at(seq)
+        return found or self._genesis(connection)
 
     def _check_end(self, connection: Connection) -> JournalMark:
         """The newest place. Raises JournalDamaged if steps that were acknowledged are missing behind it."""
@@ -397,10 +471,13 @@ def cut(url: str, seq: int) -> str:
             kept = f"springtide_steps_damaged_{number}"
             connection.execute(f"CREATE TABLE {kept} AS TABLE springtide_steps".encode())
             connection.execute("DELETE FROM springtide_steps WHERE seq >= %s", (seq,))
+            ends = "SELECT seq, chain FROM springtide_steps"
+            if connection.execute("SELECT to_regclass('springtide_snapshots')").fetchone() != (None,):
+                connection.execute("DELETE FROM springtide_snapshots WHERE seq >= %s", (seq,))
+                ends += " UNION ALL SELECT seq, chain FROM springtide_snapshots"
             connection.execute(
-                "UPDATE springtide_term SET term = term + 1, (head_seq, head_chain) = "
-                "(SELECT coalesce(max(seq), 0), (SELECT chain FROM springtide_steps ORDER BY seq DESC LIMIT 1) "
-                "FROM springtide_steps)"
+                "UPDATE springtide_term SET term = term + 1, (head_seq, head_chain) = (SELECT coalesce(max(seq), 0), "
+                f"(SELECT chain FROM ({ends}) AS all_ends ORDER BY seq DESC LIMIT 1) FROM ({ends}) AS ends)".encode()
             )
     except psycopg.Error as error:
         raise JournalError(f"the journal {_without_password(url)} cannot be repaired: {_one_line(error)}") from error

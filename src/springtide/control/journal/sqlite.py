@@ -8,11 +8,12 @@ import os
 import shutil
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from springtide.control.journal import archive, ended
 from springtide.control.journal.chain import CHANGING_KEYS, JournalMark, Row, follow, genesis, link
 from springtide.control.journal.codec import (
     SAME_MEMORY,
@@ -23,6 +24,8 @@ from springtide.control.journal.codec import (
     unreadable_schema,
     upgraded,
 )
+from springtide.control.journal.retention import Retention
+from springtide.control.journal.segments import SegmentFolder
 from springtide.control.journal.witness import Witness, compare, read_witness
 from springtide.core.errors import JournalDamaged, JournalError
 from springtide.core.ports import Step
@@ -30,6 +33,8 @@ from springtide.storage.files import open_private
 
 _log = logging.getLogger(__name__)
 
+# A damaged file is told in words that may not be UTF-8, and has values of other types.
+_ERRORS = (sqlite3.Error, UnicodeError, TypeError)
 _TERM, _SCHEMA = "term", "schema"
 _STEPS = (
     "CREATE TABLE IF NOT EXISTS {} (seq INTEGER PRIMARY KEY, term INTEGER NOT NULL, now_s REAL NOT NULL, "
@@ -51,7 +56,7 @@ class SqliteJournal:
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         """Raises JournalDamaged if steps that were acknowledged are missing at the end, JournalError."""
         self._path = path
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._witness: Witness | None = None
         self._encoder = StepEncoder()
         if not read_only:
@@ -64,8 +69,15 @@ class SqliteJournal:
             if (found := self.meta(_SCHEMA)) != str(SCHEMA_VERSION):
                 raise JournalError(unreadable_schema(str(path), found))
             self._term = int(self.meta(_TERM) or 0)
+            has_archive = "SELECT 1 FROM sqlite_master WHERE name = 'snapshots'"
+            self.ended = ended.EndedJobs(self)
+            self.archive = archive.Archive(
+                self,
+                SegmentFolder(path.with_name("segments")),
+                has_tables=self._db.execute(has_archive).fetchone() is not None,
+            )
             self._newest = self._mark_at(None)
-        except sqlite3.Error as error:
+        except _ERRORS as error:
             raise JournalError(f"the journal {path} cannot be opened: {error}") from error
         if not read_only:
             self._open_witness()
@@ -100,12 +112,12 @@ class SqliteJournal:
         """Make a step durable and return its sequence number. Raises JournalError; then nothing was recorded."""
         if not self._newest.seq:
             # What it was founded with is in the chain from the first step on.
-            self._newest = self._genesis()
+            self._newest = self.genesis()
         row = link(self._newest, self._term, step.now_s, self._encoder.encode(step))
         try:
             with self._lock:
                 self._db.execute(_INSERT.format("steps"), row)
-        except sqlite3.Error as error:
+        except _ERRORS as error:
             raise JournalError(f"the journal {self._path} cannot be written: {error}") from error
         self._newest = JournalMark(row.seq, row.chain)
         self._encoder.note(step)
@@ -119,12 +131,66 @@ class SqliteJournal:
 
     def rows(self, after_seq: int = 0) -> Iterator[Row]:
         """The rows as they are stored, each compared with the chain. Raises JournalDamaged, JournalError."""
+        previous = self.archive.first_mark() if after_seq == 0 else self._mark_at(after_seq)
+        for row in self.archive.rows(after_seq):
+            previous = JournalMark(row.seq, row.chain)
+            yield row
         try:
-            previous = self._genesis() if after_seq == 0 else self._mark_at(after_seq)
-            if previous.seq == after_seq:
-                yield from follow(map(Row._make, self._db.execute(_SELECT, (after_seq,))), previous)
-        except sqlite3.Error as error:
+            if previous.seq >= after_seq:
+                yield from follow(map(Row._make, self._db.execute(_SELECT, (previous.seq,))), previous)
+        except _ERRORS as error:
             raise JournalError(f"the journal {self._path} cannot be read: {error}") from error
+
+    def cut(
+        self, blob: bytes, now_s: float, keep: Retention | None = None, at: Callable[[str], None] = lambda name: None
+    ) -> None:
+        """Keep the state after the newest step, and what is older as `keep` says. Raises JournalError."""
+        keep = keep or Retention()
+        self.archive.cut(self._newest, now_s, blob, keep, at)
+        self.ended.drop(keep.ended_s, now_s)
+        at("cut.ended.after")
+        self._give_back()
+        at("cut.end")
+
+    def shrink(self) -> None:
+        """Give all unused room back to the disk, also of a file from before it could. Raises JournalError."""
+        if self.query("PRAGMA auto_vacuum") == [(0,)]:
+            self.query("PRAGMA auto_vacuum = INCREMENTAL")
+            self.query("VACUUM")
+        self._give_back()
+
+    def _give_back(self) -> None:
+        with self._lock, self._failing("written"):
+            # With `execute` it would stop after the first page.
+            self._db.executescript("PRAGMA incremental_vacuum")
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def query(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+        """The rows of a statement of the archive. Raises JournalError."""
+        with self._lock, self._failing("used"):
+            return self._db.execute(sql.replace("@", ""), values).fetchall()
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All statements inside are done, or none. Raises JournalError."""
+        with self._lock:
+            with self._failing("written"):
+                self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                with self._failing("written"):
+                    self._db.execute("COMMIT")
+            except BaseException:
+                with contextlib.suppress(*_ERRORS):
+                    self._db.execute("ROLLBACK")
+                raise
+
+    @contextlib.contextmanager
+    def _failing(self, verb: str) -> Iterator[None]:
+        try:
+            yield
+        except _ERRORS as error:
+            raise JournalError(f"the journal {self._path} cannot be {verb}: {error}") from error
 
     def _memory_at(self, seq: int) -> Any:
         """The policy's memory at a step."""
@@ -132,11 +198,13 @@ class SqliteJournal:
         for (data,) in self._db.execute(query, (seq,)):
             if (memory := decode_step(data).memory) != SAME_MEMORY:
                 return memory
-        return None
+        return self.archive.memory_at(seq)
 
     def last_now_s(self) -> float:
         """When the newest step was taken; 0 for an empty journal."""
         row = self._db.execute("SELECT now_s FROM steps ORDER BY seq DESC LIMIT 1").fetchone()
+        if row is None and self._newest.seq:
+            return next((snapshot.now_s for snapshot in self.archive.snapshots()), 0.0)
         return 0.0 if row is None else float(row[0])
 
     def meta(self, key: str) -> str | None:
@@ -161,17 +229,20 @@ class SqliteJournal:
         try:
             with self._lock:
                 self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
-        except sqlite3.Error as error:
+        except _ERRORS as error:
             raise JournalError(f"the journal {self._path} cannot be written: {error}") from error
 
-    def _genesis(self) -> JournalMark:
+    def genesis(self) -> JournalMark:
+        """Where the chain begins."""
         return genesis(dict(self._db.execute("SELECT key, value FROM meta")))
 
     def _mark_at(self, seq: int | None) -> JournalMark:
         """The place of a step, of the newest one for None; the beginning if there is none."""
         which = "ORDER BY seq DESC LIMIT 1" if seq is None else "WHERE seq = ?"
         row = self._db.execute(f"SELECT seq, chain FROM steps {which}", () if seq is None else (seq,)).fetchone()
-        return self._genesis() if row is None else JournalMark(*row)
+        if row is not None:
+            return JournalMark(*row)
+        return (self.archive.newest_mark() if seq is None else self.archive.mark_at(seq)) or self.genesis()
 
     def _open_witness(self) -> None:
         self.check_end()
@@ -184,6 +255,8 @@ class SqliteJournal:
 
     def _prepare(self) -> None:
         self._path.chmod(0o600)
+        # Before the log is made; afterwards it is silently without effect.
+        self._db.execute("PRAGMA auto_vacuum=INCREMENTAL")
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=FULL")
         self._db.execute(_META)
@@ -192,6 +265,8 @@ class SqliteJournal:
         if found.isdecimal() and int(found) < SCHEMA_VERSION:
             self._convert(int(found))
         self._db.execute(_STEPS.format("steps"))
+        for statement in (*archive.TABLES, *ended.TABLES):
+            self._db.execute(statement.replace("@", ""))
 
     def _convert(self, found: int) -> None:
         """Convert a journal of an older schema in one transaction; a copy of it is kept beside it."""
@@ -202,7 +277,7 @@ class SqliteJournal:
         try:
             self._db.execute("DROP TABLE IF EXISTS converted")
             self._db.execute(_STEPS.format("converted"))
-            at, term = self._genesis(), int(self.meta(_TERM) or 0)
+            at, term = self.genesis(), int(self.meta(_TERM) or 0)
             for seq, now_s, step in self._db.execute("SELECT seq, now_s, step FROM steps ORDER BY seq"):
                 row = link(at, term, now_s, upgraded(found, step))
                 if row.seq != seq:
@@ -232,12 +307,14 @@ def cut(path: Path, seq: int) -> Path:
         _copy(path, kept)
         with contextlib.closing(_connect(path)) as db:
             db.execute("DELETE FROM steps WHERE seq >= ?", (seq,))
+            if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'snapshots'").fetchone():
+                db.execute("DELETE FROM snapshots WHERE seq >= ?", (seq,))
         with (
             contextlib.closing(SqliteJournal(path, read_only=True)) as journal,
             contextlib.closing(Witness(witness_path(path))) as witness,
         ):
             witness.reset(journal.newest)
-    except (sqlite3.Error, OSError) as error:
+    except (*_ERRORS, OSError) as error:
         raise JournalError(f"the journal {path} cannot be repaired: {error}") from error
     return kept
 
@@ -254,7 +331,7 @@ def newest_seq(path: Path) -> int:
     try:
         with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=1.0)) as journal:
             (newest,) = journal.execute("SELECT max(seq) FROM steps").fetchone()
-    except sqlite3.Error:
+    except _ERRORS:
         return 0
     return int(newest or 0)
 
@@ -267,7 +344,7 @@ def _connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
 def _check_end_of(path: Path) -> None:
     noted, found = read_witness(witness_path(path)), None
     if path.exists():
-        with contextlib.suppress(sqlite3.Error), contextlib.closing(_connect(path, read_only=True)) as db:
+        with contextlib.suppress(*_ERRORS), contextlib.closing(_connect(path, read_only=True)) as db:
             found = db.execute("SELECT value FROM meta WHERE key = ?", (_SCHEMA,)).fetchone()
     if found is None and noted is not None and noted.seq:
         compare(noted, JournalMark(0, b""), None)

@@ -181,7 +181,8 @@ class PlatformStatus(msgspec.Struct, frozen=True, kw_only=True):
     `pools` and `nodes` are empty where no node belongs to one kind of workload, `cluster` is set on Kubernetes.
     `trouble` says why no decisions are made now, so that what is shown may stay as it is; it is empty while they are.
     `restarted` says for some minutes how the control plane before this one died. `clock` says what is wrong with the
-    machine's wall clock and what follows, and is empty if nothing is.
+    machine's wall clock and what follows, and is empty if nothing is. `num_older` jobs that have ended are not among
+    `jobs`; the list of all jobs has the newest of them.
     """
 
     version: str
@@ -198,6 +199,7 @@ class PlatformStatus(msgspec.Struct, frozen=True, kw_only=True):
     trouble: str = ""
     restarted: str = ""
     clock: str = ""
+    num_older: int = 0
 
 
 class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -62,6 +62,7 @@ def build_api(
         history = HistoryIndex()
         index = history
         platform.subscribe(lambda seq, step, view: index.add(seq, step))
+        platform.keep("history", index)
     pools = PoolReports(platform, history)
     PlatformCollector(platform, history, pools).register(registry)
     app = FastAPI(
@@ -70,6 +71,7 @@ def build_api(
     quotes = LiveQuotes(platform)
     series = SeriesIndex()
     platform.subscribe(series.add)
+    platform.keep("series", series)
     searches = SearchReports(lambda: service_of(platform.view()))
     shares = SharingReports(platform, first_answer_s)
     streams = LiveStreams(platform, searches, shares)

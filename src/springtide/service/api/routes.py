@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
+from springtide.control.journal.ended import kept_of
 from springtide.control.records import JobRecord, ServiceRecord
 from springtide.core.status.platform import (
     Explanation,
@@ -29,11 +30,11 @@ from springtide.core.status.platform import (
 from springtide.core.workload import JobState, WorkloadId
 from springtide.service.api import openapi
 from springtide.service.api.live_updates import LiveStreams
-from springtide.service.history.history import HistoryIndex
+from springtide.service.history.history import HistoryIndex, entries_of
 from springtide.service.history.pool_reports import PoolReports
-from springtide.service.history.series import SeriesIndex, planned_of
+from springtide.service.history.series import SeriesIndex, planned_of, points_of
 from springtide.service.logs import reading as logs
-from springtide.service.lookup import find_job, find_service, find_workload
+from springtide.service.lookup import find_job, find_service, find_workload, job_of_id, newest_jobs
 from springtide.service.ports import PlatformLike, Submissions
 from springtide.service.quotes.quote import LiveQuotes
 from springtide.service.status.cluster_evidence import (
@@ -47,7 +48,7 @@ from springtide.service.status.explain import explain
 from springtide.service.status.outlook import outlook_of
 from springtide.service.status.search_reports import SearchReports
 from springtide.service.status.sharing import SharingReports
-from springtide.service.status.status import job_status, listed_services, platform_status, service_status
+from springtide.service.status.status import job_status, listed_jobs, listed_services, platform_status, service_status
 from springtide.service.submission.option_models import JobChangeIn
 from springtide.service.submission.problems import UnsupportedMediaType
 from springtide.service.submission.quarantine import Quarantine, request_key
@@ -77,6 +78,8 @@ _SERVICE_EXAMPLE = {
     "options": {"slo_s": 0.2, "min_replicas": 0, "max_replicas": 4},
 }
 _JOB = openapi.reference(JobStatus)
+# The list of all jobs has so many of those that have left the platform's state.
+_MOST_OLDER = 1_000
 _SERVICE = openapi.reference(ServiceStatus)
 _TEXT = {"type": "string"}
 
@@ -95,9 +98,23 @@ class ApiContext:
     searches: SearchReports
     shares: SharingReports
 
-    def jobs(self) -> list[JobStatus]:
-        pods = pods_by_workload(self.platform.cluster())
-        return [self.job(record, pods=pods) for record in self.platform.view().jobs.values()]
+    def jobs(self, name: str = "") -> list[JobStatus]:
+        """The jobs, or those of one name, in order of arrival; of those that ended long ago the newest."""
+        pods, view = pods_by_workload(self.platform.cluster()), self.platform.view()
+        records = list(newest_jobs(view, name, _MOST_OLDER))[::-1] if name else listed_jobs(view, _MOST_OLDER)
+        return [self.job(record, pods=pods) for record in records]
+
+    def entries(self, record: JobRecord | ServiceRecord) -> tuple[HistoryEntry, ...]:
+        """The lines of a workload's history."""
+        found = self.history.entries(record.workload_id)
+        kept = kept_of(self.platform.view().ended, record.workload_id) if not found else {}
+        return entries_of(kept["history"]) if "history" in kept else found
+
+    def job_series(self, job_id: WorkloadId) -> ProgressSeries:
+        """The points of a job's training."""
+        found = self.series.series(job_id, self.platform.now_s())
+        kept = kept_of(self.platform.view().ended, job_id) if not found.points else {}
+        return replace(found, points=points_of(kept["series"])) if "series" in kept else found
 
     def services(self, request: Request) -> list[ServiceStatus]:
         pods = pods_by_workload(self.platform.cluster())
@@ -153,7 +170,7 @@ class ApiContext:
         ):
             # The policy named no alternatives; a quote finds what it would accept now.
             record = replace(record, lifecycle=replace(record.lifecycle, alternatives=self.quotes.offers(record)))
-        entries = self.history.entries(record.workload_id)
+        entries = self.entries(record)
         live, now_s = self.platform.function_status(record.workload_id), self.platform.now_s()
         search = self.searches.status(record, now_s) if isinstance(record, JobRecord) else None
         sharing = self.platform.sharing()
@@ -179,8 +196,8 @@ def job_routes(context: ApiContext) -> APIRouter:
     platform, submissions = context.platform, context.submissions
 
     @router.get("", summary="Every job", responses=openapi.answers(openapi.list_of(JobStatus), "In order of arrival."))
-    async def list_jobs() -> Response:
-        return encoded(await run_in_threadpool(context.jobs))
+    async def list_jobs(name: Annotated[str, Query(max_length=200)] = "") -> Response:
+        return encoded(await run_in_threadpool(context.jobs, name))
 
     @router.post(
         "",
@@ -206,7 +223,7 @@ def job_routes(context: ApiContext) -> APIRouter:
     )
     async def get_series(id: str) -> Response:
         job_id = find_job(platform.view(), id).workload_id
-        return encoded(context.series.series(job_id, platform.now_s()))
+        return encoded(await run_in_threadpool(context.job_series, job_id))
 
     @router.get("/{id}", summary="One job, by id or unique name", responses=openapi.answers(_JOB, "The job.", 404, 409))
     async def get_job(id: str) -> Response:
@@ -324,7 +341,7 @@ def workload_routes(context: ApiContext) -> APIRouter:
         responses=openapi.answers(openapi.list_of(HistoryEntry), "The newest lines.", 404, 409),
     )
     async def get_history(id: str) -> Response:
-        return encoded(list(context.history.entries(find_workload(platform.view(), id).workload_id)))
+        return encoded(list(await run_in_threadpool(context.entries, find_workload(platform.view(), id))))
 
     @router.get(
         "/{id}/logs",
@@ -474,7 +491,7 @@ def base_url(request: Request) -> str:
 def is_over(platform: PlatformLike, workload_id: WorkloadId) -> bool:
     """Whether nothing of the workload runs now or can run again."""
     view = platform.view()
-    job, service = view.jobs.get(workload_id), view.services.get(workload_id)
+    job, service = job_of_id(view, workload_id), view.services.get(workload_id)
     if job is not None:
         return job.lifecycle.state.is_terminal and not job.replicas
     return service is None or (service.is_removed and not service.replicas)

@@ -36,6 +36,7 @@ from springtide.backends.kubernetes.executor import KubernetesExecutor
 from springtide.backends.kubernetes.install.manifests import ACTIVE_LABEL
 from springtide.backends.kubernetes.settings import MANAGED_BY_LABEL, PLATFORM_LABEL, KubernetesSettings
 from springtide.control.journal.journal import DurableJournal, open_journal
+from springtide.control.journal.retention import retention_of
 from springtide.core.decision import Overheads
 from springtide.core.errors import BackendError, InvalidRequest, JournalError, Superseded
 from springtide.core.status.pods import ClusterStatus
@@ -272,6 +273,7 @@ class _ControlPlane:
             has_parameter_store=functions.has_parameter_store,
             sharing=self._sharing,
             max_unfinished=settings.max_unfinished,
+            keep=retention_of(settings.journal_retention, settings.keep_ended),
             build=PlatformBuild(
                 journal=journal,
                 source_store=ObjectSources(store, state_dir),

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 import springtide
 from springtide.backends.local import LocalExecutor
 from springtide.backends.local.devices import discover_node, split_node
+from springtide.control.journal.retention import Retention
 from springtide.core.resources import Node, Pool
 from springtide.core.status.functions import FunctionRunStatus
 from springtide.core.status.shares import SharingStatus
@@ -49,6 +50,7 @@ class PlatformOptions(msgspec.Struct, frozen=True, kw_only=True):
     `usd_per_device_hour` None takes the usual price of the kind of device. `pools` is the number of slots that each
     pool owns; if empty, all slots form one node. `day_s` is the period of the tide; None: 24 hours. `functions` is the
     function service on which jobs may also run, `max_unfinished` how many workloads may be unfinished (0: any number).
+    `keep` says how long the journal keeps steps and ended jobs.
     """
 
     state_dir: Path
@@ -60,6 +62,7 @@ class PlatformOptions(msgspec.Struct, frozen=True, kw_only=True):
     day_s: float | None = None
     functions: FunctionSettings | None = None
     max_unfinished: int = MAX_UNFINISHED
+    keep: Retention = Retention()
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +103,7 @@ def serve(options: PlatformOptions) -> int:
         sharing=executors.sharing,
         restarted=os.environ.get(RESTARTED, ""),
         max_unfinished=options.max_unfinished,
+        keep=options.keep,
     )
     if platform.restarted:
         LOG.warning("this control plane was started again: the one before %s", platform.restarted)

@@ -7,8 +7,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import singledispatchmethod
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
 
 from springtide.control.quotes.budget import goal_parts, money
 from springtide.core import actions, events
@@ -19,9 +24,10 @@ from springtide.core.quantities import format_duration
 from springtide.core.reasons import GroupChange, workers_text
 from springtide.core.status.platform import HistoryEntry, Interval, Mark, Timeline
 from springtide.core.status.pools import Handover, PoolSize
-from springtide.core.workload import JobState, TrainingJob
+from springtide.core.workload import JobState, TrainingJob, WorkloadId
 from springtide.scheduling.functions.plan_text import words
 from springtide.service.histogram import Histogram
+from springtide.service.history.keeping import packed, unpack
 from springtide.service.history.pools import PoolHistory, PoolTotals
 from springtide.service.status.adaptation import adaptation_of
 
@@ -52,6 +58,25 @@ class _Track:
     stalled_at_step: int | None = None
     plan: FunctionPlan | None = None
     entries: deque[HistoryEntry] = field(default_factory=lambda: deque(maxlen=MAX_ENTRIES))
+
+
+_KEPT: Mapping[str, Any] = MappingProxyType(
+    {
+        "_seq": int,
+        "_at_s": float,
+        "_tracks": dict[str, _Track],
+        "_open": dict[str, Interval],
+        "_closed": list[Interval],
+        "_marks": list[Mark],
+        "_num_resizes": dict[str, int],
+        "_num_ended": dict[str, int],
+        "_num_lost_replicas": int,
+        "_num_preemptions": int,
+        "_num_stalls": int,
+        "_num_start_timeouts": int,
+        "_pauses": dict[str, Histogram],
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +130,22 @@ class HistoryIndex:
                     self._marks.append(
                         Mark(at_s=self._at_s, workload_id="", kind=note.kind, text=note.text, node_id=note.node_id)
                     )
+
+    def kept(self) -> bytes:
+        """What the index keeps, for the journal's next snapshot."""
+        with self._lock:
+            return msgspec.msgpack.encode((packed(self, _KEPT), self._pools.kept()))
+
+    def take(self, data: bytes) -> None:
+        """Go on from what `kept` returned. Raises JournalError."""
+        with self._lock:
+            own, pools = msgspec.msgpack.decode(data, type=tuple[bytes, bytes])
+            unpack(self, _KEPT, own)
+            self._pools.take(pools)
+
+    def kept_of_job(self, job_id: WorkloadId) -> bytes:
+        """The lines of a job that leaves the platform's state."""
+        return msgspec.msgpack.encode(self.entries(job_id))
 
     def entries(self, workload_id: str) -> tuple[HistoryEntry, ...]:
         """The newest lines of one workload's history, oldest first."""
@@ -221,6 +262,11 @@ class HistoryIndex:
             parts = [*goal_parts(event.goal, self._at_s), *parts]
         if parts:
             self._write(event.job_id, "edited", f"its owner wants now: {', '.join(parts)}")
+
+    @_record.register
+    def _(self, event: events.JobsArchived) -> None:
+        for job_id in event.job_ids:
+            self._tracks.pop(job_id, None)
 
     @_record.register
     def _(self, event: events.ScaleRequested) -> None:
@@ -447,3 +493,13 @@ class HistoryIndex:
         self._num_lost_replicas += 1
         self._write(workload_id, "lost", f"{replica_id} was lost: {reason}")
         self._mark(workload_id, "crash", f"{replica_id} was lost: {reason}")
+
+
+def entries_of(kept: bytes) -> tuple[HistoryEntry, ...]:
+    """The lines that `HistoryIndex.kept_of_job` returned."""
+    return msgspec.msgpack.decode(kept, type=tuple[HistoryEntry, ...])
+
+
+def pools_part(kept: bytes) -> bytes:
+    """Of what `HistoryIndex.kept` returned, what its PoolHistory keeps."""
+    return msgspec.msgpack.decode(kept, type=tuple[bytes, bytes])[1]

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -26,6 +27,7 @@ from springtide.core.status.pools import (
 )
 from springtide.core.workload import TrainingJob, WorkloadId
 from springtide.service.histogram import Histogram
+from springtide.service.history.keeping import packed, unpack
 
 MAX_HANDOVERS = 500
 MAX_LOANS = 2_000
@@ -90,6 +92,29 @@ class _PendingHandover:
     affected: dict[WorkloadId, AffectedJob] = field(default_factory=dict)
 
 
+_KEPT: Mapping[str, Any] = MappingProxyType(
+    {
+        "_at_s": float,
+        "_nodes": dict[NodeId, Node],
+        "_labels": dict[NodeId, Pool],
+        "_node_of": dict[DeviceId, NodeId],
+        "_held": dict[str, _Holder],
+        "_num_members": dict[WorkloadId, int],
+        "_pending": dict[NodeId, _PendingHandover],
+        "_done": list[Handover],
+        "_waiting_for_service": dict[NodeId, Handover],
+        "_loans_open": dict[NodeId, LoanInterval],
+        "_loans": list[LoanInterval],
+        "_sizes": list[PoolSize],
+        "_num_loans": int,
+        "_num_reclaims": dict[ReclaimKind, int],
+        "_reclaim_s": Histogram,
+        "_reclaim_cost_s": float,
+        "_num_called_off": int,
+    }
+)
+
+
 class PoolHistory:
     """Takes the journaled steps in order. Not thread-safe: its owner must lock it against readers."""
 
@@ -126,6 +151,14 @@ class PoolHistory:
             notes += self._apply_action(action)
         self._note_size()
         return notes
+
+    def kept(self) -> bytes:
+        """What the history keeps, for the journal's next snapshot."""
+        return packed(self, _KEPT)
+
+    def take(self, data: bytes) -> None:
+        """Go on from what `kept` returned. Raises JournalError."""
+        unpack(self, _KEPT, data)
 
     def handovers(self) -> tuple[Handover, ...]:
         """The newest loans and reclaims, including those under way, in the order of their demand."""
@@ -164,6 +197,9 @@ class PoolHistory:
                 self._join(event.node)
             case events.NodeLost():
                 self._lose(event.node_id)
+            case events.JobsArchived():
+                for job_id in event.job_ids:
+                    self._num_members.pop(job_id, None)
             case events.ReplicaStopped() | events.ReplicaLost():
                 self._held.pop(event.replica_id, None)
             case events.ReplicaReady():
@@ -199,7 +235,7 @@ class PoolHistory:
         if waiting is None:
             return
         for index, handover in enumerate(self._done):
-            if handover is waiting:
+            if handover == waiting:
                 self._done[index] = replace(handover, serving_at_s=self._at_s)
 
     # --- actions ------------------------------------------------------------------------------------------------------

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
-from springtide.core.events import JobFinished, JobSubmitted, ProgressReported
+import msgspec
+
+from springtide.core.events import JobFinished, JobsArchived, JobSubmitted, ProgressReported
 from springtide.core.job_parts import GradientNoise
 from springtide.core.ports import Step
 from springtide.core.status.platform import Planned, ProgressPoint, ProgressSeries
 from springtide.core.workload import TrainingJob, WorkloadId
+from springtide.service.history.keeping import packed, unpack
 from springtide.service.ports import ViewLike
 from springtide.service.status.adaptation import adaptation_of
 from springtide.service.status.status import planned_moments, predict_eta_s
@@ -17,6 +23,14 @@ from springtide.service.status.status import planned_moments, predict_eta_s
 MAX_POINTS = 400
 MAX_JOBS = 500
 LEAST_GAP_S = 0.5
+_KEPT: Mapping[str, Any] = MappingProxyType(
+    {
+        "_seq": int,
+        "_jobs": dict[WorkloadId, TrainingJob],
+        "_points": dict[WorkloadId, list[ProgressPoint]],
+        "_gap_s": dict[WorkloadId, float],
+    }
+)
 
 
 class SeriesIndex:
@@ -40,8 +54,26 @@ class SeriesIndex:
                     self._open(event.job)
                 elif isinstance(event, ProgressReported) and event.job_id in self._points:
                     self._append(_point(self._jobs[event.job_id], event, step.now_s, view), event)
+                elif isinstance(event, JobsArchived):
+                    for job_id in event.job_ids:
+                        self._forget(job_id)
                 elif isinstance(event, JobFinished) and event.job_id in self._points:
                     self._close(event, step.now_s)
+
+    def kept(self) -> bytes:
+        """What the index keeps, for the journal's next snapshot."""
+        with self._lock:
+            return packed(self, _KEPT)
+
+    def take(self, data: bytes) -> None:
+        """Go on from what `kept` returned. Raises JournalError."""
+        with self._lock:
+            unpack(self, _KEPT, data)
+
+    def kept_of_job(self, job_id: WorkloadId) -> bytes:
+        """The points of a job that leaves the platform's state."""
+        with self._lock:
+            return msgspec.msgpack.encode(self._points.get(job_id, []))
 
     def series(self, job_id: WorkloadId, now_s: float) -> ProgressSeries:
         """One job's points, oldest first."""
@@ -50,9 +82,12 @@ class SeriesIndex:
 
     def _open(self, job: TrainingJob) -> None:
         if len(self._points) >= MAX_JOBS:
-            oldest = next(iter(self._points))
-            del self._points[oldest], self._jobs[oldest], self._gap_s[oldest]
+            self._forget(next(iter(self._points)))
         self._points[job.job_id], self._jobs[job.job_id], self._gap_s[job.job_id] = [], job, LEAST_GAP_S
+
+    def _forget(self, job_id: WorkloadId) -> None:
+        for table in (self._points, self._jobs, self._gap_s):
+            table.pop(job_id, None)
 
     def _append(self, point: ProgressPoint, event: ProgressReported) -> None:
         points = self._points[event.job_id]
@@ -82,6 +117,11 @@ class SeriesIndex:
                     loss=last.loss,
                 )
             )
+
+
+def points_of(kept: bytes) -> tuple[ProgressPoint, ...]:
+    """The points that `SeriesIndex.kept_of_job` returned."""
+    return msgspec.msgpack.decode(kept, type=tuple[ProgressPoint, ...])
 
 
 def planned_of(view: ViewLike, now_s: float) -> tuple[Planned, ...]:

@@ -107,6 +107,7 @@ class ResourceReconciler:
         self._pool = ThreadPoolExecutor(MAX_PARALLEL_SUBMISSIONS, thread_name_prefix="springtide-admission")
         self._thread = threading.Thread(target=self._main, name="springtide-objects", daemon=True)
         platform.subscribe(self._on_step)
+        platform.follow("history", self._events.take)
 
     def start(self) -> None:
         """Watch the objects and start the thread."""
@@ -317,6 +318,9 @@ class ResourceReconciler:
     def _job_of(self, obj: Object) -> JobRecord | None:
         """The job of an object in the platform's newest view; None if it has none."""
         jobs = self._platform.view().jobs
+        if len(jobs) < self._num_indexed:
+            # Jobs without an object have left the state.
+            self._num_indexed = 0
         for job in itertools.islice(jobs.values(), self._num_indexed, None):
             if job.job.container is not None:
                 self._ids[job.job.container.owner_uid] = job.workload_id

@@ -15,7 +15,7 @@ from springtide.core import actions, events
 from springtide.core.containers import ContainerSettings
 from springtide.core.ports import Step
 from springtide.core.workload import WorkloadId
-from springtide.service.history.history import MAX_WORKLOADS, HistoryIndex
+from springtide.service.history.history import MAX_WORKLOADS, HistoryIndex, pools_part
 from springtide.service.history.pools import PoolHistory
 from springtide.service.ports import ViewLike
 
@@ -43,6 +43,11 @@ class EventPublisher:
         self._steps: deque[tuple[int, Step]] = deque()
         self._is_live = False
         self._last: dict[str, str] = {}
+
+    def take(self, kept: bytes) -> None:
+        """Go on from what a HistoryIndex kept of the steps before. Raises JournalError."""
+        self._history.take(kept)
+        self._pools.take(pools_part(kept))
 
     def add(self, seq: int, step: Step) -> None:
         """Add a journaled step; call it in order."""

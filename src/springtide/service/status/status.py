@@ -30,6 +30,8 @@ from springtide.service.status.sharing import SharingReports
 
 # For this long after its end the platform's status still shows the functions of a job.
 _JUST_ENDED_S = 300.0
+# Of the jobs that have left the platform's state, so many are in its status.
+NUM_OLDER_SHOWN = 50
 
 
 def job_status(
@@ -366,8 +368,9 @@ def platform_status(
                 search=None if _has_long_ended(record, now_s) else search_of(record, now_s),
                 enforced="" if shares is None else shares.enforced(record.job.share),
             )
-            for record in view.jobs.values()
+            for record in listed_jobs(view, NUM_OLDER_SHOWN)
         ),
+        num_older=max(0, view.ended.count() - NUM_OLDER_SHOWN),
         services=tuple(
             service_status(
                 record,
@@ -390,6 +393,12 @@ def _has_just_ended(record: JobRecord, now_s: float) -> bool:
 
 def _has_long_ended(record: JobRecord, now_s: float) -> bool:
     return record.lifecycle.state.is_terminal and not _has_just_ended(record, now_s)
+
+
+def listed_jobs(view: ViewLike, num_older: int) -> list[JobRecord]:
+    """Return the jobs of the state and, before them, so many of those that ended longer ago."""
+    older = [record for record in view.ended.newest(num_older) if record.workload_id not in view.jobs]
+    return [*reversed(older), *view.jobs.values()]
 
 
 def listed_services(view: ViewLike) -> list[ServiceRecord]:

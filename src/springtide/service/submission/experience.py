@@ -13,6 +13,7 @@ from springtide.control.records import JobRecord
 from springtide.core.function_search import BatchPhase, steps_of
 from springtide.core.workload import JobState
 from springtide.perf.curve import fit_scaling
+from springtide.service.lookup import newest_jobs
 from springtide.service.ports import ViewLike
 from springtide.service.submission.option_models import JobOptionsIn
 from springtide.service.submission.schemas import JobIn, adaptive_batch
@@ -94,11 +95,10 @@ def _earlier_runs(view: ViewLike, request: JobIn, holds: Callable[[str, str], bo
     """Earlier runs of the same code, the newest first."""
     found: list[JobRecord] = []
     num_compared = 0
-    for record in reversed(list(view.jobs.values())):
+    for record in newest_jobs(view, request.name, MAX_COMPARED):
         job = record.job
         is_alike = (
-            job.name == request.name
-            and job.entrypoint.object_name == request.source.object_name
+            job.entrypoint.object_name == request.source.object_name
             and job.entrypoint.kind == request.source.kind == "function"
             and job.global_batch_size == request.options.global_batch_size
             and job.batch == adaptive_batch(request.options)

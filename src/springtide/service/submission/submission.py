@@ -44,7 +44,7 @@ from springtide.core.workload import (
     WorkloadId,
     shards_for,
 )
-from springtide.service.lookup import find_job, find_service, find_workload
+from springtide.service.lookup import find_job, find_service, find_workload, job_of_id
 from springtide.service.ports import PlatformLike, ViewLike
 from springtide.service.submission import sources
 from springtide.service.submission.experience import Experience, experience_of, phases_of
@@ -156,7 +156,7 @@ class SubmissionService:
         # Guarantees are counted over all services, so deployments are done one after another.
         with self._exclusive("services"):
             view = self._platform.view()
-            if service_id in view.jobs:
+            if job_of_id(view, service_id) is not None:
                 raise Conflict(f"{name!r} is the id of a job; choose another name for the service")
             known = view.services.get(service_id)
             if known is None or known.is_removed:
@@ -355,7 +355,7 @@ class SubmissionService:
         while True:
             digits = _digest(f"{key} {draw}") if key else secrets.token_hex(16)
             job_id = WorkloadId(f"{name}-{digits[: min(6, 4 + draw)]}")
-            is_taken = job_id in view.jobs or job_id in view.services or job_id in self._reserved
+            is_taken = job_id in view.services or job_id in self._reserved or job_of_id(view, job_id) is not None
             # Without a key, a source that is stored under that id belongs to another client's attempt.
             if not is_taken and (key or not self._platform.source_store.has(job_id)):
                 return job_id
@@ -446,5 +446,6 @@ def _digest(text: str) -> str:
 
 
 def _find_key(view: ViewLike, submit_key: str) -> JobRecord | None:
-    start = submit_key.partition(".")[0] + "."
-    return next((record for record in view.jobs.values() if record.job.submit_key.startswith(start)), None)
+    key = submit_key.partition(".")[0]
+    found = (record for record in view.jobs.values() if record.job.submit_key.startswith(f"{key}."))
+    return next(found, None) or view.ended.with_key(key)

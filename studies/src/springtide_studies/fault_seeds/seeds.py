@@ -10,7 +10,10 @@ import numpy as np
 
 from springtide.control import loop
 from springtide.control.controller import Controller
+from springtide.control.journal.archive import JournalSnapshot
+from springtide.control.journal.codec import SCHEMA_VERSION
 from springtide.control.journal.memory import MemoryJournal
+from springtide.control.state_data import PlatformSnapshot, data_of, encode_snapshot
 from springtide.core.actions import Action
 from springtide.core.decision import Policy
 from springtide.core.errors import SpringtideError
@@ -46,6 +49,8 @@ LOAD_INTERVAL_S = 5.0
 MAX_TURNS = 20_000
 # Of a compressed day, so that a bin is longer than the time between two looks at the load.
 BINS_PER_DAY = 5
+# One in so many journals is also decided anew from the state after so many of its steps.
+SNAPSHOT_SEEDS, NUM_SNAPSHOTS = 10, 3
 # The memory of a device in a scenario with shares: enough for two of the larger ones.
 _SHARED_MEMORY_MB = 1000
 # These never take a server that training owns, even for guaranteed replicas.
@@ -185,6 +190,7 @@ class FaultRun:
         as of the others together. `reaches` says which nodes the policy takes for what a service is
         guaranteed.
         """
+        self._seed = seed
         sequence = np.random.SeedSequence(seed)
         cluster_seed, workload_seed, fault_seed = sequence.spawn(3)
         rng = np.random.default_rng(cluster_seed)
@@ -242,6 +248,19 @@ class FaultRun:
         self.loans.check_end(self.controller.state)
         loop.verify(self._make_controller(), self.journal)
         loop.verify(self._make_controller(), self.journal, is_cold=True)
+        if self._seed % SNAPSHOT_SEEDS == 0:
+            self._check_snapshots()
+
+    def _check_snapshots(self) -> None:
+        """From a snapshot of the state after a few drawn steps the rest of the journal leads to the same decisions."""
+        drawn = np.random.default_rng(self._seed).integers(1, max(2, self.journal.num_steps), NUM_SNAPSHOTS)
+        controller = self._make_controller()
+        for seq, step in self.journal.read():
+            controller.restore(step)
+            if seq in drawn:
+                blob = encode_snapshot(PlatformSnapshot(state=data_of(controller.state)))
+                snapshot = JournalSnapshot(seq, b"", step.now_s, SCHEMA_VERSION, blob)
+                loop.verify(self._make_controller(), self.journal, is_cold=True, snapshots=(snapshot,))
 
     def _make_controller(self) -> Controller:
         day_s = self.workload.day_s

@@ -18,6 +18,7 @@ import msgspec
 import springtide
 from springtide.backends.kubernetes.client.yaml_text import read_yaml
 from springtide.backends.kubernetes.settings import KubernetesSettings, PodSettings
+from springtide.control.journal.retention import retention_of
 from springtide.core.errors import InvalidRequest
 
 # Names of objects leave room for a suffix; namespaces are DNS labels.
@@ -240,6 +241,10 @@ def _bad_numbers(settings: SettingsFile) -> list[str]:
             found.append(f"{what} must be from 1 to 3600 seconds, got {seconds:g}")
     if not 0 <= settings.devices_per_node <= 256:
         found.append(f"devices_per_node must be from 0 to 256, got {settings.devices_per_node}")
+    try:
+        retention_of(settings.journal_retention, settings.keep_ended)
+    except InvalidRequest as error:
+        found.append(f"journal_retention and keep_ended: {error}")
     if not 0 <= settings.max_unfinished <= 1_000_000:
         found.append("max_unfinished must be how many workloads of a namespace may be unfinished; 0 for any number")
     if settings.finished_ttl_s is not None and not 0 <= settings.finished_ttl_s <= 10 * 365 * 86400:

@@ -1,0 +1,132 @@
+"""When the journal gets a snapshot of the state, and which ended jobs leave the state then."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from springtide.control.controller import Controller
+from springtide.control.journal.ended import EndedJob
+from springtide.control.journal.retention import Retention
+from springtide.control.records import JobRecord, PlatformState
+from springtide.control.state_data import PlatformSnapshot, data_of, encode_snapshot
+from springtide.core.errors import JournalError, Superseded
+from springtide.core.events import Event, JobsArchived
+from springtide.core.workload import WorkloadId
+
+LOG = logging.getLogger("springtide.journal")
+SNAPSHOT_STEPS = 10_000
+SNAPSHOT_S = 600.0
+# So long a job that has ended stays in the state.
+STAYS_S = 3600.0
+_MOST_AT_ONCE = 5_000
+
+
+class EndedJobsTable(Protocol):
+    """Where jobs go that leave the state."""
+
+    def put(self, jobs: Sequence[EndedJob]) -> None:
+        """Keep these jobs. Raises JournalError, Superseded."""
+        ...
+
+
+class CuttableJournal(Protocol):
+    """What a snapshot needs of a journal."""
+
+    @property
+    def newest(self) -> tuple[int, bytes]:
+        """The place of the newest step."""
+        ...
+
+    @property
+    def ended(self) -> EndedJobsTable:
+        """The jobs that have left the state."""
+        ...
+
+    def cut(self, blob: bytes, now_s: float, keep: Retention, at: Callable[[str], None]) -> None:
+        """Keep the state after the newest step. Raises JournalError, Superseded."""
+        ...
+
+
+class JournalUpkeep:
+    """Adds a snapshot to the journal after so many steps, or after so long if there was one."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        journal: CuttableJournal,
+        keep: Retention,
+        *,
+        kept: Callable[[], Mapping[str, bytes]] = dict,
+        kept_of_job: Callable[[WorkloadId], dict[str, bytes]] = lambda job_id: {},
+        crash_point: Callable[[str], None] = lambda name: None,
+    ) -> None:
+        """`kept` returns what readers of the journal keep of its steps, by name, and `kept_of_job` that of one job."""
+        self._controller = controller
+        self._journal = journal
+        self._keep = keep
+        self._kept, self._kept_of_job = kept, kept_of_job
+        self._crash_point = crash_point
+        self._seq, self._at_s = 0, 0.0
+
+    def begin(self, seq: int, now_s: float) -> None:
+        """The state was recovered from the snapshot of step `seq`; 0: from the first step on."""
+        self._seq, self._at_s = seq, now_s
+
+    def due_events(self, now_s: float) -> Sequence[Event]:
+        """The jobs that leave the state, if the journal will be cut after this turn. Raises Superseded."""
+        leaving = _leaving(self._controller.state, now_s) if self._is_due(now_s, num_steps=1) else []
+        if not leaving:
+            return ()
+        try:
+            # Before the step that lets them go: a crash between the two keeps them in both places.
+            self._crash_point("archive.put.before")
+            self._journal.ended.put([EndedJob(record=job, kept=self._kept_of_job(job.workload_id)) for job in leaving])
+            self._crash_point("archive.put.after")
+        except Superseded:
+            raise
+        except JournalError as error:
+            LOG.warning("jobs that have ended stay in the state for now: %s", error)
+            return ()
+        return (JobsArchived(job_ids=tuple(job.workload_id for job in leaving)),)
+
+    def after_turn(self, now_s: float) -> None:
+        """Cut the journal if it is time. Raises Superseded."""
+        if self._is_due(now_s):
+            self.cut(now_s)
+
+    def cut(self, now_s: float) -> None:
+        """Cut the journal now, if there was a step since the last time. Raises Superseded."""
+        seq = self._journal.newest[0]
+        if seq == self._seq:
+            return
+        # Also after a failure, so that a full disk is not asked at every turn.
+        self._seq, self._at_s = seq, now_s
+        try:
+            snapshot = PlatformSnapshot(state=data_of(self._controller.state), kept=dict(self._kept()))
+            self._journal.cut(encode_snapshot(snapshot), now_s, self._keep, self._crash_point)
+        except Superseded:
+            raise
+        except JournalError as error:
+            LOG.warning("no snapshot of the state was kept; the next one is due in %.0f s: %s", SNAPSHOT_S, error)
+
+    def _is_due(self, now_s: float, *, num_steps: int = 0) -> bool:
+        """Whether it is time after `num_steps` more steps."""
+        new = self._journal.newest[0] + num_steps - self._seq
+        return new >= SNAPSHOT_STEPS or (new > 0 and now_s - self._at_s >= SNAPSHOT_S)
+
+
+def _leaving(state: PlatformState, now_s: float) -> list[JobRecord]:
+    """The jobs that ended long enough ago, the oldest first.
+
+    One that stands for an object of a cluster stays, since the object may be there for ever and would be taken for new.
+    """
+    found = [
+        record
+        for record in state.jobs.values()
+        if record.workload_id not in state.jobs.live
+        and (record.lifecycle.ended_at_s or 0.0) <= now_s - STAYS_S
+        and (record.job.container is None or not record.job.container.owner_uid)
+    ]
+    return found[:_MOST_AT_ONCE]
