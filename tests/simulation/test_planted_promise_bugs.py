@@ -24,7 +24,7 @@ BASE_SEED = 3_000_000
 pytestmark = pytest.mark.slow
 
 # How often every job of a restless policy moves.
-MOVES_EVERY_S = 5.0
+MOVES_EVERY_S, RESTLESS_FOR_S = 5.0, 150.0
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 PLANTS: dict[str, tuple[Plant, str]] = {}
@@ -202,7 +202,7 @@ class Restless(Moving):
             for device in snapshot.cluster.device_ids()
             if device not in kept and labels[snapshot.cluster.node_of[device]] != "inference"
         ]
-        if sum(moving.values()) > len(open_):
+        if sum(moving.values()) > len(open_) or snapshot.now_s > RESTLESS_FOR_S:
             return plan
         if number % 2:
             open_.reverse()

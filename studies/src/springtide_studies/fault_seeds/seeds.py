@@ -193,8 +193,8 @@ class FaultRun:
         With `has_shares` the workload that is drawn is the same, but some of its jobs and services hold a part of each
         of their devices, whose memory counts. `has_more_faults` adds the kinds of faults_more.py, half as many faults
         as of the others together. With `has_promises` jobs have profiles and tight deadlines, and a policy that
-        `keeps_promises` keeps each where nothing goes wrong and services take no devices. `reaches` says which nodes the
-        policy takes for what a service is guaranteed.
+        `keeps_promises` keeps each where nothing goes wrong and no service takes devices. `reaches` says which nodes
+        the policy takes for what a service is guaranteed.
         """
         sequence = np.random.SeedSequence(seed)
         cluster_seed, workload_seed, fault_seed = sequence.spawn(3)
@@ -336,6 +336,8 @@ class FaultRun:
             and not self.machine.alive
             and now_s > self.faults.end_s
             and self.controller.is_idle
+            # A node's return may still have to be told.
+            and self.controller.state.nodes.keys() == self.machine.nodes.keys()
         )
 
 
