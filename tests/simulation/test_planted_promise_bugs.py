@@ -24,7 +24,7 @@ BASE_SEED = 3_000_000
 pytestmark = pytest.mark.slow
 
 # How often every job of a restless policy moves.
-MOVES_EVERY_S, RESTLESS_FOR_S = 5.0, 150.0
+MOVES_EVERY_S, RESTLESS_FOR_S = 2.5, 150.0
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 PLANTS: dict[str, tuple[Plant, str]] = {}
