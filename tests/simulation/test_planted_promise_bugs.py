@@ -21,7 +21,8 @@ from springtide_studies.fault_seeds.seeds import SeedOutcome, run_seed
 MAX_SEEDS = 300
 BASE_SEED = 3_000_000
 
-pytestmark = pytest.mark.slow
+# A reclaim that comes just while a job moves is rare even here.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 # How often every job of a restless policy moves.
 MOVES_EVERY_S, RESTLESS_FOR_S = 2.5, 150.0

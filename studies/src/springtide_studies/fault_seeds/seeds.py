@@ -217,7 +217,6 @@ class FaultRun:
             self.nodes = tuple(_with_memory(node) for node in self.nodes)
         num_all = sum(len(node.devices) for node in self.nodes)
         if has_promises:
-            # A stream of its own, too, and no child of the others, which are numbered.
             workload = with_promises(workload, np.random.default_rng([seed, _PROMISES_STREAM]), num_all)
         self.workload = workload
         for node in self.nodes:
@@ -233,11 +232,8 @@ class FaultRun:
         self.invariants = Invariants(self.machine)
         self.loans = LoanInvariants(self.machine, complain, reaches=reaches or _any_node, is_quiet=mean_faults == 0.0)
         self.overheads = CHANGE if has_promises else None
-        self.promises = PromiseInvariants(
-            complain,
-            num_all if keeps_promises else None,
-            is_kept=has_promises and keeps_promises and not has_pools and not mean_faults,
-        )
+        is_kept = has_promises and keeps_promises and not has_pools and not mean_faults
+        self.promises = PromiseInvariants(complain, num_all if keeps_promises else None, is_kept=is_kept)
         self.journal = _Journal(self)
         self.controller = self._make_controller()
         self.executor: _Executor | None = None
