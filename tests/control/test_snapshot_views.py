@@ -76,6 +76,20 @@ def test_an_admission_is_one_action_and_a_lasting_promise(job):
     assert restored.state == controller.state
 
 
+def test_a_checkpoint_moves_no_step_away_from_the_time_at_which_it_was_reported(stage):
+    stage.running("a", "0")
+    reported = events.ProgressReported(job_id="a", generation=1, step=5, total_steps=100, world_size=1)
+    stage.tell(reported, at_s=10.0)
+    stage.tell(events.CheckpointCommitted(job_id="a", generation=1, step=9, path="c"), at_s=12.0)
+    (view,) = stage.controller.snapshot(12.0).jobs
+    # Plans reckon from this pair how far the job has come since.
+    assert (view.progress.step, view.progress.progress_at_s) == (5, 10.0)
+    assert view.checkpoint.step == 9
+    stage.tell(events.PauseRequested(job_id="a"))
+    stage.tell(events.CheckpointCommitted(job_id="a", generation=2, step=12, path="d"))
+    assert stage.job("a").progress.step == 12, "it will go on from there"
+
+
 def test_a_move_to_other_devices_takes_the_state_along(stage):
     stage.running("a", "01")
     stage.want(a="23")

@@ -398,10 +398,12 @@ def _(event: events.CheckpointCommitted, state: PlatformState, now_s: float) -> 
         checkpoint = Checkpoint(
             generation=event.generation, step=event.step, path=event.path, num_bytes=event.num_bytes
         )
+        progress = record.progress
+        if record.state is not JobState.RUNNING:
+            # A running job reports its steps with their time. That of this one is not known, and plans reckon from it.
+            progress = replace(progress, step=max(progress.step, event.step))
         state.jobs[event.job_id] = replace(
-            record,
-            saved=replace(record.saved, checkpoint=checkpoint),
-            progress=replace(record.progress, step=max(record.progress.step, event.step)),
+            record, saved=replace(record.saved, checkpoint=checkpoint), progress=progress
         )
 
 

@@ -88,13 +88,13 @@ class _Model(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Forecaster:
-    """Forecasts for one quantile. The last model is cached only for speed: the same tide gives the same forecast."""
+    """Forecasts for one quantile. The last model is kept only for speed: the same tide and bins give the same."""
 
     def __init__(self, quantile: float = DEFAULT_QUANTILE, *, weekly: bool = True) -> None:
         self.quantile = quantile
         self.weekly = weekly
         self._fitted: tuple[Tide, int, _Model] | None = None
-        self._last_forecast: tuple[Tide, float, float | None, TideForecast] | None = None
+        self._last_forecast: tuple[Tide, int, int, float, TideForecast] | None = None
 
     def forecast(self, tide: Tide, now_s: float, horizon_s: float, reserve: float | None = None) -> TideForecast:
         """Forecast the need of services from the bin of `now_s` up to `now_s + horizon_s`.
@@ -104,16 +104,17 @@ class Forecaster:
         """
         if tide.level is not None and tide.bin_at(now_s) > tide.open_bin:
             tide = tide.noted(now_s, tide.level)
-        last = self._last_forecast
-        if last is not None and last[0] is tide and last[1] == horizon_s and last[2] == reserve:
-            return last[3]
-        found = self._forecast(tide, now_s, horizon_s, math.inf if reserve is None else reserve)
-        self._last_forecast = (tide, horizon_s, reserve, found)
-        return found
-
-    def _forecast(self, tide: Tide, now_s: float, horizon_s: float, reserve: float) -> TideForecast:
         first = tide.open_bin if tide.level is not None else tide.bin_at(now_s)
         num_bins = max(1, tide.bin_at(now_s + horizon_s) - first + 1)
+        most = math.inf if reserve is None else reserve
+        last = self._last_forecast
+        if last is not None and last[0] is tide and last[1:4] == (first, num_bins, most):
+            return last[4]
+        found = self._forecast(tide, first, num_bins, most)
+        self._last_forecast = (tide, first, num_bins, most, found)
+        return found
+
+    def _forecast(self, tide: Tide, first: int, num_bins: int, reserve: float) -> TideForecast:
         per_day = tide.bins_per_day
         num_days = len(tide.peaks) // per_day
         level = float(tide.level or 0)

@@ -126,7 +126,7 @@ class Invariants:
 
     def _check_survivors(self, step: Step, state: PlatformState) -> None:
         """A job at rest that loses a worker trains on with the others, until anything else happens or the policy had
-        planned to decide anew."""
+        planned to decide anew. If the loss breaks its own promise, other promises may come first."""
         jobs = {_job_of(event) for event in step.events}
         is_due = self._revisit_at_s is not None and step.now_s >= self._revisit_at_s
         self._revisit_at_s = step.revisit_at_s
@@ -141,7 +141,8 @@ class Invariants:
         self._at_rest = {record.workload_id for record in state.jobs.live.values() if _is_at_rest(record)}
         if self._survivors_of is None:
             return
-        if state.jobs[self._survivors_of].restarts.grows_at_s <= step.now_s:
+        record = state.jobs[self._survivors_of]
+        if record.restarts.grows_at_s <= step.now_s or _is_late(record, step.now_s):
             self._survivors_of = None
         elif any(isinstance(a, PreemptJob) and a.job_id == self._survivors_of for a in step.actions):
             complain("survivors-go-on", f"{self._survivors_of} lost a worker, and the others are stopped as well")
@@ -328,6 +329,15 @@ def _is_at_rest(record: JobRecord) -> bool:
         and not record.group.is_broken
         and {replica.replica_id for replica in record.replicas} == set(record.group.members)
     )
+
+
+def _is_late(record: JobRecord, now_s: float) -> bool:
+    """Whether the workers that are left cannot keep the job's deadline, by its profile."""
+    job, deadline_s = record.job, record.job.goal.deadline_s
+    rate = job.profile_steps_per_s.get(len(record.group.members))
+    if deadline_s is None or not rate or job.total_steps is None:
+        return False
+    return now_s + (job.total_steps - record.progress.step) / rate > deadline_s
 
 
 def _job_of(event: Event) -> WorkloadId | None:

@@ -32,6 +32,7 @@ from springtide_studies.fault_seeds.invariants import Invariants, complain
 from springtide_studies.fault_seeds.invariants_loans import LoanInvariants
 from springtide_studies.fault_seeds.machine import Machine
 from springtide_studies.fault_seeds.models import Delays
+from springtide_studies.fault_seeds.promises import CHANGE, PromiseInvariants, with_promises
 from springtide_studies.fault_seeds.workload import (
     ModelledGateway,
     Owners,
@@ -53,6 +54,9 @@ BINS_PER_DAY = 5
 SNAPSHOT_SEEDS, NUM_SNAPSHOTS = 10, 3
 # The memory of a device in a scenario with shares: enough for two of the larger ones.
 _SHARED_MEMORY_MB = 1000
+_PROMISES_STREAM = 1
+# These promise with what changes cost in mind; the others keep to rules that do not know it.
+_KEEPS_PROMISES = ("springtide",)
 # These never take a server that training owns, even for guaranteed replicas.
 _KEEP_TO_HOME = ("dedicated", "one-way")
 
@@ -73,6 +77,9 @@ class SeedOutcome(msgspec.Struct, frozen=True, kw_only=True):
     num_reclaims: int = 0
     has_shares: bool = False
     has_more_faults: bool = False
+    has_promises: bool = False
+    num_promises: int = 0
+    num_refused: int = 0
     num_share_changes: int = 0
     most_sharers: int = 0
     faults: dict[str, int] = {}
@@ -81,7 +88,8 @@ class SeedOutcome(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def command(self) -> str:
         """The command that runs this seed again and tells its story."""
-        told = (" --shares" if self.has_shares else "") + (" --more-faults" if self.has_more_faults else "")
+        chosen = {"shares": self.has_shares, "more-faults": self.has_more_faults, "promises": self.has_promises}
+        told = "".join(f" --{name}" for name, is_chosen in chosen.items() if is_chosen)
         return f"python -m springtide_studies.fault_seeds --seed {self.seed} --policy {self.policy}{told}"
 
 
@@ -181,14 +189,17 @@ class FaultRun:
         has_pools: bool = False,
         has_shares: bool = False,
         has_more_faults: bool = False,
+        has_promises: bool = False,
+        keeps_promises: bool = False,
         reaches: Callable[[Node], bool] | None = None,
     ) -> None:
         """With `has_pools` nodes belong to inference or training, and services live through a compressed day.
 
         With `has_shares` the workload that is drawn is the same, but some of its jobs and services hold a part of each
         of their devices, whose memory counts. `has_more_faults` adds the kinds of faults_more.py, half as many faults
-        as of the others together. `reaches` says which nodes the policy takes for what a service is
-        guaranteed.
+        as of the others together. With `has_promises` jobs have profiles and tight deadlines, and a policy that
+        `keeps_promises` keeps each where nothing goes wrong and no service takes devices. `reaches` says which nodes
+        the policy takes for what a service is guaranteed.
         """
         self._seed = seed
         sequence = np.random.SeedSequence(seed)
@@ -210,6 +221,9 @@ class FaultRun:
             # A stream of its own: what the seed draws besides is what it was without shares.
             workload = with_shares(workload, np.random.default_rng(sequence.spawn(1)[0]))
             self.nodes = tuple(_with_memory(node) for node in self.nodes)
+        num_all = sum(len(node.devices) for node in self.nodes)
+        if has_promises:
+            workload = with_promises(workload, np.random.default_rng([seed, _PROMISES_STREAM]), num_all)
         self.workload = workload
         for node in self.nodes:
             self.machine.add_node(node)
@@ -223,6 +237,9 @@ class FaultRun:
         self.owners.asks_twice = self.faults.asks_twice
         self.invariants = Invariants(self.machine)
         self.loans = LoanInvariants(self.machine, complain, reaches=reaches or _any_node, is_quiet=mean_faults == 0.0)
+        self.overheads = CHANGE if has_promises else None
+        is_kept = has_promises and keeps_promises and not has_pools and not mean_faults
+        self.promises = PromiseInvariants(complain, num_all if keeps_promises else None, is_kept=is_kept)
         self.journal = _Journal(self)
         self.controller = self._make_controller()
         self.executor: _Executor | None = None
@@ -264,12 +281,14 @@ class FaultRun:
 
     def _make_controller(self) -> Controller:
         day_s = self.workload.day_s
-        return Controller(self.make(), tide=None if day_s is None else Tide(day_s=day_s, bins_per_day=BINS_PER_DAY))
+        tide = None if day_s is None else Tide(day_s=day_s, bins_per_day=BINS_PER_DAY)
+        return Controller(self.make(), tide=tide, overheads=self.overheads)
 
     def note_journaled(self, step: Step) -> None:
         """A step is durable."""
         self.invariants.note_journaled(step, self.controller)
         self.loans.note_journaled(step, self.controller.state)
+        self.promises.note_journaled(step, self.controller.state, self.controller.future)
         if self.machine.tell is not None:
             write_step(step, self.machine.tell)
 
@@ -332,6 +351,8 @@ class FaultRun:
             and not self.machine.alive
             and now_s > self.faults.end_s
             and self.controller.is_idle
+            # A node's return may still have to be told.
+            and self.controller.state.nodes.keys() == self.machine.nodes.keys()
         )
 
 
@@ -402,6 +423,7 @@ def run_seed(
     has_pools: bool | None = None,
     has_shares: bool = False,
     has_more_faults: bool = False,
+    has_promises: bool = False,
     reaches: Callable[[Node], bool] | None = None,
 ) -> SeedOutcome:
     """Run one seed with all invariants on and return what became of it; a violation is in the result, not raised.
@@ -424,6 +446,8 @@ def run_seed(
         has_pools=bool(training) if has_pools is None else has_pools,
         has_shares=has_shares,
         has_more_faults=has_more_faults,
+        has_promises=has_promises,
+        keeps_promises=(training or strategy).partition(":")[0] in _KEEPS_PROMISES,
         reaches=reaches or (_belongs_to_services if strategy.partition(":")[0] in _KEEP_TO_HOME else _any_node),
     )
     violation = detail = ""
@@ -447,6 +471,9 @@ def run_seed(
         num_reclaims=run.loans.num_reclaims,
         has_shares=has_shares,
         has_more_faults=has_more_faults,
+        has_promises=has_promises,
+        num_promises=run.promises.num_promised,
+        num_refused=run.promises.num_refused,
         num_share_changes=run.invariants.num_share_changes,
         most_sharers=run.invariants.most_sharers,
         faults=dict(run.faults.counts),

@@ -197,3 +197,9 @@ def test_every_state_leads_to_an_end() -> None:
         while grown := {after for each in reached for after in EDGES[each]} - reached:
             reached |= grown
         assert PodLifecycle.FORGOTTEN in reached
+
+
+def test_what_is_to_end_never_runs_again() -> None:
+    ends = {PodLifecycle.ENDING, PodLifecycle.OVER, PodLifecycle.REMOVING, PodLifecycle.GONE, PodLifecycle.FORGOTTEN}
+    for state in ends:
+        assert EDGES[state] <= ends
