@@ -19,9 +19,10 @@ from springtide.scheduling.policies.springtide.capacity import (
     has_more_devices,
     promisable_capacity,
 )
+from springtide.scheduling.policies.springtide.market import Market
 from springtide.scheduling.policies.springtide.memory import State, costs_of, entry_of
 from springtide.scheduling.policies.springtide.moves import Placed, jobs_to_stop_first
-from springtide.scheduling.policies.springtide.outside import Trials, devices_needed_outside, is_cut_short, share_spare
+from springtide.scheduling.policies.springtide.outside import Trials, is_cut_short
 from springtide.scheduling.policies.springtide.places import assign_devices
 from springtide.scheduling.policies.springtide.reasons import why_impossible, why_no_room
 from springtide.scheduling.policies.springtide.rows import PromiseRow
@@ -91,9 +92,10 @@ class Decision:
         has_new_room = has_left or has_more_devices(capacity_before, state.promisable, self.now_s)
         outside = self._admit(has_new_room)
 
-        # 5. Share the devices that no promise needs now, first inside the reservation table, then outside of it.
-        self._share_among_reserved(outside)
-        spare = self._share_outside(outside)
+        # 5. Share the devices that no promise needs now among all jobs that gain by them, in the table or not.
+        market = Market(self.reservations, outside, self.snapshot, state.num_surplus, self.trials.kept)
+        market.share_reserved(_num_kept_idle(self.snapshot.cluster))
+        spare = self._share_outside(outside, market)
 
         # 6. Choose devices for every count. This may change schedules, so that a newcomer loses its reservation again.
         placed = assign_devices(state, self.staying, self.snapshot, spare, services, self.effort // 2)
@@ -289,15 +291,7 @@ class Decision:
 
     # --- 5. spare devices -------------------------------------------------------------------------------------------
 
-    def _share_among_reserved(self, outside: list[PromiseRow]) -> None:
-        """Speed up the jobs of the reservation table, but leave `outside` the devices that those jobs cannot run
-        without."""
-        num_needed_outside = max(0, devices_needed_outside(outside, self.snapshot) - self.state.num_surplus)
-        if self.reservations.profile.at(self.now_s) < num_needed_outside:
-            self.reservations.release_surplus(num_needed_outside)
-        self.reservations.use_spare(_num_kept_idle(self.snapshot.cluster), num_needed_outside)
-
-    def _share_outside(self, outside: list[PromiseRow]) -> dict[WorkloadId, int]:
+    def _share_outside(self, outside: list[PromiseRow], market: Market) -> dict[WorkloadId, int]:
         """Return the number of devices of each job outside the reservation table. A job that holds devices of a
         draining node keeps all that it has."""
         state, snapshot, draining = self.state, self.snapshot, self.staying.draining
@@ -313,9 +307,7 @@ class Decision:
                 left -= num_lasting
                 state.num_surplus += allocation.num_devices - num_lasting
         self.staying = self.staying._replace(others=others)
-        rest = [row for row in outside if row.job_id not in others]
-        num_surplus = state.num_surplus - sum(others.values())
-        counts = others | share_spare(self.reservations, rest, snapshot, num_surplus, self.trials.kept)
+        counts = others | market.share_outside(others, state.num_surplus - sum(others.values()))
         # While nodes are drained, no job is tried on more devices.
         self.trials.share([] if draining else self.rows, snapshot, counts, state.num_surplus)
         return counts
