@@ -168,7 +168,7 @@ def test_who_is_fixed_is_asked_by_nobody() -> None:
     fixed.is_fixed = True
     assert not reservations.admit(_entry("urgent", 200.0, 40.0))
     assert not reservations.set_capacity(4)
-    reservations.shrink_to_floors()
+    assert reservations.least_size(fixed) == fixed.size_at(0.0)
     enlarge_all(reservations)
     assert fixed.runs is before
     fixed.is_fixed = False

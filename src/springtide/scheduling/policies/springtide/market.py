@@ -102,7 +102,7 @@ class Market:
     def share_outside(self, without: Container[WorkloadId], num_surplus: int) -> dict[WorkloadId, int]:
         """Return the number of devices of each job outside the table, less those in `without`.
 
-        Devices that are free for a short while only go to jobs that would have none otherwise, and to those that hold
+        Devices that are free for a short while only are given to jobs up to their floors, and kept by those that hold
         them.
         """
         reservations, now_s = self._reservations, self._now_s
@@ -117,11 +117,6 @@ class Market:
         counts |= {bid.job_id: count for bid, count in zip(bids, chosen, strict=True) if count}
         left -= sum(counts.values())
         for row in rows:
-            smallest = min(row.sizes[0], self._held[row.job_id] or row.sizes[0])
-            if row.job_id not in counts and smallest <= left:
-                counts[row.job_id] = smallest
-                left -= smallest
-        for row in rows:
             count, held = counts.get(row.job_id, 0), self._held[row.job_id]
             if 0 < count < held <= min(row.sizes[-1], count + left):
                 counts[row.job_id] = held
@@ -134,18 +129,19 @@ class Market:
         return row.view.job.elastic or not self._held[row.job_id]
 
     def _floor_of(self, row: PromiseRow, kept: Mapping[WorkloadId, int]) -> int:
-        """A job that cannot be resized keeps what it holds, one that is being measured its size; one with a soft
-        deadline has the fewest devices that make it."""
+        """A job that cannot be resized keeps what it holds, one that is being measured its size. One with a soft
+        deadline has the fewest devices that make it, any other the fewest on which it runs."""
         held = self._held[row.job_id]
         if not self._is_resizable(row):
             return held
         if row.job_id in kept:
             return min(held, kept[row.job_id])
+        smallest = min(row.sizes[0], held or row.sizes[0])
         if row.deadline_s == math.inf:
-            return 0
+            return smallest
         left_s, work, costs = row.deadline_s - self._now_s, row.steps_left(self._now_s, held), self._reservations.costs
         fitting = (n for n in row.sizes if (0.0 if n == held else costs.now(n)) + work / row.rates[n] <= left_s)
-        return next(fitting, 0)
+        return next(fitting, smallest)
 
     def _fit_floors(self, rows: Sequence[PromiseRow], left: int) -> dict[WorkloadId, int]:
         """The floors that fit into `left` devices, in the order of the rows."""
@@ -194,10 +190,7 @@ class Market:
         return [max(work / rates[n] + cost_s(n), LEAST_LEFT_S) for n in sizes], [0.0] * len(sizes)
 
     def _appraise(self, capacity: int) -> Floats:
-        """The value of each size of each bid, 0 beyond the last one. Shape [bids, sizes].
-
-        What a job outside the table would lose by being stopped counts for each of its sizes.
-        """
+        """The value of each size of each bid, 0 beyond the last one. Shape [bids, sizes]."""
         bids = self._bids
         width = max((len(bid.sizes) for bid in bids), default=1)
         sizes = np.array([[*bid.sizes, *[0] * (width - len(bid.sizes))] for bid in bids], dtype=np.int64)
@@ -213,8 +206,7 @@ class Market:
         weights[order] = work_weights_of_many(self._sizes[order], 1.0 / seconds[order], capacity, COMPANY)
         reach_s = np.minimum(seconds, HORIZON_S)
         values: Floats = weights[:, None] / seconds * reach_s / (reach_s + lost_s)
-        stop_s = [0.0 if bid.entry or not bid.has else self._reservations.costs.later[bid.sizes[0]] for bid in bids]
-        return np.where(self._sizes > 0, values + np.array(stop_s)[:, None] / HORIZON_S, 0.0)
+        return np.where(self._sizes > 0, values, 0.0)
 
     def _choose(self, bids: Sequence[Bid], values: Floats, spare: int) -> list[int]:
         """The sizes with the largest sum of values within `spare` devices beyond the floors."""
