@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -166,7 +167,9 @@ def best_shares(sizes: Sequence[Ints], values: Sequence[Floats], capacity: int) 
     if not sizes or capacity <= 0:
         return [0] * len(sizes)
     num_cells = sum(len(choices) for choices in sizes) * (capacity + 1)
-    return _exact(sizes, values, capacity) if num_cells <= MAX_CELLS else _along_hulls(sizes, values, capacity)
+    if num_cells <= MAX_CELLS:
+        return _exact(sizes, values, capacity)
+    return [int(share) for share in shares_along_hulls(_padded(sizes), _padded(values), capacity)]
 
 
 def _exact(sizes: Sequence[Ints], values: Sequence[Floats], capacity: int) -> list[int]:
@@ -212,19 +215,9 @@ def shares_along_hulls(sizes: Ints, values: Floats, capacity: int) -> Ints:
     return shares
 
 
-def _along_hulls(sizes: Sequence[Ints], values: Sequence[Floats], capacity: int) -> list[int]:
-    steps: list[tuple[float, int, int, int]] = []
-    for index, (job_sizes, job_values) in enumerate(zip(sizes, values, strict=True)):
-        before, worth = 0, 0.0
-        for corner in concave_hull(job_sizes, job_values):
-            size, value = int(job_sizes[corner]), float(job_values[corner])
-            steps.append((-(value - worth) / (size - before), index, before, size))
-            before, worth = size, value
-    steps.sort()
-    shares = [0] * len(sizes)
-    left = capacity
-    for _, index, before, size in steps:
-        if shares[index] == before and size - before <= left:
-            shares[index] = size
-            left -= size - before
-    return shares
+def _padded(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Rows of different lengths as one array, with zeros behind their ends."""
+    found = np.zeros((len(rows), max(map(len, rows))), dtype=rows[0].dtype)
+    for index, row in enumerate(rows):
+        found[index, : len(row)] = row
+    return found
