@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 
 from springtide.core.decision import PoolAllocation, Refusal, Snapshot
 from springtide.core.resources import Topology
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.decisions.cache import RowTable
-from springtide.scheduling.placement.allocation_ledger import AllocationLedger, serve_demand, serve_minimum
 from springtide.scheduling.placement.topology import layout_of
 from springtide.scheduling.policies.springtide.blocks import admit_on_used_block
 from springtide.scheduling.policies.springtide.capacity import (
@@ -23,8 +23,21 @@ from springtide.scheduling.policies.springtide.memory import State, costs_of, en
 from springtide.scheduling.policies.springtide.moves import Placed, jobs_to_stop_first
 from springtide.scheduling.policies.springtide.outside import Trials, devices_needed_outside, is_cut_short, share_spare
 from springtide.scheduling.policies.springtide.places import assign_devices
-from springtide.scheduling.policies.springtide.reasons import why_impossible, why_no_room
+from springtide.scheduling.policies.springtide.reasons import (
+    devices_text,
+    why_fewer_devices,
+    why_impossible,
+    why_no_room,
+    why_service_waits,
+)
 from springtide.scheduling.policies.springtide.rows import PromiseRow
+from springtide.scheduling.policies.springtide.services import (
+    NO_NEEDS,
+    ServiceNeeds,
+    lend_devices,
+    service_needs,
+    waiting_services,
+)
 from springtide.solvers.reservations.fit import work_done
 from springtide.solvers.reservations.profile import Steps, devices_at
 from springtide.solvers.reservations.reservation_table import Entry, ReservationTable
@@ -36,6 +49,8 @@ DEVIATION_FRACTION = 0.02
 DEVIATION_STEPS = 2.0
 # A job that should have ended by its plan and has not is planned for this many seconds more.
 OVERDUE_S = 1.0
+# Why a promised job is late where nothing more is known.
+GIVEN_UP = "promise given up: it comes back too late for its deadline; it ends as soon as it can"
 # From this many nodes on, spare devices are given out only as long as one node's worth of devices stays idle.
 MANY_NODES = 8
 
@@ -140,16 +155,12 @@ class Decision:
     # --- 2. capacity ------------------------------------------------------------------------------------------------
 
     def _serve(self) -> dict[WorkloadId, int]:
-        """Return the devices of each service: its minimum always, more only as far as every promise stays kept."""
-        least: dict[WorkloadId, int] = {}
-        wanted: dict[WorkloadId, int] = {}
-        if self.snapshot.services:
-            shares = AllocationLedger(self.snapshot)
-            serve_minimum(shares)
-            least = dict(shares.counts)
-            serve_demand(shares)
-            wanted = dict(shares.counts)
-            self.notes.update(shares.notes)
+        """Return the devices of each service: its guaranteed minimum always, more only as far as every promise stays
+        kept."""
+        needs = service_needs(self.snapshot) if self.snapshot.services else NO_NEEDS
+        self.notes.update(needs.notes)
+        self.state.lent = {}
+        wanted = needs.wanted
         capacity = self._promisable(wanted)
         is_kept = self.reservations.set_capacity(capacity)
         if not is_kept and self.staying.promised:
@@ -158,18 +169,44 @@ class Decision:
             capacity = self._promisable(wanted)
             is_kept = self.reservations.set_capacity(capacity)
         if not is_kept:
-            self.reservations.lift_capacity(self._promisable(least), self._num_present(least))
-            spare = max(0, min(self.reservations.profile.free))
-            for workload_id, count in wanted.items():
-                more = min(spare, count - least.get(workload_id, 0))
-                least[workload_id] = least.get(workload_id, 0) + more
-                spare -= more
-            wanted, capacity = least, self._promisable(least)
-            if not self.reservations.set_capacity(capacity):
-                self.reservations.lift_capacity(capacity, self._num_present(wanted))
+            wanted = self._serve_beside_promises(needs)
+            capacity = self._promisable({who: n for who, n in wanted.items() if who not in self.state.lent})
         self.state.promisable = capacity
         self.state.num_surplus = self._num_present(wanted) - devices_at(self.reservations.steps, self.now_s)
         return wanted
+
+    def _serve_beside_promises(self, needs: ServiceNeeds) -> dict[WorkloadId, int]:
+        """The devices of each service where promises do not fit beside all that services want: the minimums, each first
+        replica that every promise leaves room for, or leaves a device for a while, and growth on what is left."""
+        reservations, given = self.reservations, dict(needs.least)
+        # The search until here may have used it up, and now it decides which promises are kept.
+        reservations.effort = max(reservations.effort, self.effort // 2)
+        self._give_up(reservations.lift_capacity(self._promisable(given), self._num_present(given)), given)
+        for service_id, count in needs.first.items():
+            more = {**given, service_id: count}
+            if count > given.get(service_id, 0) and reservations.yield_capacity(self._promisable(more)):
+                given = more
+        spare = max(0, min(reservations.profile.free))
+        for service_id, count in needs.wanted.items():
+            more_here = min(spare, count - given.get(service_id, 0))
+            if more_here:
+                given[service_id] = given.get(service_id, 0) + more_here
+                spare -= more_here
+        capacity = self._promisable(given)
+        if not reservations.set_capacity(capacity):
+            self._give_up(reservations.lift_capacity(capacity, self._num_present(given)), given)
+        if self.snapshot.services:
+            self.state.lent = lend_devices(reservations, self.snapshot, needs.first, given, self._num_present(given))
+        return {service_id: given[service_id] for service_id in needs.wanted if service_id in given}
+
+    def _give_up(self, late: Sequence[str], services: Mapping[WorkloadId, int]) -> None:
+        """Say why these promises are given up: there are too few devices for them beside guaranteed replicas."""
+        num_left, num_serving = self._num_present(services), sum(services.values())
+        beside = f" beside {devices_text(num_serving)} of guaranteed replicas" if num_serving else ""
+        for key in late:
+            self.state.given_up[key] = (
+                f"promise given up: {devices_text(num_left)} left for promised deadlines{beside}, and it needs more"
+            )
 
     def _num_present(self, services: Mapping[WorkloadId, int]) -> int:
         """The devices that jobs can have now, whether or not promises may use them."""
@@ -330,7 +367,13 @@ class Decision:
 
     def _record(self, placed: Placed) -> None:
         state, snapshot = self.state, self.snapshot
-        state.notes = self.trials.reasons(self.rows, snapshot, placed) | self.notes
+        self._note_given_up()
+        state.waits = waiting_services(self.reservations, snapshot, placed) if snapshot.services else {}
+        for service_id in state.waits:
+            self.notes[service_id] = why_service_waits(
+                self.reservations, self.by_id, len(snapshot.cluster.device_ids())
+            )
+        state.notes = self._shrinking(placed) | self.trials.reasons(self.rows, snapshot, placed) | self.notes
         state.newcomers.clear()
         state.pinned.clear()
         places = {workload_id: allocation.device_ids for workload_id, allocation in placed.items()}
@@ -340,6 +383,25 @@ class Decision:
         self.reservations.commit()
         state.until_s = self._next_moment_s()
         self.allocations = placed
+
+    def _note_given_up(self) -> None:
+        """Keep why each promised job is late as long as it is."""
+        state, entries = self.state, self.reservations.entries
+        late = [key for key, entry in entries.items() if entry.is_promised and entry.is_late]
+        state.given_up = {key: state.given_up.get(key) or self.notes.get(WorkloadId(key), GIVEN_UP) for key in late}
+
+    def _shrinking(self, placed: Placed) -> dict[WorkloadId, str]:
+        """Why jobs get fewer devices in time for their deadlines, where it is not for the deadline of another."""
+        held, now_s = self.snapshot.allocations, self.now_s
+        losers = [
+            WorkloadId(key)
+            for key, entry in self.reservations.entries.items()
+            if not entry.is_late
+            and (mine := held.get(WorkloadId(key))) is not None
+            and mine.num_devices > entry.size_at(now_s)
+        ]
+        why = why_fewer_devices(self.snapshot, placed, self.reservations.entries) if losers else ""
+        return dict.fromkeys(losers, why) if why else {}
 
     def _next_moment_s(self) -> float | None:
         """When a schedule changes, a waiting job has its last chance, or a job should have ended."""
@@ -355,6 +417,7 @@ class Decision:
                     # A job that ends in time reports that, which is a reason to decide; one that is late does not.
                     moments.append(max(entry.runs[-1].end_s, now_s + 1e-3) + OVERDUE_S)
         moments += self.trials.moments_s
+        moments += [until_s for until_s in self.state.lent.values() if until_s < math.inf]
         moments += [row.view.restarts.starts_at_s for row in self.rows if row.view.restarts.starts_at_s > now_s]
         return min(moments, default=None)
 
