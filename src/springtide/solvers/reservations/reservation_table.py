@@ -303,9 +303,38 @@ class ReservationTable:
             count *= 2
         return self._replan(inside) or self._replan(able)
 
+    def admit_over_pursued(self, new: Entry) -> bool:
+        """Find room for a promise where jobs without one are in the way: these are planned around it, late if need be.
+        Returns whether it is in; if not, nothing is changed."""
+        if not self.is_feasible_alone(new):
+            return False
+        pursued = self.take_out_pursued()
+        is_in = bool(pursued) and self.admit(new)
+        self.put_back(pursued, as_before=not is_in)
+        return is_in
+
+    def take_out_pursued(self) -> list[tuple[Entry, Runs]]:
+        """Take out the jobs without a promise, to be put back; returns them with their schedules."""
+        pursued = [entry for entry in self.entries.values() if not (entry.is_promised or entry.is_fixed)]
+        taken = [(entry, entry.runs) for entry in pursued]
+        for entry in pursued:
+            self.drop(entry.key)
+            entry.runs = ()
+        return taken
+
+    def put_back(self, taken: Sequence[tuple[Entry, Runs]], *, as_before: bool) -> None:
+        """Put these jobs back with their schedules, or planned anew around what has been put in since."""
+        if as_before:
+            for entry, runs in taken:
+                entry.runs = runs
+                self.load(entry)
+            return
+        for entry, _ in sorted(taken, key=lambda item: self._urgency(item[0])):
+            self.put(entry)
+
     def put(self, entry: Entry) -> None:
         """Add a job that is promised already: by its deadline if possible, else as a late job."""
-        if not entry.is_late and self.admit(entry):
+        if not entry.is_late and (self.admit(entry) or (entry.is_promised and self.admit_over_pursued(entry))):
             return
         entry.is_late = True
         runs = self._fit(self.profile, entry)

@@ -185,6 +185,141 @@ def test_best_effort_and_pursued_deadlines_make_way_for_a_first_replica() -> Non
     assert plan.allocations["s"].num_devices == 1
 
 
+# --- the table of claims ----------------------------------------------------------------------------------------------
+
+
+@st.composite
+def conflicts(draw: st.DrawFn):
+    """Jobs of all kinds on nodes of one device, services that wake beside them, and nodes that are lost then."""
+    num_devices = draw(st.integers(2, 6))
+    jobs = []
+    for index in range(draw(st.integers(1, 5))):
+        kind = draw(st.sampled_from(("promised", "promised", "pursued", "best")))
+        steps, most = draw(st.integers(50, 800)), draw(st.sampled_from((1, 2, 4)))
+        factor = draw(st.sampled_from((1.05, 1.3, 2.0, 4.0)))
+        deadline_s = None if kind == "best" else 20.0 + factor * steps / most
+        jobs.append((kind, job(f"{kind}-{index}", steps, deadline_s, most=most)))
+    services = [
+        service(f"s-{index}", least=draw(st.sampled_from((0, 0, 1))), most=draw(st.integers(1, 3)))
+        for index in range(draw(st.integers(1, 3)))
+    ]
+    queued = [draw(st.integers(0, 3)) for _ in services]
+    return num_devices, jobs, services, queued, draw(st.integers(0, num_devices - 1))
+
+
+def seen(kind: str, known: TrainingJob, plan: Plan | None, now_s: float, since_s: float):
+    """The view of a job that has been on its devices since `since_s`."""
+    view = arriving(known, 0.0)
+    if kind == "pursued":
+        # Measured and not given, so that nothing is promised.
+        view = replace(view, job=replace(known, profile_steps_per_s={}))
+        measured = {count: count * float(known.global_batch_size) for count in (1, 2)}
+        view = replace(view, learnt=replace(view.learnt, throughput_samples_per_s=measured))
+    given = None if plan is None else plan.allocations.get(known.job_id)
+    if plan is not None and known.job_id in plan.admitted:
+        promise = DeadlinePromise(admitted_at_s=0.0, promised_finish_s=plan.admitted[known.job_id])
+        view = replace(view, promise=promise)
+    if given is None:
+        return view
+    step = int(max(0.0, now_s - since_s) * LINEAR.get(given.num_devices, 1.0))
+    return replace(
+        view,
+        state=JobState.RUNNING,
+        started_at_s=since_s,
+        num_replicas=given.num_devices,
+        progress=JobProgress(step=step, progress_at_s=now_s),
+    )
+
+
+def given_up(plan: Plan) -> set[str]:
+    return {who for who, claim in plan.claims.items() if claim.code == "given_up"}
+
+
+def check_claims(now: Snapshot) -> None:
+    """No stronger claim gets less than it would get if the weaker ones were not there."""
+    plan = Springtide().decide(now)
+    weak = {v.job.job_id for v in now.jobs if v.job.goal.deadline_s is None or not v.job.profile_steps_per_s}
+    strong_jobs = tuple(v for v in now.jobs if v.job.job_id not in weak)
+    minimums = tuple(replace(v, queued=0, num_ready=0, max_replicas=max(1, v.min_replicas)) for v in now.services)
+    only_promises = Springtide().decide(replace(now, jobs=strong_jobs, services=minimums))
+    assert given_up(plan) <= given_up(only_promises), "a promise is given up for a weaker claim"
+    num_left = len(now.cluster.device_ids())
+    for view in now.services:
+        given = plan.allocations.get(view.service.service_id)
+        least = min(view.min_replicas, num_left)
+        assert (given.num_devices if given else 0) >= least, "a minimum is not there"
+        num_left -= least
+    firsts = tuple(replace(v, max_replicas=max(1, v.min_replicas)) for v in now.services)
+    without = Springtide().decide(replace(now, jobs=strong_jobs, services=firsts))
+    lost = {v.service.service_id for v in now.services if v.service.service_id in without.allocations}
+    lost -= plan.allocations.keys()
+    assert not lost, f"no first replica for {lost}, which weaker claims have in its place"
+    for job_id in given_up(without) - given_up(only_promises):
+        raise AssertionError(f"the promise of {job_id} is given up for a first replica")
+
+
+def check_conflict(conflict) -> None:
+    num_devices, jobs, services, queued, num_lost = conflict
+    nodes = tuple(make_node(f"n{index}", 1) for index in range(num_devices))
+    policy = Springtide()
+    first = policy.decide(
+        Snapshot(
+            now_s=0.0, cluster=Topology(nodes=nodes), jobs=tuple(seen(kind, j, None, 0.0, 0.0) for kind, j in jobs)
+        )
+    )
+    jobs = [(kind, j) for kind, j in jobs if j.job_id not in first.rejected]
+    views = tuple(seen(kind, j, first, 10.0, 0.0) for kind, j in jobs)
+    woken = tuple(asked(known, count) for known, count in zip(services, queued, strict=True))
+    now = Snapshot(
+        now_s=10.0,
+        cluster=Topology(nodes=nodes),
+        jobs=views,
+        services=woken,
+        allocations=dict(first.allocations),
+        memory=first.memory,
+    )
+    check_claims(now)
+    plan = policy.decide(now)
+    left = nodes[num_lost:]
+    alive = {device.device_id for node in left for device in node.devices}
+    held = {}
+    for who, given_devices in plan.allocations.items():
+        devices = tuple(device for device in given_devices.device_ids if device in alive)
+        if devices:
+            held[who] = replace(given_devices, device_ids=devices)
+    serving = tuple(
+        replace(v, num_ready=held[v.service.service_id].num_devices if v.service.service_id in held else 0)
+        for v in woken
+    )
+    check_claims(
+        replace(
+            now,
+            now_s=11.0,
+            cluster=Topology(nodes=left),
+            jobs=tuple(
+                replace(v, num_replicas=held[v.job.job_id].num_devices if v.job.job_id in held else 0) for v in views
+            ),
+            services=serving,
+            allocations=held,
+            memory=plan.memory,
+        )
+    )
+
+
+@given(conflict=conflicts())
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+def test_a_stronger_claim_never_loses_a_device_to_a_weaker_one(conflict) -> None:
+    check_conflict(conflict)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@given(conflict=conflicts())
+@settings(max_examples=part(3000), deadline=None, suppress_health_check=list(HealthCheck))
+def test_a_stronger_claim_never_loses_a_device_to_a_weaker_one_for_long(conflict) -> None:
+    check_conflict(conflict)
+
+
 # --- plays ------------------------------------------------------------------------------------------------------------
 
 

@@ -77,6 +77,7 @@ class Decision:
         self.allocations: Mapping[WorkloadId, PoolAllocation] = {}
         self.rejected: dict[WorkloadId, Refusal] = {}
         self.notes: dict[WorkloadId, str] = {}
+        self.needs: ServiceNeeds = NO_NEEDS
         self.last_chances_s: list[float] = []
         self.newcomers: dict[WorkloadId, tuple[float, Entry]] = {}
         self.staying = StayingJobs()
@@ -99,8 +100,10 @@ class Decision:
         capacity_before = state.promisable
         services = self._serve()
 
-        # 3. Plan anew every job that is not where its schedule says.
-        self._catch_up()
+        # 3. Plan anew every job that is not where its schedule says. Promises that this leaves no room for get what
+        # services have beyond their minimums.
+        if any(entry.is_promised for entry in self._catch_up()) and services != self.needs.least:
+            services = self._serve_again()
 
         # 4. Admit new and waiting jobs. For those that wait, only a job that left or more devices can make room.
         has_new_room = has_left or has_more_devices(capacity_before, state.promisable, self.now_s)
@@ -157,23 +160,43 @@ class Decision:
     def _serve(self) -> dict[WorkloadId, int]:
         """Return the devices of each service: its guaranteed minimum always, more only as far as every promise stays
         kept."""
-        needs = service_needs(self.snapshot) if self.snapshot.services else NO_NEEDS
+        needs = self.needs = service_needs(self.snapshot) if self.snapshot.services else NO_NEEDS
         self.notes.update(needs.notes)
         self.state.lent = {}
         wanted = needs.wanted
-        capacity = self._promisable(wanted)
-        is_kept = self.reservations.set_capacity(capacity)
+        is_kept = self.reservations.set_capacity(self._promisable(wanted))
         if not is_kept and self.staying.promised:
             # If jobs need not stay on draining nodes, all schedules may still fit.
             self._release_staying_jobs()
-            capacity = self._promisable(wanted)
-            is_kept = self.reservations.set_capacity(capacity)
+            is_kept = self.reservations.set_capacity(self._promisable(wanted))
         if not is_kept:
             wanted = self._serve_beside_promises(needs)
-            capacity = self._promisable({who: n for who, n in wanted.items() if who not in self.state.lent})
-        self.state.promisable = capacity
-        self.state.num_surplus = self._num_present(wanted) - devices_at(self.reservations.steps, self.now_s)
+        self._note_capacity(wanted)
         return wanted
+
+    def _serve_again(self) -> dict[WorkloadId, int]:
+        """The devices of each service, now that promised jobs that were planned anew are late beside what it was."""
+        self.reservations.set_capacity(self._promisable(self.needs.least))
+        self._retry_late()
+        wanted = self._serve_beside_promises(self.needs)
+        self._note_capacity(wanted)
+        return wanted
+
+    def _retry_late(self) -> None:
+        """Plan the promised jobs anew that are late; their notes go where they are in time again."""
+        reservations = self.reservations
+        for entry in [entry for entry in reservations.entries.values() if entry.is_promised and entry.is_late]:
+            reservations.drop(entry.key)
+            entry.is_late, entry.runs = False, ()
+            reservations.put(entry)
+            if not entry.is_late:
+                self.notes.pop(WorkloadId(entry.key), None)
+
+    def _note_capacity(self, services: Mapping[WorkloadId, int]) -> None:
+        """Keep what promises may use beside these services, and what is there beyond that."""
+        state = self.state
+        state.promisable = self._promisable({who: n for who, n in services.items() if who not in state.lent})
+        state.num_surplus = self._num_present(services) - devices_at(self.reservations.steps, self.now_s)
 
     def _serve_beside_promises(self, needs: ServiceNeeds) -> dict[WorkloadId, int]:
         """The devices of each service where promises do not fit beside all that services want: the minimums, each first
@@ -195,8 +218,10 @@ class Decision:
         capacity = self._promisable(given)
         if not reservations.set_capacity(capacity):
             self._give_up(reservations.lift_capacity(capacity, self._num_present(given)), given)
-        if self.snapshot.services:
+        if any(service_id not in given for service_id in needs.first):
+            pursued = reservations.take_out_pursued()
             self.state.lent = lend_devices(reservations, self.snapshot, needs.first, given, self._num_present(given))
+            reservations.put_back(pursued, as_before=not self.state.lent)
         return {service_id: given[service_id] for service_id in needs.wanted if service_id in given}
 
     def _give_up(self, late: Sequence[str], services: Mapping[WorkloadId, int]) -> None:
@@ -218,8 +243,9 @@ class Decision:
 
     # --- 3. jobs that are not where their schedule says -------------------------------------------------------------
 
-    def _catch_up(self) -> None:
-        """Plan anew the jobs that are not where their schedule says, the most urgent ones first."""
+    def _catch_up(self) -> list[Entry]:
+        """Plan anew the jobs that are not where their schedule says, the most urgent ones first; returns those that are
+        late."""
         now_s, state = self.now_s, self.state
         entries = self.reservations.entries
         deviating: list[Entry] = []
@@ -254,7 +280,8 @@ class Decision:
             state.scales[row.job_id] = row.scale
             self.reservations.drop(row.job_id)
             deviating.append(anew)
-        for entry in sorted(deviating, key=lambda entry: (entry.deadline_s - entry.fastest_s, entry.key)):
+        urgency = {entry.key: (not entry.is_promised, entry.deadline_s - entry.fastest_s) for entry in deviating}
+        for entry in sorted(deviating, key=lambda entry: (urgency[entry.key], entry.key)):
             if entry.is_promised:
                 self.reservations.put(entry)
             else:
@@ -263,6 +290,7 @@ class Decision:
                 self.notes[WorkloadId(entry.key)] = (
                     "behind its plan: its deadline is in danger, it ends as soon as it can"
                 )
+        return [entry for entry in deviating if entry.is_late]
 
     # --- 4. admission -----------------------------------------------------------------------------------------------
 
@@ -298,7 +326,8 @@ class Decision:
         # In order of submission; of jobs submitted at one moment, the one that has to start earliest comes first.
         candidates.sort(key=lambda item: (item[1].view.submitted_at_s, item[0]))
         for latest_s, row, entry in candidates:
-            if self.reservations.admit(entry, repairs=has_new_room or row.job_id not in waiting):
+            is_in = self.reservations.admit(entry, repairs=has_new_room or row.job_id not in waiting)
+            if is_in or (row.can_promise and self.reservations.admit_over_pursued(entry)):
                 self.newcomers[row.job_id] = (latest_s, entry)
                 self.state.newcomers.add(row.job_id)
             elif row.attempts_deadline:

@@ -45,13 +45,16 @@ def why_no_room(entry: Entry, reservations: ReservationTable, rows: Mapping[Work
     )
 
 
-def _holders(reservations: ReservationTable, rows: Mapping[WorkloadId, PromiseRow]) -> str:
-    """The jobs of the table that hold most devices now, and how many each; empty if none holds any."""
+def _holders(
+    reservations: ReservationTable, rows: Mapping[WorkloadId, PromiseRow], *, is_promised: bool = False
+) -> str:
+    """The jobs of the table that hold most devices now, and how many each, or only the promised ones; empty if none
+    holds any."""
     holders = sorted(
         (
             (other.size_at(reservations.now_s), key)
             for key, other in reservations.entries.items()
-            if other.size_at(reservations.now_s)
+            if other.size_at(reservations.now_s) and (other.is_promised or not is_promised)
         ),
         key=lambda holder: (-holder[0], holder[1]),
     )
@@ -65,7 +68,7 @@ def _holders(reservations: ReservationTable, rows: Mapping[WorkloadId, PromiseRo
 
 def why_service_waits(reservations: ReservationTable, rows: Mapping[WorkloadId, PromiseRow], num_devices: int) -> str:
     """What a service that is asked and has no replica waits for. When it gets one is in the plan's claims."""
-    named = _holders(reservations, rows)
+    named = _holders(reservations, rows, is_promised=True)
     if not named:
         return f"waits for a device: other services hold all {num_devices}"
     return f"waits for a device: promised deadlines need them ({named})"
