@@ -31,7 +31,7 @@ class ClaimChecks:
     late: since its admission something has happened that a promise excludes.
     """
 
-    def __init__(self, complain: Callable[[str, str, float], object], *, keeps_promises: bool) -> None:
+    def __init__(self, complain: Callable[[str, str, float], object], *, keeps_promises: bool = False) -> None:
         self._complain = complain
         self._keeps_promises = keeps_promises
         self._promised: set[WorkloadId] = set()
