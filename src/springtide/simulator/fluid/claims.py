@@ -28,7 +28,8 @@ class ClaimChecks:
 
     `kept_in_time`: the schedule ends by the deadline. `waits_for`: no device is free now for as long as a first replica
     needs one, and the moment is the first at which one is. `given_up`, and any promised job that is planned to end too
-    late: since its admission something has happened that a promise excludes.
+    late: since its admission something has happened that a promise excludes. The last is looked at only with
+    `keeps_promises`, where speeds are as promises assume.
     """
 
     def __init__(self, complain: Callable[[str, str, float], object], *, keeps_promises: bool = False) -> None:
