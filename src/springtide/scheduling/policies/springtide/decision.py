@@ -164,14 +164,17 @@ class Decision:
         self.notes.update(needs.notes)
         self.state.lent = {}
         wanted = needs.wanted
-        is_kept = self.reservations.set_capacity(self._promisable(wanted))
+        capacity = self._promisable(wanted)
+        is_kept = self.reservations.set_capacity(capacity)
         if not is_kept and self.staying.promised:
             # If jobs need not stay on draining nodes, all schedules may still fit.
             self._release_staying_jobs()
-            is_kept = self.reservations.set_capacity(self._promisable(wanted))
+            capacity = self._promisable(wanted)
+            is_kept = self.reservations.set_capacity(capacity)
         if not is_kept:
             wanted = self._serve_beside_promises(needs)
-        self._note_capacity(wanted)
+            capacity = self._promisable_beside(wanted)
+        self._note_capacity(wanted, capacity)
         return wanted
 
     def _serve_again(self) -> dict[WorkloadId, int]:
@@ -179,7 +182,7 @@ class Decision:
         self.reservations.set_capacity(self._promisable(self.needs.least))
         self._retry_late()
         wanted = self._serve_beside_promises(self.needs)
-        self._note_capacity(wanted)
+        self._note_capacity(wanted, self._promisable_beside(wanted))
         return wanted
 
     def _retry_late(self) -> None:
@@ -192,10 +195,14 @@ class Decision:
             if not entry.is_late:
                 self.notes.pop(WorkloadId(entry.key), None)
 
-    def _note_capacity(self, services: Mapping[WorkloadId, int]) -> None:
-        """Keep what promises may use beside these services, and what is there beyond that."""
+    def _promisable_beside(self, services: Mapping[WorkloadId, int]) -> Steps:
+        """What promises may use beside these services: a device that is lent goes on counting."""
+        return self._promisable({who: n for who, n in services.items() if who not in self.state.lent})
+
+    def _note_capacity(self, services: Mapping[WorkloadId, int], capacity: Steps) -> None:
+        """Keep what promises may use, and what is there beyond that and these services."""
         state = self.state
-        state.promisable = self._promisable({who: n for who, n in services.items() if who not in state.lent})
+        state.promisable = capacity
         state.num_surplus = self._num_present(services) - devices_at(self.reservations.steps, self.now_s)
 
     def _serve_beside_promises(self, needs: ServiceNeeds) -> dict[WorkloadId, int]:
