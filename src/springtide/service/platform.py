@@ -21,7 +21,7 @@ from springtide.control.journal.sqlite import SqliteJournal
 from springtide.control.loop import recover, run
 from springtide.control.quotes.budget import WithinBudget
 from springtide.control.records import JobRecord, ServiceRecord
-from springtide.core.decision import Overheads, Policy, Schedule, Snapshot
+from springtide.core.decision import Overheads, Policy, Schedule, Snapshot, TimeClaim
 from springtide.core.errors import BackendError, JournalError, PolicyError, Superseded
 from springtide.core.events import ClockAnchored, Event, NodeJoined, NodeLost, PlatformStarted, PlatformStopping
 from springtide.core.ports import Step
@@ -87,6 +87,7 @@ class PlatformView(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[Node, ...]
     policy: str
     future: Mapping[WorkloadId, Schedule] = {}
+    claims: Mapping[WorkloadId, TimeClaim] = {}
 
 
 class Platform:
@@ -404,6 +405,7 @@ class Platform:
             nodes=tuple(state.nodes.values()),
             policy=self.policy_name,
             future=self._controller.future,
+            claims=self._controller.claims,
         )
 
 

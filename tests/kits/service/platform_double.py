@@ -55,6 +55,7 @@ class View:
     nodes: tuple
     policy: str
     future: dict = field(default_factory=dict)
+    claims: dict = field(default_factory=dict)
 
 
 class Kept:
@@ -140,6 +141,7 @@ class PlatformDouble:
                 tuple(state.nodes.values()),
                 self.policy_name,
                 self.controller.future,
+                self.controller.claims,
             )
             for listener in self.listeners:
                 listener(seq, step, self.current)

@@ -212,11 +212,15 @@ class ReservationTable:
         self._shift(after, before)
         return False
 
-    def force_capacity(self, capacity: int | Steps) -> None:
-        """Change the number of devices unconditionally; jobs that cannot keep their deadlines then are late."""
+    def force_capacity(self, capacity: int | Steps) -> tuple[str, ...]:
+        """Change the number of devices unconditionally; jobs that cannot keep their deadlines then are late, promised
+        ones last. Returns the promised jobs that became late by this."""
         if self.set_capacity(capacity):
-            return
-        entries = sorted(self.entries.values(), key=self._urgency)
+            return ()
+        entries = sorted(
+            self.entries.values(), key=lambda entry: (not entry.is_promised or entry.is_late, self._urgency(entry))
+        )
+        in_time = [entry for entry in entries if entry.is_promised and not entry.is_late]
         self.steps = _steps_of(capacity, self.now_s)
         self.profile = FreeProfile(self.steps, self.now_s)
         self.entries = {}
@@ -224,19 +228,54 @@ class ReservationTable:
             entry.runs = ()
         for entry in entries:
             self.put(entry)
+        return tuple([entry.key for entry in in_time if entry.is_late])
 
-    def lift_capacity(self, capacity: Steps, num_present: int) -> None:
+    def yield_capacity(self, capacity: int | Steps) -> bool:
+        """Change the number of devices as `set_capacity` does, but for this, jobs without a promise may become late.
+        Returns whether every promise can be kept; if not, nothing is changed."""
+        if self.set_capacity(capacity):
+            return True
+        if all(entry.is_promised for entry in self.entries.values()):
+            return False
+        before = self.steps, self.profile, self.entries
+        states = [(entry, entry.runs, entry.is_late) for entry in self.entries.values()]
+        if not self.force_capacity(capacity):
+            return True
+        self.steps, self.profile, self.entries = before
+        for entry, runs, is_late in states:
+            entry.runs, entry.is_late = runs, is_late
+        return False
+
+    def lift_capacity(self, capacity: Steps, num_present: int) -> tuple[str, ...]:
         """Set a capacity that the schedules do not fit into although enough devices, `num_present`, are present.
 
         The schedules keep the devices that they use, up to `num_present`; no schedule gets more than `capacity` beyond
-        that. A job that does not fit into `num_present` devices is late.
+        that. A job that does not fit into `num_present` devices is late. Returns the promised jobs that became late.
         """
         present = trimmed(pointwise_max(capacity, constant(num_present), self.now_s), self.now_s)
-        if not self.has_room(present, self.now_s):
-            self.force_capacity(present)
+        given_up = () if self.has_room(present, self.now_s) else self.force_capacity(present)
+        lifted = trimmed(pointwise_max(capacity, self._used(), self.now_s), self.now_s)
+        self._shift(trimmed(self.steps, self.now_s), lifted)
+        return given_up
+
+    def _used(self) -> Steps:
+        """How many devices the schedules use from now on."""
         moments = sorted({*self.profile.times, *(from_s for from_s, _ in self.steps if from_s > self.now_s)})
-        used = tuple([(from_s, devices_at(self.steps, from_s) - self.profile.at(from_s)) for from_s in moments])
-        self._shift(trimmed(self.steps, self.now_s), trimmed(pointwise_max(capacity, used, self.now_s), self.now_s))
+        return tuple([(from_s, devices_at(self.steps, from_s) - self.profile.at(from_s)) for from_s in moments])
+
+    def exceeded_at_s(self, num_devices: int) -> float:
+        """The first moment at which the schedules use more than `num_devices`; infinite if they never do."""
+        return next((moment_s for moment_s, used in self._used() if used > num_devices), math.inf)
+
+    def limit_until(self, num_devices: int, until_s: float) -> None:
+        """Allow no more than `num_devices` before `until_s`. No schedule may use more than that now."""
+        after = [(0.0, min(num_devices, devices_at(self.steps, self.now_s)))]
+        for from_s, count in self.steps:
+            if from_s > self.now_s:
+                after.append((from_s, min(num_devices, count) if from_s < until_s else count))
+        if until_s < math.inf:
+            after.append((until_s, devices_at(self.steps, until_s)))
+        self._shift(trimmed(self.steps, self.now_s), trimmed(sorted(dict(after).items()), self.now_s))
 
     def _shift(self, before: Steps, after: Steps) -> None:
         self.steps = after
@@ -263,9 +302,38 @@ class ReservationTable:
             count *= 2
         return self._replan(inside) or self._replan(able)
 
+    def admit_over_pursued(self, new: Entry) -> bool:
+        """Find room for a promise where jobs without one are in the way: these are planned around it, late if need be.
+        Returns whether it is in; if not, nothing is changed."""
+        if not self.is_feasible_alone(new):
+            return False
+        pursued = self.take_out_pursued()
+        is_in = bool(pursued) and self.admit(new)
+        self.put_back(pursued, as_before=not is_in)
+        return is_in
+
+    def take_out_pursued(self) -> list[tuple[Entry, Runs]]:
+        """Take out the jobs without a promise, to be put back; returns them with their schedules."""
+        pursued = [entry for entry in self.entries.values() if not (entry.is_promised or entry.is_fixed)]
+        taken = [(entry, entry.runs) for entry in pursued]
+        for entry in pursued:
+            self.drop(entry.key)
+            entry.runs = ()
+        return taken
+
+    def put_back(self, taken: Sequence[tuple[Entry, Runs]], *, as_before: bool) -> None:
+        """Put these jobs back with their schedules, or planned anew around what has been put in since."""
+        if as_before:
+            for entry, runs in taken:
+                entry.runs = runs
+                self.load(entry)
+            return
+        for entry, _ in sorted(taken, key=lambda item: self._urgency(item[0])):
+            self.put(entry)
+
     def put(self, entry: Entry) -> None:
         """Add a job that is promised already: by its deadline if possible, else as a late job."""
-        if not entry.is_late and self.admit(entry):
+        if not entry.is_late and (self.admit(entry) or (entry.is_promised and self.admit_over_pursued(entry))):
             return
         entry.is_late = True
         runs = self._fit(self.profile, entry)

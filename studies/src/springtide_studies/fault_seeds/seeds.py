@@ -25,7 +25,7 @@ from springtide_studies.fault_seeds.executor import SimExecutor
 from springtide_studies.fault_seeds.faults import FaultScript, SimulatedCrash
 from springtide_studies.fault_seeds.faults_loans import LOAN_FAULT_KINDS
 from springtide_studies.fault_seeds.faults_more import MORE_FAULT_KINDS
-from springtide_studies.fault_seeds.invariants import Invariants, complain
+from springtide_studies.fault_seeds.invariants import ClaimsChecked, Invariants, complain
 from springtide_studies.fault_seeds.invariants_loans import LoanInvariants
 from springtide_studies.fault_seeds.machine import Machine
 from springtide_studies.fault_seeds.models import Delays
@@ -245,7 +245,9 @@ class FaultRun:
 
     def _make_controller(self) -> Controller:
         day_s = self.workload.day_s
-        return Controller(self.make(), tide=None if day_s is None else Tide(day_s=day_s, bins_per_day=BINS_PER_DAY))
+        return Controller(
+            ClaimsChecked(self.make()), tide=None if day_s is None else Tide(day_s=day_s, bins_per_day=BINS_PER_DAY)
+        )
 
     def note_journaled(self, step: Step) -> None:
         """A step is durable."""
