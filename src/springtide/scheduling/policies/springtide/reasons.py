@@ -182,7 +182,7 @@ def _why(before: int, after: int, entry: Entry | None, reservations: Reservation
     if entry.is_late:
         return "others need the devices; its deadline cannot be met any more, it ends as soon as it can"
     if after:
-        return "others need devices for their deadlines; it keeps its own with fewer"
+        return "others gain more by the devices; it is in time with fewer"
     if before and any(
         other.size_at(now_s) and other.deadline_s < entry.deadline_s for other in reservations.entries.values()
     ):
