@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 from springtide.solvers import share_dp
-from springtide.solvers.share_dp import best_shares, concave_hull, work_weights
+from springtide.solvers.share_dp import (
+    best_shares,
+    concave_hull,
+    hull_segments,
+    shares_along_hulls,
+    work_weights,
+    work_weights_of_many,
+)
 
 
 def test_equal_jobs_weigh_what_hesrpt_says():
@@ -80,3 +88,39 @@ def test_nobody_and_nothing():
     assert best_shares([np.array([1])], [np.array([1.0])], 0) == [0]
     assert best_shares([np.zeros(0, dtype=int)], [np.zeros(0)], 4) == [0]
     assert concave_hull(np.array([1, 2, 3]), np.array([2.0, 1.0, 2.5])) == [0, 2]
+
+
+def drawn(rng: np.random.Generator, num_jobs: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sizes and speeds [J, S] of jobs whose speed grows with a power of the size; the last one to end comes first."""
+    sizes = np.tile(np.array([1, 2, 4, 8, 16]), (num_jobs, 1))
+    speeds = sizes ** rng.uniform(0.4, 0.95, (num_jobs, 1)) / rng.lognormal(7.0, 1.5, (num_jobs, 1))
+    speeds[:, -1] *= rng.uniform(size=num_jobs) < 0.7
+    return sizes, speeds[np.argsort(speeds.max(axis=1))]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("num_jobs", "capacity"), [(1, 8), (12, 16), (60, 64), (200, 512)])
+def test_weights_in_blocks_share_as_well_as_exact_ones(num_jobs: int, capacity: int, seed: int) -> None:
+    sizes, speeds = drawn(np.random.default_rng(seed), num_jobs)
+    exact = work_weights(list(sizes), list(speeds), capacity, 1.0)
+    values = work_weights_of_many(sizes, speeds, capacity, 1.0)[:, None] * speeds
+
+    def worth(shares: Sequence[int]) -> float:
+        speed_of = [dict(zip(sizes[job].tolist(), speeds[job].tolist(), strict=True)) for job in range(num_jobs)]
+        return sum(float(exact[job]) * speed_of[job].get(share, 0.0) for job, share in enumerate(shares))
+
+    best = worth(best_shares(list(sizes), list(exact[:, None] * speeds), capacity))
+    assert worth(best_shares(list(sizes), list(values), capacity)) > 0.995 * best
+    along = shares_along_hulls(sizes, values, capacity)
+    assert along.sum() <= capacity
+    assert worth(along.tolist()) > (0.97 if num_jobs > 12 else 0.7) * best
+
+
+def test_segments_of_many_hulls_are_those_of_each() -> None:
+    sizes, values = drawn(np.random.default_rng(5), 50)
+    rows, slopes, widths = hull_segments(sizes, values)
+    for job in range(50):
+        corners = [0, *sizes[job][concave_hull(sizes[job], values[job])]]
+        assert np.cumsum([0, *widths[rows == job]]).tolist() == corners
+        assert (np.diff(slopes[rows == job]) <= 1e-12).all()
+    assert [len(found) for found in hull_segments(sizes[:0], values[:0])] == [0, 0, 0]

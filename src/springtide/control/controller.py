@@ -22,6 +22,7 @@ from springtide.core.decision import (
     PoolAllocation,
     Schedule,
     Snapshot,
+    TimeClaim,
 )
 from springtide.core.errors import PolicyError
 from springtide.core.events import Event
@@ -72,6 +73,8 @@ class Controller:
         # The policy's planned schedules, for status pages. A restarted control plane gets them again with its first
         # step, so they are not part of the state.
         self.future: Mapping[WorkloadId, Schedule] = {}
+        # What the policy's reasons claim about time, likewise.
+        self.claims: Mapping[WorkloadId, TimeClaim] = {}
         self._wakeup_at_s: float | None = None
         self._is_recovered = False
 
@@ -125,7 +128,7 @@ class Controller:
             memory=plan.memory,
         )
         self._apply_outcome(step)
-        self.future = plan.future
+        self.future, self.claims = plan.future, plan.claims
         return step
 
     def begin_at(self, state: PlatformState) -> None:

@@ -97,7 +97,8 @@ class WaitingReasons:
         self._changed.update(dict.fromkeys(workload_ids))
 
     def news(self, state: PlatformState, plan: Plan) -> dict[str, str]:
-        """The reasons of waiting jobs, and of idle services on shares, that differ from the recorded ones."""
+        """The reasons of waiting jobs, of idle services, and of jobs whose promise is given up, where they differ from
+        the recorded ones."""
         topology = state.topology()
         is_known = plan.reasons is self._reasons and plan.no_room == self._no_room and topology is self._topology
         workload_ids: Iterable[WorkloadId] = (*state.jobs.live, *state.services.live)
@@ -122,7 +123,12 @@ class WaitingReasons:
 
 
 def _of_job(record: JobRecord, plan: Plan, topology: Topology) -> str:
-    if record.replicas or record.lifecycle.state.is_terminal:
+    if record.lifecycle.state.is_terminal:
+        return ""
+    claim = plan.claims.get(record.workload_id)
+    if claim is not None and claim.code == "given_up":
+        return plan.reasons.get(record.workload_id, "")
+    if record.replicas:
         return ""
     least = record.bounds.min_workers
     if record.lifecycle.state is JobState.PENDING and not record.job.is_on_functions:
@@ -137,8 +143,9 @@ def _of_service(record: ServiceRecord, plan: Plan) -> str:
         return ""
     if record.workload_id in plan.no_room:
         return f"no replica: {plan.no_room[record.workload_id]}"
-    if record.service.share is None:
-        return ""
+    if record.service.share is None and record.workload_id not in plan.claims:
+        # Where it waited and is not asked any more it is idle again.
+        return with_service_state(record).reason if record.load_at_s is not None and not record.queued else ""
     # It is scaled to zero or waits for room on a device: only the policy knows which.
     return plan.reasons.get(record.workload_id) or with_service_state(record).reason
 

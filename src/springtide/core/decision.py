@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -203,10 +203,23 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     alternatives: tuple[str, ...] = ()
 
 
+class TimeClaim(msgspec.Struct, frozen=True, kw_only=True):
+    """What a reason says about time, as a code and a moment (absolute seconds; None: not known).
+
+    `kept_in_time`: the job is planned to end at `at_s`, by its deadline. `waits_for`: the workload holds nothing, and
+    if nothing else changes it can have a device at `at_s`. `given_up`: the deadline was promised and cannot be kept any
+    more; the job is planned to end at `at_s`.
+    """
+
+    code: Literal["kept_in_time", "waits_for", "given_up"]
+    at_s: float | None = None
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The whole wanted state, never a list of changes: a workload that is not named holds nothing.
 
     `reasons` gives one dominant reason for each workload whose allocation differs from what it requested or held.
+    `claims` says what some of these reasons claim about time, also for display: they are not journaled.
     `plan_reasons` says why jobs on functions run as the functions of their allocation, without naming these.
     `admitted` names jobs whose deadline is promised from now on, with the planned finish of each (absolute seconds).
     `future` holds planned schedules, for display only: they are not journaled.
@@ -222,6 +235,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     rejected: Mapping[WorkloadId, Refusal] = EMPTY
     future: Mapping[WorkloadId, Schedule] = EMPTY
     reasons: Mapping[WorkloadId, str] = EMPTY
+    claims: Mapping[WorkloadId, TimeClaim] = EMPTY
     plan_reasons: Mapping[WorkloadId, str] = EMPTY
     revisit_at_s: float | None = None
     memory: Any = None

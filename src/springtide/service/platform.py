@@ -25,7 +25,7 @@ from springtide.control.quotes.budget import WithinBudget
 from springtide.control.records import JobRecord, ServiceRecord
 from springtide.control.state_data import PlatformSnapshot
 from springtide.control.upkeep import JournalUpkeep
-from springtide.core.decision import Overheads, Policy, Schedule, Snapshot
+from springtide.core.decision import Overheads, Policy, Schedule, Snapshot, TimeClaim
 from springtide.core.errors import BackendError, JournalDamaged, JournalError, PolicyError, Superseded
 from springtide.core.events import ClockAnchored, Event, NodeJoined, NodeLost, PlatformStarted, PlatformStopping
 from springtide.core.ports import Step
@@ -96,6 +96,7 @@ class PlatformView(msgspec.Struct, frozen=True, kw_only=True):
     policy: str
     future: Mapping[WorkloadId, Schedule] = {}
     ended: EndedJobsLike = NoEndedJobs()
+    claims: Mapping[WorkloadId, TimeClaim] = {}
 
 
 class Platform:
@@ -455,6 +456,7 @@ class Platform:
             policy=self.policy_name,
             future=self._controller.future,
             ended=self._journal.ended,
+            claims=self._controller.claims,
         )
 
 

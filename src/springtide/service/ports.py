@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from springtide.control.journal.ended import EndedJobsLike
 from springtide.control.records import JobRecord, ServiceRecord
 from springtide.core.containers import ContainerSettings
-from springtide.core.decision import Policy, Schedule, Snapshot
+from springtide.core.decision import Policy, Schedule, Snapshot, TimeClaim
 from springtide.core.events import Event
 from springtide.core.ports import Step
 from springtide.core.resources import Node
@@ -66,6 +66,11 @@ class ViewLike(Protocol):
     @property
     def future(self) -> Mapping[WorkloadId, Schedule]:
         """What the policy plans ahead for each workload; empty for a policy that does not plan ahead."""
+        ...
+
+    @property
+    def claims(self) -> Mapping[WorkloadId, TimeClaim]:
+        """What the policy's reasons claim about time; empty for a policy that says nothing of it."""
         ...
 
 

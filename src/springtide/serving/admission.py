@@ -54,13 +54,13 @@ def refusal(state: QueueState, timeout_s: float) -> Refused | None:
     if state.num_queued >= state.max_queue:
         return Refused(
             reason=f"the queue is full ({state.num_queued} of {state.max_queue} requests wait); try again later",
-            retry_after_s=_bounded(answer_s or 0.0),
+            retry_after_s=bounded_retry_s(answer_s or 0.0),
         )
     if answer_s is not None and state.num_calls_ahead > 0 and answer_s > _SAFE_FRACTION * timeout_s:
         return Refused(
             reason=f"an answer would take about {answer_s:.2g} s, too near to the {timeout_s:.2g} s that the request "
             "allows; try again later or send a longer X-Springtide-Timeout",
-            retry_after_s=_bounded(answer_s - _SAFE_FRACTION * timeout_s),
+            retry_after_s=bounded_retry_s(answer_s - _SAFE_FRACTION * timeout_s),
         )
     return None
 
@@ -72,5 +72,6 @@ def smooth(previous_s: float | None, measured_s: float) -> float:
     return previous_s + _SMOOTHING_FRACTION * (measured_s - previous_s)
 
 
-def _bounded(seconds: float) -> float:
+def bounded_retry_s(seconds: float) -> float:
+    """The value of Retry-After for a retry that makes sense in so many seconds: whole ones, from 1 to 60."""
     return float(min(max(math.ceil(seconds), _MIN_RETRY_AFTER_S), _MAX_RETRY_AFTER_S))

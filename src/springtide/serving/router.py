@@ -25,13 +25,14 @@ class ServiceRoute(msgspec.Struct, frozen=True, kw_only=True):
     """One deployed service with its replicas.
 
     `failure` says why the platform no longer starts replicas; the service has to be deployed again. `waits` says why it
-    has no replica yet, if that is known.
+    has no replica yet, if that is known, and `waits_s` in how many seconds one can start at the earliest.
     """
 
     service: InferenceService
     replicas: tuple[ReplicaRoute, ...] = ()
     failure: str = ""
     waits: str = ""
+    waits_s: float | None = None
 
 
 class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,9 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+# Weights of many jobs are set in blocks of one job and one more for every so many before it.
+JOBS_PER_BLOCK = 8
+LEAST_ADDED = 0.1
 # The exact search visits jobs x sizes x capacity cells; above this number, shares follow the concave hulls instead.
 MAX_CELLS = 6_000_000
 
@@ -92,6 +96,67 @@ def work_weights(sizes: Sequence[Ints], speeds: Sequence[Floats], capacity: int,
     return weights
 
 
+def work_weights_of_many(sizes: Ints, speeds: Floats, capacity: int, company: float) -> Floats:
+    """The same as `work_weights`, in blocks of jobs that grow with the number before them. Shape [J].
+
+    `sizes` and `speeds` have the shape [J, S]; a speed of 0 is no choice. Within a block the largest sum of values is
+    taken to grow in proportion to the number of jobs, as it does at the whole capacity.
+    """
+    weights = np.zeros(len(sizes))
+    speeds = np.where(sizes <= capacity, speeds, 0.0)
+    able = np.flatnonzero((speeds > 0.0).any(axis=1))
+    hulls = _Hulls(float(capacity))
+    first = 0
+    while first < len(able):
+        block = able[first : first + 1 + first // JOBS_PER_BLOCK]
+        xs, ys = sizes[block], speeds[block]
+        before = first + company
+        number = before + np.arange(len(block))[:, None]
+        whole = float(hulls.value(np.array(float(capacity))))
+        given_up = (whole - hulls.value(np.maximum(capacity - xs, 0))) * (number / before if before else 1.0)
+        # Each job adds one to the largest sum; what earlier blocks added too much or too little is made up for.
+        missing = max(LEAST_ADDED, 1.0 + (before - whole) / len(block)) + given_up
+        weight = np.min(np.divide(missing, ys, out=np.full_like(ys, np.inf), where=ys > 0.0), axis=1)
+        weights[block] = weight
+        _, slopes, widths = hull_segments(xs, ys * weight[:, None])
+        order = np.argsort(-slopes, kind="stable")
+        hulls.add(slopes[order], widths[order])
+        first += len(block)
+    return weights
+
+
+def hull_segments(sizes: Ints, values: Floats) -> tuple[Ints, Floats, Floats]:
+    """The segments of the upper concave hull of each row from (0, 0): its row, slope, and width in units of size.
+
+    `sizes` and `values` have the shape [J, S]; values that are not positive are left out. The segments of a row are in
+    order of size.
+    """
+    num_jobs, num_sizes = sizes.shape
+    at_size, at_value = np.zeros(num_jobs), np.zeros(num_jobs)
+    rows: list[Ints] = []
+    slopes: list[Floats] = []
+    widths: list[Floats] = []
+    alive = np.arange(num_jobs)
+    for _ in range(num_sizes):
+        more = sizes[alive] - at_size[alive, None]
+        gain = values[alive] - at_value[alive, None]
+        slope = np.divide(gain, more, out=np.full(gain.shape, -np.inf), where=more > 0)
+        # Of equal slopes the farthest, so that no corner lies on a straight line.
+        best = num_sizes - 1 - np.argmax(slope[:, ::-1], axis=1)
+        index = np.arange(len(alive))
+        rises = slope[index, best] > 0.0
+        alive, best, index = alive[rises], best[rises], index[rises]
+        if not len(alive):
+            break
+        rows.append(alive)
+        slopes.append(slope[index, best])
+        widths.append(more[index, best].astype(np.float64))
+        at_size[alive], at_value[alive] = sizes[alive, best], values[alive, best]
+    if not rows:
+        return np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0)
+    return np.concatenate(rows), np.concatenate(slopes), np.concatenate(widths)
+
+
 def best_shares(sizes: Sequence[Ints], values: Sequence[Floats], capacity: int) -> list[int]:
     """The choice of one size (or 0, worth nothing) for each job with the largest sum of values within the capacity.
 
@@ -102,7 +167,9 @@ def best_shares(sizes: Sequence[Ints], values: Sequence[Floats], capacity: int) 
     if not sizes or capacity <= 0:
         return [0] * len(sizes)
     num_cells = sum(len(choices) for choices in sizes) * (capacity + 1)
-    return _exact(sizes, values, capacity) if num_cells <= MAX_CELLS else _along_hulls(sizes, values, capacity)
+    if num_cells <= MAX_CELLS:
+        return _exact(sizes, values, capacity)
+    return [int(share) for share in shares_along_hulls(_padded(sizes), _padded(values), capacity)]
 
 
 def _exact(sizes: Sequence[Ints], values: Sequence[Floats], capacity: int) -> list[int]:
@@ -128,19 +195,29 @@ def _exact(sizes: Sequence[Ints], values: Sequence[Floats], capacity: int) -> li
     return shares
 
 
-def _along_hulls(sizes: Sequence[Ints], values: Sequence[Floats], capacity: int) -> list[int]:
-    steps: list[tuple[float, int, int, int]] = []
-    for index, (job_sizes, job_values) in enumerate(zip(sizes, values, strict=True)):
-        before, worth = 0, 0.0
-        for corner in concave_hull(job_sizes, job_values):
-            size, value = int(job_sizes[corner]), float(job_values[corner])
-            steps.append((-(value - worth) / (size - before), index, before, size))
-            before, worth = size, value
-    steps.sort()
-    shares = [0] * len(sizes)
+def shares_along_hulls(sizes: Ints, values: Floats, capacity: int) -> Ints:
+    """Shares along the concave hulls, one segment after the other by value per unit: the best for divisible shares.
+
+    `sizes` and `values` have the shape [J, S]. Returns one size (or 0) for each job. Shape [J].
+    """
+    rows, slopes, widths = hull_segments(sizes, values)
+    shares = np.zeros(len(sizes), dtype=np.int64)
+    # A row's segments have falling slopes and are in order, so that each is met after those before it.
+    order = np.lexsort((np.arange(len(rows)), rows, -slopes))
+    blocked: set[int] = set()
     left = capacity
-    for _, index, before, size in steps:
-        if shares[index] == before and size - before <= left:
-            shares[index] = size
-            left -= size - before
+    for row, width in zip(rows[order].tolist(), widths[order].astype(np.int64).tolist(), strict=True):
+        if width <= left and row not in blocked:
+            shares[row] += width
+            left -= width
+        else:
+            blocked.add(row)
     return shares
+
+
+def _padded(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Rows of different lengths as one array, with zeros behind their ends."""
+    found = np.zeros((len(rows), max(map(len, rows))), dtype=rows[0].dtype)
+    for index, row in enumerate(rows):
+        found[index, : len(row)] = row
+    return found

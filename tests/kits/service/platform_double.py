@@ -57,6 +57,7 @@ class View:
     policy: str
     future: dict = field(default_factory=dict)
     ended: object = field(default_factory=NoEndedJobs)
+    claims: dict = field(default_factory=dict)
 
 
 class Kept:
@@ -148,6 +149,7 @@ class PlatformDouble:
                 tuple(state.nodes.values()),
                 self.policy_name,
                 self.controller.future,
+                self.controller.claims,
             )
             for listener in self.listeners:
                 listener(seq, step, self.current)

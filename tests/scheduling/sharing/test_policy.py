@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from kits.job_parts import with_fields
 from springtide.control.controller import check_plan
-from springtide.core.decision import JobView, Plan, PoolAllocation, ServiceView, Snapshot
+from springtide.core.decision import JobView, Plan, PoolAllocation, ServiceView, Snapshot, TimeClaim
 from springtide.core.functions import FunctionPrices, FunctionService
 from springtide.core.job_parts import JobBounds
 from springtide.core.resources import Topology, make_node
@@ -251,6 +252,83 @@ def test_a_deadline_is_promised_by_what_it_can_count_on(policy):
     assert "takes 20 s" in refused.rejected["t"].reason
     assert "--deadline 20s" in refused.rejected["t"].alternatives
     assert decide(policy, [job("t", HALF, goal=Goal(deadline_s=20.0, is_soft=True), **known)]).allocations
+
+
+def test_a_promise_on_shares_is_checked_where_its_workers_would_be(policy):
+    known = {"total_steps": 1000, "profile_steps_per_s": {1: 10.0, 2: 18.0, 4: 32.0}, "num_virtual_shards": 4}
+    part = Share(request=0.4, limit=0.9)
+    four = job("t", part, workers=(1, 4), goal=Goal(deadline_s=110.0), **known)
+    one = [make_node("n", 1)]
+    refused = decide(policy, [four], nodes=one)
+    # A device holds one worker of a job, so this one has 0.4 of it for all of its 1,000 steps.
+    assert not refused.admitted
+    assert "it takes 250 s" in refused.rejected["t"].reason
+    promised = decide(policy, [four], nodes=[make_node("n", 4)])
+    assert promised.admitted["t"] == pytest.approx(10.0 + 1000 / (32.0 * 0.4))
+    # Whoever holds the only device as a whole leaves nothing to count on.
+    rigid = job("rigid", elastic=False, total_steps=10**6, profile_steps_per_s={1: 10.0})
+    none = decide(policy, [rigid, four], held={"rigid": (["n/0"], None)}, nodes=one)
+    assert none.rejected["t"].reason.startswith("its deadline cannot be promised: a worker needs 0.4 of a device")
+    others = job("other", Share(request=0.7, limit=0.7))
+    full = decide(policy, [others, four], held={"other": (["n/0"], others.job.share)}, nodes=one)
+    assert not full.admitted
+    assert "the most that is left of one is 0.3" in full.rejected["t"].reason
+    waits = with_fields(four, job=replace(four.job, goal=replace(four.job.goal, waits=True)))
+    in_line = decide(policy, [others, waits], held={"other": (["n/0"], others.job.share)}, nodes=one)
+    assert not in_line.admitted
+    assert not in_line.rejected
+
+
+def test_a_promised_sharer_keeps_its_place_from_a_share_that_is_made_larger(policy):
+    promised = with_fields(
+        job("t", HALF, goal=Goal(deadline_s=500.0), total_steps=10, profile_steps_per_s={1: 10.0}), admitted_at_s=1.0
+    )
+    larger = service("s", Share(request=0.6, limit=0.6), ready=1)
+    held = {"t": (["n/0"], HALF), "s": (["n/0"], SMALL)}
+    plan = decide(policy, [promised], [larger], held=held, nodes=[make_node("n", 1)])
+    assert places(plan)["t"] == ["n/0"]
+    assert "s" not in plan.allocations
+
+
+@pytest.mark.parametrize(("deadline_s", "is_spared"), [(600.0, False), (1200.0, True)])
+def test_a_part_for_a_first_replica_never_breaks_a_promise_on_whole_devices(deadline_s, is_spared):
+    policy, nodes = make_live_policy("springtide"), [make_node("n", 2)]
+    known = {"total_steps": 10_000, "profile_steps_per_s": {1: 10.0, 2: 18.0}, "num_virtual_shards": 4}
+    whole = job("whole", workers=(1, 2), goal=Goal(deadline_s=deadline_s), **known)
+    first = decide(policy, [whole], nodes=nodes, now_s=0.0)
+    assert len(first.allocations["whole"].device_ids) == 2
+    runs = with_fields(
+        whole, state=JobState.RUNNING, admitted_at_s=0.0, step=180, progress_at_s=10.0, started_at_s=0.0, num_replicas=2
+    )
+    held = {"whole": (first.allocations["whole"].device_ids, None)}
+    plan = decide(policy, [runs], [service("s", SMALL)], held, nodes, first.memory)
+    assert plan.future["whole"][-1].end_s <= deadline_s
+    if is_spared:
+        assert len(plan.allocations["whole"].device_ids) == len(plan.allocations["s"].device_ids) == 1
+        assert not plan.claims
+    else:
+        assert "s" not in plan.allocations
+        assert plan.reasons["s"].endswith("promised deadlines need the whole ones")
+        assert plan.claims["s"] == TimeClaim(code="waits_for", at_s=plan.future["whole"][-1].end_s)
+    # What is guaranteed was admitted before, or takes what it was promised; that is said.
+    sure = decide(policy, [runs], [service("s", SMALL, min_replicas=1)], held, nodes, first.memory)
+    assert [claim.code for claim in sure.claims.values()] == ([] if is_spared else ["given_up"])
+
+
+def test_of_two_parts_that_wake_each_takes_only_what_promises_leave():
+    policy, nodes = make_live_policy("springtide"), [make_node("n", 2)]
+    known = {"total_steps": 10_000, "profile_steps_per_s": {1: 10.0, 2: 18.0}, "num_virtual_shards": 4}
+    whole = job("whole", workers=(1, 2), goal=Goal(deadline_s=1200.0), **known)
+    first = decide(policy, [whole], nodes=nodes, now_s=0.0)
+    runs = with_fields(
+        whole, state=JobState.RUNNING, admitted_at_s=0.0, step=180, progress_at_s=10.0, started_at_s=0.0, num_replicas=2
+    )
+    held = {"whole": (first.allocations["whole"].device_ids, None)}
+    large = Share(request=0.8, limit=0.8)
+    plan = decide(policy, [runs], [service("a", large), service("b", large)], held, nodes, first.memory)
+    assert places(plan).keys() == {"whole", "a"}
+    assert plan.future["whole"][-1].end_s <= 1200.0
+    assert plan.claims["b"].code == "waits_for"
 
 
 def test_where_nodes_have_labels_everyone_has_a_device_of_its_own():

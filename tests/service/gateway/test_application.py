@@ -248,6 +248,20 @@ def test_no_replica_in_time_is_a_503_and_a_full_hold_a_429(tmp_path):
     run(scenario)
 
 
+@pytest.mark.parametrize(("waits_s", "seconds"), [(None, 2), (1.0, 2), (20.0, 20), (900.0, 60)])
+def test_who_waits_for_a_promise_is_told_when_to_come_again(tmp_path, waits_s, seconds):
+    async def scenario(harness):
+        service = await harness.serve()
+        why = "waits for a device: promised deadlines need them ('fit' has 2)"
+        harness.gateway.update([ServiceRoute(service=service, waits=why, waits_s=waits_s)])
+        answer = await harness.call([1], timeout="200ms")
+        assert answer.status_code == 503
+        assert why in answer.json()["error"]["message"]
+        assert int(answer.headers["retry-after"]) == seconds
+
+    run(scenario)
+
+
 def test_who_waits_for_room_is_told_why(tmp_path):
     async def scenario(harness):
         service = await harness.serve()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from springtide.control.records import ReplicaRecord, ReplicaState, ServiceRecord, ServiceState
+from springtide.core.decision import TimeClaim
 from springtide.core.resources import DeviceId
 from springtide.core.shares import Share
 from springtide.core.workload import Entrypoint, InferenceService, ReplicaId, WorkloadId
@@ -51,6 +52,17 @@ def test_each_service_has_the_secret_of_its_own_replicas() -> None:
         "a": "secret of a",
         "b": "secret of b",
     }
+
+
+def test_who_waits_for_a_promise_is_told_when_it_ends() -> None:
+    waits = record("w", queued=1, reason="waits for a device")
+    claims = {WorkloadId("w"): TimeClaim(code="waits_for", at_s=31.4)}
+    (route,) = service_routes(replace(view(waits), claims=claims))
+    assert (route.waits, route.waits_s) == ("waits for a device", 31.0)
+    (route,) = service_routes(replace(view(waits), claims={WorkloadId("w"): TimeClaim(code="waits_for")}))
+    assert (route.waits, route.waits_s) == ("waits for a device", None)
+    (route,) = service_routes(view(waits))
+    assert (route.waits, route.waits_s) == ("", None)
 
 
 def test_who_waits_is_told_why_by_whoever_knows() -> None:

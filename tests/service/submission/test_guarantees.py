@@ -7,12 +7,18 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
+from kits.service.api_fixtures import service_body
+from kits.service.platform_double import PlatformDouble
 from springtide.control.records import ServiceRecord, ServiceState
 from springtide.core.errors import InvalidRequest
+from springtide.core.events import JobSubmitted
 from springtide.core.resources import make_node
 from springtide.core.shares import Share
-from springtide.core.workload import Entrypoint, InferenceService
+from springtide.core.workload import Entrypoint, Goal, InferenceService, TrainingJob
+from springtide.scheduling.registry import make_live_policy
 from springtide.service.submission.guarantees import check_guarantee
+from springtide.service.submission.schemas import ScaleIn, ServiceIn
+from springtide.service.submission.submission import SubmissionService
 
 
 def platform(num_devices=4, **minimums):
@@ -121,3 +127,37 @@ def test_a_larger_share_is_a_new_promise():
     check_guarantee(view, "reader", 1, Share(request=0.5, limit=0.5))
     with pytest.raises(InvalidRequest, match=r"cannot be guaranteed 1 replicas of 0\.6"):
         check_guarantee(view, "reader", 1, Share(request=0.6, limit=0.6))
+
+
+@pytest.mark.parametrize("share", [None, {"request": 0.3, "limit": 0.6}])
+def test_a_minimum_that_a_promised_deadline_leaves_no_device_for(tmp_path, share):
+    platform = PlatformDouble(tmp_path, policy=lambda: make_live_policy("springtide"))
+    job = TrainingJob(
+        job_id="fit",
+        name="fit",
+        entrypoint=Entrypoint(source_path="a.py"),
+        max_workers=2,
+        num_virtual_shards=4,
+        total_steps=10_000,
+        profile_steps_per_s={1: 10.0, 2: 18.0},
+        goal=Goal(deadline_s=platform.clock_s + 600.0),
+    )
+    platform.play(JobSubmitted(job=job))
+    submissions = SubmissionService(platform)
+
+    def deploy(minimum):
+        changes = {} if share is None else {"options__share": share}
+        body = service_body(options__min_replicas=minimum, **changes)
+        return submissions.deploy_service("reader", ServiceIn.model_validate(body))
+
+    with pytest.raises(InvalidRequest) as refused:
+        deploy(1)
+    assert str(refused.value) == (
+        "reader cannot be guaranteed 1 replica: the deadline promised to 'fit' needs the devices; ask for a minimum of "
+        "at most 0, like --scale 0..1, ask again in 9m16, or start the platform with more devices"
+    )
+    assert "reader" not in platform.view().services
+    deploy(0)
+    with pytest.raises(InvalidRequest, match="the deadline promised to 'fit' needs the devices"):
+        submissions.scale("reader", ScaleIn(minimum=1, maximum=2))
+    assert len(platform.view().jobs["fit"].replicas) == 2

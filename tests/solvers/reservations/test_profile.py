@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kits.solvers.reservations import enlarge_all
 from springtide.solvers.reservations.fit import (
     Costs,
     FitTask,
@@ -147,7 +148,7 @@ def test_a_smaller_capacity_changes_only_who_is_in_the_way() -> None:
     reservations = _table(8)
     assert reservations.admit(_entry("boosted", 400.0, 600.0))
     assert reservations.admit(_entry("steady", 80.0, 100.0))
-    reservations.use_spare()
+    enlarge_all(reservations)
     steady = reservations.entries["steady"].runs
     assert reservations.set_capacity(((0.0, 8), (20.0, 4)))
     assert reservations.entries["steady"].runs == steady
@@ -161,14 +162,14 @@ def test_a_smaller_capacity_changes_only_who_is_in_the_way() -> None:
 def test_who_is_fixed_is_asked_by_nobody() -> None:
     reservations = _table(8)
     assert reservations.admit(_entry("fixed", 400.0, 500.0))
-    reservations.use_spare()
+    enlarge_all(reservations)
     fixed = reservations.entries["fixed"]
     before = fixed.runs
     fixed.is_fixed = True
     assert not reservations.admit(_entry("urgent", 200.0, 40.0))
     assert not reservations.set_capacity(4)
-    reservations.release_surplus(4)
-    reservations.use_spare()
+    assert reservations.least_size(fixed) == fixed.size_at(0.0)
+    enlarge_all(reservations)
     assert fixed.runs is before
     fixed.is_fixed = False
     assert reservations.admit(_entry("urgent", 120.0, 40.0))
@@ -203,7 +204,7 @@ def test_whatever_capacity_comes_the_book_is_sound(steps: Steps, jobs: list[tupl
     reservations = _table(12, _costs(reserve_s=2.0, falls=falls_of(steps, 0.0, 4)))
     for index, (work, deadline_s) in enumerate(jobs):
         reservations.admit(_entry(f"job-{index}", work, deadline_s))
-    reservations.use_spare()
+    enlarge_all(reservations)
     reservations.commit()
     now_s = float(moment)
     reservations.begin(now_s, reservations.costs, EFFORT)

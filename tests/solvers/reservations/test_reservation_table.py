@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kits.solvers.reservations import enlarge_all
 from springtide.solvers.reservations.fit import (
     Costs,
     FitTask,
@@ -92,7 +93,7 @@ def test_a_gap_too_short_for_its_change_is_left_alone() -> None:
 def test_others_are_planned_anew_before_a_job_is_refused() -> None:
     reservations = _table(8)
     assert reservations.admit(_entry("loose", 400.0, 500.0))
-    reservations.use_spare()
+    enlarge_all(reservations)
     assert reservations.entries["loose"].size_at(0.0) == 8
     # All devices are in use until 55 s, and this one cannot wait so long.
     assert reservations.admit(_entry("tight", 120.0, 40.0))
@@ -144,24 +145,13 @@ def test_less_capacity_is_taken_only_if_every_promise_holds_or_by_force() -> Non
     assert verify(reservations) == []
 
 
-def test_spare_devices_go_where_they_save_most_for_what_they_add() -> None:
-    reservations = _table(4)
-    flat = Entry("flat", 100.0, 1000.0, (0.0, 1.0, 1.05, 1.08, 1.1), (1, 2, 4))
-    steep = Entry("steep", 100.0, 1000.0, (0.0, 1.0, 1.9, 2.8, 3.6), (1, 2, 4))
-    assert reservations.admit(flat)
-    assert reservations.admit(steep)
-    reservations.use_spare()
-    assert steep.size_at(0.0) == 2
-    assert verify(reservations) == []
-
-
 def test_spare_devices_move_nobody_who_would_gain_less_than_a_change_costs() -> None:
     reservations = _table(8)
     entry = _entry("short", 4.0, 100.0)
     assert reservations.admit(entry)
     reservations.commit()
     reservations.begin(3.0, reservations.costs, EFFORT)
-    reservations.use_spare()
+    enlarge_all(reservations)
     assert entry.size_at(3.0) == 1
 
 
@@ -231,7 +221,7 @@ def test_a_plan_that_is_carried_out_keeps_every_promise(
             entry = _drawn(index, work, now_s + slack_s, profile)
             if reservations.admit(entry):
                 promised[entry.key] = entry.deadline_s
-        reservations.use_spare()
+        enlarge_all(reservations)
         assert verify(reservations) == []
         anew = FreeProfile(capacity, now_s)
         for entry in reservations.entries.values():

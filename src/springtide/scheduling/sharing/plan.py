@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
@@ -20,19 +22,27 @@ from springtide.scheduling.sharing.packing import Packer, PlacementRequest
 
 # Devices of the inner policy that a service gets as soon as they are free, each with that service.
 Claims = Mapping[DeviceId, WorkloadId]
+# Whose claim on a whole device gives way to promises: the strongest first.
+WEAK_CLAIMS = ("first", "promise", "growth", "job")
+WeakClaim = tuple[str, WorkloadId]
 
 
 class SharePlan:
     """The plan for all workloads with a share, at one instant.
 
-    The order: services up to their guaranteed minimum and their first replica, running jobs, services beyond that,
-    waiting jobs; each in order of arrival. If no shared device has room, an idle one is opened. For a guaranteed
-    minimum or a first replica, a device is also claimed from an elastic job of the inner policy, or the newest job with
-    a share makes room. Jobs are placed by their requests alone; their limits are what the devices have left in the end.
-    `taken` are the devices that the inner policy must not use.
+    The order: promised jobs, services up to their guaranteed minimum, their first replica, running jobs, services
+    beyond that, waiting jobs; each in order of arrival. If no shared device has room, an idle one is opened. For a
+    guaranteed minimum or a first replica, a device is also claimed from an elastic job of the inner policy, or the
+    newest job with a share makes room. Jobs are placed by their requests alone; their limits are what the devices have
+    left in the end. `taken` are the devices that the inner policy must not use.
+
+    `opened` are the claims other than guaranteed minimums that take a whole device now. Those in `barred` take none;
+    `waiting` are the services that are left without a replica by that.
     """
 
-    def __init__(self, snapshot: Snapshot, packer: Packer, claims: Claims) -> None:
+    def __init__(
+        self, snapshot: Snapshot, packer: Packer, claims: Claims, barred: frozenset[WeakClaim] = frozenset()
+    ) -> None:
         self._snapshot = snapshot
         self._packer = packer
         self.services = tuple([view for view in snapshot.services if view.service.share is not None])
@@ -60,6 +70,9 @@ class SharePlan:
         self._claimed: dict[WorkloadId, list[DeviceId]] = {}
         self._evicted: dict[WorkloadId, str] = {}
         self._started: list[WorkloadId] = []
+        self._barred = barred
+        self.opened: set[WeakClaim] = set()
+        self.waiting: list[WorkloadId] = []
         self._allocate()
         self.taken = self._taken()
 
@@ -95,18 +108,19 @@ class SharePlan:
 
     def _allocate(self) -> None:
         wanted = {view.service.service_id: wanted_replicas(view) for view in self.services}
-        least = {
-            view.service.service_id: max(view.min_replicas, min(1, wanted[view.service.service_id]))
-            for view in self.services
-        }
-        for view in self.services:
-            self._keep_replicas(view, wanted[view.service.service_id])
-        for job in self.jobs:
+        is_promised = [view.promise.admitted_at_s is not None for view in self.jobs]
+        for job in itertools.compress(self.jobs, is_promised):
             self._keep_workers(job)
         for view in self.services:
-            self._raise_service(view, least[view.service.service_id], may_claim=True)
+            self._keep_replicas(view, wanted[view.service.service_id])
+        for job in itertools.compress(self.jobs, map(operator.not_, is_promised)):
+            self._keep_workers(job)
         for view in self.services:
-            self._raise_service(view, wanted[view.service.service_id], may_claim=False)
+            self._raise_service(view, view.min_replicas, "least")
+        for view in self.services:
+            self._raise_service(view, min(1, wanted[view.service.service_id]), "first")
+        for view in self.services:
+            self._raise_service(view, wanted[view.service.service_id], "growth")
         for job in self.jobs:
             self._place_job(job)
         self._set_job_limits()
@@ -150,8 +164,9 @@ class SharePlan:
     def _num_beside(self, device_id: DeviceId) -> int:
         return sum(device_id in held.device_ids for held in self._snapshot.allocations.values())
 
-    def _raise_service(self, view: ServiceView, count: int, *, may_claim: bool) -> None:
+    def _raise_service(self, view: ServiceView, count: int, claim: str) -> None:
         service_id, share = view.service.service_id, self._share[view.service.service_id]
+        may_open = (claim, service_id) not in self._barred
         count -= len(self._claimed.get(service_id, ()))
         while len(mine := self._chosen[service_id]) < count:
             request = PlacementRequest(
@@ -160,33 +175,41 @@ class SharePlan:
                 share=share,
                 avoid=frozenset(mine),
             )
-            found = self._choose(request)
+            found = self._choose(request, may_open=may_open)
             if found is not None:
+                self._note_opened(claim, service_id, found)
                 self._hold(service_id, view.service.name, share, [*mine, found[0]])
                 if found[0] in self._whole:
                     self.claims[found[0]] = service_id
                 continue
-            if not may_claim:
+            if claim == "growth":
                 return
-            claimed = self._claim(service_id, frozenset(mine))
+            claimed = self._claim(service_id, frozenset(mine)) if may_open else None
             if claimed is None:
                 found = self._displace(service_id, request)
                 if found is None:
                     return
                 self._hold(service_id, view.service.name, share, [*mine, *found])
                 continue
+            if claim != "least":
+                self.opened.add((claim, service_id))
             # The device is not in the ledger before it is free.
             self._claimed.setdefault(service_id, []).append(claimed)
             count -= 1
 
+    def _note_opened(self, claim: str, who: WorkloadId, devices: Sequence[DeviceId]) -> None:
+        if claim != "least" and not all(self._ledger.is_open[self._ledger.at[device_id]] for device_id in devices):
+            self.opened.add((claim, who))
+
     def _claim(self, service_id: WorkloadId, closed: frozenset[DeviceId]) -> DeviceId | None:
-        """The last device of the elastic job that holds most beyond its minimum; None if there is none."""
-        best: tuple[int, JobView, Allocation] | None = None
+        """The last device of the elastic job that holds most beyond its minimum, one without a promise if there is one;
+        None if there is none."""
+        best: tuple[tuple[bool, int], JobView, Allocation] | None = None
         for view in self._snapshot.jobs:
             held = self._snapshot.allocations.get(view.job.job_id)
             if held is None or held.share is not None or not view.job.elastic or view.job.is_on_functions:
                 continue
-            spare = held.num_devices - view.bounds.min_workers
+            spare = view.promise.admitted_at_s is None, held.num_devices - view.bounds.min_workers
             if (best is None or spare > best[0]) and any(self._may_claim(at, closed) for at in held.device_ids):
                 best = (spare, view, held)
         if best is None:
@@ -204,7 +227,8 @@ class SharePlan:
             if not mine or view.promise.admitted_at_s is not None:
                 continue
             self._hold(job.job_id, job.family or job.name, self._share[job.job_id], ())
-            found = self._choose(request)
+            others = frozenset(self._ledger.at).difference(mine)
+            found = self._choose(replace(request, avoid=request.avoid | others))
             if found is not None:
                 self._evicted[job.job_id] = self._names[service_id]
                 return found
@@ -226,16 +250,16 @@ class SharePlan:
             # All its devices are lost or too full: it has to stop before it can start anew.
             self.reasons[job.job_id] = "its devices have no room for it any more"
             return
-        refusal = self._refusal(view)
+        claim = "promise" if self._can_promise(view) else "job"
+        found = self._find(view, may_open=(claim, job.job_id) not in self._barred)
+        refusal = self._refusal(view, found)
         if refusal is not None:
             self.rejected[job.job_id] = refusal
             return
-        found = self._find(view)
         if found is None:
-            num = view.bounds.min_workers
-            who = "a worker needs" if num == 1 else f"{num} workers need"
-            self.reasons[job.job_id] = self._waits(share, who)
+            self.reasons[job.job_id] = f"waits for room: {self._lacks_of(view)}"
             return
+        self._note_opened(claim, job.job_id, found)
         self._hold(job.job_id, job.family or job.name, share, found)
         self._started.append(job.job_id)
 
@@ -263,13 +287,13 @@ class SharePlan:
             if job_id in self._started:
                 self.reasons[job_id] = self._describe_places(job_id, self._chosen[job_id], given)
 
-    def _find(self, view: JobView) -> tuple[DeviceId, ...] | None:
+    def _find(self, view: JobView, *, may_open: bool) -> tuple[DeviceId, ...] | None:
         """Devices for a job that is to start: as many as it can use, on one node if possible."""
         job = view.job
         most = most_workers(view)
         if job.elastic and job.requested_workers is not None:
             most = min(most, job.requested_workers)
-        may_open = not any(self._waits_before(view))
+        may_open = may_open and not any(self._waits_before(view))
         for count in range(max(most, view.bounds.min_workers), view.bounds.min_workers - 1, -1):
             for same_node in (True, False) if count > 1 else (False,):
                 request = PlacementRequest(
@@ -298,27 +322,41 @@ class SharePlan:
             if is_whole and other.job.job_id not in self._snapshot.allocations:
                 yield other.job.job_id
 
-    def _refusal(self, view: JobView) -> Refusal | None:
-        """Promise a job its hard deadline if it can be met; a refusal if it cannot, None in all other cases."""
-        job, goal, share = view.job, view.job.goal, self._share[view.job.job_id]
+    def _can_promise(self, view: JobView) -> bool:
+        """Whether its hard deadline is to be promised or refused: its length and its speed are known."""
         curve = curve_of(view)
         is_known = curve.source != "guess" and bool(curve.sizes) and view.total_equivalent_steps is not None
-        if not goal.is_hard or view.promise.admitted_at_s is not None or not is_known:
+        return view.job.goal.is_hard and view.promise.admitted_at_s is None and is_known
+
+    def _refusal(self, view: JobView, found: Sequence[DeviceId] | None) -> Refusal | None:
+        """Promise a job its hard deadline if it can be met on the devices found for it; a refusal if it cannot, None in
+        all other cases.
+
+        Each of these devices has its request left from now on to its end: whoever shares one never gets more of it."""
+        job, goal, share = view.job, view.job.goal, self._share[view.job.job_id]
+        if not self._can_promise(view):
             return None
         assert goal.deadline_s is not None
         assert view.total_equivalent_steps is not None
-        rate = curve.rate(min(most_workers(view), curve.sizes[-1])) * share.request
-        finish_s = self._snapshot.now_s + max(0.0, view.total_equivalent_steps - view.equivalent_steps) / rate
-        if finish_s <= goal.deadline_s:
-            self.admitted[job.job_id] = finish_s
+        now_s, others = self._snapshot.now_s, ("leave --share out", "--soft")
+        # A job that has run before is not ended for want of room.
+        is_final = not goal.waits and not view.restarts.num_restarts
+        if found is None:
+            reason = f"its deadline cannot be promised: {self._lacks_of(view)}"
+            return Refusal(reason=reason, alternatives=others) if is_final else None
+        rate = curve_of(view).rate(len(found)) * share.request
+        left_s = max(0.0, view.total_equivalent_steps - view.equivalent_steps) / rate
+        left_s += self._snapshot.overheads.cost_s(len(found))
+        if now_s + left_s <= goal.deadline_s:
+            self.admitted[job.job_id] = now_s + left_s
             return None
-        if goal.waits:
-            return None
-        left_s = finish_s - self._snapshot.now_s
-        return Refusal(
-            reason=f"with {share.request:g} of a device, which is all it can count on, it takes {left_s:.0f} s",
-            alternatives=(f"--deadline {left_s:.0f}s", "leave --share out", "--soft"),
-        )
+        where = "a device" if len(found) == 1 else f"each of the {len(found)} devices that have room for it"
+        reason = f"with {share.request:g} of {where}, which is all it can count on, it takes {left_s:.0f} s"
+        return Refusal(reason=reason, alternatives=(f"--deadline {left_s:.0f}s", *others)) if is_final else None
+
+    def _lacks_of(self, view: JobView) -> str:
+        num = view.bounds.min_workers
+        return self._lacks(self._share[view.job.job_id], "a worker needs" if num == 1 else f"{num} workers need")
 
     def _give(self, who: WorkloadId, devices: Sequence[DeviceId], share: Share, batch: int | None) -> None:
         held = self._snapshot.allocations.get(who)
@@ -338,7 +376,10 @@ class SharePlan:
         if len(mine) < wanted:
             num = wanted - len(mine)
             who = "a replica needs" if num == 1 else f"{num} replicas need"
-            self.reasons[service_id] = self._waits(share, who, beside=mine)
+            self.reasons[service_id] = f"waits for room: {self._lacks(share, who, beside=mine)}"
+            if not mine and ("first", service_id) in self._barred:
+                self.waiting.append(service_id)
+                self.reasons[service_id] += ", and promised deadlines need the whole ones"
         elif len(mine) > before:
             self.reasons[service_id] = self._describe_places(service_id, mine, share)
         elif len(mine) < before:
@@ -347,12 +388,12 @@ class SharePlan:
                 f"nobody has asked for {view.idle_s:.0f} s" if is_idle else f"its load asks for {wanted}"
             )
 
-    def _waits(self, share: Share, who: str, *, beside: Sequence[DeviceId] = ()) -> str:
+    def _lacks(self, share: Share, who: str, *, beside: Sequence[DeviceId] = ()) -> str:
         """What a waiting workload lacks: request, memory, or what the limits on a device may add up to."""
         ledger = self._ledger
         usable = [d for d, at in ledger.at.items() if ledger.is_usable[at] and d not in beside]
         memory = f" and {share.memory_mb} MB" if share.memory_mb else ""
-        asks = f"waits for room: {who} {share.request:g}{memory} of a device"
+        asks = f"{who} {share.request:g}{memory} of a device"
         if not usable:
             num = len(ledger.at)
             return f"{asks}, and none of the {num} is open to it: others hold them as a whole, or it is on them already"

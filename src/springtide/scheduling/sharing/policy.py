@@ -6,22 +6,24 @@ the other devices as if they were the whole cluster. See docs/policies/sharing.m
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from springtide.core.decision import Allocation, Capacity, Plan, Policy, Snapshot
+from springtide.core.decision import Allocation, Capacity, Plan, PlannedRun, Policy, Snapshot, TimeClaim
 from springtide.core.resources import DeviceId, Node, Topology
 from springtide.core.workload import JobState, WorkloadId
 from springtide.scheduling.decisions.cache import DecisionCache
 from springtide.scheduling.replicas import next_idle_at_s
 from springtide.scheduling.sharing.packing import DiluPacker, Packer
-from springtide.scheduling.sharing.plan import Claims, SharePlan
+from springtide.scheduling.sharing.plan import WEAK_CLAIMS, Claims, SharePlan, WeakClaim
 
 # The key of the claimed devices in the memory, beside the memory of the inner policy.
 _CLAIMS = "claimed"
+# How many claims of sharers are tried one by one in a decision where promises leave no room for all of them.
+MOST_TRIED = 8
 
 
 class Sharing(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,9 +44,7 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
             return decisions.decide(snapshot if memory is snapshot.memory else replace(snapshot, memory=memory))
         if any(node.pool != "shared" or node.owner != "shared" for node in snapshot.cluster.nodes):
             return self._one_each(snapshot, memory, decisions)
-        parts = SharePlan(snapshot, self.packer, claims)
-        shown = _shown(snapshot, parts, memory)
-        plan = decisions.decide(shown)
+        parts, plan = self._beside_promises(snapshot, memory, claims, decisions)
         idle_at_s = next_idle_at_s([view for view in parts.services if view.wanted_replicas is None], snapshot.now_s)
         moments = [at for at in (plan.revisit_at_s, idle_at_s) if at is not None]
         return replace(
@@ -53,9 +53,39 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
             admitted={**plan.admitted, **parts.admitted},
             rejected={**plan.rejected, **parts.rejected},
             reasons={**plan.reasons, **_displaced(parts), **parts.reasons},
+            claims={**plan.claims, **_waits(parts, plan, snapshot)},
             revisit_at_s=min(moments, default=None),
             memory={_CLAIMS: dict(parts.claims), "inner": plan.memory} if parts.claims else plan.memory,
         )
+
+    def _beside_promises(
+        self, snapshot: Snapshot, memory: Any, claims: Claims, decisions: DecisionCache
+    ) -> tuple[SharePlan, Plan]:
+        """The plan for sharers and the inner policy's plan for the rest.
+
+        If the inner policy gives up promises for what sharers take beyond guaranteed minimums, they take only as much
+        as every promise leaves, the strongest claims first.
+        """
+
+        def planned(barred: frozenset[WeakClaim]) -> tuple[SharePlan, Plan, set[WorkloadId]]:
+            parts = SharePlan(snapshot, self.packer, claims, barred)
+            plan = decisions.decide(_shown(snapshot, parts, memory))
+            return parts, plan, {who for who, claim in plan.claims.items() if claim.code == "given_up"}
+
+        parts, plan, given_up = planned(frozenset())
+        if not given_up or not parts.opened:
+            return parts, plan
+        weak = sorted(parts.opened, key=lambda claim: WEAK_CLAIMS.index(claim[0]))
+        barred = frozenset(weak)
+        least_parts, least_plan, least = planned(barred)
+        if given_up <= least:
+            return parts, plan
+        parts, plan = least_parts, least_plan
+        for claim in weak[:MOST_TRIED] if len(weak) > 1 else ():
+            tried_parts, tried_plan, given_up = planned(barred - {claim})
+            if given_up <= least:
+                parts, plan, barred = tried_parts, tried_plan, barred - {claim}
+        return parts, plan
 
     def _one_each(self, snapshot: Snapshot, memory: Any, decisions: DecisionCache) -> Plan:
         """The plan where nodes have labels: each workload with a share is limited to it, on a device of its own.
@@ -95,6 +125,30 @@ def _in_order(snapshot: Snapshot, allocations: Mapping[WorkloadId, Allocation]) 
     """The allocations in order of arrival, jobs first, as in every plan."""
     order = [view.job.job_id for view in snapshot.jobs] + [view.service.service_id for view in snapshot.services]
     return {who: allocations[who] for who in order if who in allocations}
+
+
+def _waits(parts: SharePlan, plan: Plan, snapshot: Snapshot) -> dict[WorkloadId, TimeClaim]:
+    """When services that wait for a device of promised jobs can have one, by the schedules of these."""
+    if not parts.waiting:
+        return {}
+    num_left = len(snapshot.cluster.device_set - parts.taken)
+    runs = [run for schedule in plan.future.values() for run in schedule]
+    moments = sorted({snapshot.now_s, *(run.end_s for run in runs)})
+    found: dict[WorkloadId, TimeClaim] = {}
+    for number, service_id in enumerate(parts.waiting, start=1):
+        # From the end of the last stretch of time in which too few devices are left.
+        at_s = next(
+            (at_s for at_s in moments if _most_used(runs, at_s) <= num_left - number),
+            None,
+        )
+        found[service_id] = TimeClaim(code="waits_for", at_s=at_s)
+    return found
+
+
+def _most_used(runs: Sequence[PlannedRun], from_s: float) -> int:
+    """The most devices that these runs use at one moment from `from_s` on."""
+    starts = [max(run.start_s, from_s) for run in runs if run.end_s > from_s]
+    return max((sum(run.num_devices for run in runs if run.start_s <= at_s < run.end_s) for at_s in starts), default=0)
 
 
 def _displaced(parts: SharePlan) -> dict[WorkloadId, str]:

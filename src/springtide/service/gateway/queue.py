@@ -19,7 +19,7 @@ from springtide.service.gateway.metrics import GatewayMetrics
 from springtide.service.gateway.replica_client import ReplicaClient
 from springtide.service.gateway.requests import DisconnectWatch, GatewayReply, Pending, RequestRefused
 from springtide.service.gateway.scaling import ReplicaAdvice
-from springtide.serving.admission import QueueState, calls_ahead, refusal, smooth
+from springtide.serving.admission import QueueState, bounded_retry_s, calls_ahead, refusal, smooth
 from springtide.serving.batcher import (
     BatchLimits,
     Waiting,
@@ -111,6 +111,7 @@ class ServiceQueue:
         self.service = route.service
         self.advice.apply(route.service, len(route.replicas))
         self._failure, self._waits = route.failure, route.waits
+        self._startable_at_s = None if route.waits_s is None else self._loop.time() + route.waits_s
         usable = {replica.replica_id: replica for replica in route.replicas if replica.is_ready and replica.address}
         self._loading = frozenset(replica.replica_id for replica in route.replicas if not replica.is_ready)
         self._seen_ready &= {replica.replica_id for replica in route.replicas}
@@ -298,13 +299,17 @@ class ServiceQueue:
                 503,
                 f"no replica of {self.service.name!r} became ready within the {waited_s:.1f} s that the request "
                 f"allows{waits}; send it again later or with a longer X-Springtide-Timeout",
-                _RETRY_AFTER_S,
+                self._retry_without_replica_s(),
             )
         else:
             error = RequestRefused(
                 503, f"the request waited {waited_s:.1f} s in the queue, all that it allows", _RETRY_AFTER_S
             )
         self._fail(pending, error)
+
+    def _retry_without_replica_s(self) -> float:
+        at_s = self._startable_at_s
+        return _RETRY_AFTER_S if at_s is None else max(_RETRY_AFTER_S, bounded_retry_s(at_s - self._loop.time()))
 
     def _dispatch(self) -> None:
         """Send batches while requests wait and a replica can take one."""

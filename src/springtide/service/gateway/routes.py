@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from springtide.control.records import ReplicaState, ServiceRecord, ServiceState
@@ -35,13 +36,23 @@ def service_routes(
                 if replica.state is not ReplicaState.STOPPING
             ),
             failure=record.reason if record.state is ServiceState.FAILED else "",
-            waits=_waits(record) or waits_of(record.service.service_id),
+            waits=_waits(record, view) or waits_of(record.service.service_id),
+            waits_s=_waits_s(record, view),
         )
         for record in view.services.values()
         if not record.is_removed
     ]
 
 
-def _waits(record: ServiceRecord) -> str:
-    """Why a service with a share and queued requests has no replica; empty for any other service."""
-    return record.reason if record.queued and record.service.share and not record.replicas else ""
+def _waits(record: ServiceRecord, view: PlatformView) -> str:
+    """Why a service with queued requests has no replica, where the policy knows; empty for any other service."""
+    is_told = record.service.share is not None or record.workload_id in view.claims
+    return record.reason if record.queued and is_told and not record.replicas else ""
+
+
+def _waits_s(record: ServiceRecord, view: PlatformView) -> float | None:
+    """In how many seconds a waiting service can have a replica's device; None if that is not known."""
+    claim = view.claims.get(record.workload_id)
+    if claim is None or claim.code != "waits_for" or claim.at_s is None:
+        return None
+    return float(max(0, math.ceil(claim.at_s - view.now_s)))

@@ -49,7 +49,7 @@ def explain(
         evidence += _expectations(record, outlook, now_s)
         next_steps = (function_next_steps(record, run) if run is not None else None) or _job_next_steps(record)
     else:
-        evidence, next_steps = _service_evidence(record, view), _service_next_steps(record)
+        evidence, next_steps = _service_evidence(record, view, now_s), _service_next_steps(record)
         if pools is not None:
             evidence += service_pool_evidence(record, pools, now_s, graces_by_node(view))
     if sharing is not None:
@@ -226,7 +226,7 @@ def _job_next_steps(record: JobRecord) -> list[str]:
             return [f"springtide logs {job_id}"]
 
 
-def _service_evidence(record: ServiceRecord, view: ViewLike) -> list[str]:
+def _service_evidence(record: ServiceRecord, view: ViewLike, now_s: float) -> list[str]:
     evidence = [
         f"{_count(len(record.replicas), 'replica')} of {record.min_replicas}..{record.max_replicas}, "
         f"revision {record.service.revision}"
@@ -247,6 +247,11 @@ def _service_evidence(record: ServiceRecord, view: ViewLike) -> list[str]:
         evidence.append(f"{_count(len(record.crashes_at_s), 'crash', 'crashes')} lately")
     if not record.replicas:
         evidence.append(_occupancy(view))
+    claim = view.claims.get(record.workload_id)
+    if claim is not None and claim.at_s is not None:
+        evidence.append(
+            f"it can have a device in {format_duration(max(1.0, claim.at_s - now_s))} if nothing else changes"
+        )
     return evidence
 
 

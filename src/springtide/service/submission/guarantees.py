@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from springtide.control.quotes.minimum import ask_minimum
 from springtide.core.errors import InvalidRequest
+from springtide.core.quantities import format_duration
 from springtide.core.shares import TOLERANCE, Share
-from springtide.core.workload import WorkloadId
-from springtide.service.ports import ViewLike
+from springtide.core.workload import InferenceService, WorkloadId
+from springtide.service.ports import PlatformLike, ViewLike
+
+# A refusal names at most so many jobs.
+NUM_NAMED = 3
 
 
 def check_guarantee(view: ViewLike, service_id: WorkloadId, minimum: int, share: Share | None = None) -> None:
@@ -42,6 +47,30 @@ def check_guarantee(view: ViewLike, service_id: WorkloadId, minimum: int, share:
     raise InvalidRequest(
         f"{service_id} cannot be guaranteed {minimum} replicas{size}: the platform has {has}{besides}; ask for a "
         f"minimum of at most {most}, like --scale {most}..{max(1, minimum)}, or start it with more slots"
+    )
+
+
+def check_promises(platform: PlatformLike, service: InferenceService, minimum: int) -> None:
+    """Raise InvalidRequest if promised deadlines need the devices of `minimum` replicas.
+
+    Both are promises: the later one is refused. What the policy does not promise gives way to a minimum.
+    """
+    known = platform.view().services.get(service.service_id)
+    promised = known.min_replicas if known is not None and not known.is_removed else 0
+    is_more = known is None or _weight(service.share) > _weight(known.service.share)
+    if minimum <= (0 if is_more else promised):
+        return
+    answer = ask_minimum(platform.snapshot(), platform.make_policy(), service, minimum, 0 if is_more else promised)
+    if answer.most >= minimum:
+        return
+    replicas = "1 replica" if minimum == 1 else f"{minimum} replicas"
+    named = ", ".join(f"'{name}'" for name in answer.jobs[:NUM_NAMED])
+    named += f" and {len(answer.jobs) - NUM_NAMED} more" if len(answer.jobs) > NUM_NAMED else ""
+    later = "" if answer.free_in_s is None else f", ask again in {format_duration(answer.free_in_s)}"
+    raise InvalidRequest(
+        f"{service.service_id} cannot be guaranteed {replicas}: the deadline promised to {named} needs the devices; "
+        f"ask for a minimum of at most {answer.most}, like --scale {answer.most}..{max(1, minimum)}{later}, or start "
+        "the platform with more devices"
     )
 
 

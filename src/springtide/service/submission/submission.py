@@ -50,7 +50,7 @@ from springtide.service.submission import sources
 from springtide.service.submission.experience import Experience, experience_of, phases_of
 from springtide.service.submission.function_checks import check_container, check_functions, check_no_container
 from springtide.service.submission.function_menus import menus_of
-from springtide.service.submission.guarantees import check_guarantee
+from springtide.service.submission.guarantees import check_guarantee, check_promises
 from springtide.service.submission.job_edits import check_goal
 from springtide.service.submission.option_models import JobOptionsIn, RequestModel, checked_values, copied, goal_of
 from springtide.service.submission.schemas import (
@@ -165,7 +165,6 @@ class SubmissionService:
             check_share(view, share, 1, name)
             check_guarantee(view, service_id, request.options.min_replicas, share)
             source_store, place = self._platform.source_store, sources.service_place(service_id, request.source)
-            source_store.write(place, request.source)
             options = request.options
             old = view.services.get(service_id)
             service = InferenceService(
@@ -178,6 +177,8 @@ class SubmissionService:
                 container=container,
                 **copied(options, SERVICE_OPTIONS, "workload"),
             )
+            check_promises(self._platform, service, service.min_replicas)
+            source_store.write(place, request.source)
             view = self._apply(ServiceDeployed(service=service))
         return view.services[service_id]
 
@@ -292,6 +293,7 @@ class SubmissionService:
             if record.is_removed:
                 find_service(self._platform.view(), id_or_name)
             check_guarantee(self._platform.view(), record.workload_id, bounds.minimum, record.service.share)
+            check_promises(self._platform, record.service, bounds.minimum)
         workload_id = record.workload_id
         view = self._apply(ScaleRequested(workload_id=workload_id, minimum=bounds.minimum, maximum=bounds.maximum))
         return view.services[workload_id] if isinstance(record, ServiceRecord) else view.jobs[workload_id]

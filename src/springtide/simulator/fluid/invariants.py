@@ -16,13 +16,14 @@ from springtide.core.actions import (
     SetShare,
     StartReplica,
 )
-from springtide.core.decision import EMPTY
+from springtide.core.decision import EMPTY, Plan, Snapshot
 from springtide.core.errors import SpringtideError
 from springtide.core.events import JobSubmitted, NodeJoined, NodeLost, ReplicaLost, ReplicaStopped
 from springtide.core.ports import Step
 from springtide.core.resources import DeviceId, Node, NodeId
 from springtide.core.shares import Share
 from springtide.core.workload import JobState, ReplicaId, TrainingJob, WorkloadId
+from springtide.simulator.fluid.claims import ClaimChecks
 from springtide.simulator.fluid.pool_invariants import PoolInvariants
 from springtide.simulator.fluid.rules import DEADLINE_TOLERANCE_S
 from springtide.simulator.shared_devices import overfull
@@ -43,14 +44,16 @@ class InvariantViolation(SpringtideError):
 class FluidInvariants:
     """Checks one run: device-once, capacity, reason-for-change, promise-kept, one-end, nothing-left, no-spinning.
 
-    Invariants of labels and drains are in `pool_invariants`. Services may hold devices to the end. `reasons` are those
-    of the plan that the step came from; `WatchedPolicy` sets them. `command` runs the same seed again, and every
+    `decided` is the last snapshot and its plan, whose claims about time are checked in `claims`. Invariants of labels
+    and drains are in `pool_invariants`. Services may hold devices to the end. `reasons` are those of the plan that the
+    step came from; `WatchedPolicy` sets them. `command` runs the same seed again, and every
     violation names it. With `keeps_promises` an admitted job that ends after its
     deadline is a violation; without (faults, errors, or a study of policies that may) it is only listed in `broken`.
     """
 
     def __init__(self, nodes: Iterable[Node], *, command: str = "", keeps_promises: bool = True) -> None:
         self.reasons: Mapping[WorkloadId, str] = EMPTY
+        self.decided: tuple[Snapshot, Plan] | None = None
         self.broken: list[WorkloadId] = []
         self._command = command
         self._keeps_promises = keeps_promises
@@ -60,6 +63,7 @@ class FluidInvariants:
         self._since_s = 0.0
         self._alive: set[NodeId] = set()
         self._pools = PoolInvariants(self._home, self._complain)
+        self.claims = ClaimChecks(self._complain, keeps_promises=keeps_promises)
         self._memory_mb = {device.device_id: device.memory_mb for node in nodes for device in node.devices}
         self._holders: dict[DeviceId, dict[ReplicaId, Share | None]] = {}
         self._serving: set[ReplicaId] = set()
@@ -74,6 +78,7 @@ class FluidInvariants:
     def note(self, step: Step) -> None:
         """Check one step. Raises InvariantViolation."""
         for event in step.events:
+            self.claims.note(event)
             if isinstance(event, ReplicaStopped | ReplicaLost):
                 self._free(event.replica_id)
             elif isinstance(event, JobSubmitted):
@@ -83,6 +88,9 @@ class FluidInvariants:
         for action in step.actions:
             self._act(action, step.now_s)
         self._pools.check(step.now_s)
+        if self.decided is not None:
+            self.claims.check(*self.decided)
+            self.decided = None
 
     def _act(self, action: Action, now_s: float) -> None:
         match action:

@@ -62,6 +62,7 @@ class WatchedPolicy:
             plan = self._decisions.decide(snapshot)
             self.decisions_s.append(self._timer() - began_s)
         self._invariants.reasons = plan.reasons
+        self._invariants.decided = (snapshot, plan)
         return plan
 
 

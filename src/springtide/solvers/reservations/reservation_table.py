@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from springtide.solvers.reservations.fit import Costs, FitTask, PlannedStretch, Runs, fill, fit, work_done
+from springtide.solvers.reservations.fit import Costs, FitTask, PlannedStretch, Runs, fill, fit, start_now, work_done
 from springtide.solvers.reservations.profile import (
     FreeProfile,
     Steps,
@@ -213,11 +212,15 @@ class ReservationTable:
         self._shift(after, before)
         return False
 
-    def force_capacity(self, capacity: int | Steps) -> None:
-        """Change the number of devices unconditionally; jobs that cannot keep their deadlines then are late."""
+    def force_capacity(self, capacity: int | Steps) -> tuple[str, ...]:
+        """Change the number of devices unconditionally; jobs that cannot keep their deadlines then are late, promised
+        ones last. Returns the promised jobs that became late by this."""
         if self.set_capacity(capacity):
-            return
-        entries = sorted(self.entries.values(), key=self._urgency)
+            return ()
+        entries = sorted(
+            self.entries.values(), key=lambda entry: (not entry.is_promised or entry.is_late, self._urgency(entry))
+        )
+        in_time = [entry for entry in entries if entry.is_promised and not entry.is_late]
         self.steps = _steps_of(capacity, self.now_s)
         self.profile = FreeProfile(self.steps, self.now_s)
         self.entries = {}
@@ -225,19 +228,54 @@ class ReservationTable:
             entry.runs = ()
         for entry in entries:
             self.put(entry)
+        return tuple([entry.key for entry in in_time if entry.is_late])
 
-    def lift_capacity(self, capacity: Steps, num_present: int) -> None:
+    def yield_capacity(self, capacity: int | Steps) -> bool:
+        """Change the number of devices as `set_capacity` does, but for this, jobs without a promise may become late.
+        Returns whether every promise can be kept; if not, nothing is changed."""
+        if self.set_capacity(capacity):
+            return True
+        if all(entry.is_promised for entry in self.entries.values()):
+            return False
+        before = self.steps, self.profile, self.entries
+        states = [(entry, entry.runs, entry.is_late) for entry in self.entries.values()]
+        if not self.force_capacity(capacity):
+            return True
+        self.steps, self.profile, self.entries = before
+        for entry, runs, is_late in states:
+            entry.runs, entry.is_late = runs, is_late
+        return False
+
+    def lift_capacity(self, capacity: Steps, num_present: int) -> tuple[str, ...]:
         """Set a capacity that the schedules do not fit into although enough devices, `num_present`, are present.
 
         The schedules keep the devices that they use, up to `num_present`; no schedule gets more than `capacity` beyond
-        that. A job that does not fit into `num_present` devices is late.
+        that. A job that does not fit into `num_present` devices is late. Returns the promised jobs that became late.
         """
         present = trimmed(pointwise_max(capacity, constant(num_present), self.now_s), self.now_s)
-        if not self.has_room(present, self.now_s):
-            self.force_capacity(present)
+        given_up = () if self.has_room(present, self.now_s) else self.force_capacity(present)
+        lifted = trimmed(pointwise_max(capacity, self._used(), self.now_s), self.now_s)
+        self._shift(trimmed(self.steps, self.now_s), lifted)
+        return given_up
+
+    def _used(self) -> Steps:
+        """How many devices the schedules use from now on."""
         moments = sorted({*self.profile.times, *(from_s for from_s, _ in self.steps if from_s > self.now_s)})
-        used = tuple([(from_s, devices_at(self.steps, from_s) - self.profile.at(from_s)) for from_s in moments])
-        self._shift(trimmed(self.steps, self.now_s), trimmed(pointwise_max(capacity, used, self.now_s), self.now_s))
+        return tuple([(from_s, devices_at(self.steps, from_s) - self.profile.at(from_s)) for from_s in moments])
+
+    def exceeded_at_s(self, num_devices: int) -> float:
+        """The first moment at which the schedules use more than `num_devices`; infinite if they never do."""
+        return next((moment_s for moment_s, used in self._used() if used > num_devices), math.inf)
+
+    def limit_until(self, num_devices: int, until_s: float) -> None:
+        """Allow no more than `num_devices` before `until_s`. No schedule may use more than that now."""
+        after = [(0.0, min(num_devices, devices_at(self.steps, self.now_s)))]
+        for from_s, count in self.steps:
+            if from_s > self.now_s:
+                after.append((from_s, min(num_devices, count) if from_s < until_s else count))
+        if until_s < math.inf:
+            after.append((until_s, devices_at(self.steps, until_s)))
+        self._shift(trimmed(self.steps, self.now_s), trimmed(sorted(dict(after).items()), self.now_s))
 
     def _shift(self, before: Steps, after: Steps) -> None:
         self.steps = after
@@ -264,9 +302,38 @@ class ReservationTable:
             count *= 2
         return self._replan(inside) or self._replan(able)
 
+    def admit_over_pursued(self, new: Entry) -> bool:
+        """Find room for a promise where jobs without one are in the way: these are planned around it, late if need be.
+        Returns whether it is in; if not, nothing is changed."""
+        if not self.is_feasible_alone(new):
+            return False
+        pursued = self.take_out_pursued()
+        is_in = bool(pursued) and self.admit(new)
+        self.put_back(pursued, as_before=not is_in)
+        return is_in
+
+    def take_out_pursued(self) -> list[tuple[Entry, Runs]]:
+        """Take out the jobs without a promise, to be put back; returns them with their schedules."""
+        pursued = [entry for entry in self.entries.values() if not (entry.is_promised or entry.is_fixed)]
+        taken = [(entry, entry.runs) for entry in pursued]
+        for entry in pursued:
+            self.drop(entry.key)
+            entry.runs = ()
+        return taken
+
+    def put_back(self, taken: Sequence[tuple[Entry, Runs]], *, as_before: bool) -> None:
+        """Put these jobs back with their schedules, or planned anew around what has been put in since."""
+        if as_before:
+            for entry, runs in taken:
+                entry.runs = runs
+                self.load(entry)
+            return
+        for entry, _ in sorted(taken, key=lambda item: self._urgency(item[0])):
+            self.put(entry)
+
     def put(self, entry: Entry) -> None:
         """Add a job that is promised already: by its deadline if possible, else as a late job."""
-        if not entry.is_late and self.admit(entry):
+        if not entry.is_late and (self.admit(entry) or (entry.is_promised and self.admit_over_pursued(entry))):
             return
         entry.is_late = True
         runs = self._fit(self.profile, entry)
@@ -367,84 +434,44 @@ class ReservationTable:
 
     # --- spare devices ---------------------------------------------------------------------------------------------
 
-    def release_surplus(self, num_needed: int) -> None:
-        """Shrink jobs that hold more than their deadlines need, those with the largest surplus first, until
-        `num_needed` devices are free now. No promise is broken, and no other job is planned anew.
-        """
-        now_s = self.now_s
-        for entry in sorted(self.entries.values(), key=lambda entry: (-self.surplus(entry), entry.key)):
-            if self.profile.at(now_s) >= num_needed or self.surplus(entry) <= 0 or self.effort <= 0:
-                return
-            if entry.is_fixed:
-                continue
-            before = entry.runs
+    def least_size(self, entry: Entry) -> int:
+        """The fewest devices from now on that keep the job in time by a constant run beside all others; at most what
+        it holds. The table is unchanged."""
+        now_s, costs = self.now_s, self.costs
+        size = entry.size_at(now_s)
+        if entry.is_fixed or entry.is_late or size <= entry.sizes[0]:
+            return size
+        runs = entry.runs
+        if len(runs) > 1:
             self.change_runs(entry, ())
-            runs = self.fit_one(entry)
-            is_smaller = bool(runs) and _size_at(runs, now_s) < _size_at(before, now_s)
-            self.change_runs(entry, runs if is_smaller else before)
+            found = self._constant_run(entry, [n for n in entry.sizes if n < size])
+            self.change_runs(entry, runs)
+            return found[0].num_devices if found else size
+        for n in entry.sizes:
+            if n >= size:
+                break
+            overhead_s = entry.residual_s if n == entry.held else costs.now(n)
+            end_s = costs.end_s(n, now_s, now_s + overhead_s + entry.left / entry.rates[n])
+            if end_s <= entry.deadline_s and (end_s <= runs[0].end_s or self.profile.least(runs[0].end_s, end_s) >= n):
+                return n
+        return size
 
-    def use_spare(self, num_kept_free: int = 0, num_needed: int = 0) -> None:
-        """Give devices that no schedule uses now to jobs that end earlier with them.
+    def shrink(self, entry: Entry, count: int) -> bool:
+        """Let the job hold only `count` devices from now on to its end, if it stays in time; returns whether it does.
+        No other job is planned anew."""
+        before = entry.runs
+        self.change_runs(entry, ())
+        runs = self._constant_run(entry, [count])
+        self.change_runs(entry, runs or before)
+        return bool(runs)
 
-        `num_needed` of them are left to jobs outside the table that cannot run at all without them, and
-        `num_kept_free` more stay idle. First, a job that would shrink keeps what it holds if no other job needs it.
-        Then devices go, one size at a time, to the job that saves most seconds for each GPU-second added (ElasticFlow,
-        Algorithm 2, in the direction in which the paper states it). No work is planned later than before, so every
-        promise is kept.
-        """
-        now_s = self.now_s
-        entries = self.entries
-        min_effort = self.effort - FILL_EFFORT
-        for entry in entries.values():
-            can_keep = entry.held and entry.runs and entry.ready_s <= now_s
-            if not can_keep or entry.held not in entry.sizes or entry.size_at(now_s) >= entry.held:
-                continue
-            if not num_needed or self.profile.at(now_s) - entry.held + entry.size_at(now_s) >= num_needed:
-                self._enlarge(entry, entry.held, min_effort)
-        num_kept_free += num_needed
-        heap: list[tuple[float, int, str, int]] = []
-        number = 0
-        for entry in entries.values():
-            offer = self._offer(entry)
-            if offer is not None:
-                heap.append((-offer[0], number, entry.key, offer[1]))
-                number += 1
-        heapq.heapify(heap)
-        while heap and self.profile.at(now_s) > num_kept_free and self.effort > 0:
-            _, _, key, count = heapq.heappop(heap)
-            entry = entries[key]
-            if self.profile.at(now_s) - count + entry.size_at(now_s) < num_kept_free:
-                continue
-            if self._enlarge(entry, count, min_effort):
-                offer = self._offer(entry)
-                if offer is not None:
-                    heapq.heappush(heap, (-offer[0], number, key, offer[1]))
-                    number += 1
+    def _constant_run(self, entry: Entry, sizes: Sequence[int]) -> Runs:
+        self.effort -= 8 + len(sizes)
+        return start_now(self.profile, entry.task()._replace(sizes=sizes), self.now_s, entry.deadline_s, self.costs)
 
-    def _offer(self, entry: Entry) -> tuple[float, int] | None:
-        """The marginal return of the next larger size (seconds saved for each GPU-second added), and that size; None
-        if it does not pay or has too few devices."""
-        now_s = self.now_s
-        if entry.ready_s > now_s or not entry.runs or entry.is_fixed:
-            return None
-        current = entry.size_at(now_s)
-        spare = self.profile.at(now_s)
-        if current >= entry.sizes[-1] or not spare:
-            return None
-        count = next(n for n in entry.sizes if n > current)
-        if count - current > spare:
-            return None
-        overhead_s = entry.residual_s if count == entry.held else self.costs.now(count)
-        duration_s = self.costs.end_s(count, now_s, now_s + overhead_s + entry.left / entry.rates[count]) - now_s
-        saved_s = entry.runs[-1].end_s - now_s - duration_s
-        if saved_s <= (MIN_GAIN * overhead_s if entry.held and count != entry.held and current == entry.held else 0.0):
-            return None
-        used = sum((run.end_s - max(now_s, run.start_s)) * run.num_devices for run in entry.runs if run.end_s > now_s)
-        added = count * duration_s - used
-        return (saved_s / added if added > 1e-9 else 1e18 + saved_s), count
-
-    def _enlarge(self, entry: Entry, count: int, min_effort: int) -> bool:
-        """Let the job hold `count` devices from now on, to its end or as long as they are free; returns whether it can.
+    def enlarge(self, entry: Entry, count: int, min_effort: int) -> bool:
+        """Let the job hold `count` devices from now on, to its end or as long as they are free, if it ends earlier by
+        that; returns whether it does. No work is planned later than before, so every promise is kept.
 
         Once the effort left is down to `min_effort`, only a constant size is tried, and only where that is cheap.
         """
@@ -453,7 +480,7 @@ class ReservationTable:
         end_s = self.costs.end_s(count, now_s, now_s + overhead_s + entry.left / entry.rates[count])
         before = entry.runs
         self.effort -= 4
-        in_time = end_s <= entry.deadline_s or entry.is_late
+        in_time = end_s < before[-1].end_s and (end_s <= entry.deadline_s or entry.is_late)
         first = before[0]
         if first.start_s <= now_s and first.end_s >= end_s:
             # It holds its present devices all that time: only the additional ones have to be free.

@@ -9,6 +9,7 @@ import numpy as np
 from springtide.control.controller import Controller
 from springtide.control.records import JobRecord, PlatformState
 from springtide.core.actions import EndJob, PreemptJob, ResizeJob, SetShare, StartReplica
+from springtide.core.decision import Plan, Policy, Snapshot
 from springtide.core.events import (
     CheckpointCommitted,
     Event,
@@ -24,6 +25,8 @@ from springtide.core.ports import Step
 from springtide.core.resources import DeviceId
 from springtide.core.shares import Share
 from springtide.core.workload import Checkpoint, JobState, ReplicaId, TrainingJob, WorkloadId
+from springtide.scheduling.decisions.cache import DecisionCache
+from springtide.simulator.fluid.claims import ClaimChecks
 from springtide.simulator.fluid.invariants import InvariantViolation
 from springtide.simulator.shared_devices import overfull
 from springtide_studies.fault_seeds.machine import Machine
@@ -45,6 +48,24 @@ _AFTER_A_LOSS = (
 def complain(name: str, detail: str) -> None:
     """Raise an InvariantViolation."""
     raise InvariantViolation(name, detail)
+
+
+class ClaimsChecked:
+    """A policy whose plans are held to what their reasons claim about time."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._checks = ClaimChecks(lambda name, detail, now_s: complain(name, f"at {now_s:.3f} s: {detail}"))
+
+    def make_derived(self) -> DecisionCache:
+        """An empty cache for the policy."""
+        return DecisionCache(self._policy)
+
+    def decide(self, snapshot: Snapshot, derived: DecisionCache | None = None) -> Plan:
+        """The policy's plan. Raises InvariantViolation if it claims what is not so."""
+        plan = (derived or self.make_derived()).decide(snapshot)
+        self._checks.check(snapshot, plan)
+        return plan
 
 
 class Invariants:

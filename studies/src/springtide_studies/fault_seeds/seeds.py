@@ -28,7 +28,7 @@ from springtide_studies.fault_seeds.executor import SimExecutor
 from springtide_studies.fault_seeds.faults import FaultScript, SimulatedCrash
 from springtide_studies.fault_seeds.faults_loans import LOAN_FAULT_KINDS
 from springtide_studies.fault_seeds.faults_more import MORE_FAULT_KINDS
-from springtide_studies.fault_seeds.invariants import Invariants, complain
+from springtide_studies.fault_seeds.invariants import ClaimsChecked, Invariants, complain
 from springtide_studies.fault_seeds.invariants_loans import LoanInvariants
 from springtide_studies.fault_seeds.machine import Machine
 from springtide_studies.fault_seeds.models import Delays
@@ -282,7 +282,7 @@ class FaultRun:
     def _make_controller(self) -> Controller:
         day_s = self.workload.day_s
         tide = None if day_s is None else Tide(day_s=day_s, bins_per_day=BINS_PER_DAY)
-        return Controller(self.make(), tide=tide, overheads=self.overheads)
+        return Controller(ClaimsChecked(self.make()), tide=tide, overheads=self.overheads)
 
     def note_journaled(self, step: Step) -> None:
         """A step is durable."""

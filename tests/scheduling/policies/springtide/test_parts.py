@@ -22,7 +22,6 @@ from springtide.scheduling.policies.springtide.memory import (
     entry_of,
 )
 from springtide.scheduling.policies.springtide.moves import jobs_to_stop_first
-from springtide.scheduling.policies.springtide.outside import share_spare
 from springtide.scheduling.policies.springtide.packing import Packing
 from springtide.scheduling.policies.springtide.places import retime
 from springtide.scheduling.policies.springtide.reasons import why_impossible, why_no_room
@@ -168,18 +167,6 @@ def test_sizes_are_powers_of_two_and_both_ends() -> None:
     assert PromiseRow(make_view("c", most=6, elastic=False, profile=linear)).sizes == (6,)
     flat = {1: 5.0, 2: 4.0, 4: 6.0, 8: 3.0}
     assert PromiseRow(make_view("d", profile=flat)).sizes == (1, 4)
-
-
-def test_spare_devices_go_to_everyone_before_anyone_gets_more() -> None:
-    state = _state()
-    views = tuple(make_view(f"j{index}", steps=1000) for index in range(5))
-    snapshot = Snapshot(now_s=0.0, cluster=FOUR_NODES, jobs=views)
-    rows = [PromiseRow(view) for view in views]
-    counts = share_spare(state.reservations, rows, snapshot)
-    assert set(counts) == {f"j{index}" for index in range(5)}
-    assert sum(counts.values()) <= 32
-    state.reservations.profile.take(0.0, 100.0, 29)
-    assert share_spare(state.reservations, rows, snapshot) == {"j0": 1, "j1": 1, "j2": 1}
 
 
 def test_words_carry_their_evidence() -> None:

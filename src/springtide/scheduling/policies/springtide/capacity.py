@@ -137,7 +137,9 @@ def capacity_matters(state: State, snapshot: Snapshot, reserve_fraction: float, 
     a job waits for devices."""
     num_serving = 0
     if snapshot.services:
-        num_serving = sum(count for workload_id, count in state.held.items() if workload_id not in jobs)
+        num_serving = sum(
+            count for who, count in state.held.items() if who not in jobs and WorkloadId(who) not in state.lent
+        )
     steps = promisable_capacity(snapshot, reserve_fraction, num_serving, find_staying_jobs(state, snapshot))
     known = trimmed(state.promisable, snapshot.now_s)
     if steps == known:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 
 from springtide.core.decision import PoolAllocation, Refusal, Snapshot
 from springtide.core.resources import Topology
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.decisions.cache import RowTable
-from springtide.scheduling.placement.allocation_ledger import AllocationLedger, serve_demand, serve_minimum
 from springtide.scheduling.placement.topology import layout_of
 from springtide.scheduling.policies.springtide.blocks import admit_on_used_block
 from springtide.scheduling.policies.springtide.capacity import (
@@ -19,12 +19,26 @@ from springtide.scheduling.policies.springtide.capacity import (
     has_more_devices,
     promisable_capacity,
 )
+from springtide.scheduling.policies.springtide.market import Market
 from springtide.scheduling.policies.springtide.memory import State, costs_of, entry_of
 from springtide.scheduling.policies.springtide.moves import Placed, jobs_to_stop_first
-from springtide.scheduling.policies.springtide.outside import Trials, devices_needed_outside, is_cut_short, share_spare
+from springtide.scheduling.policies.springtide.outside import Trials, is_cut_short
 from springtide.scheduling.policies.springtide.places import assign_devices
-from springtide.scheduling.policies.springtide.reasons import why_impossible, why_no_room
+from springtide.scheduling.policies.springtide.reasons import (
+    devices_text,
+    why_fewer_devices,
+    why_impossible,
+    why_no_room,
+    why_service_waits,
+)
 from springtide.scheduling.policies.springtide.rows import PromiseRow
+from springtide.scheduling.policies.springtide.services import (
+    NO_NEEDS,
+    ServiceNeeds,
+    lend_devices,
+    service_needs,
+    waiting_services,
+)
 from springtide.solvers.reservations.fit import work_done
 from springtide.solvers.reservations.profile import Steps, devices_at
 from springtide.solvers.reservations.reservation_table import Entry, ReservationTable
@@ -36,6 +50,8 @@ DEVIATION_FRACTION = 0.02
 DEVIATION_STEPS = 2.0
 # A job that should have ended by its plan and has not is planned for this many seconds more.
 OVERDUE_S = 1.0
+# Why a promised job is late where nothing more is known.
+GIVEN_UP = "promise given up: it comes back too late for its deadline; it ends as soon as it can"
 # From this many nodes on, spare devices are given out only as long as one node's worth of devices stays idle.
 MANY_NODES = 8
 
@@ -62,6 +78,7 @@ class Decision:
         self.allocations: Mapping[WorkloadId, PoolAllocation] = {}
         self.rejected: dict[WorkloadId, Refusal] = {}
         self.notes: dict[WorkloadId, str] = {}
+        self.needs: ServiceNeeds = NO_NEEDS
         self.last_chances_s: list[float] = []
         self.newcomers: dict[WorkloadId, tuple[float, Entry]] = {}
         self.staying = StayingJobs()
@@ -84,16 +101,19 @@ class Decision:
         capacity_before = state.promisable
         services = self._serve()
 
-        # 3. Plan anew every job that is not where its schedule says.
-        self._catch_up()
+        # 3. Plan anew every job that is not where its schedule says. Promises that this leaves no room for get what
+        # services have beyond their minimums.
+        if any(entry.is_promised for entry in self._catch_up()) and services != self.needs.least:
+            services = self._serve_again()
 
         # 4. Admit new and waiting jobs. For those that wait, only a job that left or more devices can make room.
         has_new_room = has_left or has_more_devices(capacity_before, state.promisable, self.now_s)
         outside = self._admit(has_new_room)
 
-        # 5. Share the devices that no promise needs now, first inside the reservation table, then outside of it.
-        self._share_among_reserved(outside)
-        spare = self._share_outside(outside)
+        # 5. Share the devices that no promise needs now among all jobs that gain by them, in the table or not.
+        market = Market(self.reservations, outside, self.snapshot, state.num_surplus, self.trials.kept)
+        market.share_reserved(_num_kept_idle(self.snapshot.cluster))
+        spare = self._share_outside(outside, market)
 
         # 6. Choose devices for every count. This may change schedules, so that a newcomer loses its reservation again.
         placed = assign_devices(state, self.staying, self.snapshot, spare, services, self.effort // 2)
@@ -140,16 +160,12 @@ class Decision:
     # --- 2. capacity ------------------------------------------------------------------------------------------------
 
     def _serve(self) -> dict[WorkloadId, int]:
-        """Return the devices of each service: its minimum always, more only as far as every promise stays kept."""
-        least: dict[WorkloadId, int] = {}
-        wanted: dict[WorkloadId, int] = {}
-        if self.snapshot.services:
-            shares = AllocationLedger(self.snapshot)
-            serve_minimum(shares)
-            least = dict(shares.counts)
-            serve_demand(shares)
-            wanted = dict(shares.counts)
-            self.notes.update(shares.notes)
+        """Return the devices of each service: its guaranteed minimum always, more only as far as every promise stays
+        kept."""
+        needs = self.needs = service_needs(self.snapshot) if self.snapshot.services else NO_NEEDS
+        self.notes.update(needs.notes)
+        self.state.lent = {}
+        wanted = needs.wanted
         capacity = self._promisable(wanted)
         is_kept = self.reservations.set_capacity(capacity)
         if not is_kept and self.staying.promised:
@@ -158,18 +174,73 @@ class Decision:
             capacity = self._promisable(wanted)
             is_kept = self.reservations.set_capacity(capacity)
         if not is_kept:
-            self.reservations.lift_capacity(self._promisable(least), self._num_present(least))
-            spare = max(0, min(self.reservations.profile.free))
-            for workload_id, count in wanted.items():
-                more = min(spare, count - least.get(workload_id, 0))
-                least[workload_id] = least.get(workload_id, 0) + more
-                spare -= more
-            wanted, capacity = least, self._promisable(least)
-            if not self.reservations.set_capacity(capacity):
-                self.reservations.lift_capacity(capacity, self._num_present(wanted))
-        self.state.promisable = capacity
-        self.state.num_surplus = self._num_present(wanted) - devices_at(self.reservations.steps, self.now_s)
+            wanted = self._serve_beside_promises(needs)
+            capacity = self._promisable_beside(wanted)
+        self._note_capacity(wanted, capacity)
         return wanted
+
+    def _serve_again(self) -> dict[WorkloadId, int]:
+        """The devices of each service, now that promised jobs that were planned anew are late beside what it was."""
+        self.reservations.set_capacity(self._promisable(self.needs.least))
+        self._retry_late()
+        wanted = self._serve_beside_promises(self.needs)
+        self._note_capacity(wanted, self._promisable_beside(wanted))
+        return wanted
+
+    def _retry_late(self) -> None:
+        """Plan the promised jobs anew that are late; their notes go where they are in time again."""
+        reservations = self.reservations
+        for entry in [entry for entry in reservations.entries.values() if entry.is_promised and entry.is_late]:
+            reservations.drop(entry.key)
+            entry.is_late, entry.runs = False, ()
+            reservations.put(entry)
+            if not entry.is_late:
+                self.notes.pop(WorkloadId(entry.key), None)
+
+    def _promisable_beside(self, services: Mapping[WorkloadId, int]) -> Steps:
+        """What promises may use beside these services: a device that is lent goes on counting."""
+        return self._promisable({who: n for who, n in services.items() if who not in self.state.lent})
+
+    def _note_capacity(self, services: Mapping[WorkloadId, int], capacity: Steps) -> None:
+        """Keep what promises may use, and what is there beyond that and these services."""
+        state = self.state
+        state.promisable = capacity
+        state.num_surplus = self._num_present(services) - devices_at(self.reservations.steps, self.now_s)
+
+    def _serve_beside_promises(self, needs: ServiceNeeds) -> dict[WorkloadId, int]:
+        """The devices of each service where promises do not fit beside all that services want: the minimums, each first
+        replica that every promise leaves room for, or leaves a device for a while, and growth on what is left."""
+        reservations, given = self.reservations, dict(needs.least)
+        # The search until here may have used it up, and now it decides which promises are kept.
+        reservations.effort = max(reservations.effort, self.effort // 2)
+        self._give_up(reservations.lift_capacity(self._promisable(given), self._num_present(given)), given)
+        for service_id, count in needs.first.items():
+            more = {**given, service_id: count}
+            if count > given.get(service_id, 0) and reservations.yield_capacity(self._promisable(more)):
+                given = more
+        spare = max(0, min(reservations.profile.free))
+        for service_id, count in needs.wanted.items():
+            more_here = min(spare, count - given.get(service_id, 0))
+            if more_here:
+                given[service_id] = given.get(service_id, 0) + more_here
+                spare -= more_here
+        capacity = self._promisable(given)
+        if not reservations.set_capacity(capacity):
+            self._give_up(reservations.lift_capacity(capacity, self._num_present(given)), given)
+        if any(service_id not in given for service_id in needs.first):
+            pursued = reservations.take_out_pursued()
+            self.state.lent = lend_devices(reservations, self.snapshot, needs.first, given, self._num_present(given))
+            reservations.put_back(pursued, as_before=not self.state.lent)
+        return {service_id: given[service_id] for service_id in needs.wanted if service_id in given}
+
+    def _give_up(self, late: Sequence[str], services: Mapping[WorkloadId, int]) -> None:
+        """Say why these promises are given up: there are too few devices for them beside guaranteed replicas."""
+        num_left, num_serving = self._num_present(services), sum(services.values())
+        beside = f" beside {devices_text(num_serving)} of guaranteed replicas" if num_serving else ""
+        for key in late:
+            self.state.given_up[key] = (
+                f"promise given up: {devices_text(num_left)} left for promised deadlines{beside}, and it needs more"
+            )
 
     def _num_present(self, services: Mapping[WorkloadId, int]) -> int:
         """The devices that jobs can have now, whether or not promises may use them."""
@@ -181,8 +252,9 @@ class Decision:
 
     # --- 3. jobs that are not where their schedule says -------------------------------------------------------------
 
-    def _catch_up(self) -> None:
-        """Plan anew the jobs that are not where their schedule says, the most urgent ones first."""
+    def _catch_up(self) -> list[Entry]:
+        """Plan anew the jobs that are not where their schedule says, the most urgent ones first; returns those that are
+        late."""
         now_s, state = self.now_s, self.state
         entries = self.reservations.entries
         deviating: list[Entry] = []
@@ -217,7 +289,8 @@ class Decision:
             state.scales[row.job_id] = row.scale
             self.reservations.drop(row.job_id)
             deviating.append(anew)
-        for entry in sorted(deviating, key=lambda entry: (entry.deadline_s - entry.fastest_s, entry.key)):
+        urgency = {entry.key: (not entry.is_promised, entry.deadline_s - entry.fastest_s) for entry in deviating}
+        for entry in sorted(deviating, key=lambda entry: (urgency[entry.key], entry.key)):
             if entry.is_promised:
                 self.reservations.put(entry)
             else:
@@ -226,6 +299,7 @@ class Decision:
                 self.notes[WorkloadId(entry.key)] = (
                     "behind its plan: its deadline is in danger, it ends as soon as it can"
                 )
+        return [entry for entry in deviating if entry.is_late]
 
     # --- 4. admission -----------------------------------------------------------------------------------------------
 
@@ -261,7 +335,8 @@ class Decision:
         # In order of submission; of jobs submitted at one moment, the one that has to start earliest comes first.
         candidates.sort(key=lambda item: (item[1].view.submitted_at_s, item[0]))
         for latest_s, row, entry in candidates:
-            if self.reservations.admit(entry, repairs=has_new_room or row.job_id not in waiting):
+            is_in = self.reservations.admit(entry, repairs=has_new_room or row.job_id not in waiting)
+            if is_in or (row.can_promise and self.reservations.admit_over_pursued(entry)):
                 self.newcomers[row.job_id] = (latest_s, entry)
                 self.state.newcomers.add(row.job_id)
             elif row.attempts_deadline:
@@ -289,15 +364,7 @@ class Decision:
 
     # --- 5. spare devices -------------------------------------------------------------------------------------------
 
-    def _share_among_reserved(self, outside: list[PromiseRow]) -> None:
-        """Speed up the jobs of the reservation table, but leave `outside` the devices that those jobs cannot run
-        without."""
-        num_needed_outside = max(0, devices_needed_outside(outside, self.snapshot) - self.state.num_surplus)
-        if self.reservations.profile.at(self.now_s) < num_needed_outside:
-            self.reservations.release_surplus(num_needed_outside)
-        self.reservations.use_spare(_num_kept_idle(self.snapshot.cluster), num_needed_outside)
-
-    def _share_outside(self, outside: list[PromiseRow]) -> dict[WorkloadId, int]:
+    def _share_outside(self, outside: list[PromiseRow], market: Market) -> dict[WorkloadId, int]:
         """Return the number of devices of each job outside the reservation table. A job that holds devices of a
         draining node keeps all that it has."""
         state, snapshot, draining = self.state, self.snapshot, self.staying.draining
@@ -313,9 +380,7 @@ class Decision:
                 left -= num_lasting
                 state.num_surplus += allocation.num_devices - num_lasting
         self.staying = self.staying._replace(others=others)
-        rest = [row for row in outside if row.job_id not in others]
-        num_surplus = state.num_surplus - sum(others.values())
-        counts = others | share_spare(self.reservations, rest, snapshot, num_surplus, self.trials.kept)
+        counts = others | market.share_outside(others, state.num_surplus - sum(others.values()))
         # While nodes are drained, no job is tried on more devices.
         self.trials.share([] if draining else self.rows, snapshot, counts, state.num_surplus)
         return counts
@@ -330,7 +395,13 @@ class Decision:
 
     def _record(self, placed: Placed) -> None:
         state, snapshot = self.state, self.snapshot
-        state.notes = self.trials.reasons(self.rows, snapshot, placed) | self.notes
+        self._note_given_up()
+        state.waits = waiting_services(self.reservations, snapshot, placed) if snapshot.services else {}
+        for service_id in state.waits:
+            self.notes[service_id] = why_service_waits(
+                self.reservations, self.by_id, len(snapshot.cluster.device_ids())
+            )
+        state.notes = self._shrinking(placed) | self.trials.reasons(self.rows, snapshot, placed) | self.notes
         state.newcomers.clear()
         state.pinned.clear()
         places = {workload_id: allocation.device_ids for workload_id, allocation in placed.items()}
@@ -340,6 +411,25 @@ class Decision:
         self.reservations.commit()
         state.until_s = self._next_moment_s()
         self.allocations = placed
+
+    def _note_given_up(self) -> None:
+        """Keep why each promised job is late as long as it is."""
+        state, entries = self.state, self.reservations.entries
+        late = [key for key, entry in entries.items() if entry.is_promised and entry.is_late]
+        state.given_up = {key: state.given_up.get(key) or self.notes.get(WorkloadId(key), GIVEN_UP) for key in late}
+
+    def _shrinking(self, placed: Placed) -> dict[WorkloadId, str]:
+        """Why jobs get fewer devices in time for their deadlines, where it is not for the deadline of another."""
+        held, now_s = self.snapshot.allocations, self.now_s
+        losers = [
+            WorkloadId(key)
+            for key, entry in self.reservations.entries.items()
+            if not entry.is_late
+            and (mine := held.get(WorkloadId(key))) is not None
+            and mine.num_devices > entry.size_at(now_s)
+        ]
+        why = why_fewer_devices(self.snapshot, placed, self.reservations.entries) if losers else ""
+        return dict.fromkeys(losers, why) if why else {}
 
     def _next_moment_s(self) -> float | None:
         """When a schedule changes, a waiting job has its last chance, or a job should have ended."""
@@ -355,6 +445,7 @@ class Decision:
                     # A job that ends in time reports that, which is a reason to decide; one that is late does not.
                     moments.append(max(entry.runs[-1].end_s, now_s + 1e-3) + OVERDUE_S)
         moments += self.trials.moments_s
+        moments += [until_s for until_s in self.state.lent.values() if until_s < math.inf]
         moments += [row.view.restarts.starts_at_s for row in self.rows if row.view.restarts.starts_at_s > now_s]
         return min(moments, default=None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,10 @@ class State:
     `scales` and `slowed` are factors on the profiled speed of a job: by measurement, and for its scattered devices.
     `stop_first` are the jobs that have to be stopped before they get their new devices (moves.py). `trials` holds, for
     each job that is or was tried on more devices, their number (0: no trial now) and the number of trials so far.
+
+    `lent` are the services with a first replica on a device that a promise needs later, and when each has to leave.
+    `waits` are those that are asked and have no device, and when they can have one. `given_up` says why promised jobs
+    are late.
     """
 
     def __init__(self, reservations: ReservationTable) -> None:
@@ -59,6 +64,9 @@ class State:
         self.waiting: set[str] = set()
         self.stop_first: list[WorkloadId] = []
         self.trials: dict[WorkloadId, tuple[int, int]] = {}
+        self.lent: dict[WorkloadId, float] = {}
+        self.waits: dict[WorkloadId, float | None] = {}
+        self.given_up: dict[str, str] = {}
 
     def encode(self, index_of: Mapping[DeviceId, int]) -> dict[str, Any]:
         """As plain values; a device is its number in the cluster."""
@@ -82,6 +90,9 @@ class State:
             "detours": [str(workload_id) for workload_id in self.stop_first],
             "slowed": dict(self.slowed),
             **({"trials": {str(job_id): list(trial) for job_id, trial in self.trials.items()}} if self.trials else {}),
+            **({"lent": sorted(self.lent)} if self.lent else {}),
+            **({"waits": {str(who): at_s for who, at_s in self.waits.items()}} if self.waits else {}),
+            **({"given_up": dict(self.given_up)} if self.given_up else {}),
             "formed_s": {str(workload_id): at_s for workload_id, at_s in self.formed_s.items()},
             "jobs": {
                 entry.key: [
@@ -143,6 +154,10 @@ def decode(
     state.fingerprint, state.until_s = memory["fingerprint"], memory["until_s"]
     state.waiting = set(memory["waiting"])
     state.notes = {WorkloadId(workload_id): text for workload_id, text in memory["notes"].items()}
+    # What a loan lasts is in `until_s`; it is reckoned anew at the next decision.
+    state.lent = {WorkloadId(who): math.inf for who in memory.get("lent", ())}
+    state.waits = {WorkloadId(who): at_s for who, at_s in memory.get("waits", {}).items()}
+    state.given_up = dict(memory.get("given_up", {}))
     state.trials = {WorkloadId(job_id): (size, number) for job_id, (size, number) in memory.get("trials", {}).items()}
     if memory["cluster"] == cluster:
         state.used = [int(bits, 16) for bits in memory["used"]]

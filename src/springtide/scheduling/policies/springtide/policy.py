@@ -21,7 +21,7 @@ from springtide.scheduling.decisions.fingerprint import Fingerprints, Reads, Row
 from springtide.scheduling.policies.springtide.capacity import capacity_matters
 from springtide.scheduling.policies.springtide.decision import Decision, deviates
 from springtide.scheduling.policies.springtide.memory import State, decode, refresh_entry
-from springtide.scheduling.policies.springtide.reasons import ReservedFuture, reasons_of, same_reasons
+from springtide.scheduling.policies.springtide.reasons import ReservedFuture, claims_of, reasons_of, same_reasons
 from springtide.scheduling.policies.springtide.rows import READS, PromiseRow
 from springtide.scheduling.replicas import next_idle_at_s
 from springtide.solvers.reservations.reservation_table import Entry
@@ -149,11 +149,13 @@ def _updated_plan(snapshot: Snapshot, derived: DerivedPromises, state: State, pl
     if not (changed or snapshot.services or plan.rejected):
         return replace(plan, future=future)
     allocations = _without_stopped_jobs(snapshot, state, derived.wanted)
+    reasons = same_reasons(plan.reasons, changed, snapshot, allocations, rows, state)
     return Plan(
         allocations=allocations,
         admitted=_admitted(rows, state.reservations.entries),
         future=future,
-        reasons=same_reasons(plan.reasons, changed, snapshot, allocations, rows, state.reservations, state.notes),
+        reasons=reasons,
+        claims=claims_of(reasons, snapshot, allocations, state),
         revisit_at_s=_revisit_at_s(snapshot, state),
         memory=snapshot.memory,
     )
@@ -168,6 +170,7 @@ def _build_plan(
     memory: Any,
 ) -> Plan:
     allocations = _without_stopped_jobs(snapshot, state, allocations)
+    reasons = reasons_of(snapshot, allocations, rows, state)
     return Plan(
         allocations=allocations,
         admitted=_admitted(rows, state.reservations.entries),
@@ -175,7 +178,8 @@ def _build_plan(
         future=ReservedFuture(
             {WorkloadId(key): entry.runs for key, entry in state.reservations.entries.items()}, snapshot.now_s
         ),
-        reasons=reasons_of(snapshot, allocations, rows, state.reservations, state.notes),
+        reasons=reasons,
+        claims=claims_of(reasons, snapshot, allocations, state),
         revisit_at_s=_revisit_at_s(snapshot, state),
         memory=memory,
     )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from springtide.core.decision import PlannedRun, PoolAllocation, Schedule, Snapshot
+from springtide.core.decision import PlannedRun, PoolAllocation, Schedule, Snapshot, TimeClaim
 from springtide.core.workload import WorkloadId
+from springtide.scheduling.policies.springtide.memory import State
 from springtide.scheduling.policies.springtide.rows import PromiseRow
+from springtide.scheduling.replicas import wanted_replicas
 from springtide.solvers.reservations.fit import PlannedStretch
 from springtide.solvers.reservations.reservation_table import Entry, ReservationTable
 
@@ -22,7 +25,7 @@ def why_impossible(entry: Entry, row: PromiseRow, reservations: ReservationTable
     best = min(sizes, key=lambda n: (reservations.costs.later[n] + entry.left / entry.rates[n], n))
     needs_s = reservations.costs.later[best] + entry.left / entry.rates[best]
     return (
-        f"impossible even alone: on {_devices(best)} it takes {_span(needs_s)}, start included, "
+        f"impossible even alone: on {devices_text(best)} it takes {_span(needs_s)}, start included, "
         f"and its deadline is in {_span(max(0.0, left_s))}"
     )
 
@@ -34,11 +37,24 @@ def why_no_room(entry: Entry, reservations: ReservationTable, rows: Mapping[Work
     fitting = [n for n in entry.sizes if n <= reservations.capacity and later[n] + left / rates[n] <= left_s]
     need = fitting[0] if fitting else entry.sizes[-1]
     free = max(0, reservations.profile.least(reservations.now_s, entry.deadline_s))
+    named = _holders(reservations, rows)
+    return (
+        f"no room beside the deadlines already promised: it needs at least {devices_text(need)} for "
+        f"{_span(later[need] + left / rates[need])} before its deadline in {_span(max(0.0, left_s))}, "
+        f"of which {free} are free all that time" + (f" ({named})" if named else "")
+    )
+
+
+def _holders(
+    reservations: ReservationTable, rows: Mapping[WorkloadId, PromiseRow], *, is_promised: bool = False
+) -> str:
+    """The jobs of the table that hold most devices now, and how many each, or only the promised ones; empty if none
+    holds any."""
     holders = sorted(
         (
             (other.size_at(reservations.now_s), key)
             for key, other in reservations.entries.items()
-            if other.size_at(reservations.now_s)
+            if other.size_at(reservations.now_s) and (other.is_promised or not is_promised)
         ),
         key=lambda holder: (-holder[0], holder[1]),
     )
@@ -47,35 +63,65 @@ def why_no_room(entry: Entry, reservations: ReservationTable, rows: Mapping[Work
         for count, key in holders[:NUM_NAMED]
         if WorkloadId(key) in rows
     )
-    more = f" and {len(holders) - NUM_NAMED} more" if len(holders) > NUM_NAMED else ""
+    return named + (f" and {len(holders) - NUM_NAMED} more" if named and len(holders) > NUM_NAMED else "")
+
+
+def why_service_waits(reservations: ReservationTable, rows: Mapping[WorkloadId, PromiseRow], num_devices: int) -> str:
+    """What a service that is asked and has no replica waits for. When it gets one is in the plan's claims."""
+    named = _holders(reservations, rows, is_promised=True)
+    if not named:
+        return f"waits for a device: other services hold all {num_devices}"
+    return f"waits for a device: promised deadlines need them ({named})"
+
+
+def why_fewer_devices(
+    snapshot: Snapshot, placed: Mapping[WorkloadId, PoolAllocation], entries: Mapping[str, Entry]
+) -> str:
+    """Why jobs get fewer devices in time for their deadlines, if it is not for the deadline of another: then empty."""
+    names = {
+        who: name
+        for who, name in _names(snapshot).items()
+        if who in placed
+        and placed[who].num_devices > (snapshot.allocations[who].num_devices if who in snapshot.allocations else 0)
+    }
+    if any(who in entries for who in names):
+        return ""
+    winner = next(iter(names.values()), "")
     return (
-        f"no room beside the deadlines already promised: it needs at least {_devices(need)} for "
-        f"{_span(later[need] + left / rates[need])} before its deadline in {_span(max(0.0, left_s))}, "
-        f"of which {free} are free all that time" + (f" ({named}{more})" if named else "")
+        f"'{winner}' needs a device; it keeps its deadline without it"
+        if winner
+        else "it keeps its deadline with fewer devices"
     )
+
+
+def _names(snapshot: Snapshot) -> dict[WorkloadId, str]:
+    """Services first: what they ask for is most often why a job of the table gives a device up."""
+    return {view.service.service_id: view.service.name for view in snapshot.services} | {
+        view.job.job_id: view.job.name for view in snapshot.jobs
+    }
 
 
 def reasons_of(
     snapshot: Snapshot,
     allocations: Mapping[WorkloadId, PoolAllocation],
     rows: list[PromiseRow],
-    reservations: ReservationTable,
-    notes: Mapping[WorkloadId, str],
+    state: State,
 ) -> dict[WorkloadId, str]:
-    """One reason for each job whose devices change or that holds none."""
+    """One reason for each job whose devices change, that holds none, or whose promise is given up."""
     reasons: dict[WorkloadId, str] = {}
     held_by = snapshot.allocations
     for row in rows:
         workload_id = row.job_id
         allocation, held = allocations.get(workload_id), held_by.get(workload_id)
-        if allocation is None or allocation is not held:
-            reason = _reason_of(workload_id, allocation, held, reservations, notes)
+        if allocation is None or allocation is not held or workload_id in state.given_up:
+            reason = _reason_of(workload_id, allocation, held, state)
             if reason:
                 reasons[workload_id] = reason
     for view in snapshot.services:
         workload_id = view.service.service_id
-        if allocations.get(workload_id) != held_by.get(workload_id):
-            reasons[workload_id] = notes.get(workload_id, "its load")
+        is_waiting = workload_id not in allocations and wanted_replicas(view) > 0
+        if is_waiting or allocations.get(workload_id) != held_by.get(workload_id):
+            reasons[workload_id] = state.notes.get(workload_id, "its load")
     return reasons
 
 
@@ -85,19 +131,16 @@ def same_reasons(
     snapshot: Snapshot,
     allocations: Mapping[WorkloadId, PoolAllocation],
     rows: list[PromiseRow],
-    reservations: ReservationTable,
-    notes: Mapping[WorkloadId, str],
+    state: State,
 ) -> Mapping[WorkloadId, str]:
     """What `reasons_of` returns for a plan that is still valid, where `before` was returned the last time and only the
     jobs of `changed`, or what they hold, have changed since. Returns `before` itself if no reason changes."""
     if snapshot.services:
-        return reasons_of(snapshot, allocations, rows, reservations, notes)
+        return reasons_of(snapshot, allocations, rows, state)
     updated: dict[WorkloadId, str] = {}
     for row in changed:
         job_id = row.job_id
-        updated[job_id] = _reason_of(
-            job_id, allocations.get(job_id), snapshot.allocations.get(job_id), reservations, notes
-        )
+        updated[job_id] = _reason_of(job_id, allocations.get(job_id), snapshot.allocations.get(job_id), state)
     if all(before.get(job_id, "") == reason for job_id, reason in updated.items()):
         return before
     # In the order of the rows, as `reasons_of` returns them.
@@ -106,13 +149,11 @@ def same_reasons(
 
 
 def _reason_of(
-    workload_id: WorkloadId,
-    allocation: PoolAllocation | None,
-    held: PoolAllocation | None,
-    reservations: ReservationTable,
-    notes: Mapping[WorkloadId, str],
+    workload_id: WorkloadId, allocation: PoolAllocation | None, held: PoolAllocation | None, state: State
 ) -> str:
-    """The reason of one workload; empty if its devices do not change."""
+    """The reason of one workload; empty if its devices do not change and its promise, if it has one, is kept."""
+    if workload_id in state.given_up:
+        return state.given_up[workload_id]
     if allocation is not None and allocation is held:
         return ""
     before = held.num_devices if held is not None else 0
@@ -121,30 +162,64 @@ def _reason_of(
         if set(allocation.device_ids) != set(held.device_ids):
             return "moved, so that another job's workers lie close together; it has the time for it"
         return ""
-    return notes.get(workload_id) or _why(before, after, reservations.entries.get(workload_id), reservations)
+    reservations = state.reservations
+    return state.notes.get(workload_id) or _why(before, after, reservations.entries.get(workload_id), reservations)
 
 
 def _why(before: int, after: int, entry: Entry | None, reservations: ReservationTable) -> str:
     now_s = reservations.now_s
     if entry is None:
         if after > before:
-            return f"starting on {_devices(after)}" if not before else "devices that no promise needs now"
+            return f"starting on {devices_text(after)}" if not before else "devices that no promise needs now"
         # With an empty reservation table, other jobs without a deadline have the devices.
         others = "others need devices, too" if after else "others have the devices"
         why = "promised deadlines need the devices" if reservations.entries else others
         return why if before else f"waiting: {why}"
     if after > before:
         if not before:
-            return f"starting on {_devices(after)}"
+            return f"starting on {devices_text(after)}"
         return "its deadline needs more devices now" if len(entry.runs) > 1 else "idle devices: it ends earlier"
+    if entry.is_late:
+        return "others need the devices; its deadline cannot be met any more, it ends as soon as it can"
     if after:
-        return "others need devices for their deadlines; it keeps its own with fewer"
-    if before:
+        return "others gain more by the devices; it is in time with fewer"
+    if before and any(
+        other.size_at(now_s) and other.deadline_s < entry.deadline_s for other in reservations.entries.values()
+    ):
         return "makes room for more urgent deadlines; it goes on in time for its own"
+    if before:
+        return "makes room for other deadlines; it goes on in time for its own"
     if any(run.start_s > now_s for run in entry.runs):
         # Without the time, which changes with every plan: it is shown in the plan itself.
         return "planned to start later, in time for its deadline"
     return "no device for it yet; it starts as soon as there is one"
+
+
+def claims_of(
+    reasons: Mapping[WorkloadId, str],
+    snapshot: Snapshot,
+    allocations: Mapping[WorkloadId, PoolAllocation],
+    state: State,
+) -> dict[WorkloadId, TimeClaim]:
+    """What these reasons claim about time, and which promises are given up."""
+    entries, now_s = state.reservations.entries, snapshot.now_s
+    claims: dict[WorkloadId, TimeClaim] = {}
+    for workload_id in reasons:
+        entry = entries.get(workload_id)
+        if entry is None or entry.is_late or not entry.runs:
+            continue
+        before, after = snapshot.allocations.get(workload_id), allocations.get(workload_id)
+        gives = before is not None and (after is None or after.num_devices < before.num_devices)
+        starts_later = before is None and after is None and entry.runs[-1].start_s > now_s
+        if gives or starts_later:
+            claims[workload_id] = TimeClaim(code="kept_in_time", at_s=entry.end_s)
+    for key in state.given_up:
+        if key in entries:
+            at_s = entries[key].end_s
+            claims[WorkloadId(key)] = TimeClaim(code="given_up", at_s=at_s if at_s < math.inf else None)
+    for service_id, wait_s in state.waits.items():
+        claims[service_id] = TimeClaim(code="waits_for", at_s=wait_s)
+    return claims
 
 
 class ReservedFuture(Mapping[WorkloadId, Schedule]):
@@ -172,7 +247,8 @@ class ReservedFuture(Mapping[WorkloadId, Schedule]):
         )
 
 
-def _devices(count: int) -> str:
+def devices_text(count: int) -> str:
+    """A number of devices as text."""
     return "1 device" if count == 1 else f"{count} devices"
 
 

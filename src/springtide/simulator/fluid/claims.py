@@ -1,0 +1,135 @@
+"""Checks what plans say about time: each claim is worked out anew from the snapshot and the schedules of the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import chain
+
+from springtide.core.decision import JobView, Plan, PlannedRun, ServiceView, Snapshot, TimeClaim
+from springtide.core.events import (
+    Event,
+    GroupBroken,
+    JobEdited,
+    NodeLost,
+    PauseRequested,
+    ReplicaLost,
+    ScaleRequested,
+    ServiceDeployed,
+)
+from springtide.core.workload import WorkloadId
+from springtide.simulator.fluid.rules import DEADLINE_TOLERANCE_S
+
+# Moments are sums of floats, and a device counts as free a moment after it was needed.
+MOMENT_TOLERANCE_S = 0.01
+
+
+class ClaimChecks:
+    """Follows one run. `complain` takes the name of an invariant, what is wrong, and the moment.
+
+    `kept_in_time`: the schedule ends by the deadline. `waits_for`: no device is free now for as long as a first replica
+    needs one, and the moment is the first at which one is. `given_up`, and any promised job that is planned to end too
+    late: since its admission something has happened that a promise excludes. The last is looked at only with
+    `keeps_promises`, where speeds are as promises assume.
+    """
+
+    def __init__(self, complain: Callable[[str, str, float], object], *, keeps_promises: bool = False) -> None:
+        self._complain = complain
+        self._keeps_promises = keeps_promises
+        self._promised: set[WorkloadId] = set()
+        self._excused: set[WorkloadId] = set()
+        self.num_checked = 0
+
+    def note(self, event: Event) -> None:
+        """Note what a promise given before this event excludes. Deployments come here without the question whether
+        their minimum fits, which the API asks."""
+        match event:
+            case NodeLost():
+                self._excused |= self._promised
+            case ServiceDeployed() if event.service.min_replicas:
+                self._excused |= self._promised
+            case ScaleRequested():
+                self._excused |= {event.workload_id} if event.workload_id in self._promised else self._promised
+            case ReplicaLost():
+                self._excused.add(event.workload_id)
+            case GroupBroken() | JobEdited() | PauseRequested():
+                self._excused.add(event.job_id)
+
+    def check(self, snapshot: Snapshot, plan: Plan) -> None:
+        """Check the plan that was made for this snapshot."""
+        now_s = snapshot.now_s
+        # The schedule of a job on functions is not planned around other jobs.
+        jobs = {view.job.job_id: view for view in snapshot.jobs if not view.job.is_on_functions}
+        for job_id, claim in plan.claims.items():
+            if claim.code == "kept_in_time" and job_id in jobs:
+                self._check_kept(jobs[job_id], claim, plan, now_s)
+        if self._keeps_promises:
+            for view in jobs.values():
+                self._check_promise(view, plan, now_s)
+        waiting = [view for view in snapshot.services if _is_waiting(view, plan.claims)]
+        if waiting and not snapshot.drains and not snapshot.capacity:
+            self._check_waits(waiting, snapshot, plan)
+
+    def _check_kept(self, view: JobView, claim: TimeClaim, plan: Plan, now_s: float) -> None:
+        self.num_checked += 1
+        job, runs = view.job, plan.future.get(view.job.job_id, ())
+        end_s = runs[-1].end_s if runs else None
+        deadline_s = job.goal.deadline_s
+        is_kept = end_s is not None and deadline_s is not None and end_s <= deadline_s + DEADLINE_TOLERANCE_S
+        if not is_kept or claim.at_s != end_s:
+            self._complain(
+                "reason-true",
+                f"{job.job_id} is said to be in time, {claim}, and ends at {end_s} of {deadline_s}",
+                now_s,
+            )
+
+    def _check_promise(self, view: JobView, plan: Plan, now_s: float) -> None:
+        job_id, deadline_s = view.job.job_id, view.job.goal.deadline_s
+        if view.promise.admitted_at_s is None or deadline_s is None or not view.job.goal.is_hard:
+            self._promised.discard(job_id)
+            self._excused.discard(job_id)
+            return
+        self._promised.add(job_id)
+        runs, claim = plan.future.get(job_id, ()), plan.claims.get(job_id)
+        is_late = bool(runs) and runs[-1].end_s > deadline_s + DEADLINE_TOLERANCE_S
+        is_told = claim is not None and claim.code == "given_up"
+        if is_late and not is_told:
+            self._complain(
+                "promise-told", f"{job_id} is planned to miss its promised deadline, which is not said", now_s
+            )
+        if (is_late or is_told) and job_id not in self._excused:
+            why = plan.reasons.get(job_id, "no reason")
+            self._complain("promise-excused", f"{job_id} loses its promise for nothing that it excludes: {why}", now_s)
+
+    def _check_waits(self, waiting: list[ServiceView], snapshot: Snapshot, plan: Plan) -> None:
+        """The waiting services in order: the first needs one free device, the second two."""
+        services = {view.service.service_id for view in snapshot.services}
+        num_serving = sum(given.num_devices for who, given in plan.allocations.items() if who in services)
+        num_left = len(snapshot.cluster.machines.device_ids()) - num_serving
+        runs = list(chain.from_iterable(plan.future.values()))
+        for number, view in enumerate(waiting, start=1):
+            self.num_checked += 1
+            claim = plan.claims[view.service.service_id]
+            span_s = 2.0 * view.service.grace_s
+            free_at_s = _first_free_s(runs, num_left - number, span_s, snapshot.now_s)
+            expected = None if num_left < number else free_at_s
+            is_right = (claim.at_s is None) == (expected is None) and (
+                claim.at_s is None or expected is None or abs(claim.at_s - expected) <= MOMENT_TOLERANCE_S
+            )
+            if not is_right or (expected is not None and expected <= snapshot.now_s):
+                detail = f"{view.service.service_id} is said to wait, {claim}, and a device is free at {expected}"
+                self._complain("reason-true", detail, snapshot.now_s)
+
+
+def _is_waiting(view: ServiceView, claims: Mapping[WorkloadId, TimeClaim]) -> bool:
+    claim = claims.get(view.service.service_id)
+    return claim is not None and claim.code == "waits_for" and view.service.share is None
+
+
+def _first_free_s(runs: list[PlannedRun], most_used: int, span_s: float, now_s: float) -> float:
+    """The first moment from which the runs use no more than `most_used` devices for `span_s`."""
+    for from_s in sorted({now_s, *(run.end_s for run in runs if run.end_s > now_s)}):
+        inside = [run for run in runs if run.end_s > from_s and run.start_s < from_s + span_s]
+        moments = {max(run.start_s, from_s) for run in inside}
+        if all(sum(r.num_devices for r in inside if r.start_s <= at_s < r.end_s) <= most_used for at_s in moments):
+            return from_s
+    return now_s
