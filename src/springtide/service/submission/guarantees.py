@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from springtide.core.errors import InvalidRequest
+from springtide.core.errors import Conflict
 from springtide.core.shares import TOLERANCE, Share
 from springtide.core.workload import WorkloadId
 from springtide.service.ports import ViewLike
 
 
 def check_guarantee(view: ViewLike, service_id: WorkloadId, minimum: int, share: Share | None = None) -> None:
-    """Raise InvalidRequest if the devices can never hold `minimum` replicas beside the minimums of other services.
+    """Raise Conflict if the devices can never hold `minimum` replicas beside the minimums of other services.
 
     A minimum is a promise to the service's callers: like a deadline that cannot be kept it is refused at once. A
     minimum that was accepted stays, also after devices are lost. Each replica takes a device, or the request of its
@@ -39,7 +39,7 @@ def check_guarantee(view: ViewLike, service_id: WorkloadId, minimum: int, share:
     taken = ", ".join(f"{name} {amount:g}" for name, amount in due.items())
     besides = f", of which others are guaranteed {sum(due.values()):g} ({taken})" if due else ""
     size = "" if share is None else f" of {share.request:g} of a device each"
-    raise InvalidRequest(
+    raise Conflict(
         f"{service_id} cannot be guaranteed {minimum} replicas{size}: the platform has {has}{besides}; ask for a "
         f"minimum of at most {most}, like --scale {most}..{max(1, minimum)}, or start it with more slots"
     )
