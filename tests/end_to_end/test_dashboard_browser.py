@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from kits.end_to_end.browser import (
     CHROMIUM,
     DRAWN,
     EVIL,
+    Browser,
     PlatformDouble,
     browsing,
     busy_status,
@@ -64,6 +67,42 @@ def test_browser_draws_devices_jobs_services_and_bars(tmp_path: Path) -> None:
         assert "killed (signal 9)" in text(browser, "#story")
         assert "pause 41 ms" in text(browser, "#gantt"), "the pause is in the tick's tooltip"
         assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing sticks out at 1280"
+
+
+def test_what_stalls_or_has_no_finite_loss_has_a_badge(tmp_path: Path) -> None:
+    status = busy_status()
+    changes = {
+        "digits-3f2a": {"stalled_since_s": status.now_s - 720.0},
+        "gpt-91bc": {"stalled_since_s": status.now_s - 720.0, "is_diverged": True, "loss": None},
+        "warmup-0c11": {"is_diverged": True, "loss": None},
+    }
+    jobs = tuple(replace(job, **changes.get(job.job_id, {})) for job in status.jobs)
+    (service,) = status.services
+    service = replace(service, rolled_back="revision 2 was rolled back: exit code 1")
+    double = PlatformDouble(replace(status, jobs=jobs, services=(service,)), busy_timeline())
+    with serving(double) as address, browsing(address, tmp_path) as browser:
+        browser.wait_for(DRAWN)
+        found = [re.sub(r"12m\d\d", "12m", line) for line in badges(browser, "#jobs")]
+        assert sorted(found) == [
+            "digits-3f2a RUNNING STALLED 12m",
+            "gpt-91bc RUNNING STALLED 12m LOSS NOT FINITE",
+            "warmup-0c11 SUCCEEDED LOSS NOT FINITE",
+        ]
+        assert badges(browser, "#services") == [f"{service.service_id} {service.state} ROLLED BACK"]
+        assert "not finite" in text(browser, "#jobs")
+        # It goes with what it tells of.
+        double.status = status
+        browser.wait_for("document.querySelectorAll('#jobs .badge').length === 0")
+        assert badges(browser, "#services") == []
+
+
+def badges(browser: Browser, table: str) -> list[str]:
+    """Of each row with badges: what it is, its state, and the badges."""
+    script = f"""[...document.querySelectorAll('{table} tr:has(.badge)')].map((row) => {{
+        const states = [...row.querySelectorAll('.state')].map((each) => each.textContent);
+        return [row.querySelector('[data-why]').dataset.why, ...states].join(' ');
+    }})"""
+    return browser.evaluate(script)
 
 
 def test_a_name_full_of_markup_stays_text(tmp_path: Path) -> None:

@@ -88,7 +88,9 @@ def test_a_version_that_hangs_in_load_is_rolled_back(live: LivePlatform) -> None
     assert live.request("POST", "/f/echo", {"numbers": [1.0]})["outputs"] == [2.0]
     hangs = ECHO.replace("2 *", "3 *") + "    def load(self):\n        import time\n        time.sleep(3600)\n"
     deploy(live, hangs, start_timeout_s=3.0)
-    # It waits for a replica, and the first that is ready is of the version before.
+    # The version before answers all the time.
+    assert live.request("POST", "/f/echo", {"numbers": [1.0]})["outputs"] == [2.0]
+    wait_for(lambda: live.request("GET", "/v1/services/echo")["rolled_back"], 30.0, "the version to be rolled back")
     assert live.request("POST", "/f/echo", {"numbers": [1.0]})["outputs"] == [2.0]
     service = live.request("GET", "/v1/services/echo")
     assert service["revision"] == 3

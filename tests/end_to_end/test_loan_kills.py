@@ -126,12 +126,12 @@ def test_a_guarantee_beyond_what_there_is(platform):
     body = service_body(minimum=2)
     body["options"] |= {"min_replicas": 5, "max_replicas": 6}
     answer = platform.http.put("/v1/services/echo", json=body)
-    assert answer.status_code == 422
+    assert answer.status_code == 409
     assert "cannot be guaranteed 5 replicas: the platform has 4 devices" in answer.json()["error"]["message"]
     platform.request("PUT", "/v1/services/echo", service_body(minimum=2))
     wait_for(lambda: platform.request("GET", "/v1/services/echo")["num_ready"] == 2, 60.0, "both guaranteed replicas")
     answer = platform.http.post("/v1/workloads/echo/scale", json={"minimum": 5, "maximum": 5})
-    assert answer.status_code == 422
+    assert answer.status_code == 409
     assert platform.request("GET", "/v1/services/echo")["min_replicas"] == 2
 
 

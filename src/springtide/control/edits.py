@@ -136,8 +136,12 @@ def with_service_state(record: ServiceRecord) -> ServiceRecord:
     state, reason = ServiceState.IDLE, "no replica: scaled to zero until the next request"
     if num_ready:
         state, reason = ServiceState.READY, f"{num_ready} of {record.max_replicas} replicas ready"
+        if record.old_revision is not None:
+            reason += f"; revision {record.old_revision} answers until revision {record.service.revision} is ready"
     elif num_starting:
         state, reason = ServiceState.STARTING, "the first replica is loading"
+        if record.proven is not None and record.proven.revision < record.service.revision:
+            reason += f" revision {record.service.revision}; nothing answers until then, requests wait"
     elif record.refusals:
         reason = f"no replica: {record.refusals[-1].reason}"
     return replace(record, state=state, reason=f"{reason}; {record.rolled_back}" if record.rolled_back else reason)

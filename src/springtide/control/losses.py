@@ -156,15 +156,21 @@ def service_crashed(record: ServiceRecord, lost: ReplicaRecord, reason: str, now
     crashes = with_recent(record.crashes_at_s, now_s)
     count = max(len(crashes), record.num_hangs)
     record = replace(record, crashes_at_s=crashes, starts_at_s=now_s + back_off_s(count))
-    # A service with a ready replica is not in a crash loop, however often others crash.
-    if any(r.state is ReplicaState.READY for r in record.replicas if r.replica_id != lost.replica_id):
-        return record
     known, service = record.proven, record.service
+    ready = {r.revision for r in record.replicas if r.state is ReplicaState.READY and r.replica_id != lost.replica_id}
+    # A revision with a ready replica is not in a crash loop, however often others crash.
+    if service.revision in ready:
+        return record
     is_new = known is not None and known.revision != service.revision
     if known is not None and is_new and lost.revision == service.revision and (lost.is_hung or count >= MAX_CRASHES):
+        revision = service.revision + 1
         return replace(
             record,
-            service=replace(known, revision=service.revision + 1),
+            service=replace(known, revision=revision),
+            # What still answers is of that version and stays.
+            replicas=tuple(
+                replace(r, revision=revision) if r.revision == known.revision else r for r in record.replicas
+            ),
             min_replicas=known.min_replicas,
             max_replicas=known.max_replicas,
             crashes_at_s=(),
@@ -173,7 +179,7 @@ def service_crashed(record: ServiceRecord, lost: ReplicaRecord, reason: str, now
             refused=service,
             rolled_back=f"revision {service.revision} was rolled back: {reason}",
         )
-    if count >= MAX_CRASHES:
+    if count >= MAX_CRASHES and not ready:
         return replace(record, state=ServiceState.FAILED, reason=f"crashed {times_text(count)}: {reason}")
     return record
 

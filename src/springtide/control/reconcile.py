@@ -102,14 +102,22 @@ def _reconcile_service(
     service = record.service
     actions: list[Action] = []
     kept = set(wanted.device_ids)
+    num_current = sum(
+        r.state is ReplicaState.READY and r.revision == service.revision and r.device_id in kept
+        for r in record.replicas
+    )
+    # One device of the plan is for the next replica of the newest revision, all others for those that answer.
+    num_old = len(kept) - 1 - num_current
     for replica in record.replicas:
         is_outdated = replica.revision != service.revision
         if replica.state is ReplicaState.STOPPING:
             continue
         if replica.is_hung:
             actions.append(_stop(record, replica, END_GRACE_S, _HUNG))
+        elif is_outdated and replica.state is ReplicaState.READY and replica.device_id in kept and num_old > 0:
+            num_old -= 1
         elif replica.device_id not in kept or is_outdated:
-            reason = "a newer revision replaces it" if is_outdated else (why or "the service needs fewer replicas")
+            reason = _replaced(num_current) if is_outdated and kept else (why or "the service needs fewer replicas")
             actions.append(_stop(record, replica, service.grace_s, reason))
     if record.is_removed or now_s < record.starts_at_s:
         return actions
@@ -126,6 +134,13 @@ def _reconcile_service(
             )
         )
     return actions
+
+
+def _replaced(num_current: int) -> str:
+    """Why a replica of an older revision stops."""
+    if num_current:
+        return "a newer revision replaces it"
+    return "a newer revision replaces it, and there is no further device on which that could load meanwhile"
 
 
 # --- jobs -----------------------------------------------------------------------------------------------------------

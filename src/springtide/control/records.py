@@ -216,8 +216,7 @@ class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The record of one service.
 
     `wanted_replicas` is the co-scaler's advice, `start_phases_s` how long each phase of the last replica's start took.
-    No replica is added before `starts_at_s`. `refusals` are the nodes that turned replicas away since the last one that
-    started.
+    `refusals` are the nodes that turned replicas away since the last one that started.
     No replica is added before `starts_at_s`. `proven` is the newest version of which a replica was ready; a later one
     that never gets ready is `refused` for it, and `rolled_back` says why. `num_hangs` counts replicas that were not
     ready in time since one was.
@@ -264,6 +263,15 @@ class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
     def is_served(self) -> bool:
         """Whether it wants replicas."""
         return not self.is_removed and self.state is not ServiceState.FAILED
+
+    @property
+    def old_revision(self) -> int | None:
+        """The revision that still answers while the newest one is not ready on enough devices; None if none does."""
+        if not self.is_served:
+            return None
+        newest = self.service.revision
+        ready = [r.revision for r in self.replicas if r.state is ReplicaState.READY and r.revision != newest]
+        return max(ready, default=None)
 
     @property
     def is_over(self) -> bool:

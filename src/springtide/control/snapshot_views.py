@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from springtide.control.records import JobRecord, PlatformState, ReplicaState, ServiceRecord
 from springtide.core.decision import Allocation, FunctionAllocation, JobView, PoolAllocation, ServiceView
 from springtide.core.workload import WorkloadId
@@ -104,10 +106,18 @@ def view_job(record: JobRecord) -> JobView:
 def _allocation(record: JobRecord | ServiceRecord) -> Allocation:
     order = record.group.members if isinstance(record, JobRecord) else ()
     rank_of = {replica_id: rank for rank, replica_id in enumerate(order)}
+    # While an older revision of a service answers: what is ready of the newest one, then of older ones, then the rest.
+    # Policies that shrink a workload take from the end.
+    newest = record.service.revision if isinstance(record, ServiceRecord) and record.old_revision is not None else None
     # Members of the group by rank, then replicas that warm up, then replicas that are stopping.
     ranked = sorted(
         record.replicas,
-        key=lambda r: (r.state is ReplicaState.STOPPING, rank_of.get(r.replica_id, len(rank_of))),
+        key=lambda r: (
+            r.state is ReplicaState.STOPPING,
+            newest is not None and r.state is not ReplicaState.READY,
+            newest is not None and r.revision != newest,
+            rank_of.get(r.replica_id, len(rank_of)),
+        ),
     )
     device_ids = tuple(replica.device_id for replica in ranked)
     # All replicas of a workload hold the same share. While it changes, that of a replica that stays is used.
@@ -120,9 +130,13 @@ def _allocation(record: JobRecord | ServiceRecord) -> Allocation:
 
 
 def view_service(record: ServiceRecord, now_s: float) -> ServiceView:
-    """A service as policies see it at `now_s`, on which its idle time depends."""
+    """A service as policies see it at `now_s`, on which its idle time depends.
+
+    While an older revision answers, the load seems to need one replica more, and one more is allowed: the newest
+    revision loads beside it where a device can be had.
+    """
     states = [replica.state for replica in record.replicas]
-    return ServiceView(
+    view = ServiceView(
         service=record.service,
         min_replicas=record.min_replicas,
         max_replicas=record.max_replicas,
@@ -135,6 +149,15 @@ def view_service(record: ServiceRecord, now_s: float) -> ServiceView:
         latency_p99_s=record.latency_p99_s,
         wanted_replicas=record.wanted_replicas,
         refusals=record.refusals,
+    )
+    if record.old_revision is None:
+        return view
+    num_needed = max(1, view.needed_replicas)
+    return replace(
+        view,
+        max_replicas=view.max_replicas + 1,
+        queued=max(view.queued, num_needed * record.service.target_in_flight + 1 - view.in_flight),
+        wanted_replicas=None if view.wanted_replicas is None else num_needed + 1,
     )
 
 

@@ -10,10 +10,11 @@ import msgspec
 from springtide.core.errors import InvalidRequest
 from springtide.serving.schema import MalformedRequest, Parameter, ServiceSchema
 
-_INTEGERS = {f"{sign}INT{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64)}
-_FLOATS = {"FP16", "FP32", "FP64", "BF16"}
-_MAX_DIMENSIONS = 8
-_DATATYPES = {*_INTEGERS, *_FLOATS, "BOOL", "BYTES"}
+_INTEGERS = frozenset(f"{sign}INT{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64))
+_FLOATS = frozenset({"FP16", "FP32", "FP64", "BF16"})
+_DATATYPES = _INTEGERS | _FLOATS | {"BOOL", "BYTES"}
+MAX_DIMENSIONS = 8
+MAX_SIZE = 1 << 31
 
 
 class Tensor(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,9 +74,9 @@ def arguments_of(request: InferRequest, schema: ServiceSchema) -> dict[str, Any]
 def _nested(tensor: Tensor) -> Any:
     if tensor.datatype not in _DATATYPES:
         raise InvalidRequest(f"the datatype {tensor.datatype!r:.40} is not known; use one of {sorted(_DATATYPES)}")
-    if len(tensor.shape) > _MAX_DIMENSIONS or any(not 0 <= size <= 1 << 31 for size in tensor.shape):
+    if len(tensor.shape) > MAX_DIMENSIONS or any(not 0 <= size <= MAX_SIZE for size in tensor.shape):
         raise InvalidRequest(
-            f"the shape of {tensor.name!r:.80} must have at most {_MAX_DIMENSIONS} sizes, none negative or huge"
+            f"the shape of {tensor.name!r:.80} must have at most {MAX_DIMENSIONS} sizes, none negative or huge"
         )
     flat = _flat(tensor.data)
     if len(flat) != math.prod(tensor.shape):
@@ -109,6 +110,8 @@ def _value(value: Any, tensor: Tensor) -> Any:
     elif isinstance(value, bool):
         fits = False
     elif tensor.datatype in _INTEGERS:
+        # JSON knows no difference between 3 and 3.0.
+        value = int(value) if isinstance(value, float) and value.is_integer() else value
         fits = isinstance(value, int) and _fits_integer(value, tensor.datatype)
     else:
         fits = isinstance(value, int | float)
@@ -122,10 +125,29 @@ def _value(value: Any, tensor: Tensor) -> Any:
 
 
 def _fits_integer(value: int, datatype: str) -> bool:
+    low, high = _integer_bounds(datatype)
+    return low <= value <= high
+
+
+def _integer_bounds(datatype: str) -> tuple[int, int]:
     bits = int(datatype.lstrip("UINT"))
-    if datatype.startswith("U"):
-        return 0 <= value < 1 << bits
-    return -(1 << (bits - 1)) <= value < 1 << (bits - 1)
+    return (0, (1 << bits) - 1) if datatype.startswith("U") else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
+
+
+def tensor_values(parameter: Parameter) -> list[tuple[list[str], dict[str, Any]]]:
+    """The datatypes that a parameter of `predict` can be sent as, each with the JSON schema of one value."""
+    element = parameter.json_schema
+    while element.get("type") == "array" and isinstance(element.get("items"), dict):
+        element = element["items"]
+    floats: list[tuple[list[str], dict[str, Any]]] = [(sorted(_FLOATS), {"type": "number"})]
+    integers: list[tuple[list[str], dict[str, Any]]] = []
+    for datatype in sorted(_INTEGERS):
+        low, high = _integer_bounds(datatype)
+        integers.append(([datatype], {"type": "integer", "minimum": low, "maximum": high}))
+    texts: list[tuple[list[str], dict[str, Any]]] = [(["BYTES"], {"type": "string"})]
+    truths: list[tuple[list[str], dict[str, Any]]] = [(["BOOL"], {"type": "boolean"})]
+    fitting = {"number": integers + floats, "integer": integers, "boolean": truths, "string": texts}
+    return fitting.get(element.get("type", ""), integers + floats + truths + texts)
 
 
 def infer_answer(

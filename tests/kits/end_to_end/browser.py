@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 import uvicorn
-from starlette.applications import Starlette
+from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
@@ -255,8 +255,11 @@ class PlatformDouble:
         return StreamingResponse(self._events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
     async def _events(self) -> AsyncIterator[bytes]:
-        yield b"data: " + msgspec.json.encode(self.status) + b"\n\n"
+        sent: PlatformStatus | None = None
         while not self.stopping.is_set() and not self.goes_away:
+            if self.status is not sent:
+                sent = self.status
+                yield b"data: " + msgspec.json.encode(sent) + b"\n\n"
             await asyncio.sleep(0.05)
 
 
@@ -265,7 +268,7 @@ def serving(double: PlatformDouble) -> Iterator[str]:
     """Run the real page over the double on a port of its own and yield its address."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    app = Starlette(routes=[*dashboard_routes(), *double.routes()])
+    app = FastAPI(routes=[*dashboard_routes(), *double.routes()])
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()

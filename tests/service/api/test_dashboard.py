@@ -6,7 +6,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from starlette.applications import Starlette
+from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from springtide.service.api.dashboard import FIRST_COMMANDS, PAGES, dashboard_routes, render_page
@@ -14,7 +14,7 @@ from springtide.service.api.dashboard import FIRST_COMMANDS, PAGES, dashboard_ro
 
 @pytest.fixture
 def browser() -> TestClient:
-    return TestClient(Starlette(routes=dashboard_routes()))
+    return TestClient(FastAPI(routes=dashboard_routes()))
 
 
 class Tags(HTMLParser):

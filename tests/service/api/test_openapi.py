@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import httpx2
+import jsonschema
 import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
 from kits.service.api_fixtures import HEADERS, TOKEN, Served, job_body
+from springtide.core.errors import InvalidRequest
 from springtide.core.status.platform import PlatformStatus
 from springtide.core.status.pods import ClusterStatus
 from springtide.service.api.application import build_api
+from springtide.service.api.dashboard import dashboard_routes
 from springtide.service.gateway.application import Gateway
+from springtide.serving.inference_protocol import arguments_of, parse_infer
+from springtide.serving.schema import Parameter, ServiceSchema, check_call
 
 METHODS = {"get", "put", "post", "patch", "delete"}
+
+
+def walk(routes):
+    for route in routes:
+        if hasattr(route, "effective_candidates"):
+            yield from route.effective_candidates()
+        elif getattr(route, "methods", None):
+            yield route
 
 
 def described(http):
@@ -28,7 +42,8 @@ def test_a_405_lists_every_method_of_the_path(http):
         for method in ("OPTIONS", *({"GET", "PUT", "PATCH"} - offered)):
             answer = http.request(method, path.replace("{", "").replace("}", ""))
             assert answer.status_code == 405, (method, path)
-            assert set(answer.headers["allow"].split(", ")) == offered
+            # HEAD goes with GET and is not described.
+            assert set(answer.headers["allow"].split(", ")) - {"HEAD"} == offered
             assert answer.headers["allow"] in answer.json()["error"]["message"]
 
 
@@ -100,6 +115,110 @@ def test_what_a_platform_does_not_have_cannot_be_asked_for(http, platform, monke
     monkeypatch.setattr(platform, "cluster", ClusterStatus)
     schemas = described(http)["components"]["schemas"]
     assert "ContainerIn" in str(schemas["JobIn"]["properties"]["container"])
+
+
+def test_everything_that_is_served_is_described(platform):
+    gateway = gateway_of(COUNT)
+    app = build_api(
+        platform,
+        token=TOKEN,
+        registry=CollectorRegistry(),
+        extra_routes=[*gateway.routes(), *dashboard_routes()],
+        function_paths=gateway.openapi_paths,
+    )
+    with Served(app) as url, httpx2.Client(base_url=url, headers=HEADERS, trust_env=False) as http:
+        paths = {path: set(operations) for path, operations in described(http)["paths"].items()}
+    served = {route.path: route.methods for route in walk(app.router.routes)}
+    # The routes of the gateway are one endpoint for all methods.
+    served |= {route.path: set(route.app.handlers) for route in gateway.routes()}
+    assert {"/", "/docs", "/openapi.json", "/readyz", "/v2/models/{name}/infer"} <= set(served)
+    for path, methods in served.items():
+        offered = paths.get(path) or paths[path.replace("{name}", "count")]
+        assert {method.lower() for method in methods - {"HEAD"}} <= offered, path
+    assert paths["/login"] == {"get"}
+
+
+COUNT = ServiceSchema(
+    parameters=(
+        Parameter(
+            name="numbers", json_schema={"type": "array", "items": {"type": "number"}}, is_list=True, datatype="FP64"
+        ),
+    ),
+    returns=Parameter(name="outputs", json_schema={"type": "integer"}, datatype="INT64"),
+)
+
+
+def gateway_of(schema):
+    gateway = Gateway(lambda event: None)
+    gateway._queues = {"count": type("Queue", (), {"schema": schema})()}
+    return gateway
+
+
+def infer_schema(schema):
+    return gateway_of(schema).openapi_paths()["/v2/models/count/infer"]["post"]["requestBody"]["content"][
+        "application/json"
+    ]["schema"]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "fits"),
+    [
+        ({}, True),
+        ({"datatype": "FP16", "data": [0.5, 1]}, True),
+        ({"datatype": "INT8", "data": [-128, 127.0]}, True),
+        ({"datatype": "INT8", "data": [128, 1]}, False),
+        ({"datatype": "UINT64", "data": [-1, 1]}, False),
+        ({"datatype": "INT8", "data": [0.5, 1]}, False),
+        ({"datatype": "BYTES", "data": ["a", "b"]}, False),
+        ({"datatype": "BOOL", "data": [True, False]}, False),
+        ({"name": "others"}, False),
+        ({"shape": [-2]}, False),
+        ({"shape": []}, False),
+        ({"data": [None, 1]}, False),
+    ],
+)
+def test_the_tensors_that_are_described_are_those_that_are_taken(tensor, fits):
+    body = {"inputs": [{"name": "numbers", "shape": [2], "datatype": "INT32", "data": [1, 2], **tensor}]}
+    assert jsonschema.Draft202012Validator(infer_schema(COUNT)).is_valid(body) is fits
+    try:
+        arguments = arguments_of(parse_infer(json.dumps(body).encode()), COUNT)
+        check_call(COUNT, json.dumps(arguments).encode(), arguments)
+        # The replica checks the types of the values.
+        msgspec.convert(arguments["numbers"], list[float])
+        is_taken = True
+    except (InvalidRequest, msgspec.ValidationError):
+        is_taken = False
+    assert is_taken is fits
+
+
+def test_a_service_whose_replicas_have_sent_no_schema_is_described_too():
+    paths = gateway_of(None).openapi_paths()
+    assert set(paths["/v2/models/count/infer"]) == {"post"}
+    assert infer_schema(None)["required"] == ["inputs"]
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "status"),
+    [
+        ({}, {"num_virtual_shards": 4}, 201),
+        ({}, {"num_virtual_shards": 3}, 422),
+        ({"object_name": ""}, {}, 422),
+        ({"kind": "script", "object_name": ""}, {}, 201),
+        ({"kind": "script", "object_name": "fit"}, {}, 422),
+        ({"kind": "script", "object_name": ""}, {"batch": {"min_size": 16, "max_size": 64}}, 422),
+        ({"files": {"a/../b.txt": ""}}, {}, 422),
+        ({"files": {"a.txt": ""}}, {}, 201),
+        ({"args": ["a\0"]}, {}, 422),
+    ],
+)
+def test_what_one_field_says_about_another_is_described(http, source, options, status):
+    body = job_body()
+    body["source"] |= source
+    body["options"] = {"min_workers": 1, "max_workers": 2, **options}
+    found = described(http)
+    schema = {"$ref": "#/components/schemas/JobIn", "components": found["components"]}
+    assert jsonschema.Draft202012Validator(schema).is_valid(body) is (status == 201)
+    assert http.post("/v1/jobs", json=body).status_code == status
 
 
 def test_a_call_of_a_service_names_all_that_it_may_be_answered_with():

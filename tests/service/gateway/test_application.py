@@ -237,6 +237,20 @@ def test_a_replica_that_goes_on_with_another_share_is_asked_at_once(tmp_path):
     run(scenario)
 
 
+def test_a_revision_that_stays_answers_while_the_next_one_loads(tmp_path):
+    async def scenario(harness):
+        async with FakeReplica(tmp_path) as replica:
+            first = await harness.serve(replica)
+            assert (await harness.call([1])).status_code == 200
+            changed = replace(first, max_batch_size=3, revision=first.revision + 1)
+            loading = ReplicaRoute(replica_id=ReplicaId("double.9"))
+            harness.gateway.update([ServiceRoute(service=changed, replicas=(replica.route(), loading))])
+            await harness.until(lambda: harness.gateway._queues["double"].service.revision == changed.revision)
+            assert (await harness.call([2])).json() == {"outputs": [4]}
+
+    run(scenario)
+
+
 def test_no_replica_in_time_is_a_503_and_a_full_hold_a_429(tmp_path):
     async def scenario(harness):
         await harness.serve(max_queue=2)

@@ -310,7 +310,7 @@ def test_a_job_that_waits_and_a_service_are_told_what_is_loaned_kept_and_under_w
 
 def test_a_minimum_that_can_never_be_kept_is_refused(http):
     answer = http.put("/v1/services/big", json=service_body(options__min_replicas=7, options__max_replicas=8))
-    assert answer.status_code == 422
+    assert answer.status_code == 409
     assert "at most 6" in answer.json()["error"]["message"]
     assert http.put("/v1/services/big", json=service_body(options__max_replicas=8)).status_code == 200
-    assert http.post("/v1/workloads/big/scale", json={"minimum": 7, "maximum": 8}).status_code == 422
+    assert http.post("/v1/workloads/big/scale", json={"minimum": 7, "maximum": 8}).status_code == 409

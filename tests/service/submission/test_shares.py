@@ -117,7 +117,7 @@ def test_workers_of_one_job_never_sit_on_one_device(client):
     body = job_body(options__share={"request": 0.1}, options__min_workers=3, options__max_workers=4)
     for path in ("/v1/jobs", "/v1/quote"):
         answer = client.post(path, json=body)
-        assert answer.status_code == 422
+        assert answer.status_code == 409
         assert "a device of its own, and the platform has 2 devices; ask for at most --workers 2" in answer.text
 
 

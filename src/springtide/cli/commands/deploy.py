@@ -71,12 +71,12 @@ def deploy(session: Session, /, target: str, **options: Any) -> None:
 
 
 def _wait_deployed(session: Session, name: str) -> ServiceStatus:
-    """Wait until a replica is ready, the service sleeps, or no device is free for it."""
+    """Wait until a replica of the newest revision is ready, the service sleeps, or no device is free for it."""
     end_s = time.monotonic() + _FREE_TIMEOUT_S
     while True:
         service = session.client.service(name)
         is_due = service.state == "IDLE" and service.min_replicas > 0 and time.monotonic() < end_s
-        if service.state != "STARTING" and not is_due:
+        if service.state != "STARTING" and service.old_revision is None and not is_due:
             return service
         time.sleep(_POLL_S)
 

@@ -85,7 +85,7 @@ JOB_OPTIONS: Final[Table] = (
             "tune": FlagText("--workers N|MIN..MAX", "Functions that each job may have."),
         },
         parts=(
-            RestField("min_workers", kind=Count(1, MAX_VIRTUAL_SHARDS, 1), default=1),
+            RestField("min_workers", "at most max_workers", kind=Count(1, MAX_VIRTUAL_SHARDS, 1), default=1),
             RestField("max_workers", kind=Count(1, MAX_VIRTUAL_SHARDS, 8), default=1),
         ),
         object=ObjectField("workers", "How many workers it may have, whenever; auto: up to all there are."),

@@ -35,7 +35,13 @@ SERVICE_OPTIONS: Final[Table] = (
         default=(0, 1),
         flags={"deploy": FlagText("--scale N|MIN..MAX", "Replicas: guaranteed, and at most. 0 lets it sleep.")},
         parts=(
-            RestField("min_replicas", kind=Count(0, MAX_VIRTUAL_SHARDS, 1), default=0, copied_to="workload"),
+            RestField(
+                "min_replicas",
+                "at most max_replicas",
+                kind=Count(0, MAX_VIRTUAL_SHARDS, 1),
+                default=0,
+                copied_to="workload",
+            ),
             RestField("max_replicas", kind=Count(1, MAX_VIRTUAL_SHARDS, 4), default=1, copied_to="workload"),
         ),
         object=ObjectField("scale", "Replicas: guaranteed, and at most; 0..4 may sleep. Left out: 0..1."),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Query
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import CollectorRegistry
 from starlette.concurrency import run_in_threadpool
@@ -87,7 +87,8 @@ def build_api(
     app.include_router(data_routes.data_routes(data_routes.DatasetCatalog(platform)))
     sessions = sessions or BrowserSessions()
     app.include_router(login_routes(sessions))
-    _add_common_routes(app, platform, registry, function_paths)
+    _add_health_routes(app, platform, registry)
+    _add_description_routes(app, platform, function_paths)
     app.router.routes.extend(extra_routes)
     add_problem_handlers(app)
     # The middleware added last sees a request first.
@@ -101,10 +102,8 @@ def build_api(
     return app
 
 
-def _add_common_routes(
-    app: FastAPI, platform: PlatformLike, registry: CollectorRegistry, function_paths: Callable[[], dict[str, Any]]
-) -> None:
-    """Add the routes for health, metrics and the OpenAPI description."""
+def _add_health_routes(app: FastAPI, platform: PlatformLike, registry: CollectorRegistry) -> None:
+    """Add the routes for health and metrics."""
 
     @app.get(
         "/healthz",
@@ -129,13 +128,19 @@ def _add_common_routes(
     async def healthz() -> Response:
         return Response(msgspec.json.encode({"status": "ok", "version": __version__}), media_type="application/json")
 
-    @app.get("/readyz", include_in_schema=False)
-    async def readyz(request: Request) -> Response:
+    @app.get(
+        "/readyz",
+        tags=["platform"],
+        summary="Whether decisions are being made; needs no token",
+        openapi_extra={"security": []},
+        responses=openapi.READINESS,
+    )
+    async def readyz(wanted: Annotated[Literal["requests"] | None, Query(alias="for")] = None) -> Response:
         # Served only once the journal has been read and the loop runs; before that, `Standby` answers here. With
         # `?for=requests` it is ready without decisions, too: services answer and jobs train on meanwhile.
         trouble = platform.trouble
         answer = {"status": "leading"} | ({"no_decisions": trouble} if trouble else {})
-        is_ready = not trouble or request.query_params.get("for") == "requests"
+        is_ready = not trouble or wanted is not None
         return Response(msgspec.json.encode(answer), 200 if is_ready else 503, media_type="application/json")
 
     @app.get(
@@ -149,6 +154,10 @@ def _add_common_routes(
     async def metrics() -> Response:
         return Response(await run_in_threadpool(generate_latest, registry), media_type=CONTENT_TYPE_LATEST)
 
+
+def _add_description_routes(app: FastAPI, platform: PlatformLike, function_paths: Callable[[], dict[str, Any]]) -> None:
+    """Add the routes of the OpenAPI description."""
+
     def described() -> dict[str, Any]:
         # The description of the control API is made once; the deployed functions change, and what the platform has.
         view = platform.view()
@@ -157,10 +166,21 @@ def _add_common_routes(
         )
         return {**control, "paths": {**control["paths"], **function_paths()}}
 
-    @app.get("/openapi.json", include_in_schema=False)
+    @app.get(
+        "/openapi.json",
+        tags=["platform"],
+        summary="This description",
+        responses=openapi.answers({"type": "object"}, "An OpenAPI document."),
+    )
     async def description() -> Response:
         return Response(msgspec.json.encode(described()), media_type="application/json")
 
-    @app.get("/docs", include_in_schema=False)
+    @app.get(
+        "/docs",
+        tags=["pages"],
+        summary="This description as a page",
+        response_class=Response,
+        responses=openapi.answers({"type": "string"}, "A page.", media_type="text/html"),
+    )
     async def docs() -> Response:
         return HTMLResponse(openapi.render_page(described()))

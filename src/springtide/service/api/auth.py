@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from springtide.core.errors import InvalidRequest, StorageError, Unauthorized
 from springtide.service.api.sessions import BrowserSessions
-from springtide.service.submission.problems import RequestForbidden, problem_of
+from springtide.service.submission.problems import RequestForbidden, problem, problem_of
 from springtide.storage.files import write_durable
 
 _COOKIE_AGE_S = 7 * 86400
@@ -120,12 +120,14 @@ class AccessControl:
     def _answer(self, scope: Scope, headers: Headers) -> Response | None:
         """The middleware's own answer; None passes the request on. Raises Unauthorized."""
         path: str = scope["path"]
-        if path == "/login" and scope["method"] in ("GET", "HEAD"):
+        is_login = path == "/login"
+        if is_login and scope["method"] in ("GET", "HEAD"):
             return self._login(scope, headers)
         if path in _OPEN_PATHS or path.startswith("/static/"):
             return None
         if self._has_token(headers):
-            return None
+            sentence = f"{scope['method']} is not possible on '/login'; use GET, HEAD"
+            return problem(405, "method_not_allowed", sentence, {"Allow": "GET, HEAD"}) if is_login else None
         if scope["method"] == "GET" and "text/html" in headers.get("accept", "") and not path.startswith("/v1/"):
             return HTMLResponse(_HOW_TO_GET_IN, status_code=401, headers={"Cache-Control": "no-store"})
         if "authorization" in headers:

@@ -6,11 +6,12 @@ import hashlib
 from pathlib import Path
 
 import jinja2
-from starlette.requests import Request
+from fastapi import APIRouter
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 
 from springtide import __version__
+from springtide.service.api import openapi
 
 PAGES = Path(__file__).parent / "pages"
 MEDIA_TYPES = {
@@ -18,6 +19,8 @@ MEDIA_TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
+_TEXT = {"type": "string"}
+_HTML = "text/html"
 # Scripts and styles come from this origin only and never inline, so that text from a job cannot run as code.
 CONTENT_SECURITY_POLICY = (
     "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -44,10 +47,10 @@ class StaticFiles:
             digest.update(name.encode() + b"\0" + len(body).to_bytes(8, "big") + body)
         self.digest = digest.hexdigest()[:16]
 
-    async def answer(self, request: Request) -> Response:
+    def answer(self, digest: str, filename: str) -> Response:
         """Return one file; 404 for an unknown name or for the address of another version."""
-        found = self._files.get(request.path_params["filename"])
-        if found is None or request.path_params["digest"] != self.digest:
+        found = self._files.get(filename)
+        if found is None or digest != self.digest:
             return Response(
                 "no such file; reload the page\n",
                 status_code=404,
@@ -72,8 +75,12 @@ def dashboard_routes() -> list[BaseRoute]:
     """Return the routes of the page (`/`) and of its static files (`/static/<digest>/<file>`)."""
     static_files = StaticFiles(PAGES / "static")
     html = render_page(static_files.digest)
+    router = APIRouter(tags=["pages"], default_response_class=Response)
 
-    async def page(request: Request) -> Response:
+    @router.get(
+        "/", name="dashboard", summary="The dashboard", responses=openapi.answers(_TEXT, "A page.", media_type=_HTML)
+    )
+    async def page() -> Response:
         headers = {
             "Cache-Control": "no-cache",
             "Content-Security-Policy": CONTENT_SECURITY_POLICY,
@@ -82,7 +89,17 @@ def dashboard_routes() -> list[BaseRoute]:
         }
         return Response(html, media_type="text/html; charset=utf-8", headers=headers)
 
-    return [
-        Route("/", page, methods=["GET"], name="dashboard"),
-        Route("/static/{digest}/{filename}", static_files.answer, methods=["GET"], name="static"),
-    ]
+    @router.get(
+        "/static/{digest}/{filename}",
+        name="static",
+        summary="A file of the dashboard; needs no token",
+        openapi_extra={"security": []},
+        responses={
+            **openapi.answers(_TEXT, "A file.", media_type="text/*"),
+            404: {"description": "No such file in this version.", "content": {"text/plain": {"schema": _TEXT}}},
+        },
+    )
+    async def static(digest: str, filename: str) -> Response:
+        return static_files.answer(digest, filename)
+
+    return router.routes

@@ -24,12 +24,22 @@ from springtide.core.status.platform import (
 from springtide.core.status.pools import PoolsReport
 from springtide.core.status.quote import Quote
 from springtide.core.status.shares import SharingStatus
+from springtide.core.workload import MAX_VIRTUAL_SHARDS
 from springtide.service.submission.option_models import NAME_PATTERN, JobOptionsIn
-from springtide.service.submission.schemas import REQUEST_MODELS, JobIn, Problem, ServiceIn
+from springtide.service.submission.schemas import (
+    REQUEST_MODELS,
+    JobIn,
+    JobSourceIn,
+    Problem,
+    QuoteIn,
+    ServiceIn,
+    ServiceSourceIn,
+)
 from springtide.storage.datasets.manifest import DatasetChange, DatasetStatus, ShardEntry
 from springtide.storage.workloads.artifacts import Artifact
 
 _TEMPLATE = "#/components/schemas/{name}"
+_PROBLEM_SCHEMA = "#/components/schemas/Problem"
 _STATUS_TYPES = (
     PlatformStatus,
     JobStatus,
@@ -117,6 +127,41 @@ _PROBLEMS = {
 }
 
 
+_READINESS = {
+    "type": "object",
+    "properties": {"status": {"type": "string"}, "no_decisions": {"type": "string"}, "leader": {"type": "string"}},
+    "required": ["status"],
+}
+READINESS: dict[int | str, dict[str, Any]] = {
+    status: {"description": told, "content": {"application/json": {"schema": _READINESS}}}
+    for status, told in {200: "They are.", 503: "They are not; `no_decisions` says why."}.items()
+}
+_PAGE = {"text/html": {"schema": {"type": "string"}}}
+# Answered before any route is asked, and without a token.
+_LOGIN = {
+    "get": {
+        "tags": ["pages"],
+        "summary": "Sign a browser in with a code of POST /v1/logins, or with the token",
+        "operationId": "login",
+        "security": [],
+        "parameters": [
+            {"name": name, "in": "query", "schema": {"type": "string", "maxLength": 128}} for name in ("code", "token")
+        ],
+        "responses": {
+            "303": {"description": "The dashboard's address, with the cookie of a session."},
+            "401": {"description": "The code is wrong, was used or is too old.", "content": _PAGE},
+            **{
+                str(status): {
+                    "description": _PROBLEMS[status],
+                    "content": {"application/json": {"schema": {"$ref": _PROBLEM_SCHEMA}}},
+                }
+                for status in (403, 431)
+            },
+        },
+    }
+}
+
+
 def describe(app: FastAPI) -> dict[str, Any]:
     """Return the OpenAPI description of every route; it is built once and cached in the app."""
     if app.openapi_schema is not None:
@@ -132,6 +177,8 @@ def describe(app: FastAPI) -> dict[str, Any]:
             {"name": "services", "description": "Inference services"},
             {"name": "workloads", "description": "Jobs and services alike"},
             {"name": "functions", "description": "Calls to the deployed services"},
+            {"name": "open inference protocol", "description": "The same calls as tensors"},
+            {"name": "pages", "description": "For browsers"},
         ],
     )
     components = described.setdefault("components", {})
@@ -142,6 +189,11 @@ def describe(app: FastAPI) -> dict[str, Any]:
         schema = model.model_json_schema(ref_template="#/components/schemas/{model}", mode="validation")
         schemas.update(schema.pop("$defs", {}))
         schemas[model.__name__] = schema
+    for model_schema in schemas.values():
+        for value in model_schema.get("properties", {}).values():
+            if "patternProperties" in value:
+                # What no pattern fits is refused.
+                value["additionalProperties"] = False
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
     _state_bounds(schemas)
@@ -150,6 +202,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
         "token": {"type": "http", "scheme": "bearer", "description": "The content of the state directory's token file"}
     }
     described["security"] = [{"token": []}]
+    described["paths"]["/login"] = _LOGIN
     app.openapi_schema = described
     return described
 
@@ -158,7 +211,7 @@ def tailored(described: dict[str, Any], *, has_pods: bool, has_functions: bool) 
     """Return the description for a platform: what only pods or functions have cannot be asked for without them."""
     schemas = dict(described["components"]["schemas"])
     if not has_pods:
-        for model in (JobIn, ServiceIn):
+        for model in (JobIn, QuoteIn, ServiceIn):
             schemas[model.__name__] = _with_property(schemas[model.__name__], "container", {"type": "null"})
     options = schemas[JobOptionsIn.__name__]
     if not has_functions:
@@ -196,7 +249,26 @@ _PLACES = [
 
 
 def _state_bounds(schemas: dict[str, Any]) -> None:
-    """Add that only closing needs no arrays and no shards, and that each shard has samples."""
+    """Add what models do not say: which values of one field go with which of another, and the powers of two."""
+    schemas[JobIn.__name__]["properties"]["options"]["anyOf"] = [
+        {"properties": {"layer_profile": {"type": "null"}}},
+        {"properties": {"on": {"const": "functions"}}, "required": ["on"]},
+    ]
+    # A script's batch is its own.
+    for model in (JobIn, QuoteIn):
+        schemas[model.__name__]["anyOf"] = [
+            {"properties": {"source": {"properties": {"kind": {"const": "function"}}}}},
+            {"properties": {"options": {"properties": {"batch": {"type": "null"}}}}},
+        ]
+    is_named: dict[str, Any] = {"properties": {"object_name": {"minLength": 1}}, "required": ["object_name"]}
+    is_script = {"properties": {"kind": {"const": "script"}, "object_name": {"const": ""}}, "required": ["kind"]}
+    schemas[ServiceSourceIn.__name__]["allOf"] = [is_named]
+    schemas[JobSourceIn.__name__]["anyOf"] = [
+        is_script,
+        {**is_named, "properties": {**is_named["properties"], "kind": {"const": "function"}}},
+    ]
+    shards = schemas[JobOptionsIn.__name__]["properties"]["num_virtual_shards"]["anyOf"][0]
+    shards["enum"] = [1 << power for power in range(MAX_VIRTUAL_SHARDS.bit_length())]
     schemas[ShardEntry.__name__]["prefixItems"][1]["minimum"] = 1
     schemas[DatasetChange.__name__]["anyOf"] = [
         {"properties": {"verb": {"const": "close"}}},

@@ -22,7 +22,7 @@ from springtide.service.history.pool_reports import PoolReports
 from springtide.service.ports import PlatformLike
 from springtide.service.quotes.quote import LiveQuotes
 from springtide.service.status.sharing import SharingReports
-from springtide.service.submission.schemas import JobIn
+from springtide.service.submission.schemas import QuoteIn
 
 
 def quote_routes(platform: PlatformLike, quotes: LiveQuotes) -> APIRouter:
@@ -31,11 +31,11 @@ def quote_routes(platform: PlatformLike, quotes: LiveQuotes) -> APIRouter:
     @router.post(
         "/quote",
         summary="Whether a job would be accepted, when it would finish, for how much, and what else would do",
-        openapi_extra=openapi.takes(JobIn, JOB_EXAMPLE),
-        responses=openapi.answers(openapi.reference(Quote), "Nothing was changed.", 400, 413, 415, 422, 503),
+        openapi_extra=openapi.takes(QuoteIn, JOB_EXAMPLE),
+        responses=openapi.answers(openapi.reference(Quote), "Nothing was changed.", 400, 409, 413, 415, 422, 503),
     )
     async def ask_quote(request: Request) -> Response:
-        return encoded(await take_in(request, JobIn, quotes.quote, platform.quarantine))
+        return encoded(await take_in(request, QuoteIn, quotes.quote, platform.quarantine))
 
     @router.get(
         "/export",

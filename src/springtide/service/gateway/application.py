@@ -26,6 +26,7 @@ from springtide.core.errors import InvalidRequest, NotFound, SpringtideError
 from springtide.core.events import Event
 from springtide.core.quantities import parse_duration_s, validate_name
 from springtide.core.shares import Share
+from springtide.service.gateway.described import gateway_paths
 from springtide.service.gateway.metrics import GatewayMetrics
 from springtide.service.gateway.queue import ServiceQueue
 from springtide.service.gateway.requests import ClientGone, GatewayReply, RequestRefused
@@ -42,29 +43,6 @@ _MAX_TIMEOUT_S = 3600.0
 _TICK_S = 1.0
 _JSON = (b"content-type", b"application/json")
 _MAX_LISTED_NAMES = 20
-_ERROR_SCHEMA = {
-    "type": "object",
-    "properties": {
-        "error": {"type": "object", "properties": {"code": {"type": "string"}, "message": {"type": "string"}}}
-    },
-}
-# What a call may be answered with beside what predict returned.
-_ERRORS = {
-    400: "The body is not JSON, or the timeout is not a duration",
-    401: "No token, or a wrong one",
-    403: "From another host's name or another site's page",
-    404: "There is no such service",
-    408: "The body stopped, or came too slowly",
-    413: "The body is too large",
-    415: "The body is compressed",
-    422: "The call does not fit the parameters",
-    429: "Too busy; see Retry-After",
-    431: "The headers or the address are too large",
-    500: "predict failed",
-    502: "The replicas were lost before they answered",
-    503: "No replica in time; see Retry-After",
-    504: "No answer in time",
-}
 _Headers = tuple[tuple[bytes, bytes], ...]
 _CODES = {
     400: "malformed_request",
@@ -183,33 +161,8 @@ class Gateway:
         return None if queue is None else queue.first_answer_s
 
     def openapi_paths(self) -> dict[str, Any]:
-        """The OpenAPI `paths` of the deployed services; a service's schema is known once a replica has sent it."""
-        paths: dict[str, Any] = {}
-        for name, queue in sorted(self._queues.items()):
-            schema = queue.schema
-            body = schema.body_schema() if schema else {"type": "object"}
-            answer = schema.answer_schema() if schema else {"type": "object"}
-            calls = {"description": "What predict returned", "content": _content(answer)}
-            paths[f"/f/{name}"] = {
-                "get": {
-                    "summary": f"What {name} takes and answers",
-                    "operationId": f"describe_{name}",
-                    "tags": ["functions"],
-                    "responses": {
-                        "200": {"description": "Its parameters and an example", "content": _content({"type": "object"})}
-                    }
-                    | _described_errors(401, 403, 404, 431),
-                },
-                "post": {
-                    "summary": f"Call {name}",
-                    "description": schema.doc if schema else "The schema is known once a first replica has started.",
-                    "operationId": f"call_{name}",
-                    "tags": ["functions"],
-                    "requestBody": {"required": True, "content": _content(body)},
-                    "responses": {"200": calls} | _described_errors(*_ERRORS),
-                },
-            }
-        return paths
+        """The OpenAPI `paths` of the protocols and the deployed services."""
+        return gateway_paths({name: queue.schema for name, queue in self._queues.items()})
 
     def _apply(self) -> None:
         if not self._is_open:
@@ -367,7 +320,7 @@ class _Endpoint:
     """A raw ASGI application for one path: calls the method's handler, turns errors into answers, counts requests."""
 
     def __init__(self, handlers: dict[str, _Handler], count: Callable[[Scope, int, float], None]) -> None:
-        self._handlers = handlers
+        self.handlers = handlers
         self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -385,9 +338,9 @@ class _Endpoint:
 
     async def _answer(self, scope: Scope, receive: Receive) -> _Reply:
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        handler = self._handlers.get(method)
+        handler = self.handlers.get(method)
         if handler is None:
-            allowed = ", ".join(sorted([*self._handlers, *(["HEAD"] if "GET" in self._handlers else [])]))
+            allowed = ", ".join(sorted([*self.handlers, *(["HEAD"] if "GET" in self.handlers else [])]))
             return _error(scope, 405, f"use {allowed} here", ((b"allow", allowed.encode()),))
         try:
             return await handler(scope, receive)
@@ -416,14 +369,6 @@ def _error(
         return _Reply(status, msgspec.json.encode({"error": sentence}), headers)
     problem = {"code": _CODES.get(status, "http_error"), "message": sentence, **(details or {})}
     return _Reply(status, msgspec.json.encode({"error": problem}), headers)
-
-
-def _described_errors(*statuses: int) -> dict[str, Any]:
-    return {str(status): {"description": _ERRORS[status], "content": _content(_ERROR_SCHEMA)} for status in statuses}
-
-
-def _content(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"application/json": {"schema": schema}}
 
 
 def _header(scope: Scope, name: bytes) -> bytes | None:

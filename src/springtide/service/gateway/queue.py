@@ -106,13 +106,15 @@ class ServiceQueue:
 
     def apply(self, route: ServiceRoute) -> None:
         """Follow the platform's view: connect to new ready replicas, send nothing more to those that left it."""
-        if not _have_same_replicas(route.service, self.service):
-            self.schema = None
+        is_other = not _have_same_replicas(route.service, self.service)
         self.service = route.service
         self.advice.apply(route.service, len(route.replicas))
         self._failure, self._waits = route.failure, route.waits
         self._startable_at_s = None if route.waits_s is None else self._loop.time() + route.waits_s
         usable = {replica.replica_id: replica for replica in route.replicas if replica.is_ready and replica.address}
+        if is_other and not usable.keys() & self._clients.keys():
+            # Else the revision before answers until a replica of the new one has sent its schema.
+            self.schema = None
         self._loading = frozenset(replica.replica_id for replica in route.replicas if not replica.is_ready)
         self._seen_ready &= {replica.replica_id for replica in route.replicas}
         for replica_id, client in list(self._clients.items()):

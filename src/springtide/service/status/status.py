@@ -252,6 +252,7 @@ def service_status(
         state=record.state.value,
         reason=record.reason,
         rolled_back=record.rolled_back,
+        old_revision=record.old_revision,
         deployed_at_s=record.deployed_at_s,
         device_seconds=record.attained_service_s(now_s),
         enforced=enforced,

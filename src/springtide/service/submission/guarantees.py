@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from springtide.control.quotes.minimum import ask_minimum
-from springtide.core.errors import InvalidRequest
+from springtide.core.errors import Conflict
 from springtide.core.quantities import format_duration
 from springtide.core.shares import TOLERANCE, Share
 from springtide.core.workload import InferenceService, WorkloadId
@@ -16,7 +16,7 @@ NUM_NAMED = 3
 
 
 def check_guarantee(view: ViewLike, service_id: WorkloadId, minimum: int, share: Share | None = None) -> None:
-    """Raise InvalidRequest if the devices can never hold `minimum` replicas beside the minimums of other services.
+    """Raise Conflict if the devices can never hold `minimum` replicas beside the minimums of other services.
 
     A minimum is a promise to the service's callers: like a deadline that cannot be kept it is refused at once. A
     minimum that was accepted stays, also after devices are lost. Each replica takes a device, or the request of its
@@ -44,14 +44,14 @@ def check_guarantee(view: ViewLike, service_id: WorkloadId, minimum: int, share:
     taken = ", ".join(f"{name} {amount:g}" for name, amount in due.items())
     besides = f", of which others are guaranteed {sum(due.values()):g} ({taken})" if due else ""
     size = "" if share is None else f" of {share.request:g} of a device each"
-    raise InvalidRequest(
+    raise Conflict(
         f"{service_id} cannot be guaranteed {minimum} replicas{size}: the platform has {has}{besides}; ask for a "
         f"minimum of at most {most}, like --scale {most}..{max(1, minimum)}, or start it with more slots"
     )
 
 
 def check_promises(platform: PlatformLike, service: InferenceService, minimum: int) -> None:
-    """Raise InvalidRequest if promised deadlines need the devices of `minimum` replicas.
+    """Raise Conflict if promised deadlines need the devices of `minimum` replicas.
 
     Both are promises: the later one is refused. What the policy does not promise gives way to a minimum.
     """
@@ -67,7 +67,7 @@ def check_promises(platform: PlatformLike, service: InferenceService, minimum: i
     named = ", ".join(f"'{name}'" for name in answer.jobs[:NUM_NAMED])
     named += f" and {len(answer.jobs) - NUM_NAMED} more" if len(answer.jobs) > NUM_NAMED else ""
     later = "" if answer.free_in_s is None else f", ask again in {format_duration(answer.free_in_s)}"
-    raise InvalidRequest(
+    raise Conflict(
         f"{service.service_id} cannot be guaranteed {replicas}: the deadline promised to {named} needs the devices; "
         f"ask for a minimum of at most {answer.most}, like --scale {answer.most}..{max(1, minimum)}{later}, or start "
         "the platform with more devices"

@@ -42,7 +42,8 @@ _NAME_OR_NONE: Mapping[str, JsonValue] = MappingProxyType(
 ShortText = Annotated[str, Field(max_length=4096)]
 ParamName = Annotated[str, Field(min_length=1, max_length=128)]
 WorkerCount = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,2}$")]
-StepsPerSecond = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
+# At least a step in thirty years: what is still less ends as infinite times.
+StepsPerSecond = Annotated[float, Field(ge=1e-9, le=1e9, allow_inf_nan=False)]
 # Of the timeline of a step or of a layer.
 StepSeconds = Annotated[float, Field(ge=0, le=86400, allow_inf_nan=False)]
 

@@ -59,9 +59,22 @@ class SourceIn(RequestModel):
         examples=["def fit(ctx):\n    ...\n"],
         json_schema_extra={"format": "python", "minLength": 1},
     )
-    object_name: str = Field(default="", max_length=128, description="the function or class", examples=["fit"])
-    args: tuple[ShortText, ...] = Field(default=(), max_length=MAX_ARGS, description="command line of a script")
-    import_root: str = Field(default="", max_length=4096, description="absolute directory to import neighbours from")
+    object_name: str = Field(
+        default="",
+        max_length=128,
+        description="the function or class; a script has none",
+        examples=["fit"],
+        json_schema_extra={"format": "python-name"},
+    )
+    args: tuple[Annotated[ShortText, Field(json_schema_extra={"pattern": r"^[^\x00]*$"})], ...] = Field(
+        default=(), max_length=MAX_ARGS, description="command line of a script"
+    )
+    import_root: str = Field(
+        default="",
+        max_length=4096,
+        description="directory of the platform's machine to import neighbours from: an absolute path, or empty",
+        json_schema_extra={"format": "directory"},
+    )
     files: dict[FileName, str] = Field(
         default={},
         max_length=MAX_FILES,
@@ -109,6 +122,10 @@ class JobIn(RequestModel):
     container: ContainerIn | None = None
 
 
+class QuoteIn(JobIn):
+    """The body of POST /v1/quote: that of a submission, which may have a layer profile for any place."""
+
+
 class ResumeIn(RequestModel):
     """The body of POST /v1/jobs/{id}/resume, where there is one."""
 
@@ -128,7 +145,7 @@ class ServiceIn(RequestModel):
 class ScaleIn(RequestModel):
     """The body of POST /v1/workloads/{id}/scale: inclusive bounds."""
 
-    minimum: int = Field(ge=0, le=MAX_WORKERS)
+    minimum: int = Field(ge=0, le=MAX_WORKERS, description="at most maximum; of a job at least 1")
     maximum: int = Field(ge=1, le=MAX_WORKERS)
 
 
@@ -155,7 +172,16 @@ class Problem(RequestModel):
     error: ProblemDetail
 
 
-REQUEST_MODELS: tuple[type[BaseModel], ...] = (JobIn, JobChangeIn, ResumeIn, ServiceIn, ScaleIn, ShutdownIn, Problem)
+REQUEST_MODELS: tuple[type[BaseModel], ...] = (
+    JobIn,
+    QuoteIn,
+    JobChangeIn,
+    ResumeIn,
+    ServiceIn,
+    ScaleIn,
+    ShutdownIn,
+    Problem,
+)
 
 
 def parse_body(body: bytes, model: type[ModelT]) -> ModelT:

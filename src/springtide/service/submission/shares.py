@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from springtide.core.errors import InvalidRequest
+from springtide.core.errors import Conflict
 from springtide.core.resources import Device
 from springtide.core.shares import Share, make_share
 from springtide.service.ports import ViewLike
@@ -17,7 +17,7 @@ def share_of(given: ShareIn | None) -> Share | None:
 
 
 def check_share(view: ViewLike, share: Share | None, num_devices: int, name: str) -> None:
-    """Raise InvalidRequest for a share that no device here can hold, or that needs more devices than there are.
+    """Raise Conflict for a share that no device here can hold, or that needs more devices than there are.
 
     `num_devices` is the fewest workers or replicas; each is on a device of its own.
     """
@@ -29,13 +29,13 @@ def check_share(view: ViewLike, share: Share | None, num_devices: int, name: str
     largest_mb = max(device.memory_mb for device in devices)
     is_counted = all(device.memory_mb for device in devices)
     if is_counted and share.memory_mb > largest_mb:
-        raise InvalidRequest(
+        raise Conflict(
             f"{name} asks for {share.memory_mb} MB of a device's memory, and the largest device here has {largest_mb} "
             f"MB; ask for at most --memory {largest_mb}MB"
         )
     if num_devices > len(devices):
         has = "1 device" if len(devices) == 1 else f"{len(devices)} devices"
-        raise InvalidRequest(
+        raise Conflict(
             f"{name} needs {num_devices} workers at once, each with its share of a device of its own, and the platform "
             f"has {has}; ask for at most --workers {len(devices)}, or start it with more slots"
         )

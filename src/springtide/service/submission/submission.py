@@ -274,11 +274,11 @@ class SubmissionService:
         if isinstance(record, JobRecord):
             _refuse_ended(record, "scaled")
             if bounds.minimum < 1:
-                raise InvalidRequest(
+                raise Conflict(
                     f"a job needs at least 1 worker; `springtide pause {record.workload_id}` gives all of them back"
                 )
             if bounds.maximum > record.job.num_virtual_shards:
-                raise InvalidRequest(
+                raise Conflict(
                     f"{record.workload_id} was submitted with {record.job.num_virtual_shards} virtual shards, so it "
                     f"takes at most that many workers; use maximum <= {record.job.num_virtual_shards}"
                 )

@@ -47,16 +47,32 @@ function setName(cell, name, id, hue) {
   setText(lines.children[1], id === name ? "" : id);
 }
 
-function setState(cell, id, state, reason, alternatives) {
+// `badges` are pairs of a word and a title: what is the matter beside the state.
+function setState(cell, id, state, reason, { alternatives = [], badges = [] }) {
   if (cell.children.length === 0) {
     const button = element("button", { type: "button", class: "ask", "data-why": id }, "why?");
-    cell.append(element("span"), button, element("div", { class: "second" }));
+    cell.append(element("span"), element("span"), button, element("div", { class: "second" }));
   }
-  setAttributes(cell.children[1], { "aria-label": `why is ${id} ${state}` });
+  const shown = cell.children[1];
+  while (shown.children.length < badges.length) shown.append(element("span"));
+  while (shown.children.length > badges.length) shown.lastChild.remove();
+  badges.forEach(([word, title], index) => {
+    setAttributes(shown.children[index], { class: "state badge", title });
+    setText(shown.children[index], word);
+  });
+  setAttributes(cell.children[2], { "aria-label": `why is ${id} ${state}` });
   setAttributes(cell.children[0], { class: `state ${state.toLowerCase()}` });
   setText(cell.children[0], state);
   const advice = alternatives.length > 0 ? `would work: ${alternatives.join(" | ")}` : "";
-  setText(cell.children[2], [reason, advice].filter(Boolean).join(" · "));
+  setText(cell.children[3], [reason, advice].filter(Boolean).join(" · "));
+}
+
+// While a job goes without a step for too long, and where its loss is no number: whether it runs or has ended.
+function badgesOf(job, nowS) {
+  const badges = [];
+  if (job.stalled_since_s !== null) badges.push([`STALLED ${duration(nowS - job.stalled_since_s)}`, `no step since; the last was ${number(job.step, 6)}`]);
+  if (job.is_diverged) badges.push(["LOSS NOT FINITE", "the newest loss is NaN or infinite"]);
+  return badges;
 }
 
 // The first two metrics that the training function reported.
@@ -123,7 +139,7 @@ function setWorkers(cell, job) {
 
 const JOB_COLUMNS = [
   { title: "Job", isRowTitle: true, class: "name", fill: (cell, job, { hueOf }) => setName(cell, job.name, job.job_id, hueOf(job.job_id)) },
-  { title: "State and reason", class: "why", fill: (cell, job) => setState(cell, job.job_id, job.state, job.reason, job.alternatives) },
+  { title: "State and reason", class: "why", fill: (cell, job, { nowS }) => setState(cell, job.job_id, job.state, job.reason, { alternatives: job.alternatives, badges: badgesOf(job, nowS) }) },
   { title: "Progress", class: "progress", fill: setProgress },
   {
     title: "Workers", class: "number", help: "now, and the bounds in force",
@@ -153,7 +169,7 @@ const JOB_COLUMNS = [
 
 const SERVICE_COLUMNS = [
   { title: "Service", isRowTitle: true, class: "name", fill: (cell, service, { hueOf }) => setName(cell, service.name, service.url, hueOf(service.service_id)) },
-  { title: "State and reason", class: "why", fill: (cell, service) => setState(cell, service.service_id, service.state, service.reason, []) },
+  { title: "State and reason", class: "why", fill: (cell, service) => setState(cell, service.service_id, service.state, service.reason, { badges: service.rolled_back ? [["ROLLED BACK", service.rolled_back]] : [] }) },
   {
     title: "Replicas", class: "number", help: "ready, and the bounds in force",
     fill: (cell, service) => setLines(cell, `${service.num_ready}${service.num_starting > 0 ? ` + ${service.num_starting} starting` : ""}`, `${service.min_replicas}..${service.max_replicas}`),
