@@ -71,7 +71,7 @@ class SharePlan:
         self._evicted: dict[WorkloadId, str] = {}
         self._started: list[WorkloadId] = []
         self._barred = barred
-        self.opened: set[WeakClaim] = set()
+        self.opened: dict[WeakClaim, None] = {}
         self.waiting: list[WorkloadId] = []
         self._allocate()
         self.taken = self._taken()
@@ -192,14 +192,14 @@ class SharePlan:
                 self._hold(service_id, view.service.name, share, [*mine, *found])
                 continue
             if claim != "least":
-                self.opened.add((claim, service_id))
+                self.opened[(claim, service_id)] = None
             # The device is not in the ledger before it is free.
             self._claimed.setdefault(service_id, []).append(claimed)
             count -= 1
 
     def _note_opened(self, claim: str, who: WorkloadId, devices: Sequence[DeviceId]) -> None:
         if claim != "least" and not all(self._ledger.is_open[self._ledger.at[device_id]] for device_id in devices):
-            self.opened.add((claim, who))
+            self.opened[(claim, who)] = None
 
     def _claim(self, service_id: WorkloadId, closed: frozenset[DeviceId]) -> DeviceId | None:
         """The last device of the elastic job that holds most beyond its minimum, one without a promise if there is one;

@@ -396,7 +396,10 @@ class Decision:
     def _record(self, placed: Placed) -> None:
         state, snapshot = self.state, self.snapshot
         self._note_given_up()
-        state.waits = waiting_services(self.reservations, snapshot, placed) if snapshot.services else {}
+        waits = waiting_services(self.reservations, snapshot, placed) if snapshot.services else {}
+        # What the rest of this decision has left free is for the next one to give.
+        soon_s = self.now_s + OVERDUE_S
+        state.waits = {who: None if at_s is None else max(at_s, soon_s) for who, at_s in waits.items()}
         for service_id in state.waits:
             self.notes[service_id] = why_service_waits(
                 self.reservations, self.by_id, len(snapshot.cluster.device_ids())
@@ -445,6 +448,7 @@ class Decision:
                     # A job that ends in time reports that, which is a reason to decide; one that is late does not.
                     moments.append(max(entry.runs[-1].end_s, now_s + 1e-3) + OVERDUE_S)
         moments += self.trials.moments_s
+        moments += [at_s for at_s in self.state.waits.values() if at_s is not None]
         moments += [until_s for until_s in self.state.lent.values() if until_s < math.inf]
         moments += [row.view.restarts.starts_at_s for row in self.rows if row.view.restarts.starts_at_s > now_s]
         return min(moments, default=None)
