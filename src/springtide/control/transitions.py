@@ -402,9 +402,8 @@ def _(event: events.CheckpointCommitted, state: PlatformState, now_s: float) -> 
         if record.state is not JobState.RUNNING:
             # A running job reports its steps with their time. That of this one is not known, and plans reckon from it.
             progress = replace(progress, step=max(progress.step, event.step))
-        state.jobs[event.job_id] = replace(
-            record, saved=replace(record.saved, checkpoint=checkpoint), progress=progress
-        )
+        saved = replace(record.saved, checkpoint=checkpoint)
+        state.jobs[event.job_id] = replace(record, saved=saved, progress=progress)
 
 
 @apply_event.register
