@@ -18,7 +18,7 @@ from springtide.core.workload import Entrypoint, Goal, TrainingJob
 from springtide.scheduling.registry import make_policy
 
 SOURCE = f"{Path(springtide.__file__).parent}/"
-MAX_FILES = 33
+MAX_FILES = 34
 MAX_MOVES = 400
 
 

@@ -84,12 +84,14 @@ class Market:
         outside = [self._bid_of_row(row, floors.get(row.job_id, 0)) for row in able if self._is_resizable(row)]
         self._bids = [*reserved, *[bid for bid in outside if bid is not None]]
         self._num_floors = sum(floors.values())
-        self._values = self._appraise(self._spare + sum(bid.floor for bid in reserved))
+        self._capacity = self._spare + sum(bid.floor for bid in reserved)
+        self._read_bids()
 
     def share_reserved(self, num_kept_idle: int) -> None:
         """Resize the jobs of the reservation table by what they win; `num_kept_idle` devices go to none of them."""
         reservations, now_s = self._reservations, self._now_s
-        chosen = self._choose(self._bids, self._values, self._spare - num_kept_idle - self._num_floors)
+        floors = [bid.floor for bid in self._bids]
+        chosen = self._choose(range(len(floors)), floors, self._spare - num_kept_idle - self._num_floors)
         won = [(bid.entry, bid.has, count) for bid, count in zip(self._bids, chosen, strict=True) if bid.entry]
         for entry, has, count in won:
             if count < has:
@@ -112,9 +114,9 @@ class Market:
         span_s = max(LASTING_CHANGES * reservations.costs.later[1], 1e-3)
         lasting = reservations.profile.least(now_s, now_s + span_s) + num_surplus
         mine = [i for i, bid in enumerate(self._bids) if bid.entry is None and bid.job_id not in without]
-        bids = [self._bids[i]._replace(floor=counts.get(self._bids[i].job_id, 0)) for i in mine]
-        chosen = self._choose(bids, self._values[mine], min(left, lasting) - sum(counts.values()))
-        counts |= {bid.job_id: count for bid, count in zip(bids, chosen, strict=True) if count}
+        floors = [counts.get(self._bids[i].job_id, 0) for i in mine]
+        chosen = self._choose(mine, floors, min(left, lasting) - sum(counts.values()))
+        counts |= {self._bids[i].job_id: count for i, count in zip(mine, chosen, strict=True) if count}
         left -= sum(counts.values())
         for row in rows:
             count, held = counts.get(row.job_id, 0), self._held[row.job_id]
@@ -189,44 +191,53 @@ class Market:
         # It pays for a start in any case: that is work left, not a loss by this choice.
         return [max(work / rates[n] + cost_s(n), LEAST_LEFT_S) for n in sizes], [0.0] * len(sizes)
 
-    def _appraise(self, capacity: int) -> Floats:
-        """The value of each size of each bid, 0 beyond the last one. Shape [bids, sizes]."""
+    def _read_bids(self) -> None:
+        """The sizes of each bid, and what each is worth to the job alone. Shapes [bids, sizes], 0 beyond the last."""
         bids = self._bids
         width = max((len(bid.sizes) for bid in bids), default=1)
-        sizes = np.array([[*bid.sizes, *[0] * (width - len(bid.sizes))] for bid in bids], dtype=np.int64)
-        seconds = np.array([[*bid.seconds, *[math.inf] * (width - len(bid.sizes))] for bid in bids])
-        lost_s = np.array([[*bid.lost_s, *[0.0] * (width - len(bid.sizes))] for bid in bids])
-        self._sizes: Ints = sizes.reshape(len(bids), width)
-        seconds, lost_s = seconds.reshape(sizes.shape), lost_s.reshape(sizes.shape)
-        if not bids:
-            return np.zeros((0, width))
-        # The last one to end comes first.
-        order = np.argsort(-seconds.min(axis=1), kind="stable")
-        weights = np.zeros(len(bids))
-        weights[order] = work_weights_of_many(self._sizes[order], 1.0 / seconds[order], capacity, COMPANY)
+        shape = (len(bids), width)
+        more = [width - len(bid.sizes) for bid in bids]
+        pairs = list(zip(bids, more, strict=True))
+        self._sizes: Ints = np.array([[*bid.sizes, *[0] * n] for bid, n in pairs], dtype=np.int64).reshape(shape)
+        seconds = np.array([[*bid.seconds, *[math.inf] * n] for bid, n in pairs]).reshape(shape)
+        lost_s = np.array([[*bid.lost_s, *[0.0] * n] for bid, n in pairs]).reshape(shape)
         reach_s = np.minimum(seconds, HORIZON_S)
-        values: Floats = weights[:, None] / seconds * reach_s / (reach_s + lost_s)
-        return np.where(self._sizes > 0, values, 0.0)
+        self._seconds = seconds
+        self._worth: Floats = reach_s / (reach_s + lost_s) / seconds
+        self._weights: Floats | None = None
 
-    def _choose(self, bids: Sequence[Bid], values: Floats, spare: int) -> list[int]:
-        """The sizes with the largest sum of values within `spare` devices beyond the floors."""
-        if not bids:
-            return []
-        width = values.shape[1]
-        sizes = np.array([[*bid.sizes, *[0] * (width - len(bid.sizes))] for bid in bids], dtype=np.int64)
-        floors = np.array([bid.floor for bid in bids], dtype=np.int64)
-        at_floor = np.where(sizes == floors[:, None], values, 0.0).max(axis=1)
-        more = np.maximum(sizes - floors[:, None], 0)
-        gains = np.where(more > 0, values - at_floor[:, None], 0.0)
-        spare = max(0, spare)
-        if more.size * (spare + 1) <= MAX_CELLS:
-            kept = [(more[i] > 0) for i in range(len(bids))]
-            found = best_shares(
-                [more[i][kept[i]] for i in range(len(bids))], [gains[i][kept[i]] for i in range(len(bids))], spare
+    def _weighted(self) -> Floats:
+        """What each size is worth beside all others. Shape [bids, sizes]."""
+        if self._weights is None:
+            # The last one to end comes first.
+            order = np.argsort(-self._seconds.min(axis=1), kind="stable")
+            self._weights = np.zeros(len(order))
+            self._weights[order] = work_weights_of_many(
+                self._sizes[order], 1.0 / self._seconds[order], self._capacity, COMPANY
             )
+        return self._weights[:, None] * self._worth
+
+    def _choose(self, which: Sequence[int], floors: Sequence[int], spare: int) -> list[int]:
+        """The sizes of these bids with the largest sum of values within `spare` devices beyond the floors."""
+        if not which:
+            return []
+        rows, at_least, spare = np.array(which), np.array(floors, dtype=np.int64), max(0, spare)
+        sizes = self._sizes[rows]
+        best = sizes[np.arange(len(rows)), np.argmax(self._worth[rows], axis=1)]
+        if int((best - at_least).sum()) <= spare:
+            # Each can have the size that is best for it.
+            return [int(size) for size in best]
+        values = self._weighted()[rows]
+        at_floor = np.where(sizes == at_least[:, None], values, 0.0).max(axis=1)
+        more = np.maximum(sizes - at_least[:, None], 0)
+        gains = np.where(more > 0, values - at_floor[:, None], 0.0)
+        if more.size * (spare + 1) <= MAX_CELLS:
+            kept = more > 0
+            choices = [(more[i][kept[i]], gains[i][kept[i]]) for i in range(len(rows))]
+            found = best_shares([size for size, _ in choices], [gain for _, gain in choices], spare)
         else:
             found = shares_along_hulls(more, gains, spare).tolist()
-        return [bid.floor + count for bid, count in zip(bids, found, strict=True)]
+        return [floor + count for floor, count in zip(floors, found, strict=True)]
 
 
 def _held(snapshot: Snapshot, row: PromiseRow) -> int:
