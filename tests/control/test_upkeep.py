@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kits.control.years import Years, bare_controller
+from kits.simulation.sweeps import only_in_full
 from springtide.control.journal.retention import DAY_S, Retention
 from springtide.control.journal.sqlite import SqliteJournal
 from springtide.control.loop import replay
@@ -65,6 +66,7 @@ def test_a_day_in_small(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@only_in_full
 @pytest.mark.timeout(1800)
 def test_a_year_of_a_hundred_jobs_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """219,000 jobs of four hours each in 35,000 turns, two in half an hour, with a snapshot every four hours."""

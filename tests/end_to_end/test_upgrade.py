@@ -14,6 +14,7 @@ import pytest
 from kits.end_to_end.live_platform import LivePlatform, assert_exactly_once, ended_after, wait_for
 from kits.releases.installed import install_revision
 from kits.releases.record import PLACE
+from kits.simulation.sweeps import only_in_full
 from springtide.control.journal.inspection import inspect_journal
 from springtide.control.journal.sqlite import SqliteJournal
 
@@ -73,6 +74,7 @@ def last_release(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(install_revision(RELEASES[-1].name.partition(".")[0], tmp_path_factory.mktemp("release")))
 
 
+@only_in_full
 def test_jobs_go_on_when_the_platform_under_them_is_upgraded(last_release: str, tmp_path: Path) -> None:
     with ended_after(LivePlatform(tmp_path / "state", python=last_release)) as live:
         live.start(policy="springtide")

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from kits.simulation.moving import Moving
+from kits.simulation.sweeps import only_in_full
 from springtide.control import controller as controller_module
 from springtide.control import incremental, pools, reconcile, runs
 from springtide.core import actions, events
@@ -221,7 +222,11 @@ def play(worlds: str, index: int) -> SeedOutcome:
     return run_seed(seed, Restless, num_faults=num_faults, has_pools=True, reaches=owned)
 
 
-@pytest.mark.parametrize("name", PLANTS)
+# A hundred seeds and more.
+DEAR = {"settle_without_the_drains"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=only_in_full if name in DEAR else ()) for name in PLANTS])
 def test_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     function, worlds = PLANTS[name]
     function(monkeypatch)
