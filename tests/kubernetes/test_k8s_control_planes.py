@@ -24,6 +24,7 @@ from kits.kubernetes.lab.lab import Cluster, free_ports
 from kits.servers import missing_postgres, running_postgres
 from springtide.backends.kubernetes.resources.definitions import custom_resource_definitions
 from springtide.backends.kubernetes.settings import NODE_LABEL
+from springtide.control.journal.journal import read_journal
 from springtide.service.server import CRASH_AT
 
 pytestmark = [
@@ -206,9 +207,9 @@ def token(cluster, namespace):
 
 
 def steps_of(url: str) -> list[tuple[int, int]]:
-    """Number and term of every step."""
-    with psycopg.connect(url) as connection:
-        return connection.execute("SELECT seq, term FROM springtide_steps ORDER BY seq").fetchall()
+    """Number and term of every step, also of those in segments."""
+    with contextlib.closing(read_journal(url, Path())) as journal:
+        return [(row.seq, row.term) for row in journal.rows()]
 
 
 def holder_of(cluster: Cluster, namespace: str) -> str:

@@ -11,10 +11,10 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 
 from kits.kubernetes.deployed_platform import LONG_S, DeployedPlatform, deployed_on
@@ -23,6 +23,7 @@ from kits.kubernetes.lab.nodes import NodeLab
 from kits.kubernetes.live_cluster import CREDENTIALS, Witness
 from kits.kubernetes.paced_job import Pace, apply, each_step_once, paced_function
 from kits.servers import missing_postgres
+from springtide.control.journal.journal import read_journal
 
 pytestmark = [
     pytest.mark.kubernetes,
@@ -152,10 +153,10 @@ def test_whatever_ends_the_leader_the_other_goes_on_and_nothing_runs_twice(
 
 def terms_of(platform: DeployedPlatform) -> list[int]:
     """The term of every step of the journal, in the order of the steps, of which none is missing."""
-    with psycopg.connect(platform.database.postgres_url()) as connection:
-        rows = connection.execute("SELECT seq, term FROM springtide_steps ORDER BY seq").fetchall()
-    assert [seq for seq, _ in rows] == list(range(1, len(rows) + 1))
-    return [term for _, term in rows]
+    with closing(read_journal(platform.database.postgres_url(), Path())) as journal:
+        rows = list(journal.rows())
+    assert [row.seq for row in rows] == list(range(1, len(rows) + 1))
+    return [row.term for row in rows]
 
 
 def another_term(platform: DeployedPlatform, before: int) -> str:
