@@ -367,6 +367,7 @@ def test_a_policy_that_remembers_decides_like_one_that_does_not_whatever_changes
 PURE = {
     "backends/sharing/gpu/library.py": ["why_not_preloaded"],
     "core/containers.py": ["_amount"],
+    "control/journal/ended.py": ["_decoded"],
     "core/plugins.py": ["offered"],
     "core/resources.py": [
         "_device_ids",
