@@ -149,7 +149,7 @@ class PlatformDouble:
                 tuple(state.nodes.values()),
                 self.policy_name,
                 self.controller.future,
-                self.controller.claims,
+                claims=self.controller.claims,
             )
             for listener in self.listeners:
                 listener(seq, step, self.current)
