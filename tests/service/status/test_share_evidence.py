@@ -33,6 +33,7 @@ class View:
     services: dict = field(default_factory=dict)
     nodes: tuple = (make_node("local", 2),)
     future: dict = field(default_factory=dict)
+    claims: dict = field(default_factory=dict)
 
 
 def replicas(name: str, share: Share | None, *devices: str) -> tuple[ReplicaRecord, ...]:
