@@ -145,7 +145,7 @@ def reckon_steps_of_a_checkpoint_from_the_last_report(monkeypatch: pytest.Monkey
 
 @plant("restless")
 def lose_a_reclaim(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reclaim is marked as a drain: whoever is there may stay."""
+    """A reclaim is marked as a drain: the jobs there may stay."""
     original = pools.pool_actions
 
     def pool_actions(state: Any, plan: Any) -> Any:

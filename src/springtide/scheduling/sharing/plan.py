@@ -332,7 +332,7 @@ class SharePlan:
         """Promise a job its hard deadline if it can be met on the devices found for it; a refusal if it cannot, None in
         all other cases.
 
-        Each of these devices has its request left from now on to its end: whoever shares one never gets more of it."""
+        Each of these devices has its request left from now on to its end: no sharer of one gets more of it."""
         job, goal, share = view.job, view.job.goal, self._share[view.job.job_id]
         if not self._can_promise(view):
             return None

@@ -31,7 +31,7 @@ from springtide.scheduling.policies.springtide.reasons import (
     why_no_room,
     why_service_waits,
 )
-from springtide.scheduling.policies.springtide.rows import PromiseRow
+from springtide.scheduling.policies.springtide.rows import PromiseRow, num_held
 from springtide.scheduling.policies.springtide.services import (
     NO_NEEDS,
     ServiceNeeds,
@@ -280,7 +280,7 @@ class Decision:
                 is_deviating = not is_cut_short(row, state, now_s)
             if not (is_deviating or has_lost_devices or is_overdue or is_unplanned or is_planned_too_late):
                 continue
-            held = 0 if starts_at_s > now_s else _held(self.snapshot, row)
+            held = 0 if starts_at_s > now_s else num_held(self.snapshot, row)
             left = row.steps_left(now_s, held)
             if is_overdue:
                 left = max(left, OVERDUE_S * row.rates[row.sizes[0]])
@@ -317,7 +317,7 @@ class Decision:
             if not (row.can_promise or row.attempts_deadline):
                 outside.append(row)
                 continue
-            held = _held(self.snapshot, row)
+            held = num_held(self.snapshot, row)
             entry = entry_of(
                 row,
                 row.steps_left(self.now_s, held),
@@ -474,8 +474,3 @@ def deviates(row: PromiseRow, state: State) -> bool:
     done = work_done(entry.committed, entry.rates, view.progress.progress_at_s)
     expected = view.total_steps - entry.work + done
     return abs(expected - view.progress.step) > DEVIATION_STEPS + DEVIATION_FRACTION * done
-
-
-def _held(snapshot: Snapshot, row: PromiseRow) -> int:
-    allocation = snapshot.allocations.get(row.job_id)
-    return allocation.num_devices if allocation is not None else 0

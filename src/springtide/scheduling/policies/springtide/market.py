@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from springtide.core.decision import Snapshot
 from springtide.core.workload import WorkloadId
-from springtide.scheduling.policies.springtide.rows import PromiseRow
+from springtide.scheduling.policies.springtide.rows import PromiseRow, num_held
 from springtide.solvers.reservations.reservation_table import FILL_EFFORT, Entry, ReservationTable
 from springtide.solvers.share_dp import best_shares, shares_along_hulls, work_weights_of_many
 
@@ -67,7 +67,7 @@ class Market:
     ) -> None:
         self._reservations, self._num_surplus = reservations, num_surplus
         self._now_s = reservations.now_s
-        self._held = {row.job_id: _held(snapshot, row) for row in rows}
+        self._held = {row.job_id: num_held(snapshot, row) for row in rows}
         able = [row for row in rows if row.view.restarts.starts_at_s <= self._now_s or self._held[row.job_id]]
         # Jobs that hold devices first, then soft deadlines by date, then by arrival.
         able.sort(key=lambda row: (not self._held[row.job_id], row.deadline_s, row.view.submitted_at_s))
@@ -238,8 +238,3 @@ class Market:
         else:
             found = shares_along_hulls(more, gains, spare).tolist()
         return [floor + count for floor, count in zip(floors, found, strict=True)]
-
-
-def _held(snapshot: Snapshot, row: PromiseRow) -> int:
-    allocation = snapshot.allocations.get(row.job_id)
-    return allocation.num_devices if allocation is not None else 0

@@ -86,9 +86,12 @@ def why_fewer_devices(
     }
     if any(who in entries for who in names):
         return ""
-    winner = next(iter(names.values()), "")
+    who, winner = next(iter(names.items()), (WorkloadId(""), ""))
+    is_new = who not in snapshot.allocations
     return (
         f"'{winner}' needs a device; it keeps its deadline without it"
+        if winner and is_new
+        else f"'{winner}' gains more by the devices; it keeps its deadline with fewer"
         if winner
         else "it keeps its deadline with fewer devices"
     )

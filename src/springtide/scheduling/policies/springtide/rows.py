@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from operator import attrgetter
 
-from springtide.core.decision import JobView
+from springtide.core.decision import JobView, Snapshot
 from springtide.core.workload import JobState, WorkloadId
 from springtide.perf.curve import curve_of, interpolate
 from springtide.scheduling.decisions.fingerprint import (
@@ -110,6 +110,12 @@ class PromiseRow:
         if 0 < num_held < len(self.rates) and view.state is JobState.RUNNING:
             left -= max(0.0, now_s - view.progress.progress_at_s) * self.rates[num_held] * self.scale
         return max(left, 1.0)
+
+
+def num_held(snapshot: Snapshot, row: PromiseRow) -> int:
+    """How many devices the job holds now."""
+    allocation = snapshot.allocations.get(row.job_id)
+    return allocation.num_devices if allocation is not None else 0
 
 
 def _granted(sizes: Sequence[int]) -> tuple[int, ...]:
