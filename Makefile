@@ -30,7 +30,7 @@ NUM_COMPUTING := 2
 NUM_PROCESSES := 4
 
 .PHONY: setup demo check test upgrade slow slow-computing slow-processes slow-alone examples kubernetes gpu broken planted \
-	golden bench ci full lanes lanes-that-compute clean browser servers compiler
+	golden bench ci full lanes lanes-that-compute lanes-that-wait clean browser servers compiler
 
 setup: $(STAMP)
 
@@ -130,16 +130,19 @@ full: setup browser servers compiler
 	$(MAKE) --no-print-directory lanes RERUNS="$(RERUNS)"
 	$(MAKE) --no-print-directory broken
 
-# Lanes that compute run one after the other, beside lanes that mostly wait for processes and for a cluster: the first use
-# what the others leave of the processors. Lanes that measure come last and alone. What a lane prints appears when it ends.
+# Lanes that compute run one after the other, beside lanes that mostly wait for a cluster and for processes, which would miss
+# their moments if all ran at a time; lanes that measure come last and alone. What a lane prints appears when it ends.
 COMPUTE := check test slow-computing examples
+WAIT := kubernetes slow-processes
 lanes:
-	@$(MAKE) --no-print-directory --keep-going --jobs 3 --output-sync=target lanes-that-compute timed-kubernetes \
-	  timed-slow-processes; first=$$?; $(MAKE) --no-print-directory timed-slow-alone && exit $$first
+	@$(MAKE) --no-print-directory --keep-going --jobs 2 --output-sync=target lanes-that-compute lanes-that-wait; \
+	first=$$?; $(MAKE) --no-print-directory timed-slow-alone && exit $$first
 
-lanes-that-compute:
+lanes-that-compute lanes-that-wait:
 	@failed=""; \
-	for lane in $(COMPUTE); do nice -n 5 $(MAKE) --no-print-directory timed-$$lane || failed="$$failed $$lane"; done; \
+	for lane in $(if $(filter lanes-that-wait,$@),$(WAIT),$(COMPUTE)); do \
+	  $(MAKE) --no-print-directory timed-$$lane || failed="$$failed $$lane"; \
+	done; \
 	test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 timed-%:

@@ -26,7 +26,8 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(bool(missing_redis()), reason=missing_redis()),
 ]
-NUM_SAMPLES, BATCH, EPOCHS, BUDGET_USD = 600, 30, 2, 0.02
+# Four times what it takes on a quiet machine: a slow one bills more seconds.
+NUM_SAMPLES, BATCH, EPOCHS, BUDGET_USD = 600, 30, 2, 0.04
 
 
 @pytest.fixture
