@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(bool(missing_redis()), reason=missing_redis()),
 ]
-# Four times what it takes on a quiet machine: a slow one bills more seconds.
+# More than it takes: a slow machine bills more seconds.
 NUM_SAMPLES, BATCH, EPOCHS, BUDGET_USD = 600, 30, 2, 0.04
 
 
