@@ -63,8 +63,10 @@ class ZygoteProcess:
         )
         deadline = time.monotonic() + WAIT_S
         while not self._socket.exists():
-            assert self.process.poll() is None, "the zygote ended"
-            assert time.monotonic() < deadline
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                # Else it would be found by later tests, as a child of this process.
+                self.close()
+                raise AssertionError(f"no zygote: it ended with code {self.process.returncode}, or took too long")
             time.sleep(0.02)
 
     def close(self):

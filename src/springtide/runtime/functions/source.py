@@ -20,6 +20,9 @@ from springtide.core.workload import Entrypoint, TrainingJob
 from springtide.runtime.process.entry import load_object
 from springtide.storage.workloads.artifacts import fetch_code
 
+# Made once: two threads that made it at a time, as invocations in one process do, could crash the interpreter.
+_JOB = msgspec.json.Decoder(TrainingJob)
+
 
 class UserSource:
     """A job and the user's file, unpacked in a folder of its own."""
@@ -130,7 +133,7 @@ def read_job(store: Store, keys: Keys) -> TrainingJob:
     try:
         if len(data) > MAX_RECORD_BYTES:
             raise ValueError(f"it has {len(data)} bytes")
-        return msgspec.json.decode(data, type=TrainingJob)
+        return _JOB.decode(data)
     except (msgspec.MsgspecError, ValueError) as error:
         raise StorageError(f"the job's record is unreadable: {error}") from None
 
