@@ -397,7 +397,7 @@ PURE = {
         "best_rate",
         "compact_rates",
     ],
-    "scheduling/policies/goodput/families.py": ["_way", "rates"],
+    "scheduling/families/family.py": ["_way", "rates"],
     "storage/stores/memory.py": ["_objects_of"],
 }
 

@@ -12,7 +12,8 @@ from springtide.core.job_parts import GradientNoise, StepTime
 from springtide.core.workload import JobState
 from springtide.perf.goodput import gain, split_batch, step_total_s
 from springtide.perf.throughput import ThroughputModel
-from springtide.scheduling.policies.goodput.families import (
+from springtide.scheduling.families.candidates import size_grid
+from springtide.scheduling.families.family import (
     FamilySpeed,
     JobFamily,
     family_key,
@@ -20,7 +21,6 @@ from springtide.scheduling.policies.goodput.families import (
     stretch_of,
     write_family,
 )
-from springtide.scheduling.policies.goodput.jobs import size_grid
 from springtide.scheduling.policies.goodput.policy import Goodput
 from springtide.scheduling.registry import make_policy
 

@@ -7,7 +7,7 @@ import pytest
 
 from kits.scheduling.goodput_jobs import snapshot, view
 from springtide.scheduling.decisions.rounds import Round
-from springtide.scheduling.policies.goodput.jobs import JobCandidates
+from springtide.scheduling.families.candidates import JobCandidates
 from springtide.scheduling.policies.goodput.reasons import reasons_of
 
 TIMES_S = {1: 7200.0, 2: 4000.0, 4: 2400.0, 8: 2500.0}

@@ -16,7 +16,7 @@ import numpy as np
 
 from springtide.core.decision import JobView, Plan, PlannedRun, PoolAllocation, Schedule, Snapshot
 from springtide.core.resources import DeviceId, Node, Topology
-from springtide.core.workload import TrainingJob, WorkloadId
+from springtide.core.workload import WorkloadId
 from springtide.scheduling.decisions.fingerprint import (
     BOUNDS,
     NODES,
@@ -27,25 +27,15 @@ from springtide.scheduling.decisions.fingerprint import (
     of_rows,
 )
 from springtide.scheduling.decisions.rounds import Round, RoundDecision, decide_in_rounds
-from springtide.scheduling.placement.allocation_ledger import most_workers
+from springtide.scheduling.families.candidates import JobCandidates, is_waiting, read_rows
+from springtide.scheduling.families.family import JobFamily
+from springtide.scheduling.families.learning import FamilyMemory
 from springtide.scheduling.placement.placing import place
-from springtide.scheduling.policies.goodput.families import (
-    FamilySpeed,
-    JobFamily,
-    family_key,
-    read_family,
-    write_family,
-)
-from springtide.scheduling.policies.goodput.jobs import JobCandidates, is_waiting, read_rows, size_grid
 from springtide.scheduling.policies.goodput.reasons import reasons_of
 from springtide.solvers.share_dp import best_shares, work_weights
 
 Counts = Mapping[WorkloadId, int]
 
-# How many families are remembered after all of their jobs have ended.
-NUM_FAMILIES = 32
-# A batch that would change by less than this factor stays as it is: goodput is flat around its best.
-SAME_BATCH = 1.2
 # A job may be moved, so that a group of workers becomes compact, if it runs this many times as long as a move costs.
 MOVE_PAYS = 60.0
 
@@ -88,38 +78,10 @@ READS = Reads(
 class DerivedFamilies:
     """Derived from the memory and from earlier snapshots, kept for the next decision (see decisions/cache.py)."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: FamilyMemory) -> None:
+        self.memory = memory
         self.fingerprints = Fingerprints(READS)
         self.news: dict[WorkloadId, JobNews] = {}
-        self.state: Any = None
-        self.families: dict[str, JobFamily] = {}
-        self.paces: dict[str, FamilySpeed] = {}
-
-    def read(self, state: Any) -> dict[str, JobFamily]:
-        """The families of a state."""
-        if state is None:
-            return {}
-        if self.state is not state:
-            self.families = {key: read_family(kept) for key, kept in state["families"].items()}
-            self.state = state
-        return dict(self.families)
-
-    def pace(
-        self, key: str, family: JobFamily, sizes: Sequence[int], per_node: int, job: TrainingJob, adapts: bool
-    ) -> FamilySpeed:
-        """The speeds of a family, computed anew only after new measurements."""
-        known = self.paces.get(key)
-        if (
-            known is None
-            or known.family.steps != family.steps
-            or known.sizes.tolist() != list(sizes)
-            or known.devices_per_node != per_node
-        ):
-            known = FamilySpeed(family, sizes, per_node, job, adapts=adapts)
-        elif known.family != family:
-            known = known.with_family(family)
-        self.paces[key] = known
-        return known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,15 +108,15 @@ class Goodput:
 
     def make_derived(self) -> DerivedFamilies:
         """An empty object to keep derived values in."""
-        return DerivedFamilies()
+        return DerivedFamilies(FamilyMemory(learns=self.learns, adapts=self.adapts_batch))
 
     def decide(self, snapshot: Snapshot, derived: DerivedFamilies | None = None) -> Plan:
         """Return the plan for this snapshot."""
-        known = derived or DerivedFamilies()
+        known = derived or self.make_derived()
 
         def is_due(snapshot: Snapshot, state: Any) -> bool:
             """Whether anything has changed since the last decision."""
-            return state is None or state["fingerprint"] != self._fingerprint(snapshot, known.read(state), known)
+            return state is None or state["fingerprint"] != self._fingerprint(snapshot, known.memory.read(state), known)
 
         return decide_in_rounds(
             repr(self),
@@ -169,7 +131,7 @@ class Goodput:
         news: dict[WorkloadId, JobNews] = {}
         for view in snapshot.jobs:
             job_id = view.job.job_id
-            has_news = bool(view.learnt.step_times) and self._key(view.job) not in families
+            has_news = bool(view.learnt.step_times) and known.memory.key_of(view.job) not in families
             waits, before = is_waiting(view, snapshot.now_s), known.news.get(job_id)
             if before is None or before.view is not view or before[2:] != (has_news, waits):
                 before = JobNews(job_id, view, has_news, waits)
@@ -177,15 +139,13 @@ class Goodput:
         known.news = news
         return known.fingerprints.of(snapshot, list(news.values()))
 
-    def _key(self, job: TrainingJob) -> str:
-        return family_key(job, alone=not self.learns)
-
     def _decide(self, now: Round, known: DerivedFamilies) -> RoundDecision:
         snapshot, state = now.snapshot, now.state
-        families = self._learn(snapshot, state, known)
+        memory = known.memory
+        families = memory.learn(state, snapshot.jobs, snapshot.now_s)
         capacity = len(now.devices)
-        paces = self._paces(snapshot, families, capacity, known)
-        rows = read_rows(snapshot, now.held, self._key, families, paces, capacity)
+        speeds = memory.speeds(snapshot.jobs, snapshot, families, capacity)
+        rows = read_rows(snapshot.jobs, snapshot, now.held, memory.key_of, families, speeds, capacity)
         counts = self._share_out(rows, snapshot, capacity)
         placed = _place(counts, now, _movable(rows, counts, snapshot))
         allocations = {
@@ -193,8 +153,7 @@ class Goodput:
         }
         kept = {
             "fingerprint": self._fingerprint(snapshot, families, known),
-            "families": {key: write_family(family) for key, family in families.items()},
-            "jobs": {view.job.job_id: [self._key(view.job), view.equivalent_steps] for view in snapshot.jobs},
+            **memory.write(families, snapshot.jobs),
             "runs": {
                 row.job_id: [
                     counts[row.job_id],
@@ -204,50 +163,12 @@ class Goodput:
                 if counts.get(row.job_id)
             },
         }
-        known.state, known.families = kept, families
+        memory.keep(kept, families)
         return RoundDecision(
             allocations=allocations,
             reasons=reasons_of(rows, counts, {who: given.device_ids for who, given in placed.items()}, now),
             state=kept,
         )
-
-    def _learn(self, snapshot: Snapshot, state: Any, known: DerivedFamilies) -> dict[str, JobFamily]:
-        """The families with the new measurements of their jobs."""
-        families = known.read(state)
-        live = {view.job.job_id for view in snapshot.jobs}
-        for job_id, (key, progress) in (state["jobs"] if state is not None else {}).items():
-            if job_id not in live and key in families and progress > 0.0:
-                families[key] = families[key].with_length(progress)
-        used: dict[str, None] = {}
-        for view in snapshot.jobs:
-            key = self._key(view.job)
-            used[key] = None
-            if view.learnt.step_times:
-                families[key] = families.get(key, JobFamily()).with_view(view, snapshot.now_s)
-        named = [key for key in families if key not in used and not key.startswith("#")]
-        named.sort(key=lambda key: (-families[key].used_s, key))
-        kept = {*used, *named[:NUM_FAMILIES]}
-        return {key: family for key, family in families.items() if key in kept}
-
-    def _paces(
-        self, snapshot: Snapshot, families: Mapping[str, JobFamily], capacity: int, known: DerivedFamilies
-    ) -> dict[str, FamilySpeed]:
-        wanted: dict[str, set[int]] = {}
-        job_of: dict[str, TrainingJob] = {}
-        for view in snapshot.jobs:
-            key = self._key(view.job)
-            if key not in families or not families[key].steps:
-                continue
-            most = min(most_workers(view), capacity)
-            wanted.setdefault(key, set()).update(
-                (*size_grid(most), view.bounds.min_workers, max(most, 1), view.num_replicas)
-            )
-            job_of[key] = view.job
-        per_node = max((len(node.devices) for node in snapshot.cluster.nodes), default=1)
-        return {
-            key: known.pace(key, families[key], sorted(sizes - {0}), per_node, job_of[key], self.adapts_batch)
-            for key, sizes in wanted.items()
-        }
 
     def _share_out(self, rows: list[JobCandidates], snapshot: Snapshot, capacity: int) -> dict[WorkloadId, int]:
         """The number of devices for each job."""
@@ -275,20 +196,9 @@ class Goodput:
 
     def _with_batch(self, row: JobCandidates, given: PoolAllocation, snapshot: Snapshot) -> PoolAllocation:
         """The allocation with the best batch on it."""
-        view, bounds = row.view, row.view.job.batch
-        if bounds is None:
-            return msgspec.structs.replace(given, global_batch_size=view.job.global_batch_size)
-        now_size = view.global_batch_size or view.job.global_batch_size
-        if row.pace is None or not self.adapts_batch:
-            size = max(now_size, bounds.min_local_size * given.num_devices)
-        else:
-            node_of = snapshot.cluster.node_of
-            num_nodes = len({node_of[device] for device in given.device_ids})
-            size, rate = row.pace.batch_for(num_nodes, given.num_devices, row.noise)
-            is_near = max(size, now_size) <= SAME_BATCH * min(size, now_size)
-            if rate <= 0.0 or (is_near and given.num_devices == view.num_replicas):
-                size = now_size
-        size = min(max(size, bounds.min_size), bounds.max_size)
+        node_of = snapshot.cluster.node_of
+        num_nodes = len({node_of[device] for device in given.device_ids})
+        size = row.batch_on(num_nodes, given.num_devices, adapts=self.adapts_batch)
         return msgspec.structs.replace(given, global_batch_size=size)
 
 

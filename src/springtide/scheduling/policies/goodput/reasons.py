@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from springtide.core.resources import DeviceId
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.decisions.rounds import Round
-from springtide.scheduling.policies.goodput.jobs import JobCandidates
+from springtide.scheduling.families.candidates import JobCandidates
 
 
 def reasons_of(

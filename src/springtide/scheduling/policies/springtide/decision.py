@@ -9,7 +9,9 @@ from springtide.core.decision import PoolAllocation, Refusal, Snapshot
 from springtide.core.resources import Topology
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.decisions.cache import RowTable
+from springtide.scheduling.families.learning import FamilyMemory
 from springtide.scheduling.placement.topology import layout_of
+from springtide.scheduling.policies.springtide.batches import REVISIT_S, AdaptiveBatches
 from springtide.scheduling.policies.springtide.blocks import admit_on_used_block
 from springtide.scheduling.policies.springtide.capacity import (
     StayingJobs,
@@ -66,10 +68,12 @@ class Decision:
         table: RowTable[PromiseRow],
         cluster: str,
         *,
+        memory: FamilyMemory,
         reserve_fraction: float,
         effort: int,
     ) -> None:
         """`cluster` is the fingerprint of the nodes."""
+        self.batches = AdaptiveBatches(memory, state, snapshot)
         self.snapshot, self.state, self.cluster = snapshot, state, cluster
         self.rows, self.by_id = table.rows, table.by_id
         self.reserve_fraction, self.effort = reserve_fraction, effort
@@ -111,13 +115,15 @@ class Decision:
         outside = self._admit(has_new_room)
 
         # 5. Share the devices that no promise needs now among all jobs that gain by them, in the table or not.
-        market = Market(self.reservations, outside, self.snapshot, state.num_surplus, self.trials.kept)
+        candidates = self.batches.candidates
+        market = Market(self.reservations, outside, self.snapshot, state.num_surplus, self.trials.kept, candidates)
         market.share_reserved(_num_kept_idle(self.snapshot.cluster))
         spare = self._share_outside(outside, market)
 
         # 6. Choose devices for every count. This may change schedules, so that a newcomer loses its reservation again.
         placed = assign_devices(state, self.staying, self.snapshot, spare, services, self.effort // 2)
         self._reject_unplaced_newcomers()
+        state.batches = self.batches.choose(placed, self.reservations.entries)
 
         # 7. Record what was decided, and when to decide again.
         self._record(placed)
@@ -280,6 +286,7 @@ class Decision:
                 is_deviating = not is_cut_short(row, state, now_s)
             if not (is_deviating or has_lost_devices or is_overdue or is_unplanned or is_planned_too_late):
                 continue
+            self.batches.plan_on_family(row)
             held = 0 if starts_at_s > now_s else num_held(self.snapshot, row)
             left = row.steps_left(now_s, held)
             if is_overdue:
@@ -314,6 +321,7 @@ class Decision:
         for row in self.rows:
             if row.job_id in self.reservations.entries:
                 continue
+            self.batches.plan_on_family(row)
             if not (row.can_promise or row.attempts_deadline):
                 outside.append(row)
                 continue
@@ -448,6 +456,7 @@ class Decision:
                     # A job that ends in time reports that, which is a reason to decide; one that is late does not.
                     moments.append(max(entry.runs[-1].end_s, now_s + 1e-3) + OVERDUE_S)
         moments += self.trials.moments_s
+        moments += [now_s + REVISIT_S] if self.state.batches else []
         moments += [at_s for at_s in self.state.waits.values() if at_s is not None]
         moments += [until_s for until_s in self.state.lent.values() if until_s < math.inf]
         moments += [row.view.restarts.starts_at_s for row in self.rows if row.view.restarts.starts_at_s > now_s]
@@ -467,10 +476,10 @@ def _has_hard_deadline(row: PromiseRow | None) -> bool:
 
 def deviates(row: PromiseRow, state: State) -> bool:
     """Whether a job has reported more or less progress than was planned."""
-    entry = state.reservations.entries.get(row.job_id)
-    view = row.view
-    if entry is None or view.total_steps is None or not entry.committed or view.progress.progress_at_s <= entry.since_s:
+    entry, total = state.reservations.entries.get(row.job_id), row.total
+    reported_at_s = row.view.progress.progress_at_s
+    if entry is None or total is None or not entry.committed or reported_at_s <= entry.since_s:
         return False
-    done = work_done(entry.committed, entry.rates, view.progress.progress_at_s)
-    expected = view.total_steps - entry.work + done
-    return abs(expected - view.progress.step) > DEVIATION_STEPS + DEVIATION_FRACTION * done
+    done = work_done(entry.committed, entry.rates, reported_at_s)
+    expected = total - entry.work + done
+    return abs(expected - row.done) > DEVIATION_STEPS + DEVIATION_FRACTION * done

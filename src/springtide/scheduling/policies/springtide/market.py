@@ -13,8 +13,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from springtide.core.decision import Snapshot
+from springtide.core.decision import EMPTY, Snapshot
 from springtide.core.workload import WorkloadId
+from springtide.scheduling.families.candidates import JobCandidates
 from springtide.scheduling.policies.springtide.rows import PromiseRow, num_held
 from springtide.solvers.reservations.reservation_table import FILL_EFFORT, Entry, ReservationTable
 from springtide.solvers.share_dp import best_shares, shares_along_hulls, work_weights_of_many
@@ -50,11 +51,34 @@ class Bid(NamedTuple):
     entry: Entry | None = None
 
 
+class OutsideJob:
+    """One job outside the reservation table: `sizes` that it can have, and the seconds to its end on each of them.
+
+    `candidates` are its sizes at the best batch for each, if it may choose its batch.
+    """
+
+    __slots__ = ("_row", "candidates", "deadline_s", "held", "is_resizable", "job_id", "sizes", "view")
+
+    def __init__(self, row: PromiseRow, held: int, candidates: JobCandidates | None) -> None:
+        self._row, self.held, self.candidates = row, held, candidates
+        self.job_id, self.view, self.deadline_s = row.job_id, row.view, row.deadline_s
+        self.is_resizable = row.view.job.elastic or not held
+        self.sizes: Sequence[int] = row.sizes if candidates is None else candidates.sizes.tolist()
+
+    def seconds(self, sizes: Sequence[int], now_s: float) -> list[float]:
+        """Seconds to its end on each of these of its sizes, changes excluded."""
+        if self.candidates is not None:
+            return [self.candidates.seconds_on(n) for n in sizes]
+        work = self._row.steps_left(now_s, self.held)
+        return [work / self._row.rates[n] for n in sizes]
+
+
 class Market:
     """One choice of sizes in one decision. `share_reserved` comes first, `share_outside` gives out what is left.
 
-    `rows` are the jobs outside the reservation table, `kept` maps jobs to a number of devices that they keep whatever
-    was measured there. `num_surplus` devices are present that no promise may use.
+    `rows` are the jobs outside the reservation table, `candidates` those of them whose batch may change, `kept` maps
+    jobs to a number of devices that they keep whatever was measured there. `num_surplus` devices are present that no
+    promise may use.
     """
 
     def __init__(
@@ -64,24 +88,25 @@ class Market:
         snapshot: Snapshot,
         num_surplus: int,
         kept: Mapping[WorkloadId, int],
+        candidates: Mapping[WorkloadId, JobCandidates] = EMPTY,
     ) -> None:
         self._reservations, self._num_surplus = reservations, num_surplus
         self._now_s = reservations.now_s
-        self._held = {row.job_id: num_held(snapshot, row) for row in rows}
-        able = [row for row in rows if row.view.restarts.starts_at_s <= self._now_s or self._held[row.job_id]]
+        jobs = [OutsideJob(row, num_held(snapshot, row), candidates.get(row.job_id)) for row in rows]
+        able = [job for job in jobs if job.view.restarts.starts_at_s <= self._now_s or job.held]
         # Jobs that hold devices first, then soft deadlines by date, then by arrival.
-        able.sort(key=lambda row: (not self._held[row.job_id], row.deadline_s, row.view.submitted_at_s))
-        self._rows = able
+        able.sort(key=lambda job: (not job.held, job.deadline_s, job.view.submitted_at_s))
+        self._jobs = able
         free = reservations.profile.at(self._now_s) + num_surplus
         reserved = self._reserved_bids(kept)
-        num_needed = sum(row.sizes[0] for row in able)
+        num_needed = sum(job.sizes[0] for job in able)
         if free + sum(bid.has - bid.floor for bid in reserved) < num_needed:
             # Jobs whose speed is being measured keep their devices, but not from jobs that could not run at all.
             reserved = self._reserved_bids(())
         self._spare = free + sum(bid.has - bid.floor for bid in reserved)
-        self._wanted_floors = {row.job_id: floor for row in able if (floor := self._floor_of(row, kept))}
+        self._wanted_floors = {job.job_id: floor for job in able if (floor := self._floor_of(job, kept))}
         floors = self._fit_floors(able, self._spare)
-        outside = [self._bid_of_row(row, floors.get(row.job_id, 0)) for row in able if self._is_resizable(row)]
+        outside = [self._outside_bid(job, floors.get(job.job_id, 0)) for job in able if job.is_resizable]
         self._bids = [*reserved, *[bid for bid in outside if bid is not None]]
         self._num_floors = sum(floors.values())
         self._capacity = self._spare + sum(bid.floor for bid in reserved)
@@ -108,9 +133,9 @@ class Market:
         them.
         """
         reservations, now_s = self._reservations, self._now_s
-        rows = [row for row in self._rows if row.job_id not in without]
+        jobs = [job for job in self._jobs if job.job_id not in without]
         left = reservations.profile.at(now_s) + num_surplus
-        counts = self._fit_floors(rows, left)
+        counts = self._fit_floors(jobs, left)
         span_s = max(LASTING_CHANGES * reservations.costs.later[1], 1e-3)
         lasting = reservations.profile.least(now_s, now_s + span_s) + num_surplus
         mine = [i for i, bid in enumerate(self._bids) if bid.entry is None and bid.job_id not in without]
@@ -118,41 +143,38 @@ class Market:
         chosen = self._choose(mine, floors, min(left, lasting) - sum(counts.values()))
         counts |= {self._bids[i].job_id: count for i, count in zip(mine, chosen, strict=True) if count}
         left -= sum(counts.values())
-        for row in rows:
-            count, held = counts.get(row.job_id, 0), self._held[row.job_id]
-            if 0 < count < held <= min(row.sizes[-1], count + left):
-                counts[row.job_id] = held
-                left -= held - count
+        for job in jobs:
+            count = counts.get(job.job_id, 0)
+            if 0 < count < job.held <= min(job.sizes[-1], count + left):
+                counts[job.job_id] = job.held
+                left -= job.held - count
         return counts
 
     # --- floors: what a job outside the table has in any case, if there is enough -------------------------------------
 
-    def _is_resizable(self, row: PromiseRow) -> bool:
-        return row.view.job.elastic or not self._held[row.job_id]
-
-    def _floor_of(self, row: PromiseRow, kept: Mapping[WorkloadId, int]) -> int:
+    def _floor_of(self, job: OutsideJob, kept: Mapping[WorkloadId, int]) -> int:
         """A job that cannot be resized keeps what it holds, one that is being measured its size. One with a soft
         deadline has the fewest devices that make it, any other the fewest on which it runs."""
-        held = self._held[row.job_id]
-        if not self._is_resizable(row):
+        held = job.held
+        if not job.is_resizable:
             return held
-        if row.job_id in kept:
-            return min(held, kept[row.job_id])
-        smallest = min(row.sizes[0], held or row.sizes[0])
-        if row.deadline_s == math.inf:
+        if job.job_id in kept:
+            return min(held, kept[job.job_id])
+        smallest = min(job.sizes[0], held or job.sizes[0])
+        if job.deadline_s == math.inf:
             return smallest
-        left_s, work, costs = row.deadline_s - self._now_s, row.steps_left(self._now_s, held), self._reservations.costs
-        fitting = (n for n in row.sizes if (0.0 if n == held else costs.now(n)) + work / row.rates[n] <= left_s)
-        return next(fitting, smallest)
+        left_s, cost_s = job.deadline_s - self._now_s, self._reservations.costs.now
+        pairs = zip(job.sizes, job.seconds(job.sizes, self._now_s), strict=True)
+        return next((n for n, needs_s in pairs if (0.0 if n == held else cost_s(n)) + needs_s <= left_s), smallest)
 
-    def _fit_floors(self, rows: Sequence[PromiseRow], left: int) -> dict[WorkloadId, int]:
-        """The floors that fit into `left` devices, in the order of the rows."""
+    def _fit_floors(self, jobs: Sequence[OutsideJob], left: int) -> dict[WorkloadId, int]:
+        """The floors that fit into `left` devices, in the order of the jobs."""
         floors: dict[WorkloadId, int] = {}
-        for row in rows:
-            wanted = self._wanted_floors.get(row.job_id, 0)
-            floor = max([n for n in (*row.sizes, wanted) if n <= min(wanted, left)], default=0) if wanted else 0
+        for job in jobs:
+            wanted = self._wanted_floors.get(job.job_id, 0)
+            floor = max([n for n in (*job.sizes, wanted) if n <= min(wanted, left)], default=0) if wanted else 0
             if floor:
-                floors[row.job_id] = floor
+                floors[job.job_id] = floor
                 left -= floor
         return floors
 
@@ -169,27 +191,29 @@ class Market:
             sizes = [n for n in entry.sizes if n >= floor]
             if not sizes:
                 continue
-            seconds, lost_s = self._times(sizes, entry.left, entry.rates, entry.held, entry.residual_s)
+            needs_s = [entry.left / entry.rates[n] for n in sizes]
+            seconds, lost_s = self._times(sizes, needs_s, entry.held, entry.residual_s)
             bids.append(Bid(WorkloadId(key), sizes, seconds, lost_s, floor, has, entry))
         return bids
 
-    def _bid_of_row(self, row: PromiseRow, floor: int) -> Bid | None:
-        held = self._held[row.job_id]
-        sizes = [n for n in row.sizes if floor <= n <= self._spare]
+    def _outside_bid(self, job: OutsideJob, floor: int) -> Bid | None:
+        sizes = [n for n in job.sizes if floor <= n <= self._spare]
         if not sizes:
             return None
-        seconds, lost_s = self._times(sizes, row.steps_left(self._now_s, held), row.rates, held, 0.0)
-        return Bid(row.job_id, sizes, seconds, lost_s, floor, held)
+        stall_s = 0.0 if job.candidates is None else job.candidates.stall_s
+        seconds, lost_s = self._times(sizes, job.seconds(sizes, self._now_s), job.held, stall_s)
+        return Bid(job.job_id, sizes, seconds, lost_s, floor, job.held)
 
     def _times(
-        self, sizes: Sequence[int], work: float, rates: Sequence[float], held: int, residual_s: float
+        self, sizes: Sequence[int], needs_s: Sequence[float], held: int, residual_s: float
     ) -> tuple[list[float], list[float]]:
         cost_s = self._reservations.costs.now
         if held:
             lost_s = [residual_s if n == held else cost_s(n) for n in sizes]
-            return [max(work / rates[n], LEAST_LEFT_S) for n in sizes], lost_s
+            return [max(seconds, LEAST_LEFT_S) for seconds in needs_s], lost_s
         # It pays for a start in any case: that is work left, not a loss by this choice.
-        return [max(work / rates[n] + cost_s(n), LEAST_LEFT_S) for n in sizes], [0.0] * len(sizes)
+        pairs = zip(sizes, needs_s, strict=True)
+        return [max(seconds + cost_s(n), LEAST_LEFT_S) for n, seconds in pairs], [0.0] * len(sizes)
 
     def _read_bids(self) -> None:
         """The sizes of each bid, and what each is worth to the job alone. Shapes [bids, sizes], 0 beyond the last."""

@@ -38,7 +38,8 @@ class State:
 
     `lent` are the services with a first replica on a device that a promise needs later, and when each has to leave.
     `waits` are those that are asked and have no device, and when they can have one. `given_up` says why promised jobs
-    are late.
+    are late. `families` is what is known of jobs that may change their batch (families/learning.py), `batches` are the
+    batches decided for them, `sure` the speeds by number of devices that those in the table are planned on.
     """
 
     def __init__(self, reservations: ReservationTable) -> None:
@@ -67,6 +68,9 @@ class State:
         self.lent: dict[WorkloadId, float] = {}
         self.waits: dict[WorkloadId, float | None] = {}
         self.given_up: dict[str, str] = {}
+        self.families: dict[str, Any] | None = None
+        self.batches: dict[WorkloadId, int] = {}
+        self.sure: dict[WorkloadId, dict[int, float]] = {}
 
     def encode(self, index_of: Mapping[DeviceId, int]) -> dict[str, Any]:
         """As plain values; a device is its number in the cluster."""
@@ -93,6 +97,11 @@ class State:
             **({"lent": sorted(self.lent)} if self.lent else {}),
             **({"waits": {str(who): at_s for who, at_s in self.waits.items()}} if self.waits else {}),
             **({"given_up": dict(self.given_up)} if self.given_up else {}),
+            **({"families": self.families} if self.families is not None else {}),
+            **(
+                {"sure": {str(job_id): list(found.items()) for job_id, found in self.sure.items()}} if self.sure else {}
+            ),
+            **({"batches": {str(job_id): size for job_id, size in self.batches.items()}} if self.batches else {}),
             "formed_s": {str(workload_id): at_s for workload_id, at_s in self.formed_s.items()},
             "jobs": {
                 entry.key: [
@@ -158,6 +167,11 @@ def decode(
     state.lent = {WorkloadId(who): math.inf for who in memory.get("lent", ())}
     state.waits = {WorkloadId(who): at_s for who, at_s in memory.get("waits", {}).items()}
     state.given_up = dict(memory.get("given_up", {}))
+    state.families = memory.get("families")
+    state.sure = {WorkloadId(job_id): dict(found) for job_id, found in memory.get("sure", {}).items()}
+    for job_id in state.sure.keys() & rows.keys():
+        rows[job_id].plan_on(state.sure[job_id])
+    state.batches = {WorkloadId(job_id): size for job_id, size in memory.get("batches", {}).items()}
     state.trials = {WorkloadId(job_id): (size, number) for job_id, (size, number) in memory.get("trials", {}).items()}
     if memory["cluster"] == cluster:
         state.used = [int(bits, 16) for bits in memory["used"]]
@@ -213,6 +227,8 @@ def _recover_devices(state: State, memory: Mapping[str, Any], snapshot: Snapshot
 
 def refresh_entry(state: State, row: PromiseRow) -> None:
     """Make the entry of a job anew from its changed view: the same entry that `decode` would make."""
+    if row.job_id in state.sure:
+        row.plan_on(state.sure[row.job_id])
     old = state.reservations.entries.get(row.job_id)
     if old is not None:
         state.reservations.entries[old.key] = _committed_entry(

@@ -18,6 +18,7 @@ from springtide.core.resources import DeviceId, Topology
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.decisions.cache import RowTable
 from springtide.scheduling.decisions.fingerprint import Fingerprints, Reads, RowChanges
+from springtide.scheduling.families.learning import FamilyMemory
 from springtide.scheduling.policies.springtide.capacity import capacity_matters
 from springtide.scheduling.policies.springtide.decision import Decision, deviates
 from springtide.scheduling.policies.springtide.memory import State, decode, refresh_entry
@@ -33,6 +34,7 @@ class DerivedPromises:
     def __init__(self) -> None:
         self.table: RowTable[PromiseRow] = RowTable(lambda view, _: PromiseRow(view))
         self.fingerprints = Fingerprints(READS)
+        self.families = FamilyMemory()
         # The last plan, its memory, and the state that this memory encodes.
         self.memory: Any = None
         self.state: State | None = None
@@ -107,7 +109,13 @@ class Springtide(msgspec.Struct, frozen=True, kw_only=True):
     def _decide_anew(self, snapshot: Snapshot, derived: DerivedPromises, state: State, cluster: str) -> Plan:
         rows = derived.table.rows
         decision = Decision(
-            snapshot, state, derived.table, cluster, reserve_fraction=self.reserve_fraction, effort=self.effort
+            snapshot,
+            state,
+            derived.table,
+            cluster,
+            memory=derived.families,
+            reserve_fraction=self.reserve_fraction,
+            effort=self.effort,
         )
         decision.run()
         kept = [row for row in rows if row.job_id not in decision.rejected]
@@ -122,7 +130,7 @@ class Springtide(msgspec.Struct, frozen=True, kw_only=True):
 def _restored_plan(snapshot: Snapshot, derived: DerivedPromises, state: State) -> Plan:
     """The plan that is still valid, rebuilt from the memory."""
     rows = derived.table.rows
-    batch_of = {row.job_id: row.view.job.global_batch_size for row in rows}
+    batch_of = {row.job_id: row.view.job.global_batch_size for row in rows} | state.batches
     wanted: dict[WorkloadId, PoolAllocation] = {}
     for workload_id, devices in state.devices.items():
         held = snapshot.allocations.get(workload_id)

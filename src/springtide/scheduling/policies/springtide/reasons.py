@@ -14,6 +14,7 @@ from springtide.solvers.reservations.fit import PlannedStretch
 from springtide.solvers.reservations.reservation_table import Entry, ReservationTable
 
 NUM_NAMED = 3
+BATCH_CHANGES = "this batch suits it better now"
 
 
 def why_impossible(entry: Entry, row: PromiseRow, reservations: ReservationTable) -> str:
@@ -164,7 +165,7 @@ def _reason_of(
     if after and after == before and allocation is not None and held is not None:
         if set(allocation.device_ids) != set(held.device_ids):
             return "moved, so that another job's workers lie close together; it has the time for it"
-        return ""
+        return BATCH_CHANGES if allocation.global_batch_size != held.global_batch_size else ""
     reservations = state.reservations
     return state.notes.get(workload_id) or _why(before, after, reservations.entries.get(workload_id), reservations)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
 from springtide.core.decision import JobView, Snapshot
@@ -43,12 +43,14 @@ class PromiseRow:
 
     `trial_sizes` are the sizes it may be tried on although it was slow there; a job with a profile or a promise has
     none. `is_settled`: its speed at its present size counts as measured. `speed_bucket` is its speed on its smallest
-    size, on a logarithmic scale in steps of a tenth; None if unknown.
+    size, on a logarithmic scale in steps of a tenth; None if unknown. `curve_sizes` are the sizes by the job's own
+    curve, also after `plan_on` has replaced them.
     """
 
     __slots__ = (
         "attempts_deadline",
         "can_promise",
+        "curve_sizes",
         "deadline_s",
         "is_known",
         "is_settled",
@@ -83,13 +85,17 @@ class PromiseRow:
         if not has_speed:
             self.rates = (0.0, *(1.0 for _ in range(longest)))
             self.sizes = self.sizes[:1]
+        self.curve_sizes = self.sizes
         self.is_known = has_speed and curve.source != "guess" and view.total_steps is not None
         deadline_s = job.goal.deadline_s
         self.deadline_s = math.inf if deadline_s is None else deadline_s
         is_hard = self.is_known and job.goal.is_hard
         self.can_promise = is_hard and curve.source == "profile"
         self.attempts_deadline = is_hard and not self.can_promise
-        is_tried = job.elastic and curve.source == "measured" and view.promise.admitted_at_s is None
+        # The sizes of a job that may change its batch are tried by what its family has measured (batches.py).
+        is_tried = (
+            job.elastic and job.batch is None and curve.source == "measured" and view.promise.admitted_at_s is None
+        )
         self.trial_sizes: tuple[int, ...] = (
             _granted(range(view.bounds.min_workers, most_workers(view) + 1)) if is_tried and has_speed else ()
         )
@@ -101,12 +107,45 @@ class PromiseRow:
             round(math.log(self.rates[self.sizes[0]] * self.scale) / SPEED_STEP_FRACTION) if has_speed else None
         )
 
+    @property
+    def done(self) -> float:
+        """Steps done; if its batch may change, in steps of the initial one."""
+        view = self.view
+        return float(view.progress.step) if view.job.batch is None else view.equivalent_steps
+
+    @property
+    def total(self) -> float | None:
+        """All its steps, counted like `done`; None if unknown."""
+        view = self.view
+        found = view.total_steps if view.job.batch is None else view.total_equivalent_steps
+        return None if found is None else float(found)
+
+    def plan_on(self, steps_per_s: Mapping[int, float]) -> None:
+        """Plan on these speeds (steps of the initial batch a second by number of devices) in place of its own curve.
+
+        A job that had no profile when it started was not promised anything, and is not from now on.
+        """
+        longest = len(self.rates) - 1
+        rates = interpolate(steps_per_s, longest)
+        fastest = 0.0
+        useful: list[int] = []
+        for size in sorted(steps_per_s):
+            if rates[size] > fastest:
+                useful.append(size)
+                fastest = rates[size]
+        self.sizes, self.rates, self.scale = _granted(useful), rates + rates[-1:] * (longest + 1 - len(rates)), 1.0
+        is_hard = self.total is not None and self.view.job.goal.is_hard
+        self.is_known = self.total is not None
+        is_new = self.view.started_at_s is None or self.view.promise.admitted_at_s is not None
+        self.can_promise = is_hard and (self.can_promise or is_new)
+        self.attempts_deadline = is_hard and not self.can_promise
+
     def steps_left(self, now_s: float, num_held: int) -> float:
         """Steps left: by the last report, less what `num_held` devices should have done since then."""
-        view = self.view
-        if view.total_steps is None:
+        view, total = self.view, self.total
+        if total is None:
             return UNKNOWN_RUN_S * self.rates[self.sizes[0]]
-        left = float(view.total_steps - view.progress.step)
+        left = total - self.done
         if 0 < num_held < len(self.rates) and view.state is JobState.RUNNING:
             left -= max(0.0, now_s - view.progress.progress_at_s) * self.rates[num_held] * self.scale
         return max(left, 1.0)
@@ -133,6 +172,14 @@ def _edited_goal(row: PromiseRow) -> object:
     return (num_edits, goal.deadline_s, goal.is_hard) if num_edits else None
 
 
+def _measured(row: PromiseRow) -> object:
+    """Whether the speed of a job without a profile is measured at its present size; if its batch may change, whether
+    any step of it is, since that may be the first one of its family."""
+    if row.trial_sizes:
+        return row.view.changes.resized_at_s, row.is_settled
+    return bool(row.view.learnt.step_times) or None if row.view.job.batch is not None else None
+
+
 READS = Reads(
     jobs=(
         of_rows(BOUNDS),
@@ -140,16 +187,31 @@ READS = Reads(
         of_rows(RESTARTS),
         Projection("speed", CURVE_FIELDS, attrgetter("speed_bucket")),
         of_rows(of_fields("back-off", "restarts.starts_at_s")),
-        Projection("sizes", CURVE_FIELDS, lambda row: row.sizes if row.view.job.elastic else None),
+        Projection("sizes", CURVE_FIELDS, lambda row: row.curve_sizes if row.view.job.elastic else None),
         Projection(
             "trials",
-            ("job", "promise.admitted_at_s", "changes.resized_at_s", "progress.progress_at_s"),
-            lambda row: (row.view.changes.resized_at_s, row.is_settled) if row.trial_sizes else None,
+            (
+                "job",
+                "promise.admitted_at_s",
+                "changes.resized_at_s",
+                "progress.progress_at_s",
+                "learnt.step_times",
+            ),
+            _measured,
         ),
         Projection("goal", ("job", "bounds.num_edits"), _edited_goal),
     ),
     services=SERVICES,
     nodes=NODES,
     job_id="job_id",
-    also=("state", "progress.step", "submitted_at_s"),
+    also=(
+        "state",
+        "progress.step",
+        "submitted_at_s",
+        "global_batch_size",
+        "learnt.noise",
+        "equivalent_steps",
+        "total_equivalent_steps",
+        "started_at_s",
+    ),
 )

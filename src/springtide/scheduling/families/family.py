@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -264,6 +265,31 @@ class FamilySpeed:
         with np.errstate(invalid="ignore"):
             found = (at(total) - at(progress)).T
         return np.where(np.isfinite(found), found, np.inf)
+
+    def rates_of_one_batch(self, done: float, total: float) -> Floats:
+        """Progress a second on each size, on average from `done` to `total`, with the one batch that is best for the
+        whole way. Shape [S]."""
+        placements = np.stack([self.nodes_of(self.sizes), self.sizes], axis=1)
+        noise = self._mean_noise(done, total) if self.adapts else None
+        best = best_batches(self.model, noise, placements, self.bounds, self.initial, self.unit)
+        return best.progress_per_s
+
+    def _mean_noise(self, done: float, total: float) -> GradientNoise | None:
+        """The noise under which a batch takes as long as from `done` to `total`: the seconds for a step of progress are
+        linear in the parts that variance and signal have of the gradient, so that the means of these parts count.
+
+        Where nothing was measured, the noise is that of the nearest progress; it is not assumed to grow.
+        """
+        first, last = stretch_of(done), stretch_of(max(total, done + 1.0))
+        edges = [done, *(2.0 ** (number / STRETCHES_PER_DOUBLING) for number in range(first + 1, last + 1)), total]
+        variance = signal = 0.0
+        for begin, end in itertools.pairwise(edges):
+            noise = self.family.noise_at(begin)
+            if noise is None:
+                return None
+            length = max(end - begin, 0.0) / (noise.grad_var + noise.grad_sqr)
+            variance, signal = variance + length * noise.grad_var, signal + length * noise.grad_sqr
+        return GradientNoise(grad_sqr=signal, grad_var=variance) if signal > 0.0 else None
 
     def batch_for(self, num_nodes: int, num_workers: int, noise: GradientNoise | None) -> tuple[int, float]:
         """The best global batch for so many workers, and its progress a second by the model."""

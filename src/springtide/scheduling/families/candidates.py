@@ -1,4 +1,4 @@
-"""The jobs of a snapshot as goodput's decision sees them: which sizes they could have, and how long each would take."""
+"""Which sizes jobs could have, and how long each would take by what is known of their families."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from springtide.core.job_parts import GradientNoise
 from springtide.core.resources import DeviceId
 from springtide.core.workload import JobState, TrainingJob, WorkloadId
 from springtide.perf.curve import curve_of
+from springtide.scheduling.families.family import FamilySpeed, JobFamily
 from springtide.scheduling.placement.allocation_ledger import most_workers
-from springtide.scheduling.policies.goodput.families import FamilySpeed, JobFamily
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -27,6 +27,9 @@ TRUSTED_FACTOR = 4
 LEAST_UNKNOWN_S = 600.0
 # A job that should have ended by now is assumed to need so long.
 LEAST_LEFT_S = 1.0
+
+# A batch that would change by less than this factor stays as it is: goodput is flat around its best.
+SAME_BATCH = 1.2
 
 
 @dataclass(slots=True)
@@ -57,6 +60,22 @@ class JobCandidates:
         """Seconds to its end at its fastest size."""
         return float(self.seconds.min()) if len(self.seconds) else math.inf
 
+    def batch_on(self, num_nodes: int, num_devices: int, *, adapts: bool = True) -> int:
+        """The global batch for so many devices: the best one by its family's model, or the present one if that is
+        about as good or nothing is known."""
+        view, bounds = self.view, self.view.job.batch
+        if bounds is None:
+            return view.job.global_batch_size
+        now_size = view.global_batch_size or view.job.global_batch_size
+        if self.pace is None or not adapts:
+            size = max(now_size, bounds.min_local_size * num_devices)
+        else:
+            size, rate = self.pace.batch_for(num_nodes, num_devices, self.noise)
+            is_near = max(size, now_size) <= SAME_BATCH * min(size, now_size)
+            if rate <= 0.0 or (is_near and num_devices == view.num_replicas):
+                size = now_size
+        return min(max(size, bounds.min_size), bounds.max_size)
+
     def seconds_on(self, num_devices: int) -> float:
         """Seconds to its end on so many devices; inf if that is none of its sizes."""
         found = np.flatnonzero(self.sizes == num_devices)
@@ -82,6 +101,7 @@ def is_waiting(view: JobView, now_s: float) -> bool:
 
 
 def read_rows(
+    views: Sequence[JobView],
     snapshot: Snapshot,
     held: Mapping[WorkloadId, Sequence[DeviceId]],
     key_of: Callable[[TrainingJob], str],
@@ -89,10 +109,10 @@ def read_rows(
     paces: Mapping[str, FamilySpeed],
     capacity: int,
 ) -> list[JobCandidates]:
-    """A row for every job that can get devices now, in order of arrival."""
+    """A row for each of these jobs that can get devices now, in their order."""
     rows: list[JobCandidates] = []
     by_pace: dict[str, list[JobCandidates]] = {}
-    for view in snapshot.jobs:
+    for view in views:
         num_held = len(held.get(view.job.job_id, ()))
         if is_waiting(view, snapshot.now_s):
             continue
