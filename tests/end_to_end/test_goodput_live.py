@@ -1,4 +1,4 @@
-"""Goodput on real training: four jobs arrive on four slots, batches change, the noise is seen, no sample is lost."""
+"""Batches that change on real training: four jobs on four slots, the noise is seen, no sample is lost."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import time
 import pytest
 
 from kits.end_to_end.live_platform import wait_for
+from kits.simulation.sweeps import only_in_full
 from springtide.control.controller import Controller
 from springtide.control.journal.sqlite import SqliteJournal
 from springtide.control.loop import verify
@@ -18,15 +19,16 @@ from springtide.control.quotes.budget import WithinBudget
 from springtide.core.actions import ResizeJob
 from springtide.core.events import ProgressReported
 from springtide.runtime.data.shards import SampleSchedule
-from springtide.scheduling.registry import POLICY_NAMES, make_policy
+from springtide.scheduling.registry import make_policy
 from springtide.service.platform import LOCAL_OVERHEADS
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.xdist_group("measures"),
-    pytest.mark.skipif("goodput" not in POLICY_NAMES, reason="no policy chooses batches here"),
+    pytest.mark.parametrize(
+        "policy", ["springtide:revisit_s=3", pytest.param("goodput:revisit_s=3", marks=only_in_full)]
+    ),
 ]
-POLICY = "goodput:revisit_s=3"
 NUM_SAMPLES = 768
 # A noisy regression whose steps take a fixed time and one for every sample, as on a device that is well used.
 NOISY = f"""
@@ -98,8 +100,8 @@ def assert_every_sample_once(platform, job_id, batch_of, num_epochs, seed):
 
 
 @pytest.mark.timeout(400)
-def test_four_jobs_share_four_slots_and_their_batches_follow_the_noise(platform):
-    platform.start(policy=POLICY)
+def test_four_jobs_share_four_slots_and_their_batches_follow_the_noise(platform, policy):
+    platform.start(policy=policy)
     jobs = {}
     for number, num_epochs in enumerate((14, 8, 6, 10)):
         jobs[submit(platform, f"job{number}", num_epochs, seed=number)] = (num_epochs, number)
@@ -133,14 +135,14 @@ def test_four_jobs_share_four_slots_and_their_batches_follow_the_noise(platform)
         assert all("noise scale" in text for text in told)
     reports = [event for step in steps for event in step.events if isinstance(event, ProgressReported)]
     assert any(event.step_s and event.sync_s is not None and event.grad_var for event in reports)
-    fresh = Controller(WithinBudget(make_policy(POLICY), 0.0), overheads=LOCAL_OVERHEADS)
+    fresh = Controller(WithinBudget(make_policy(policy), 0.0), overheads=LOCAL_OVERHEADS)
     assert verify(fresh, journal) > 10
     journal.close()
 
 
 @pytest.mark.timeout(300)
-def test_killed_workers_cost_no_sample_though_the_batch_changes(platform):
-    platform.start(policy=POLICY)
+def test_killed_workers_cost_no_sample_though_the_batch_changes(platform, policy):
+    platform.start(policy=policy)
     job_id = submit(platform, "hard", num_epochs=30, seed=5)
     wait_for(lambda: platform.job(job_id)["global_batch_size"] != 16, 120.0, "a first change of the batch")
     wait_for(lambda: platform.job(job_id)["num_workers"] > 1, 60.0, "a second worker")
@@ -156,5 +158,5 @@ def test_killed_workers_cost_no_sample_though_the_batch_changes(platform):
     platform.stop()
     assert_every_sample_once(platform, job_id, batches_of(platform)[job_id], 30, 5)
     journal = SqliteJournal(platform.state_dir / "journal.db", read_only=True)
-    assert verify(Controller(WithinBudget(make_policy(POLICY), 0.0), overheads=LOCAL_OVERHEADS), journal) > 10
+    assert verify(Controller(WithinBudget(make_policy(policy), 0.0), overheads=LOCAL_OVERHEADS), journal) > 10
     journal.close()

@@ -28,7 +28,7 @@ from springtide_studies.jct.goodput_optimus import PublishedOptimus
 from springtide_studies.workloads.pollux_tables import read_applications
 
 # The policies that choose batch sizes; all others get the requests that were tuned for them, as in the published runs.
-ADAPTIVE_POLICIES = frozenset({"goodput", "pollux", "sia", "fapes"})
+ADAPTIVE_POLICIES = frozenset({"springtide", "goodput", "pollux", "sia", "fapes"})
 
 
 class JctCase(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,8 +15,6 @@ from springtide.scheduling.policies.springtide.memory import State
 from springtide.scheduling.policies.springtide.moves import Placed
 from springtide.scheduling.policies.springtide.rows import PromiseRow
 
-# Gradient noise changes as a job trains: so often sizes and batches are chosen anew while such jobs are there.
-REVISIT_S = 60.0
 # A promise counts on this part of the speed that a family has on one batch.
 SURE_FRACTION = 0.93
 

@@ -11,7 +11,7 @@ from springtide.core.workload import WorkloadId
 from springtide.scheduling.decisions.cache import RowTable
 from springtide.scheduling.families.learning import FamilyMemory
 from springtide.scheduling.placement.topology import layout_of
-from springtide.scheduling.policies.springtide.batches import REVISIT_S, AdaptiveBatches
+from springtide.scheduling.policies.springtide.batches import AdaptiveBatches
 from springtide.scheduling.policies.springtide.blocks import admit_on_used_block
 from springtide.scheduling.policies.springtide.capacity import (
     StayingJobs,
@@ -71,8 +71,10 @@ class Decision:
         memory: FamilyMemory,
         reserve_fraction: float,
         effort: int,
+        revisit_s: float,
     ) -> None:
         """`cluster` is the fingerprint of the nodes."""
+        self.revisit_s = revisit_s
         self.batches = AdaptiveBatches(memory, state, snapshot)
         self.snapshot, self.state, self.cluster = snapshot, state, cluster
         self.rows, self.by_id = table.rows, table.by_id
@@ -456,7 +458,7 @@ class Decision:
                     # A job that ends in time reports that, which is a reason to decide; one that is late does not.
                     moments.append(max(entry.runs[-1].end_s, now_s + 1e-3) + OVERDUE_S)
         moments += self.trials.moments_s
-        moments += [now_s + REVISIT_S] if self.state.batches else []
+        moments += [now_s + self.revisit_s] if self.state.batches else []
         moments += [at_s for at_s in self.state.waits.values() if at_s is not None]
         moments += [until_s for until_s in self.state.lent.values() if until_s < math.inf]
         moments += [row.view.restarts.starts_at_s for row in self.rows if row.view.restarts.starts_at_s > now_s]

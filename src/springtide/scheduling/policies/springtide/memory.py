@@ -98,9 +98,7 @@ class State:
             **({"waits": {str(who): at_s for who, at_s in self.waits.items()}} if self.waits else {}),
             **({"given_up": dict(self.given_up)} if self.given_up else {}),
             **({"families": self.families} if self.families is not None else {}),
-            **(
-                {"sure": {str(job_id): list(found.items()) for job_id, found in self.sure.items()}} if self.sure else {}
-            ),
+            **({"sure": {str(who): _pairs(rates) for who, rates in self.sure.items()}} if self.sure else {}),
             **({"batches": {str(job_id): size for job_id, size in self.batches.items()}} if self.batches else {}),
             "formed_s": {str(workload_id): at_s for workload_id, at_s in self.formed_s.items()},
             "jobs": {
@@ -203,6 +201,10 @@ def decode(
             _committed_entry(state, row, work, since_s, ready_s, runs, is_late=is_late, is_promised=is_promised)
         )
     return state
+
+
+def _pairs(rates: Mapping[int, float]) -> list[list[float]]:
+    return [[n, rate] for n, rate in rates.items()]
 
 
 def _encoded(steps: Steps) -> int | list[list[float]]:

@@ -59,11 +59,13 @@ class Springtide(msgspec.Struct, frozen=True, kw_only=True):
     """`reserve_fraction` of the devices is promised to no job, for failures; without failures they run spare work.
 
     `effort` bounds the search for room by planning other jobs anew, in intervals of time looked at; the default takes
-    some hundredths of a second. It is not in seconds, so that the same input gives the same plan.
+    some hundredths of a second. It is not in seconds, so that the same input gives the same plan. While there are jobs
+    that may change their batch, sizes and batches are chosen anew every `revisit_s`.
     """
 
     reserve_fraction: float = 0.0
     effort: int = 240_000
+    revisit_s: float = 60.0
 
     reads: ClassVar[Reads] = READS
 
@@ -116,6 +118,7 @@ class Springtide(msgspec.Struct, frozen=True, kw_only=True):
             memory=derived.families,
             reserve_fraction=self.reserve_fraction,
             effort=self.effort,
+            revisit_s=self.revisit_s,
         )
         decision.run()
         kept = [row for row in rows if row.job_id not in decision.rejected]
