@@ -21,10 +21,11 @@ from msgspec.structs import replace
 
 from springtide.control.controller import check_plan
 from springtide.core.decision import Allocation, JobView, Plan, Policy, PoolAllocation, ServiceView, Snapshot
-from springtide.core.job_parts import JobBounds, JobProgress, JobRestarts, LearntSpeed
+from springtide.core.job_parts import GradientNoise, JobBounds, JobProgress, JobRestarts, LearntSpeed, StepTime
 from springtide.core.resources import DeviceId, Topology, make_node
 from springtide.core.shares import Share, has_room, load_of, make_share
 from springtide.core.workload import (
+    AdaptiveBatch,
     Entrypoint,
     Goal,
     InferenceService,
@@ -83,7 +84,7 @@ def draw_job(
     step, is_known = int(rng.integers(0, total_steps)), rng.random() < 0.7
     progress_at_s = float(rng.uniform(submitted_at_s, max(submitted_at_s, now_s)))
     service_offset_s = float(rng.uniform(0.0, 5_000.0))
-    return JobView(
+    view = JobView(
         job=job,
         state=JobState.RUNNING if job.job_id in allocations else JobState.PENDING,
         submitted_at_s=submitted_at_s,
@@ -93,6 +94,31 @@ def draw_job(
         progress=JobProgress(step=step, progress_at_s=progress_at_s),
         learnt=LearntSpeed(throughput_samples_per_s=measured),
         restarts=JobRestarts(starts_at_s=now_s + float(rng.uniform(0.0, 60.0)) if rng.random() < 0.1 else 0.0),
+    )
+    # From a stream of its own, for the same reason.
+    return _with_adaptive_batch(rng.spawn(1)[0], view)
+
+
+def _with_adaptive_batch(rng: np.random.Generator, view: JobView) -> JobView:
+    """The job itself, or in one of four cases as one that may change its batch and has measured steps and noise."""
+    if rng.random() < 0.75:
+        return view
+    initial = view.job.global_batch_size
+    bounds = AdaptiveBatch(min_size=initial, max_size=16 * initial, min_local_size=1)
+    job = replace(view.job, batch=bounds, length_unit="progress", family=f"family-{rng.integers(0, 2)}")
+    sizes = [n for n in (1, 2, 4) if rng.random() < 0.6]
+    steps = [
+        StepTime(placement=(n,), local_batch_size=local, step_s=0.01 * (1 + local / 8) + 0.002 * n, sync_s=0.002 * n)
+        for n in sizes
+        for local in (initial, 4 * initial)
+    ]
+    noise = GradientNoise(grad_sqr=1.0, grad_var=float(rng.uniform(0.0, 40.0))) if sizes else None
+    return replace(
+        view,
+        job=job,
+        equivalent_steps=float(view.progress.step),
+        total_equivalent_steps=None if view.total_steps is None else float(view.total_steps),
+        learnt=replace(view.learnt, step_times=tuple(steps), noise=noise),
     )
 
 

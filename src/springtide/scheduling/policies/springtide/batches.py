@@ -31,8 +31,6 @@ class AdaptiveBatches:
         self.candidates: dict[WorkloadId, JobCandidates] = {}
         views = [view for view in snapshot.jobs if view.job.batch is not None]
         state.sure = {job_id: state.sure[job_id] for view in views if (job_id := view.job.job_id) in state.sure}
-        if not views and state.families is None:
-            return
         families = memory.learn(state.families, views, snapshot.now_s)
         state.families = memory.write(families, views) if families else None
         if state.families is not None:
@@ -59,7 +57,7 @@ class AdaptiveBatches:
             self._state.sure[row.job_id] = found
             row.plan_on(found)
 
-    def choose(self, placed: Placed, reserved: Container[str]) -> dict[WorkloadId, int]:
+    def set_batches(self, placed: Placed, reserved: Container[str]) -> dict[WorkloadId, int]:
         """Set the batch of each of these jobs in `placed`; returns them. One in the reservation table whose family is
         not measured keeps its own."""
         batches: dict[WorkloadId, int] = {}

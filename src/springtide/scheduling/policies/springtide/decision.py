@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from springtide.core.decision import PoolAllocation, Refusal, Snapshot
+from springtide.core.decision import EMPTY, PoolAllocation, Refusal, Snapshot
 from springtide.core.resources import Topology
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.decisions.cache import RowTable
@@ -75,7 +75,9 @@ class Decision:
     ) -> None:
         """`cluster` is the fingerprint of the nodes."""
         self.revisit_s = revisit_s
-        self.batches = AdaptiveBatches(memory, state, snapshot)
+        # Nothing to learn or to choose without jobs that may change their batch.
+        has_adaptive = state.families is not None or any(row.view.job.batch is not None for row in self.rows)
+        self.batches = AdaptiveBatches(memory, state, snapshot) if has_adaptive else None
         self.snapshot, self.state, self.cluster = snapshot, state, cluster
         self.rows, self.by_id = table.rows, table.by_id
         self.reserve_fraction, self.effort = reserve_fraction, effort
@@ -117,7 +119,7 @@ class Decision:
         outside = self._admit(has_new_room)
 
         # 5. Share the devices that no promise needs now among all jobs that gain by them, in the table or not.
-        candidates = self.batches.candidates
+        candidates = self.batches.candidates if self.batches is not None else EMPTY
         market = Market(self.reservations, outside, self.snapshot, state.num_surplus, self.trials.kept, candidates)
         market.share_reserved(_num_kept_idle(self.snapshot.cluster))
         spare = self._share_outside(outside, market)
@@ -125,7 +127,8 @@ class Decision:
         # 6. Choose devices for every count. This may change schedules, so that a newcomer loses its reservation again.
         placed = assign_devices(state, self.staying, self.snapshot, spare, services, self.effort // 2)
         self._reject_unplaced_newcomers()
-        state.batches = self.batches.choose(placed, self.reservations.entries)
+        if self.batches is not None:
+            state.batches = self.batches.set_batches(placed, self.reservations.entries)
 
         # 7. Record what was decided, and when to decide again.
         self._record(placed)
@@ -288,7 +291,8 @@ class Decision:
                 is_deviating = not is_cut_short(row, state, now_s)
             if not (is_deviating or has_lost_devices or is_overdue or is_unplanned or is_planned_too_late):
                 continue
-            self.batches.plan_on_family(row)
+            if self.batches is not None:
+                self.batches.plan_on_family(row)
             held = 0 if starts_at_s > now_s else num_held(self.snapshot, row)
             left = row.steps_left(now_s, held)
             if is_overdue:
@@ -323,7 +327,8 @@ class Decision:
         for row in self.rows:
             if row.job_id in self.reservations.entries:
                 continue
-            self.batches.plan_on_family(row)
+            if self.batches is not None:
+                self.batches.plan_on_family(row)
             if not (row.can_promise or row.attempts_deadline):
                 outside.append(row)
                 continue
