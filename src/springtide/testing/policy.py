@@ -116,6 +116,7 @@ def _with_adaptive_batch(rng: np.random.Generator, view: JobView) -> JobView:
     return replace(
         view,
         job=job,
+        global_batch_size=initial,
         equivalent_steps=float(view.progress.step),
         total_equivalent_steps=None if view.total_steps is None else float(view.total_steps),
         learnt=replace(view.learnt, step_times=tuple(steps), noise=noise),

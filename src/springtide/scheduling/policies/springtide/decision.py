@@ -76,7 +76,7 @@ class Decision:
         """`cluster` is the fingerprint of the nodes."""
         self.revisit_s = revisit_s
         # Nothing to learn or to choose without jobs that may change their batch.
-        has_adaptive = state.families is not None or any(row.view.job.batch is not None for row in self.rows)
+        has_adaptive = state.families is not None or any(row.view.job.batch is not None for row in table.rows)
         self.batches = AdaptiveBatches(memory, state, snapshot) if has_adaptive else None
         self.snapshot, self.state, self.cluster = snapshot, state, cluster
         self.rows, self.by_id = table.rows, table.by_id
