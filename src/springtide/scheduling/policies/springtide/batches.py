@@ -52,6 +52,9 @@ class AdaptiveBatches:
         rates = known.pace.rates_of_one_batch(row.done, total) * SURE_FRACTION
         sizes = {n for n in known.sizes.tolist() if row.view.bounds.min_workers <= n <= most}
         pairs = zip(known.pace.sizes.tolist(), rates.tolist(), strict=True)
+        if not sizes and row.job_id in self._state.sure:
+            # Its owner has changed its bounds since it was promised: it has to run somewhere within them.
+            sizes = {int(known.sizes[0])}
         found = {n: rate for n, rate in pairs if n in sizes and rate > 0.0}
         if found:
             self._state.sure[row.job_id] = found

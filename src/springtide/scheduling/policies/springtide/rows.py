@@ -121,22 +121,25 @@ class PromiseRow:
         return None if found is None else float(found)
 
     def plan_on(self, steps_per_s: Mapping[int, float]) -> None:
-        """Plan on these speeds (steps of the initial batch a second by number of devices) in place of its own curve.
+        """Plan on these speeds (steps of the initial batch a second by number of devices) in place of its own curve, as
+        far as they are within its bounds.
 
         A job that had no profile when it started was not promised anything, and is not from now on.
         """
-        longest = len(self.rates) - 1
+        view, longest = self.view, len(self.rates) - 1
         rates = interpolate(steps_per_s, longest)
         fastest = 0.0
         useful: list[int] = []
         for size in sorted(steps_per_s):
-            if rates[size] > fastest:
+            if view.bounds.min_workers <= size <= most_workers(view) and rates[size] > fastest:
                 useful.append(size)
                 fastest = rates[size]
+        if not useful:
+            return
         self.sizes, self.rates, self.scale = _granted(useful), rates + rates[-1:] * (longest + 1 - len(rates)), 1.0
-        is_hard = self.total is not None and self.view.job.goal.is_hard
+        is_hard = self.total is not None and view.job.goal.is_hard
         self.is_known = self.total is not None
-        is_new = self.view.started_at_s is None or self.view.promise.admitted_at_s is not None
+        is_new = view.started_at_s is None or view.promise.admitted_at_s is not None
         self.can_promise = is_hard and (self.can_promise or is_new)
         self.attempts_deadline = is_hard and not self.can_promise
 
