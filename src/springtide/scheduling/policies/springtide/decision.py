@@ -21,7 +21,7 @@ from springtide.scheduling.policies.springtide.capacity import (
 )
 from springtide.scheduling.policies.springtide.market import Market
 from springtide.scheduling.policies.springtide.memory import State, costs_of, entry_of
-from springtide.scheduling.policies.springtide.moves import Placed, jobs_to_stop_first
+from springtide.scheduling.policies.springtide.moves import Placed, jobs_to_stop_first, kept_by_survivors
 from springtide.scheduling.policies.springtide.outside import Trials, is_cut_short
 from springtide.scheduling.policies.springtide.places import assign_devices
 from springtide.scheduling.policies.springtide.reasons import (
@@ -118,6 +118,7 @@ class Decision:
         # 6. Choose devices for every count. This may change schedules, so that a newcomer loses its reservation again.
         placed = assign_devices(state, self.staying, self.snapshot, spare, services, self.effort // 2)
         self._reject_unplaced_newcomers()
+        placed |= kept_by_survivors(self.snapshot, self.rows, placed)
 
         # 7. Record what was decided, and when to decide again.
         self._record(placed)
@@ -126,7 +127,7 @@ class Decision:
 
     def _drop_reservations(self) -> bool:
         """Drop the reservations of jobs that are gone or have no hard deadline any more; returns whether any was
-        dropped since the last decision."""
+        dropped since the last decision. The jobs that are there have work left."""
         state, reservations = self.state, self.reservations
         if state.cluster != self.cluster:
             # Other nodes have other addresses: nothing is known of their blocks.
@@ -136,6 +137,10 @@ class Decision:
             state.scales.pop(key, None)
             state.slowed.pop(key, None)
             state.num_gone += 1
+        for entry in reservations.entries.values():
+            if entry.left <= 0.0:
+                # By its plan it has ended: planned without work it would get no device.
+                entry.left = OVERDUE_S * entry.rates[entry.sizes[0]]
         has_left, state.num_gone = state.num_gone > 0, 0
         return has_left
 

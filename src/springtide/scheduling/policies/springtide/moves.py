@@ -1,14 +1,34 @@
-"""Which jobs wait for each other's devices when they move, and for how long; a cycle is broken by stopping a job."""
+"""Which jobs wait for each other's devices when they move, and for how long; a cycle is broken by stopping a job. And
+which jobs go on where they are although their schedules give them nothing now."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from springtide.core.decision import PoolAllocation, Snapshot
-from springtide.core.workload import WorkloadId
+from springtide.core.workload import JobState, WorkloadId
 from springtide.scheduling.policies.springtide.memory import State
+from springtide.scheduling.policies.springtide.rows import PromiseRow
 
 Placed = dict[WorkloadId, PoolAllocation]
+
+
+def kept_by_survivors(snapshot: Snapshot, rows: Iterable[PromiseRow], placed: Placed) -> Placed:
+    """What jobs go on with, until the next decision, that lost workers and are placed nowhere now: no schedule has the
+    number of devices that is left to them. Another workload that is placed there comes first."""
+    kept: Placed = {}
+    taken = None
+    for row in rows:
+        held = snapshot.allocations.get(row.job_id)
+        has_lost = held is not None and row.view.restarts.losses_at_s and held.num_devices not in row.sizes
+        if held is None or not has_lost or row.job_id in placed or row.view.state is not JobState.RUNNING:
+            continue
+        if taken is None:
+            taken = {device_id for given in placed.values() for device_id in given.device_ids}
+        nodes = {snapshot.cluster.node_of.get(device_id) for device_id in held.device_ids}
+        if taken.isdisjoint(held.device_ids) and None not in nodes and nodes.isdisjoint(snapshot.drains):
+            kept[row.job_id] = held
+    return kept
 
 
 def jobs_to_stop_first(snapshot: Snapshot, placed: Placed) -> set[WorkloadId]:

@@ -209,7 +209,7 @@ def claims_of(
     claims: dict[WorkloadId, TimeClaim] = {}
     for workload_id in reasons:
         entry = entries.get(workload_id)
-        if entry is None or entry.is_late or not entry.runs:
+        if entry is None or entry.is_late or entry.end_s <= now_s or not entry.runs:
             continue
         before, after = snapshot.allocations.get(workload_id), allocations.get(workload_id)
         gives = before is not None and (after is None or after.num_devices < before.num_devices)
