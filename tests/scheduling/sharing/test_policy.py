@@ -391,3 +391,11 @@ def test_what_a_running_job_lacks_to_its_minimum_is_not_opened_for_more_replicas
     plan = decide(policy, [job("w", workers=(2, 2))], [service("a", large, wanted=2, ready=1)], held, nodes)
     assert plan.allocations["w"].num_devices == 2
     assert places(plan)["a"] == ["n/1"]
+
+
+def test_a_service_that_finds_all_devices_in_parts_is_told_so():
+    held = {"t": (["n/0", "n/1"], SMALL)}
+    jobs, nodes = [job("t", SMALL, workers=(1, 2))], [make_node("n", 2)]
+    plan = decide(make_policy("dilu/springtide"), jobs, [service("s")], held, nodes)
+    assert plan.reasons["s"] == "waits for a device: there is none that it may have whole"
+    assert plan.claims["s"] == TimeClaim(code="waits_for")

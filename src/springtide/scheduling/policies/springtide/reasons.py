@@ -69,6 +69,8 @@ def _holders(
 def why_service_waits(reservations: ReservationTable, rows: Mapping[WorkloadId, PromiseRow], num_devices: int) -> str:
     """What a service that is asked and has no replica waits for. When it gets one is in the plan's claims."""
     named = _holders(reservations, rows, is_promised=True)
+    if not num_devices:
+        return "waits for a device: there is none that it may have whole"
     if not named:
         return f"waits for a device: other services hold all {num_devices}"
     return f"waits for a device: promised deadlines need them ({named})"
