@@ -342,7 +342,10 @@ def test_the_others_of_a_lost_worker_go_on_where_no_schedule_has_their_number(le
     )
     plan = policy.decide(snapshot)
     assert plan.allocations == {"job": left}
-    # A promise that needs the devices comes first.
+    # Those without a deadline come after it, a promise that needs the devices before.
+    idle = make_view("idle", at_s=10.0, steps=100)
+    plan = policy.decide(msgspec.structs.replace(snapshot, jobs=(running, idle)))
+    assert plan.allocations == {"job": left}
     urgent = make_view("urgent", at_s=11.0, steps=18, least=2, most=2, deadline_s=21.0)
     plan = policy.decide(msgspec.structs.replace(snapshot, now_s=11.0, jobs=(running, urgent), memory=plan.memory))
     assert list(plan.allocations) == ["urgent"]

@@ -21,7 +21,7 @@ from springtide.scheduling.policies.springtide.capacity import (
 )
 from springtide.scheduling.policies.springtide.market import Market
 from springtide.scheduling.policies.springtide.memory import State, costs_of, entry_of
-from springtide.scheduling.policies.springtide.moves import Placed, jobs_to_stop_first, kept_by_survivors
+from springtide.scheduling.policies.springtide.moves import Placed, jobs_to_stop_first, not_taken, survivors
 from springtide.scheduling.policies.springtide.outside import Trials, is_cut_short
 from springtide.scheduling.policies.springtide.places import assign_devices
 from springtide.scheduling.policies.springtide.reasons import (
@@ -82,6 +82,7 @@ class Decision:
         self.last_chances_s: list[float] = []
         self.newcomers: dict[WorkloadId, tuple[float, Entry]] = {}
         self.staying = StayingJobs()
+        self.survivors = survivors(snapshot, self.rows)
         self.trials = Trials(state, self.by_id, self.now_s)
         largest = max((len(row.rates) - 1 for row in self.rows), default=1)
         state.change_s = snapshot.overheads.change_s
@@ -113,12 +114,13 @@ class Decision:
         # 5. Share the devices that no promise needs now among all jobs that gain by them, in the table or not.
         market = Market(self.reservations, outside, self.snapshot, state.num_surplus, self.trials.kept)
         market.share_reserved(_num_kept_idle(self.snapshot.cluster))
+        self._keep_for_survivors()
         spare = self._share_outside(outside, market)
 
         # 6. Choose devices for every count. This may change schedules, so that a newcomer loses its reservation again.
         placed = assign_devices(state, self.staying, self.snapshot, spare, services, self.effort // 2)
         self._reject_unplaced_newcomers()
-        placed |= kept_by_survivors(self.snapshot, self.rows, placed)
+        placed |= not_taken(self.survivors, placed)
 
         # 7. Record what was decided, and when to decide again.
         self._record(placed)
@@ -368,6 +370,13 @@ class Decision:
             self.rejected[row.job_id] = Refusal(reason=why)
 
     # --- 5. spare devices -------------------------------------------------------------------------------------------
+
+    def _keep_for_survivors(self) -> None:
+        """Give no job outside the table what survivors go on with that have nothing by their schedules now."""
+        for job_id, held in self.survivors.items():
+            entry = self.reservations.entries.get(job_id)
+            if entry is not None and not entry.size_at(self.now_s):
+                self.state.num_surplus -= held.num_devices
 
     def _share_outside(self, outside: list[PromiseRow], market: Market) -> dict[WorkloadId, int]:
         """Return the number of devices of each job outside the reservation table. A job that holds devices of a

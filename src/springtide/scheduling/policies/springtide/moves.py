@@ -13,22 +13,26 @@ from springtide.scheduling.policies.springtide.rows import PromiseRow
 Placed = dict[WorkloadId, PoolAllocation]
 
 
-def kept_by_survivors(snapshot: Snapshot, rows: Iterable[PromiseRow], placed: Placed) -> Placed:
-    """What jobs go on with, until the next decision, that lost workers and are placed nowhere now: no schedule has the
-    number of devices that is left to them. Another workload that is placed there comes first."""
-    kept: Placed = {}
-    taken = None
+def survivors(snapshot: Snapshot, rows: Iterable[PromiseRow]) -> Placed:
+    """The running jobs that lost a worker a moment ago, or that since then hold a number of devices for which there is
+    no schedule: each with what it holds, where it may stay."""
+    found: Placed = {}
     for row in rows:
-        held = snapshot.allocations.get(row.job_id)
-        has_lost = held is not None and row.view.restarts.losses_at_s and held.num_devices not in row.sizes
-        if held is None or not has_lost or row.job_id in placed or row.view.state is not JobState.RUNNING:
+        restarts = row.view.restarts
+        held = snapshot.allocations.get(row.job_id) if restarts.losses_at_s else None
+        if held is None or row.view.state is not JobState.RUNNING:
             continue
-        if taken is None:
-            taken = {device_id for given in placed.values() for device_id in given.device_ids}
         nodes = {snapshot.cluster.node_of.get(device_id) for device_id in held.device_ids}
-        if taken.isdisjoint(held.device_ids) and None not in nodes and nodes.isdisjoint(snapshot.drains):
-            kept[row.job_id] = held
-    return kept
+        may_stay = None not in nodes and nodes.isdisjoint(snapshot.drains)
+        if may_stay and (restarts.grows_at_s > snapshot.now_s or held.num_devices not in row.sizes):
+            found[row.job_id] = held
+    return found
+
+
+def not_taken(wanted: Placed, placed: Placed) -> Placed:
+    """Those of the wanted allocations that are of no workload in `placed`, on devices that none of these has."""
+    taken = {device_id for given in placed.values() for device_id in given.device_ids}
+    return {who: given for who, given in wanted.items() if who not in placed and taken.isdisjoint(given.device_ids)}
 
 
 def jobs_to_stop_first(snapshot: Snapshot, placed: Placed) -> set[WorkloadId]:

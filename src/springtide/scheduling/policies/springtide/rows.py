@@ -151,5 +151,5 @@ READS = Reads(
     services=SERVICES,
     nodes=NODES,
     job_id="job_id",
-    also=("state", "progress.step", "submitted_at_s"),
+    also=("state", "progress.step", "submitted_at_s", "restarts.losses_at_s", "restarts.grows_at_s"),
 )
