@@ -399,3 +399,15 @@ def test_a_service_that_finds_all_devices_in_parts_is_told_so():
     plan = decide(make_policy("dilu/springtide"), jobs, [service("s")], held, nodes)
     assert plan.reasons["s"] == "waits for a device: there is none that it may have whole"
     assert plan.claims["s"] == TimeClaim(code="waits_for")
+
+
+@pytest.mark.parametrize(("losses", "num_devices", "count"), [((5.0,), 3, 3), ((5.0,), 2, 2), ((), 3, 2)])
+def test_a_sharer_that_has_lost_workers_gets_successors_before_those_that_wait(policy, losses, num_devices, count):
+    """One of its workers is left, of two at least and three at most; without a loss it gets its minimum."""
+    large = Share(request=0.8, limit=0.9)
+    sharer = with_fields(job("t", large, workers=(2, 3)), losses_at_s=losses)
+    nodes, held = [make_node("n", num_devices)], {"t": (["n/0"], large)}
+    plan = decide(policy, [job("early", large), sharer], [service("a", large)], held, nodes)
+    assert plan.allocations["t"].num_devices == min(count, num_devices - 1)
+    assert plan.allocations["t"].device_ids[0] == "n/0"
+    assert "a" in plan.allocations
