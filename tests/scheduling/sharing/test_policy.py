@@ -366,3 +366,48 @@ def test_every_packer_gives_everyone_a_place(packer):
 def test_a_platform_packs_by_itself():
     assert isinstance(make_live_policy("fifo"), Sharing)
     assert make_live_policy("dilu/fifo") == make_live_policy("fifo")
+
+
+@pytest.mark.parametrize("num_devices", [2, 3])
+def test_what_a_running_job_lacks_to_its_minimum_is_not_opened_for_those_that_wait(num_devices):
+    """One of its two workers was lost: the other goes on, and there is a device for its successor."""
+    policy, survivor, held = make_policy("dilu/edf"), job("w", workers=(2, 2)), {"w": (["n/0"], None)}
+    plan = decide(policy, [job("t", HALF), survivor], (), held, [make_node("n", num_devices)])
+    assert plan.allocations["w"].num_devices == 2
+    assert ("t" in plan.allocations) is (num_devices == 3)
+
+
+def test_a_guaranteed_minimum_comes_before_what_a_running_job_lacks_to_its_own():
+    policy, survivor, held = make_policy("dilu/edf"), job("w", workers=(2, 2)), {"w": (["n/0"], None)}
+    plan = decide(policy, [survivor], [service("a", HALF, min_replicas=1)], held, [make_node("n", 2)])
+    assert places(plan) == {"a": ["n/1"]}
+    assert plan.reasons["w"] == "needs at least 2 devices, and 1 is left for it"
+
+
+def test_what_a_running_job_lacks_to_its_minimum_is_not_opened_for_more_replicas(policy):
+    large = Share(request=0.8, limit=0.9)
+    held = {"w": (["n/0"], None), "a": (["n/1"], large)}
+    nodes = [make_node("n", 3)]
+    plan = decide(policy, [job("w", workers=(2, 2))], [service("a", large, wanted=2, ready=1)], held, nodes)
+    assert plan.allocations["w"].num_devices == 2
+    assert places(plan)["a"] == ["n/1"]
+
+
+def test_a_service_that_finds_all_devices_in_parts_is_told_so():
+    held = {"t": (["n/0", "n/1"], SMALL)}
+    jobs, nodes = [job("t", SMALL, workers=(1, 2))], [make_node("n", 2)]
+    plan = decide(make_policy("dilu/springtide"), jobs, [service("s")], held, nodes)
+    assert plan.reasons["s"] == "waits for a device: there is none that it may have whole"
+    assert plan.claims["s"] == TimeClaim(code="waits_for")
+
+
+@pytest.mark.parametrize(("losses", "num_devices", "count"), [((5.0,), 3, 3), ((5.0,), 2, 2), ((), 3, 2)])
+def test_a_sharer_that_has_lost_workers_gets_successors_before_those_that_wait(policy, losses, num_devices, count):
+    """One of its workers is left, of two at least and three at most; without a loss it gets its minimum."""
+    large = Share(request=0.8, limit=0.9)
+    sharer = with_fields(job("t", large, workers=(2, 3)), losses_at_s=losses)
+    nodes, held = [make_node("n", num_devices)], {"t": (["n/0"], large)}
+    plan = decide(policy, [job("early", large), sharer], [service("a", large)], held, nodes)
+    assert plan.allocations["t"].num_devices == min(count, num_devices - 1)
+    assert plan.allocations["t"].device_ids[0] == "n/0"
+    assert "a" in plan.allocations

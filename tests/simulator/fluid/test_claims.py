@@ -10,6 +10,7 @@ from springtide.core.decision import EMPTY, Plan, PlannedRun, PoolAllocation, Se
 from springtide.core.events import Event, LoadObserved, NodeLost, ReplicaLost, ServiceDeployed
 from springtide.core.job_parts import DeadlinePromise
 from springtide.core.resources import Topology, make_node
+from springtide.core.shares import Share
 from springtide.core.workload import Entrypoint, Goal, InferenceService, TrainingJob
 from springtide.scheduling.policies.springtide import decision
 from springtide.scheduling.policies.springtide.policy import Springtide
@@ -73,6 +74,14 @@ def test_what_is_so_is_left_alone() -> None:
 )
 def test_another_moment_than_that_of_the_schedule_is_found(claims) -> None:
     assert found(plan(510.0, **claims)) == ["reason-true"]
+
+
+def test_a_device_that_is_held_in_parts_is_not_free() -> None:
+    names: list[str] = []
+    part = PoolAllocation(device_ids=("n/0", "n/1"), share=Share(request=0.2, limit=0.4))
+    decided = Plan(allocations={"part": part}, claims={"s": TimeClaim(code="waits_for")})
+    ClaimChecks(lambda name, detail, now_s: names.append(name)).check(NOW, decided)
+    assert names == []
 
 
 def test_nobody_waits_beside_a_device_that_is_free() -> None:

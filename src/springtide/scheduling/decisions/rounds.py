@@ -311,7 +311,7 @@ class _Ledger:
                 held = self.snapshot.allocations.get(workload_id)
                 before = held.device_ids if held is not None else ()
                 if len(self.wanted.get(workload_id, ())) < len(before):
-                    reasons[workload_id] = "fewer devices are alive, or its owner allows fewer"
+                    reasons[workload_id] = "fewer devices are left for it, or its owner allows fewer"
         return reasons
 
 

@@ -75,12 +75,20 @@ class AllocationLedger:
                 others = _named_others(winners, names[workload_id])
                 if most[workload_id] < before:
                     note = note or f"its owner allows {most[workload_id]}"
-                reasons[workload_id] = note or (f"{others} needs the devices" if others else "fewer devices are alive")
+                reasons[workload_id] = note or (
+                    f"{others} needs the devices" if others else self._too_few(workload_id, after)
+                )
             else:
                 reasons[workload_id] = note or (
                     "idle devices" if before else f"starting on {after} device{'s' if after > 1 else ''}"
                 )
         return reasons
+
+    def _too_few(self, workload_id: WorkloadId, count: int) -> str:
+        least = self._least.get(workload_id, 1)
+        if count or least <= self.left:
+            return "fewer devices are left for it"
+        return f"needs at least {least} devices, and {self.left} {'is' if self.left == 1 else 'are'} left for it"
 
     def _most(self, wanted: Container[WorkloadId]) -> dict[WorkloadId, int]:
         most = {v.job.job_id: most_workers(v) for v in self.snapshot.jobs if v.job.job_id in wanted}

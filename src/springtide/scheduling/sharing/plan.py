@@ -7,12 +7,13 @@ import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
 from msgspec.structs import replace
 
 from springtide.core.decision import Allocation, JobView, PoolAllocation, Refusal, ServiceView, Snapshot
 from springtide.core.resources import DeviceId
 from springtide.core.shares import MAX_LIMIT, TOLERANCE, Share, has_room
-from springtide.core.workload import WorkloadId
+from springtide.core.workload import JobState, WorkloadId
 from springtide.perf.curve import curve_of
 from springtide.scheduling.placement.allocation_ledger import most_workers
 from springtide.scheduling.replicas import wanted_replicas
@@ -31,9 +32,10 @@ class SharePlan:
     """The plan for all workloads with a share, at one instant.
 
     The order: promised jobs, services up to their guaranteed minimum, their first replica, running jobs, services
-    beyond that, waiting jobs; each in order of arrival. If no shared device has room, an idle one is opened. For a
-    guaranteed minimum or a first replica, a device is also claimed from an elastic job of the inner policy, or the
-    newest job with a share makes room. Jobs are placed by their requests alone; their limits are what the devices have
+    beyond that, waiting jobs; each in order of arrival. Running jobs that lost workers get successors. If no shared
+    device has room, an idle one is opened. For a guaranteed minimum or a first replica, a device is also claimed from
+    an elastic job of the inner policy, or the newest job with a share makes room. Claims below these open none that a
+    running job lacks to its minimum. Jobs are placed by their requests alone; their limits are what the devices have
     left in the end. `taken` are the devices that the inner policy must not use.
 
     `opened` are the claims other than guaranteed minimums that take a whole device now. Those in `barred` take none;
@@ -73,6 +75,7 @@ class SharePlan:
         self._barred = barred
         self.opened: dict[WeakClaim, None] = {}
         self.waiting: list[WorkloadId] = []
+        self._kept: frozenset[DeviceId] = frozenset()
         self._allocate()
         self.taken = self._taken()
 
@@ -115,10 +118,15 @@ class SharePlan:
             self._keep_replicas(view, wanted[view.service.service_id])
         for job in itertools.compress(self.jobs, map(operator.not_, is_promised)):
             self._keep_workers(job)
+        for job in itertools.compress(self.jobs, is_promised):
+            self._replace_lost(job)
         for view in self.services:
             self._raise_service(view, view.min_replicas, "least")
         for view in self.services:
             self._raise_service(view, min(1, wanted[view.service.service_id]), "first")
+        self._kept = self._keep_for_survivors()
+        for job in itertools.compress(self.jobs, map(operator.not_, is_promised)):
+            self._replace_lost(job)
         for view in self.services:
             self._raise_service(view, wanted[view.service.service_id], "growth")
         for job in self.jobs:
@@ -145,6 +153,40 @@ class SharePlan:
             return
         alive = [device_id for device_id in held.device_ids if device_id in self._snapshot.cluster.device_set]
         self._put(job.job_id, job.family or job.name, self._share[job.job_id], alive[: most_workers(view)])
+
+    def _replace_lost(self, view: JobView) -> None:
+        """Devices for the successors of workers that a running job has lost; the others go on meanwhile."""
+        job, mine, share = view.job, self._chosen.get(view.job.job_id), self._share[view.job.job_id]
+        if not mine or not job.elastic:
+            return
+        claim = "promise" if view.promise.admitted_at_s is not None else "job"
+        may_open = (claim, job.job_id) not in self._barred
+        wanted = _most_wished(view) if view.restarts.losses_at_s else view.bounds.min_workers
+        while len(mine) < wanted:
+            family, avoid = job.family or job.name, self._kept.union(mine)
+            request = PlacementRequest(workload_id=job.job_id, family=family, share=share, avoid=avoid)
+            found = self._choose(request, may_open=may_open)
+            if found is None:
+                return
+            self._note_opened(claim, job.job_id, found)
+            mine = [*mine, *found]
+            self._hold(job.job_id, family, share, mine)
+
+    def _keep_for_survivors(self) -> frozenset[DeviceId]:
+        """An idle device for each worker that a running job of the inner policy lacks to its minimum: one was lost, and
+        the others go on until its successor may start."""
+        node_of, ledger, kept = self._snapshot.cluster.node_of, self._ledger, set[DeviceId]()
+        for view in self._snapshot.jobs:
+            held = self._snapshot.allocations.get(view.job.job_id)
+            if held is None or held.share is not None or not view.job.elastic or view.state is JobState.PREEMPTING:
+                continue
+            num_lacking = view.bounds.min_workers - held.num_devices
+            if num_lacking > 0:
+                nodes = {node_of.get(device_id) for device_id in held.device_ids}
+                idle = [ledger.device_ids[at] for at in np.flatnonzero(ledger.is_usable & ~ledger.is_open).tolist()]
+                near = sorted(set(idle) - kept, key=lambda at: (node_of[at] not in nodes, ledger.at[at]))
+                kept.update(near[:num_lacking])
+        return frozenset(kept)
 
     def _put(self, who: WorkloadId, family: str, share: Share, devices: Sequence[DeviceId]) -> None:
         # A share that was made larger may not fit there any more: the workload moves.
@@ -173,7 +215,7 @@ class SharePlan:
                 workload_id=service_id,
                 family=view.service.name,
                 share=share,
-                avoid=frozenset(mine),
+                avoid=self._kept.union(mine),
             )
             found = self._choose(request, may_open=may_open)
             if found is not None:
@@ -251,7 +293,8 @@ class SharePlan:
             self.reasons[job.job_id] = "its devices have no room for it any more"
             return
         claim = "promise" if self._can_promise(view) else "job"
-        found = self._find(view, may_open=(claim, job.job_id) not in self._barred)
+        avoid = frozenset[DeviceId]() if claim == "promise" else self._kept
+        found = self._find(view, avoid, may_open=(claim, job.job_id) not in self._barred)
         refusal = self._refusal(view, found)
         if refusal is not None:
             self.rejected[job.job_id] = refusal
@@ -287,12 +330,10 @@ class SharePlan:
             if job_id in self._started:
                 self.reasons[job_id] = self._describe_places(job_id, self._chosen[job_id], given)
 
-    def _find(self, view: JobView, *, may_open: bool) -> tuple[DeviceId, ...] | None:
+    def _find(self, view: JobView, avoid: frozenset[DeviceId], *, may_open: bool) -> tuple[DeviceId, ...] | None:
         """Devices for a job that is to start: as many as it can use, on one node if possible."""
         job = view.job
-        most = most_workers(view)
-        if job.elastic and job.requested_workers is not None:
-            most = min(most, job.requested_workers)
+        most = _most_wished(view)
         may_open = may_open and not any(self._waits_before(view))
         for count in range(max(most, view.bounds.min_workers), view.bounds.min_workers - 1, -1):
             for same_node in (True, False) if count > 1 else (False,):
@@ -302,6 +343,7 @@ class SharePlan:
                     share=self._share[job.job_id],
                     num_devices=count,
                     same_node=same_node,
+                    avoid=avoid,
                 )
                 found = self._choose(request, may_open=may_open)
                 if found is not None:
@@ -426,3 +468,9 @@ class SharePlan:
             return f"{part}, which nobody else shares"
         named = ", ".join(f"'{name}'" for name in list(others)[:4])
         return f"{part}, beside {named}"
+
+
+def _most_wished(view: JobView) -> int:
+    """How many workers the job can use, and at most what its owner asked for."""
+    most, asked = most_workers(view), view.job.requested_workers
+    return min(most, asked) if view.job.elastic and asked is not None else most

@@ -105,8 +105,10 @@ class ClaimChecks:
     def _check_waits(self, waiting: list[ServiceView], snapshot: Snapshot, plan: Plan) -> None:
         """The waiting services in order: the first needs one free device, the second two."""
         services = {view.service.service_id for view in snapshot.services}
-        num_serving = sum(given.num_devices for who, given in plan.allocations.items() if who in services)
-        num_left = len(snapshot.cluster.machines.device_ids()) - num_serving
+        sharers = [a for a in chain(snapshot.allocations.values(), plan.allocations.values()) if a.share is not None]
+        serving = [a for who, a in plan.allocations.items() if who in services and a.share is None]
+        taken = {device_id for allocation in (*sharers, *serving) for device_id in allocation.device_ids}
+        num_left = len(snapshot.cluster.machines.device_set - taken)
         runs = list(chain.from_iterable(plan.future.values()))
         for number, view in enumerate(waiting, start=1):
             self.num_checked += 1

@@ -147,7 +147,7 @@ class Invariants:
 
     def _check_survivors(self, step: Step, state: PlatformState) -> None:
         """A job at rest that loses a worker trains on with the others, until anything else happens or the policy had
-        planned to decide anew. If the loss breaks its own promise, other promises may come first."""
+        planned to decide anew."""
         jobs = {_job_of(event) for event in step.events}
         is_due = self._revisit_at_s is not None and step.now_s >= self._revisit_at_s
         self._revisit_at_s = step.revisit_at_s
@@ -163,7 +163,7 @@ class Invariants:
         if self._survivors_of is None:
             return
         record = state.jobs[self._survivors_of]
-        if record.restarts.grows_at_s <= step.now_s or _is_late(record, step.now_s):
+        if record.restarts.grows_at_s <= step.now_s:
             self._survivors_of = None
         elif any(isinstance(a, PreemptJob) and a.job_id == self._survivors_of for a in step.actions):
             complain("survivors-go-on", f"{self._survivors_of} lost a worker, and the others are stopped as well")
@@ -350,15 +350,6 @@ def _is_at_rest(record: JobRecord) -> bool:
         and not record.group.is_broken
         and {replica.replica_id for replica in record.replicas} == set(record.group.members)
     )
-
-
-def _is_late(record: JobRecord, now_s: float) -> bool:
-    """Whether the workers that are left cannot keep the job's deadline, by its profile."""
-    job, deadline_s = record.job, record.job.goal.deadline_s
-    rate = job.profile_steps_per_s.get(len(record.group.members))
-    if deadline_s is None or not rate or job.total_steps is None:
-        return False
-    return now_s + (job.total_steps - record.progress.step) / rate > deadline_s
 
 
 def _job_of(event: Event) -> WorkloadId | None:

@@ -298,3 +298,54 @@ def test_a_late_job_is_finished_and_stops_nobody() -> None:
     states = _ended(played)
     assert states["slow"] is JobState.SUCCEEDED
     assert all(math.isfinite(run.ended_s or math.nan) for run in played.runs.values())
+
+
+def test_a_job_that_should_have_ended_keeps_its_device_and_is_not_said_to_be_in_time() -> None:
+    """Its work is done by the plan, and it has not reported its end: neither may another take its device for that, nor
+    is a moment that has passed told as its end."""
+    policy, nodes = Springtide(), Topology(nodes=(make_node("n0", 2),))
+    slow = make_view("slow", steps=10, most=1, deadline_s=14.5)
+    snapshot = Snapshot(now_s=0.0, cluster=nodes, jobs=(slow,), overheads=Overheads(change_s=2.0))
+    first = policy.decide(snapshot)
+    (run,) = first.future["slow"]
+    assert run.end_s == pytest.approx(14.02)
+    running = with_fields(
+        slow, state=JobState.RUNNING, step=9, progress_at_s=11.0, admitted_at_s=0.0, promised_finish_s=run.end_s
+    )
+    tight = [make_view(name, at_s=13.0, steps=10, most=1, deadline_s=26.0) for name in ("b", "c")]
+    later = msgspec.structs.replace(
+        snapshot, now_s=13.0, jobs=(running, *tight), allocations=first.allocations, memory=first.memory
+    )
+    plan = policy.decide(later)
+    assert plan.allocations["slow"] is first.allocations["slow"]
+    assert set(plan.rejected) == {"c"}
+
+
+@pytest.mark.parametrize("least", [2, 3])
+def test_the_others_of_a_lost_worker_go_on_where_no_schedule_has_their_number(least: int) -> None:
+    """A job of three has lost one worker with its node; with a minimum of three no schedule can be made for two."""
+    policy, nodes = Springtide(), [make_node("n0", 2), make_node("n1", 1)]
+    job = make_view("job", steps=100, least=least, most=3, ask=3, deadline_s=60.0)
+    first = policy.decide(Snapshot(now_s=0.0, cluster=Topology(nodes=tuple(nodes)), jobs=(job,)))
+    assert first.allocations["job"].num_devices == 3
+    running = with_fields(
+        job, state=JobState.RUNNING, step=30, progress_at_s=10.0, admitted_at_s=0.0, promised_finish_s=34.0
+    )
+    running = with_fields(running, losses_at_s=(10.0,), grows_at_s=11.0, num_replicas=2)
+    left = msgspec.structs.replace(first.allocations["job"], device_ids=("n0/0", "n0/1"))
+    snapshot = Snapshot(
+        now_s=10.0,
+        cluster=Topology(nodes=tuple(nodes[:1])),
+        jobs=(running,),
+        allocations={"job": left},
+        memory=first.memory,
+    )
+    plan = policy.decide(snapshot)
+    assert plan.allocations == {"job": left}
+    # Those without a deadline come after it, a promise that needs the devices before.
+    idle = make_view("idle", at_s=10.0, steps=100)
+    plan = policy.decide(msgspec.structs.replace(snapshot, jobs=(running, idle)))
+    assert plan.allocations == {"job": left}
+    urgent = make_view("urgent", at_s=11.0, steps=18, least=2, most=2, deadline_s=21.0)
+    plan = policy.decide(msgspec.structs.replace(snapshot, now_s=11.0, jobs=(running, urgent), memory=plan.memory))
+    assert list(plan.allocations) == ["urgent"]

@@ -414,3 +414,26 @@ def test_services_that_wake_break_no_promise_and_what_is_said_is_true(scene) -> 
 @settings(max_examples=part(1000), deadline=None, suppress_health_check=list(HealthCheck))
 def test_services_that_wake_break_no_promise_for_long(scene) -> None:
     check_scene(scene)
+
+
+def test_a_moment_that_has_passed_is_not_told_as_an_end() -> None:
+    """A job gives a device up and is to end on the other one: that it has not ended then is no reason to decide yet."""
+    policy, known = Remade(), job("fit", 600, 1200.0, most=2, profile=TWO)
+    first = policy.decide(Snapshot(now_s=0.0, cluster=cluster(2), jobs=(arriving(known, 0.0),)))
+    other = arriving(job("other", 600, 90.0, most=1, profile=TWO), 10.0)
+    snapshot = Snapshot(
+        now_s=10.0,
+        cluster=cluster(2),
+        jobs=(running(first, known, 10.0, 180), other),
+        allocations=dict(first.allocations),
+        memory=first.memory,
+    )
+    plan = policy.decide(snapshot)
+    end_s = plan.future["fit"][-1].end_s
+    assert plan.claims["fit"] == TimeClaim(code="kept_in_time", at_s=end_s)
+    other = replace(other, promise=DeadlinePromise(admitted_at_s=10.0, promised_finish_s=plan.admitted["other"]))
+    snapshot = replace(snapshot, jobs=(snapshot.jobs[0], other), memory=plan.memory)
+    for now_s in (end_s - 0.5, end_s + 0.5):
+        plan = policy.decide(replace(snapshot, now_s=now_s))
+        assert ("fit" in plan.claims) is (now_s < end_s)
+        assert plan.allocations["fit"].num_devices == 1

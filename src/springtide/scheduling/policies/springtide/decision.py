@@ -23,7 +23,7 @@ from springtide.scheduling.policies.springtide.capacity import (
 )
 from springtide.scheduling.policies.springtide.market import Market
 from springtide.scheduling.policies.springtide.memory import State, costs_of, entry_of
-from springtide.scheduling.policies.springtide.moves import Placed, jobs_to_stop_first
+from springtide.scheduling.policies.springtide.moves import Placed, jobs_to_stop_first, not_taken, survivors
 from springtide.scheduling.policies.springtide.outside import Trials, is_cut_short
 from springtide.scheduling.policies.springtide.places import assign_devices
 from springtide.scheduling.policies.springtide.reasons import (
@@ -90,6 +90,7 @@ class Decision:
         self.last_chances_s: list[float] = []
         self.newcomers: dict[WorkloadId, tuple[float, Entry]] = {}
         self.staying = StayingJobs()
+        self.survivors = survivors(snapshot, self.rows)
         self.trials = Trials(state, self.by_id, self.now_s)
         largest = max((len(row.rates) - 1 for row in self.rows), default=1)
         state.change_s = snapshot.overheads.change_s
@@ -122,11 +123,13 @@ class Decision:
         candidates = self.batches.candidates if self.batches is not None else EMPTY
         market = Market(self.reservations, outside, self.snapshot, state.num_surplus, self.trials.kept, candidates)
         market.share_reserved(_num_kept_idle(self.snapshot.cluster))
+        self._keep_for_survivors()
         spare = self._share_outside(outside, market)
 
         # 6. Choose devices for every count. This may change schedules, so that a newcomer loses its reservation again.
         placed = assign_devices(state, self.staying, self.snapshot, spare, services, self.effort // 2)
         self._reject_unplaced_newcomers()
+        placed |= not_taken(self.survivors, placed)
         if self.batches is not None:
             state.batches = self.batches.set_batches(placed, self.reservations.entries)
 
@@ -137,7 +140,7 @@ class Decision:
 
     def _drop_reservations(self) -> bool:
         """Drop the reservations of jobs that are gone or have no hard deadline any more; returns whether any was
-        dropped since the last decision."""
+        dropped since the last decision. The jobs that are there have work left."""
         state, reservations = self.state, self.reservations
         if state.cluster != self.cluster:
             # Other nodes have other addresses: nothing is known of their blocks.
@@ -147,6 +150,10 @@ class Decision:
             state.scales.pop(key, None)
             state.slowed.pop(key, None)
             state.num_gone += 1
+        for entry in reservations.entries.values():
+            if entry.left <= 0.0:
+                # By its plan it has ended: planned without work it would get no device.
+                entry.left = OVERDUE_S * entry.rates[entry.sizes[0]]
         has_left, state.num_gone = state.num_gone > 0, 0
         return has_left
 
@@ -378,6 +385,13 @@ class Decision:
             self.rejected[row.job_id] = Refusal(reason=why)
 
     # --- 5. spare devices -------------------------------------------------------------------------------------------
+
+    def _keep_for_survivors(self) -> None:
+        """Give no job outside the table what survivors go on with that have nothing by their schedules now."""
+        for job_id, held in self.survivors.items():
+            entry = self.reservations.entries.get(job_id)
+            if entry is not None and not entry.size_at(self.now_s):
+                self.state.num_surplus -= held.num_devices
 
     def _share_outside(self, outside: list[PromiseRow], market: Market) -> dict[WorkloadId, int]:
         """Return the number of devices of each job outside the reservation table. A job that holds devices of a

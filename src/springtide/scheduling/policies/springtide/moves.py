@@ -1,14 +1,38 @@
-"""Which jobs wait for each other's devices when they move, and for how long; a cycle is broken by stopping a job."""
+"""Which jobs wait for each other's devices when they move, and for how long; a cycle is broken by stopping a job. And
+which jobs go on where they are although their schedules give them nothing now."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from springtide.core.decision import PoolAllocation, Snapshot
-from springtide.core.workload import WorkloadId
+from springtide.core.workload import JobState, WorkloadId
 from springtide.scheduling.policies.springtide.memory import State
+from springtide.scheduling.policies.springtide.rows import PromiseRow
 
 Placed = dict[WorkloadId, PoolAllocation]
+
+
+def survivors(snapshot: Snapshot, rows: Iterable[PromiseRow]) -> Placed:
+    """The running jobs that lost a worker a moment ago, or that since then hold a number of devices for which there is
+    no schedule: each with what it holds, where it may stay."""
+    found: Placed = {}
+    for row in rows:
+        restarts = row.view.restarts
+        held = snapshot.allocations.get(row.job_id) if restarts.losses_at_s else None
+        if held is None or row.view.state is not JobState.RUNNING:
+            continue
+        nodes = {snapshot.cluster.node_of.get(device_id) for device_id in held.device_ids}
+        may_stay = None not in nodes and nodes.isdisjoint(snapshot.drains)
+        if may_stay and (restarts.grows_at_s > snapshot.now_s or held.num_devices not in row.sizes):
+            found[row.job_id] = held
+    return found
+
+
+def not_taken(wanted: Placed, placed: Placed) -> Placed:
+    """Those of the wanted allocations that are of no workload in `placed`, on devices that none of these has."""
+    taken = {device_id for given in placed.values() for device_id in given.device_ids}
+    return {who: given for who, given in wanted.items() if who not in placed and taken.isdisjoint(given.device_ids)}
 
 
 def jobs_to_stop_first(snapshot: Snapshot, placed: Placed) -> set[WorkloadId]:

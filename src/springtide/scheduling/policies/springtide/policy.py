@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import msgspec
 from msgspec.structs import replace
 
-from springtide.core.decision import EMPTY, Allocation, Plan, PoolAllocation, Refusal, Snapshot
+from springtide.core.decision import EMPTY, Allocation, Plan, PoolAllocation, Refusal, Snapshot, TimeClaim
 from springtide.core.resources import DeviceId, Topology
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.decisions.cache import RowTable
@@ -158,7 +158,9 @@ def _updated_plan(snapshot: Snapshot, derived: DerivedPromises, state: State, pl
         by_id = derived.table.by_id
         changed = changed + [by_id[job_id] for job_id in changed_ids if job_id in by_id]
     if not (changed or snapshot.services or plan.rejected):
-        return replace(plan, future=future)
+        # What should have ended meanwhile is not said to be in time any more.
+        claims = {who: claim for who, claim in plan.claims.items() if not _is_past(claim, snapshot.now_s)}
+        return replace(plan, future=future, claims=claims if len(claims) < len(plan.claims) else plan.claims)
     allocations = _without_stopped_jobs(snapshot, state, derived.wanted)
     reasons = same_reasons(plan.reasons, changed, snapshot, allocations, rows, state)
     return Plan(
@@ -217,6 +219,10 @@ def _admitted(rows: Sequence[PromiseRow], entries: Mapping[str, Entry]) -> dict[
         and row.job_id in entries
         and entries[row.job_id].runs
     }
+
+
+def _is_past(claim: TimeClaim, now_s: float) -> bool:
+    return claim.code == "kept_in_time" and claim.at_s is not None and claim.at_s <= now_s
 
 
 def _revisit_at_s(snapshot: Snapshot, state: State) -> float | None:

@@ -70,6 +70,8 @@ def _holders(
 def why_service_waits(reservations: ReservationTable, rows: Mapping[WorkloadId, PromiseRow], num_devices: int) -> str:
     """What a service that is asked and has no replica waits for. When it gets one is in the plan's claims."""
     named = _holders(reservations, rows, is_promised=True)
+    if not num_devices:
+        return "waits for a device: there is none that it may have whole"
     if not named:
         return f"waits for a device: other services hold all {num_devices}"
     return f"waits for a device: promised deadlines need them ({named})"
@@ -210,7 +212,7 @@ def claims_of(
     claims: dict[WorkloadId, TimeClaim] = {}
     for workload_id in reasons:
         entry = entries.get(workload_id)
-        if entry is None or entry.is_late or not entry.runs:
+        if entry is None or entry.is_late or entry.end_s <= now_s or not entry.runs:
             continue
         before, after = snapshot.allocations.get(workload_id), allocations.get(workload_id)
         gives = before is not None and (after is None or after.num_devices < before.num_devices)

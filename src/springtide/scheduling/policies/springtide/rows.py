@@ -216,5 +216,7 @@ READS = Reads(
         "equivalent_steps",
         "total_equivalent_steps",
         "started_at_s",
+        "restarts.losses_at_s",
+        "restarts.grows_at_s",
     ),
 )
