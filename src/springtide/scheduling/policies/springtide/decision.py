@@ -22,7 +22,7 @@ from springtide.scheduling.policies.springtide.capacity import (
     promisable_capacity,
 )
 from springtide.scheduling.policies.springtide.market import Market
-from springtide.scheduling.policies.springtide.memory import State, costs_of, entry_of
+from springtide.scheduling.policies.springtide.memory import State, costs_of, deviates, entry_of
 from springtide.scheduling.policies.springtide.moves import Placed, jobs_to_stop_first, not_taken, survivors
 from springtide.scheduling.policies.springtide.outside import Trials, is_cut_short
 from springtide.scheduling.policies.springtide.places import assign_devices
@@ -41,15 +41,9 @@ from springtide.scheduling.policies.springtide.services import (
     service_needs,
     waiting_services,
 )
-from springtide.solvers.reservations.fit import work_done
 from springtide.solvers.reservations.profile import Steps, devices_at
 from springtide.solvers.reservations.reservation_table import Entry, ReservationTable
 
-# A job deviates from its plan if its reported step differs from the planned one by more than both together: this part
-# of the steps planned since the last decision about it,
-DEVIATION_FRACTION = 0.02
-# and this many steps, since only whole steps are reported.
-DEVIATION_STEPS = 2.0
 # A job that should have ended by its plan and has not is planned for this many seconds more.
 OVERDUE_S = 1.0
 # Why a promised job is late where nothing more is known.
@@ -90,7 +84,7 @@ class Decision:
         self.last_chances_s: list[float] = []
         self.newcomers: dict[WorkloadId, tuple[float, Entry]] = {}
         self.staying = StayingJobs()
-        self.survivors = survivors(snapshot, self.rows)
+        self.survivors = survivors(snapshot, self.rows) if snapshot.allocations else {}
         self.trials = Trials(state, self.by_id, self.now_s)
         largest = max((len(row.rates) - 1 for row in self.rows), default=1)
         state.change_s = snapshot.overheads.change_s
@@ -129,7 +123,8 @@ class Decision:
         # 6. Choose devices for every count. This may change schedules, so that a newcomer loses its reservation again.
         placed = assign_devices(state, self.staying, self.snapshot, spare, services, self.effort // 2)
         self._reject_unplaced_newcomers()
-        placed |= not_taken(self.survivors, placed)
+        if self.survivors:
+            placed |= not_taken(self.survivors, placed)
         if self.batches is not None:
             state.batches = self.batches.set_batches(placed, self.reservations.entries)
 
@@ -493,14 +488,3 @@ def _num_kept_idle(cluster: Topology) -> int:
 
 def _has_hard_deadline(row: PromiseRow | None) -> bool:
     return row is not None and row.view.job.goal.is_hard
-
-
-def deviates(row: PromiseRow, state: State) -> bool:
-    """Whether a job has reported more or less progress than was planned."""
-    entry, total = state.reservations.entries.get(row.job_id), row.total
-    reported_at_s = row.view.progress.progress_at_s
-    if entry is None or total is None or not entry.committed or reported_at_s <= entry.since_s:
-        return False
-    done = work_done(entry.committed, entry.rates, reported_at_s)
-    expected = total - entry.work + done
-    return abs(expected - row.done) > DEVIATION_STEPS + DEVIATION_FRACTION * done

@@ -11,13 +11,19 @@ from springtide.core.resources import DeviceId
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.placement.topology import Layout
 from springtide.scheduling.policies.springtide.rows import PromiseRow
-from springtide.solvers.reservations.fit import Costs, PlannedStretch
+from springtide.solvers.reservations.fit import Costs, PlannedStretch, work_done
 from springtide.solvers.reservations.profile import Steps, constant
 from springtide.solvers.reservations.reservation_table import Entry, ReservationTable
 
 # Plans add this much to the cost of a change. The real change is then never later than planned, in spite of the control
 # loop's timing and of rounding, and a job that ends has left before another one starts in its place.
 PAD_S = 0.01
+
+# A job deviates from its plan if its reported step differs from the planned one by more than both together: this part
+# of the steps planned since the last decision about it,
+DEVIATION_FRACTION = 0.02
+# and this many steps, since only whole steps are reported.
+DEVIATION_STEPS = 2.0
 
 Devices = Sequence[DeviceId]
 
@@ -288,6 +294,17 @@ def costs_of(overheads: Overheads, largest: int, falls: Sequence[float] = ()) ->
     """What changes cost in plans: as on devices that no job has used, and PAD_S more."""
     later = (0.0, *(overheads.cost_s(n) + PAD_S for n in range(1, largest + 1)))
     return Costs(later.__getitem__, later, later, falls)
+
+
+def deviates(row: PromiseRow, state: State) -> bool:
+    """Whether a job has reported more or less progress than was planned."""
+    entry, total = state.reservations.entries.get(row.job_id), row.total
+    reported_at_s = row.view.progress.progress_at_s
+    if entry is None or total is None or not entry.committed or reported_at_s <= entry.since_s:
+        return False
+    done = work_done(entry.committed, entry.rates, reported_at_s)
+    expected = total - entry.work + done
+    return abs(expected - row.done) > DEVIATION_STEPS + DEVIATION_FRACTION * done
 
 
 def same_devices(one: Devices | None, other: Devices | None) -> bool:

@@ -20,8 +20,8 @@ from springtide.scheduling.decisions.cache import RowTable
 from springtide.scheduling.decisions.fingerprint import Fingerprints, Reads, RowChanges
 from springtide.scheduling.families.learning import FamilyMemory
 from springtide.scheduling.policies.springtide.capacity import capacity_matters
-from springtide.scheduling.policies.springtide.decision import Decision, deviates
-from springtide.scheduling.policies.springtide.memory import State, decode, refresh_entry
+from springtide.scheduling.policies.springtide.decision import Decision
+from springtide.scheduling.policies.springtide.memory import State, decode, deviates, refresh_entry
 from springtide.scheduling.policies.springtide.reasons import ReservedFuture, claims_of, reasons_of, same_reasons
 from springtide.scheduling.policies.springtide.rows import READS, PromiseRow
 from springtide.scheduling.replicas import next_idle_at_s
