@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from kits.simulation.sweeps import only_in_full
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
@@ -17,7 +19,7 @@ def springtide_chaos(*arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
 
 
-@pytest.mark.parametrize("seed", ["5", "11"])
+@pytest.mark.parametrize("seed", ["5", pytest.param("11", marks=only_in_full)])
 def test_half_a_minute_of_faults_loses_nothing(seed):
     run = springtide_chaos("--minutes", "0.5", "--seed", seed, "--json")
     assert run.returncode == 0, run.stdout + run.stderr

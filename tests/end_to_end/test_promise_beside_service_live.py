@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from kits.end_to_end.live_platform import ECHO, TINY, LivePlatform, ended_after
+from kits.simulation.sweeps import only_in_full
 from springtide.control.journal.sqlite import SqliteJournal
 from springtide.core.actions import ResizeJob
 
@@ -84,7 +85,7 @@ def sizes_of(live: LivePlatform, job_id: str) -> list[int]:
         journal.close()
 
 
-@pytest.mark.parametrize("factor", [1.1, 3.0], ids=["tight", "loose"])
+@pytest.mark.parametrize("factor", [pytest.param(1.1, id="tight"), pytest.param(3.0, id="loose", marks=only_in_full)])
 def test_a_service_that_is_asked_breaks_no_promise(two_slots: LivePlatform, factor: float) -> None:
     live = two_slots
     job_id = submit(live, deadline_s=factor * slow_end_s(live))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kits.kubernetes.lab.lab import Cluster, lab_folder, missing_lab
+from kits.simulation.sweeps import only_in_full
 from springtide.backends.kubernetes.client.api import KubeApi
 from springtide.backends.kubernetes.client.kinds import NODE
 from springtide.core.errors import BackendError
@@ -27,6 +28,7 @@ def _own_server(monkeypatch) -> None:
     monkeypatch.setenv(LAB_VARIABLE, str(lab_folder()))
 
 
+@only_in_full
 def test_it_measures(monkeypatch) -> None:
     monkeypatch.setattr(kubernetes_bench, "IDLE_S", 1.0)
     monkeypatch.setattr(kubernetes_bench, "NUM_ROUNDS", 1)

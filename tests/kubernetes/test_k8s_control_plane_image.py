@@ -23,6 +23,7 @@ from kits.kubernetes.served_platform import (
     still_node,
     training_function,
 )
+from kits.simulation.sweeps import only_in_full
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
@@ -56,6 +57,7 @@ def control_plane(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder / "bin"
 
 
+@only_in_full
 def test_the_control_planes_image_has_no_torch(control_plane: Path) -> None:
     listed = subprocess.run(
         [control_plane / "python", "-m", "pip", "list", "--format", "json"], capture_output=True, check=True

@@ -27,6 +27,7 @@ from kits.kubernetes.functions_platform import (
 from kits.kubernetes.kube_http import GROUP, wait_for
 from kits.kubernetes.lab.lab import Cluster
 from kits.servers import missing_postgres, missing_redis
+from kits.simulation.sweeps import only_in_full
 from springtide.backends.kubernetes.client.api import KubeApi
 from springtide.backends.kubernetes.install.cluster_check import ClusterFinding, check_cluster
 from springtide.service.assembly.function_cluster_check import check_functions
@@ -128,6 +129,7 @@ def test_a_file_is_trained_on_functions_and_its_model_is_where_pods_find_it(plat
     assert f"[{job_id}.0.0]" in logs.stdout, logs.stdout + logs.stderr
 
 
+@only_in_full
 def test_another_control_plane_on_an_empty_disk_goes_on_with_the_same_functions(platform: FunctionsPlatform) -> None:
     """The first is put to sleep, not killed: it wakes up when the other has taken over, and still has its plans."""
     first = platform.begin()

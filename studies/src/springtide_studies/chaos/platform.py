@@ -28,7 +28,8 @@ _MNT_DETACH = 2
 _PR_SET_CHILD_SUBREAPER = 36
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _STOP_TIMEOUT_S = 90.0
-_WORKER_TIMEOUT_S = 30.0
+# A zygote whose control plane was killed before it was ready ends a minute after.
+_WORKER_TIMEOUT_S = 90.0
 
 
 def enter_namespaces() -> str:
