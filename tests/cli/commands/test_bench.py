@@ -64,6 +64,7 @@ def test_options_belong_to_benches(springtide: Run) -> None:
         ("kubernetes", "policies small"),
         ("packing", "data markdown seed sizes"),
         ("pipeline-plan", "markdown seed sizes"),
+        ("promised-batches", "data policies seed workloads"),
         ("resize", "small"),
         ("sharing", "seed small"),
         ("smlt", "html markdown only seed seeds"),

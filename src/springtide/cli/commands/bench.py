@@ -38,6 +38,7 @@ BENCHES: Mapping[str, str] = MappingProxyType(
         "kubernetes": "1,000 nodes x 8, 2,000 jobs on a real API server: bind rate, watch lag, CPU, turns; slow API",
         "packing": "devices that instances share at the peak, beside other packers and the bound; CPU of each decision",
         "pipeline-plan": "how long the best plan of a pipeline of functions takes to find, and whether it is the best",
+        "promised-batches": "deadlines of jobs whose batch may change, met, promised and broken, and what others get",
         "resize": "how long training stands still at each kind of resize, beside moving the state once",
         "sharing": "two services and a job on one shared device under surges, beside exclusive and static ones; real",
         "smlt": "batches that grow, data that arrives all day, models that change: searched beside a fixed allocation",
