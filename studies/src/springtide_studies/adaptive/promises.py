@@ -87,12 +87,12 @@ def run_bench(
     load_before = machine_load()
     truths = make_truths(read_applications(data / "profiles"))
     folder = data / "workloads-osdi21" / "workloads"
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name in workloads or sorted(path.stem.partition("-")[2] for path in folder.glob("workload-*.csv")):
         arrivals = goodput_arrivals(read(folder / f"workload-{name}.csv"), truths)
         for part, low, high in _CASES:
             asked = with_deadlines(arrivals, truths, part, low, high, seed)
-            found = {}
+            found: dict[str, dict[str, Any]] = {}
             for policy in policies:
                 begun_s = timer()
                 played = play(
