@@ -21,6 +21,7 @@ from springtide.service.quotes.quote import LiveQuotes
 from springtide.service.submission.experience import FITTED_SPREAD, MEASURED_SPREAD, declared_steps, experience_of
 from springtide.service.submission.option_models import JobOptionsIn
 from springtide.service.submission.schemas import JobIn
+from springtide.service.submission.submission import family_of
 
 
 def known_body(**changes):
@@ -175,10 +176,16 @@ def test_a_submission_knows_what_earlier_runs_tell(asking, promising):
     assert promising.current.jobs[job_id].promise.admitted_at_s is not None
 
 
+def test_the_same_code_is_that_of_the_same_syntax_tree(asking, promising):
+    run_once(asking, promising)
+    text = f"# A comment.\nimport os\n\n{job_body()['source']['text']}"
+    assert ask(asking, job_body(source__text=text)).speed_source == "history of 1 run"
+
+
 @pytest.mark.parametrize(
     "changes",
     [
-        {"source__text": "def fit(ctx):\n    pass\n"},
+        {"source__text": "def fit(ctx):\n    return 1\n"},
         {"options__params": {"width": "96"}},
         {"options__global_batch_size": 32},
         {"source__object_name": "other"},
@@ -193,7 +200,7 @@ def test_other_code_tells_nothing(asking, promising, changes):
 def test_what_was_never_measured_is_less_sure(asking, promising):
     run_once(asking, promising, workers=(1,), rates=(640.0,))
     request = JobIn.model_validate(job_body(options__max_workers=2), strict=False)
-    known = experience_of(promising.view(), request, promising.source_store.holds)
+    known = experience_of(promising.view(), request, family_of(request), promising.source_store.holds)
     assert known.spread.fast_on[1] == pytest.approx((1 + MEASURED_SPREAD) ** -2)
     assert known.spread.fast_on[2] == pytest.approx((1 + FITTED_SPREAD) ** -2)
 
@@ -202,7 +209,7 @@ def test_many_runs_tell_their_own_spread(asking, promising):
     for rate in (512.0, 640.0, 640.0, 640.0, 650.0):
         run_once(asking, promising, workers=(1,), rates=(rate,))
     request = JobIn.model_validate(job_body(options__max_workers=1), strict=False)
-    known = experience_of(promising.view(), request, promising.source_store.holds)
+    known = experience_of(promising.view(), request, family_of(request), promising.source_store.holds)
     assert known.spread.source == "history of 5 runs"
     assert known.spread.fast_on[1] == pytest.approx(1.25**-2)
     assert known.steps_per_s[1] == pytest.approx(512.0 / 64)

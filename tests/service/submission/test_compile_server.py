@@ -33,7 +33,7 @@ def test_every_limit_is_set_before_anything_is_compiled(monkeypatch: pytest.Monk
     monkeypatch.setattr(compile_server, "problem_of", problem_of)
     read_fd, write_fd = os.pipe()
     try:
-        compile_server.compile_all({"train.py": "x = 1\n"}, write_fd)
+        compile_server.compile_all({"train.py": "x = 1\n"}, "train.py", "", write_fd)
         assert json.loads(os.read(read_fd, 4096)) == {"problem": ""}
     finally:
         os.close(read_fd)

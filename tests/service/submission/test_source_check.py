@@ -87,7 +87,7 @@ def test_a_process_that_is_gone_is_replaced() -> None:
         assert sources._server is not None
         before = sources._server.pid
         os.kill(before, signal.SIGKILL)
-        sources.check({"train.py": "x = 1\n"})
+        sources.check({"train.py": "x = 2\n"})
         assert sources._server.pid != before
     finally:
         sources.close()

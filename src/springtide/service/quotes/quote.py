@@ -45,7 +45,7 @@ class LiveQuotes:
         self._platform.source_store.import_root(request.source.import_root)
         with self._turn(MAX_WAIT_S):
             view = self._platform.view()
-            known = experience_of(view, request, self._platform.source_store.holds)
+            known = experience_of(view, request, family_of(request), self._platform.source_store.holds)
             snapshot = self._platform.snapshot()
             entrypoint = Entrypoint(source_path="", object_name=request.source.object_name, kind=request.source.kind)
             job_id = WorkloadId(f"{request.name}-asked")

@@ -42,14 +42,14 @@ class Experience(msgspec.Struct, frozen=True, kw_only=True):
     spread: SpeedRange = SpeedRange(source="unknown")
 
 
-def experience_of(view: ViewLike, request: JobIn, holds: Callable[[str, str], bool]) -> Experience:
+def experience_of(view: ViewLike, request: JobIn, family: str, holds: Callable[[str, str], bool]) -> Experience:
     """Return what is known of the job: what the request declares, else what earlier runs of the same code measured.
 
-    Runs count whose name, source text, function, parameters and global batch size are the same. `holds(address, text)`
-    says whether the source at an address is this text.
+    Runs count whose name, function, parameters and global batch size are the same, and whose code is: by their family,
+    or by the source text. `holds(address, text)` says whether the source at an address is this text.
     """
     options = request.options
-    runs = _earlier_runs(view, request, holds)
+    runs = _earlier_runs(view, request, family, holds)
     total_steps = declared_steps(options)
     if total_steps is None:
         total_steps = next((_scaled(run, options.num_epochs) for run in runs if _length(run)), None)
@@ -91,7 +91,7 @@ def phases_of(options: JobOptionsIn) -> tuple[BatchPhase, ...]:
     return tuple(BatchPhase(**phase.model_dump()) for phase in options.batch_schedule)
 
 
-def _earlier_runs(view: ViewLike, request: JobIn, holds: Callable[[str, str], bool]) -> list[JobRecord]:
+def _earlier_runs(view: ViewLike, request: JobIn, family: str, holds: Callable[[str, str], bool]) -> list[JobRecord]:
     """Earlier runs of the same code, the newest first."""
     found: list[JobRecord] = []
     num_compared = 0
@@ -111,7 +111,8 @@ def _earlier_runs(view: ViewLike, request: JobIn, holds: Callable[[str, str], bo
         if not is_alike:
             continue
         num_compared += 1
-        if holds(job.entrypoint.source_path, request.source.text):
+        is_of_family = bool(family) and job.family == family
+        if is_of_family or holds(job.entrypoint.source_path, request.source.text):
             found.append(record)
         if len(found) == MAX_RUNS or num_compared == MAX_COMPARED:
             break

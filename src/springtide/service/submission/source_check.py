@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import hashlib
 import struct
 import subprocess
 import sys
@@ -21,6 +22,7 @@ _LENGTH = struct.Struct(">I")
 # Each check takes at most some seconds; whoever would wait for longer than these is asked to come again.
 MAX_WAITING = 8
 RETRY_AFTER_S = 5.0
+MAX_KEPT = 64
 
 
 class SourceCheck:
@@ -33,19 +35,30 @@ class SourceCheck:
         self._turn = threading.Lock()
         self._places = threading.BoundedSemaphore(MAX_WAITING)
         self._server: subprocess.Popen[bytes] | None = None
+        # Of the last requests that were valid, by their digests: a quote and the submission ask for the same.
+        self._identities: dict[str, str] = {}
 
-    def check(self, files: Mapping[str, str]) -> None:
-        """Raise InvalidRequest if one of the files (text by name) is not valid Python, or if compiling them takes more
-        than the limits on time and memory, and CapacityError if too many others wait to be checked."""
+    def check(self, files: Mapping[str, str], main: str = "", name: str = "") -> str:
+        """Return the identity of the object `name` of the file `main` (code_identity.py); empty if it has none.
+
+        `files` are texts by name. Raises InvalidRequest if a Python file is not valid, or if compiling them takes more
+        than the limits on time and memory, and CapacityError if too many others wait to be checked.
+        """
         if not files:
-            return
-        for name, text in files.items():
+            return ""
+        for path, text in files.items():
             try:
                 text.encode()
             except UnicodeEncodeError as error:
-                raise InvalidRequest(f"{name} is not valid Python: {error}") from None
+                kind = "Python" if path.endswith(".py") else "text"
+                raise InvalidRequest(f"{path} is not valid {kind}: {error}") from None
+        body = msgspec.json.encode({"files": files, "main": main, "object": name})
+        digest = hashlib.sha256(body).hexdigest()
         with self._place():
-            answer = self._ask(files)
+            known = self._identities.get(digest)
+            if known is not None:
+                return known
+            answer = self._ask(body)
         if "exceeded" in answer:
             names = ", ".join(sorted(files))
             raise InvalidRequest(
@@ -54,6 +67,12 @@ class SourceCheck:
             )
         if answer["problem"]:
             raise InvalidRequest(answer["problem"])
+        identity = answer.get("identity", "")
+        with self._turn:
+            self._identities[digest] = identity
+            while len(self._identities) > MAX_KEPT:
+                del self._identities[next(iter(self._identities))]
+        return identity
 
     def close(self) -> None:
         """End the process."""
@@ -70,8 +89,7 @@ class SourceCheck:
         finally:
             self._places.release()
 
-    def _ask(self, files: Mapping[str, str]) -> dict[str, str]:
-        body = msgspec.json.encode({"files": files})
+    def _ask(self, body: bytes) -> dict[str, str]:
         for is_last in (False, True):
             stdin, stdout = self._started()
             try:

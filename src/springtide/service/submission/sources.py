@@ -41,7 +41,17 @@ def check_source(source: JobSourceIn | ServiceSourceIn) -> None:
     for argument in source.args:
         if "\0" in argument:
             raise InvalidRequest("source.args must not hold NUL characters; remove them")
-    SOURCES.check({source.filename: source.text} | {n: text for n, text in source.files.items() if n.endswith(".py")})
+    identity_of(source)
+
+
+def identity_of(source: JobSourceIn | ServiceSourceIn) -> str:
+    """What the function computes, whatever is written around it (code_identity.py); empty if it has no identity.
+
+    Raises InvalidRequest if the text is not Python or takes too much to be compiled, CapacityError if too many others
+    are being compiled.
+    """
+    name = "" if source.kind == "script" else source.object_name
+    return SOURCES.check({source.filename: source.text, **source.files}, source.filename, name)
 
 
 def _check_files(source: JobSourceIn | ServiceSourceIn) -> None:

@@ -130,7 +130,7 @@ class SubmissionService:
                 raise Conflict(f"this Idempotency-Key was used for {job_id} with another source; use a new key")
             source_store.write(place, request.source)
             entrypoint = sources.entrypoint_of(request.source, source_store.address(place), import_root)
-            experience = experience_of(view, request, source_store.holds)
+            experience = experience_of(view, request, family_of(request), source_store.holds)
             job = make_job(request, job_id, entrypoint, self._platform.now_s(), experience, submit_key, menu, search)
             job = replace(job, container=container)
             record = self._apply(JobSubmitted(job=job)).jobs[job_id]
@@ -415,15 +415,22 @@ def _step_profile(options: JobOptionsIn) -> StepProfile | None:
 
 
 def family_of(request: JobIn) -> str:
-    """An id for runs of the same code, which learn from each other; empty for a script: nothing of it is measured."""
+    """An id for runs of the same code, which learn from each other; empty for a script: nothing of it is measured.
+
+    The same code is a function of the same syntax tree that reaches the same: no comment, no print and no other
+    deadline makes it another one.
+    """
     source = request.source
     if source.kind == "script":
         return ""
     # On another share of a device it has another speed.
     share = share_of(request.options.share)
     size = "" if share is None else f" {share.request:g} {share.limit:g}"
-    files = "".join(f"\0{name}\0{text}" for name, text in sorted(source.files.items()))
-    return f"{request.name}-{_digest(source.object_name + source.text + files + size)[:12]}"
+    code = sources.identity_of(source)
+    if not code:
+        files = "".join(f"\0{name}\0{text}" for name, text in sorted(source.files.items()))
+        code = source.object_name + source.text + files
+    return f"{request.name}-{_digest(code + size)[:12]}"
 
 
 def _refuse_ended(record: JobRecord, verb: str) -> None:
