@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 
 import numpy as np
 
 from springtide.control.controller import Controller
 from springtide.control.records import JobRecord, PlatformState
 from springtide.core.actions import EndJob, PreemptJob, ResizeJob, SetShare, StartReplica
-from springtide.core.decision import Plan, Policy, Snapshot
+from springtide.core.decision import Plan, Policy, Schedule, Snapshot
 from springtide.core.events import (
     CheckpointCommitted,
     Event,
@@ -116,7 +117,7 @@ class Invariants:
                     self.num_share_changes += 1
                 case StartReplica() if isinstance(action.workload, TrainingJob):
                     self._book_start(action)
-        self._check_survivors(step, controller.state)
+        self._check_survivors(step, controller.state, controller.future)
         self._book_devices(step.now_s, controller)
         self._replay = _whole(controller)
 
@@ -145,9 +146,9 @@ class Invariants:
         if promised is not None and restored < promised.step:
             complain("checkpoint-kept", f"{job_id} restores step {restored}, step {promised.step} was acknowledged")
 
-    def _check_survivors(self, step: Step, state: PlatformState) -> None:
+    def _check_survivors(self, step: Step, state: PlatformState, future: Mapping[WorkloadId, Schedule]) -> None:
         """A job at rest that loses a worker trains on with the others, until anything else happens or the policy had
-        planned to decide anew."""
+        planned to decide anew. Only for a promised job that is to start at once are they stopped."""
         jobs = {_job_of(event) for event in step.events}
         is_due = self._revisit_at_s is not None and step.now_s >= self._revisit_at_s
         self._revisit_at_s = step.revisit_at_s
@@ -166,7 +167,10 @@ class Invariants:
         if record.restarts.grows_at_s <= step.now_s:
             self._survivors_of = None
         elif any(isinstance(a, PreemptJob) and a.job_id == self._survivors_of for a in step.actions):
-            complain("survivors-go-on", f"{self._survivors_of} lost a worker, and the others are stopped as well")
+            others = [other for other in state.jobs.live.values() if other is not record]
+            if not any(_starts_as_promised(other, future, step.now_s) for other in others):
+                complain("survivors-go-on", f"{self._survivors_of} lost a worker, and the others are stopped as well")
+            self._survivors_of = None
         elif any(isinstance(a, StartReplica) and a.workload_id != self._survivors_of for a in step.actions):
             # What waited has taken the device that came free.
             self._survivors_of = None
@@ -350,6 +354,12 @@ def _is_at_rest(record: JobRecord) -> bool:
         and not record.group.is_broken
         and {replica.replica_id for replica in record.replicas} == set(record.group.members)
     )
+
+
+def _starts_as_promised(record: JobRecord, future: Mapping[WorkloadId, Schedule], now_s: float) -> bool:
+    """Whether this is a job whose deadline is promised and that is to have more devices now than it holds."""
+    runs = future.get(record.workload_id, ()) if record.promise.admitted_at_s is not None else ()
+    return any(run.start_s <= now_s < run.end_s and run.num_devices > len(record.replicas) for run in runs)
 
 
 def _job_of(event: Event) -> WorkloadId | None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kits.job_parts import with_fields
 from kits.scheduling.rival_platform import make_view
-from springtide.core.decision import Overheads, Plan, Snapshot
+from springtide.core.decision import EMPTY, Overheads, Plan, PoolAllocation, Snapshot
 from springtide.core.resources import Topology, make_node
 from springtide.core.workload import Entrypoint, Goal, JobState, TrainingJob
 from springtide.scheduling.policies.springtide.policy import DerivedPromises, Springtide
@@ -349,3 +349,24 @@ def test_the_others_of_a_lost_worker_go_on_where_no_schedule_has_their_number(le
     urgent = make_view("urgent", at_s=11.0, steps=18, least=2, most=2, deadline_s=21.0)
     plan = policy.decide(msgspec.structs.replace(snapshot, now_s=11.0, jobs=(running, urgent), memory=plan.memory))
     assert list(plan.allocations) == ["urgent"]
+
+
+def test_a_job_is_planned_as_slow_as_its_scattered_devices_make_it_only_while_it_holds_them() -> None:
+    """Also in what is remembered: made anew from the memory, its rates would be slowed although its plan was not."""
+    nodes = Topology(nodes=(make_node("n0", 2), make_node("n1", 2)))
+    job = make_view("job", steps=200, least=2, most=2, deadline_s=900.0)
+    others = [make_view(name, steps=5000, most=1, elastic=False, state=JobState.RUNNING) for name in ("x", "y")]
+    others = [with_fields(other, num_replicas=1) for other in others]
+    held = {"job": ("n0/0", "n1/0"), "x": ("n0/1",), "y": ("n1/1",)}
+    given = {who: PoolAllocation(device_ids=at, global_batch_size=32) for who, at in held.items()}
+    first = Springtide().decide(Snapshot(now_s=0.0, cluster=nodes, jobs=(job,)))
+    memory = {**first.memory, "slowed": {"job": 0.5}, "devices": {"job": [0, 2], "x": [1], "y": [3]}}
+    behind = with_fields(job, state=JobState.RUNNING, step=20, progress_at_s=50.0, admitted_at_s=0.0, num_replicas=2)
+    snapshot = Snapshot(now_s=50.0, cluster=nodes, jobs=(behind, *others), allocations=given, memory=memory)
+    plan = Springtide().decide(snapshot)
+    assert plan.memory["slowed"] == {"job": 0.5}
+    assert plan.future["job"][-1].end_s == pytest.approx(50.0 + 180 / 2 / 0.5, abs=0.1)
+    crashed = with_fields(behind, state=JobState.PENDING, num_replicas=0, starts_at_s=52.0)
+    plan = Springtide().decide(msgspec.structs.replace(snapshot, jobs=(crashed,), allocations=EMPTY))
+    assert plan.memory["slowed"] == {}
+    assert plan.future["job"][-1].end_s == pytest.approx(52.0 + 180 / 2, abs=0.1)

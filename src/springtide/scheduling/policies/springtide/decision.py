@@ -302,6 +302,11 @@ class Decision:
             anew = entry_of(row, left, since_s=now_s, ready_s=starts_at_s, scale=row.scale, held=held)
             anew.is_promised, anew.is_late = entry.is_promised, False
             state.scales[row.job_id] = row.scale
+            factor = state.slowed.pop(row.job_id, 1.0)
+            if factor != 1.0 and held and row.scale == 1.0:
+                # It goes on where it is, and nothing was measured there that would show how much slower it is.
+                state.slowed[row.job_id] = factor
+                anew.rates = tuple([rate * factor for rate in anew.rates])
             self.reservations.drop(row.job_id)
             deviating.append(anew)
         urgency = {entry.key: (not entry.is_promised, entry.deadline_s - entry.fastest_s) for entry in deviating}
@@ -436,6 +441,7 @@ class Decision:
         state.record_devices(self.now_s, placed)
         state.stop_first = sorted(jobs_to_stop_first(snapshot, placed)) if snapshot.allocations else []
         self.reservations.commit()
+        state.slowed = {key: factor for key, factor in state.slowed.items() if key in self.reservations.entries}
         state.until_s = self._next_moment_s()
         self.allocations = placed
 

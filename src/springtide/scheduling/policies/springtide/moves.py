@@ -20,7 +20,7 @@ def survivors(snapshot: Snapshot, rows: Iterable[PromiseRow]) -> Placed:
     for row in rows:
         restarts = row.view.restarts
         held = snapshot.allocations.get(row.job_id) if restarts.losses_at_s else None
-        if held is None or row.view.state is not JobState.RUNNING:
+        if held is None or row.view.state is not JobState.RUNNING or restarts.starts_at_s > snapshot.now_s:
             continue
         nodes = {snapshot.cluster.node_of.get(device_id) for device_id in held.device_ids}
         may_stay = None not in nodes and nodes.isdisjoint(snapshot.drains)
