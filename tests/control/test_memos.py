@@ -383,7 +383,7 @@ PURE = {
     "perf/communication/fabric.py": ["edges", "narrowest_bytes_per_s", "num_devices", "num_leaf_switches"],
     "perf/curve.py": ["_curve", "_fit"],
     "perf/step_estimate.py": ["_fit", "fit_model"],
-    "runtime/elastic/own_sockets.py": ["_say"],
+    "runtime/elastic/own_sockets.py": ["say_once"],
     "scheduling/loans/policy.py": ["_topology"],
     "scheduling/loans/pools.py": ["by_id", "job_of", "maximum", "required", "wanted"],
     "scheduling/placement/allocation_ledger.py": ["_holders", "_least"],

@@ -12,8 +12,8 @@ import pytest
 
 NOBODY = 65534
 # Connects `count` times to each address that it reads from stdin, sends `greeting`, prints how many connections stand
-# after `wait_s`, and holds them until the next line. For "host:*" it connects to whatever comes to listen at that host
-# until the next line, and prints to how many addresses it did.
+# after `wait_s`, and holds them until the next line. For "host:*" it connects to whatever listens at that host, again
+# and again until the next line, `count` times each time, and prints to how many addresses it did.
 _STRANGER = """
 import errno, os, resource, select, socket, sys, time
 uid, count, wait_s, greeting = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), bytes.fromhex(sys.argv[4])
@@ -35,6 +35,11 @@ def connect(address):
     link.setblocking(False)
     while link.connect_ex(address) == errno.EAGAIN:
         time.sleep(0.001)
+    if greeting:
+        try:
+            link.send(greeting)
+        except OSError:
+            pass
     return link
 
 print("ready", flush=True)
@@ -48,21 +53,18 @@ for line in orders:
     if not name:
         continue
     if name.endswith(":*"):
-        found = set()
+        found, links = set(), []
         while not select.select([orders], [], [], 0)[0]:
-            for address in set(listening(name[:-2])) - found:
+            for address in listening(name[:-2]):
                 found.add(address)
                 links += [connect(address) for _ in range(count)]
+            for link in links[: -5 * count]:
+                link.close()
+            del links[: -5 * count]
         print(len(found), flush=True)
         continue
     address = "\\0" + name[5:] if name.startswith("unix:") else (name.split(":")[0], int(name.split(":")[1]))
     links = [connect(address) for _ in range(count)]
-    if greeting:
-        for link in links:
-            try:
-                link.send(greeting)
-            except OSError:
-                pass
     time.sleep(wait_s)
     standing = 0
     for link in links:
@@ -81,7 +83,7 @@ import torch
 from springtide.runtime.elastic.group import form_group
 rendezvous, rank, size, host, descriptors, key = sys.argv[1:]
 rank, size, cpu = int(rank), int(size), torch.device("cpu")
-resource.setrlimit(resource.RLIMIT_NOFILE, (int(descriptors), resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(descriptors),) * 2)
 torch.set_num_threads(1)
 own = socket.create_server((host, 0))
 group = None

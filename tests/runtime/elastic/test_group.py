@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
+import time
 
 import pytest
 import torch
@@ -12,7 +14,9 @@ from torch._C import _distributed_c10d as c10d
 
 from kits.runtime.strangers import GroupMember, stranger, tell_all, wait_held
 from springtide.core.errors import PeerLost
+from springtide.runtime.elastic import group as group_module
 from springtide.runtime.elastic.group import Group
+from springtide.runtime.elastic.meeting import MeetingPlace
 
 CPU = torch.device("cpu")
 
@@ -113,6 +117,113 @@ def test_a_broadcast_arrives_and_a_leaving_peer_ends_the_next_one():
         first.broadcast(torch.ones(3), 0)
 
 
+# What rank 1 sends to rank 0 when it connects; whoever sends it first has its place.
+SEQUENCE = (1).to_bytes(8, "little")
+HOSTS = ["127.91.1.8", "127.91.2.8"]
+
+
+def listen_and_connect(store, between=lambda address: None):
+    """The groups of two members, None where forming failed; `between` the first's listening and the second's call."""
+    groups = [None, None]
+
+    def form(rank):
+        with contextlib.suppress(PeerLost):
+            groups[rank] = Group(store, rank, 2, CPU, timeout_s=0.5, listen_host=HOSTS[rank])
+
+    threads = [threading.Thread(target=form, args=(rank,)) for rank in range(2)]
+    threads[0].start()
+    between((HOSTS[0], port_of_first(store)))
+    threads[1].start()
+    for thread in threads:
+        thread.join()
+    return groups
+
+
+def port_of_first(store, host=HOSTS[0]):
+    """The port that gloo has published for rank 0: in a C structure, before the host."""
+    published = store.get("0/0")
+    at = published.index(socket.inet_aton(host))
+    return int.from_bytes(published[at - 2 : at], "big")
+
+
+def gathered(groups):
+    """What each member gets; None where it loses the other."""
+    outputs = [torch.zeros(2) for _ in groups]
+
+    def gather(rank):
+        with contextlib.suppress(PeerLost):
+            groups[rank].all_gather(outputs[rank], torch.tensor([float(rank + 1)]))
+            return
+        outputs[rank] = None
+
+    threads = [threading.Thread(target=gather, args=(rank,)) for rank, group in enumerate(groups) if group]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [
+        None if group is None or output is None else output.tolist()
+        for group, output in zip(groups, outputs, strict=True)
+    ]
+
+
+@contextlib.contextmanager
+def everything_given_back():
+    def held():
+        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+    before = held()
+    yield
+    deadline = time.monotonic() + 30
+    while (now := held()) > before:
+        assert time.monotonic() < deadline, (now, before)
+        time.sleep(0.01)
+
+
+def test_a_group_fails_in_which_a_process_of_the_account_took_a_members_place_and_the_next_one_forms():
+    store = c10d.HashStore()
+    with everything_given_back(), socket.socket() as intruder:
+
+        def take_place(address):
+            intruder.connect(address)
+            intruder.sendall(SEQUENCE)
+            intruder.settimeout(0.1)
+            with pytest.raises(TimeoutError):
+                intruder.recv(1)
+
+        disturbed = listen_and_connect(c10d.PrefixStore("1", store), take_place)
+        assert gathered(disturbed) == [None, None]
+        following = listen_and_connect(c10d.PrefixStore("2", store))
+        assert gathered(following) == [[1.0, 2.0], [1.0, 2.0]]
+        for group in (*disturbed, *following):
+            if group is not None:
+                group.close()
+
+
+def test_an_attempt_that_fails_while_strangers_are_refused_gives_everything_back(monkeypatch):
+    monkeypatch.setattr(group_module, "FORM_TIMEOUT_S", 0.3)
+    # So that gloo's thread always waits for an answer.
+    monkeypatch.setattr(group_module, "is_from_member", lambda link, peers: bool(time.sleep(0.02)))
+    store, is_over = c10d.HashStore(), threading.Event()
+
+    def flood():
+        address = (HOSTS[0], port_of_first(store))
+        # The other member is expected to connect, and does not.
+        store.set("0/1", store.get("0/0").replace(*map(socket.inet_aton, HOSTS)))
+        while not is_over.wait(0.01):
+            with socket.socket() as link:
+                link.setblocking(False)
+                link.connect_ex(address)
+
+    with everything_given_back():
+        thread = threading.Thread(target=flood)
+        thread.start()
+        with pytest.raises(PeerLost, match="could not connect"):
+            Group(store, 0, 2, CPU, listen_host=HOSTS[0])
+        is_over.set()
+        thread.join()
+
+
 @contextlib.contextmanager
 def members(rendezvous, *, size=3, key=""):
     """Processes with few descriptors, each at an address of its own, where no other process listens."""
@@ -152,23 +263,28 @@ def test_strangers_reach_no_member_of_a_group_that_has_formed(tmp_path):
 @pytest.mark.xdist_group("strangers")
 @pytest.mark.timeout(240)
 @pytest.mark.slow
-def test_strangers_who_connect_while_a_group_forms_do_not_end_its_members(tmp_path):
-    with stranger(count=200) as outsider, members(f"file://{tmp_path}", size=2) as group:
-        for member in group:
-            outsider.ask(f"{member.host}:1")
+def test_strangers_who_flood_members_before_while_and_after_a_group_forms_neither_end_nor_hinder_them(tmp_path):
+    # They send what takes a member's place, where gloo gets to read it.
+    with stranger(greeting=SEQUENCE) as outsider, members(f"file://{tmp_path}", size=2) as (first, second):
+        group = (first, second)
+        outsider.ask(f"{first.host}:1")
         assert tell_all(group, "form 0") == ["formed"] * 2
-        held, reached = wait_held(group), []
-        for generation in range(1, 6):
-            # It connects to all that comes to listen there, as soon as it does.
-            outsider.tell(f"{group[generation % 2].host}:*")
-            assert tell_all(group, f"form {generation}") == ["formed"] * 2
+        held = wait_held(group)
+        for generation in (1, 2, 3):
+            place = MeetingPlace(tmp_path / f"g{generation}", 60.0)
+            # The first one listens, and waits for the second, which has arrived and does not connect yet.
+            place.set("here/1", second.host)
+            first.tell(f"form {generation}")
+            address = f"{first.host}:{port_of_first(place, first.host)}"
+            assert outsider.ask(address) == "0"
+            # From here on, they connect to all that listens there, again and again.
+            outsider.tell(f"{first.host}:*")
+            assert second.ask(f"form {generation}") == first.answer() == "formed"
             assert tell_all(group, "gather") == ["True"] * 2
-            outsider.tell("")
-            reached.append(int(outsider.answer()))
-        assert any(reached)
-        # Descriptors that it got are closed with the group that it got them from.
-        assert tell_all(group, "form 6") == ["formed"] * 2
-        wait_held(group, held)
+            outsider.ask("")
+            assert outsider.ask(address) == "0"
+            assert tell_all(group, "gather") == ["True"] * 2
+            wait_held(group, held)
 
 
 @pytest.mark.xdist_group("strangers")

@@ -9,15 +9,21 @@ import sys
 
 import pytest
 
+from kits.runtime.strangers import stranger
 from springtide.runtime.elastic import own_sockets
-from springtide.runtime.elastic.own_sockets import connected_sockets, refuse_connections
+from springtide.runtime.elastic.own_sockets import (
+    connected_sockets,
+    is_from_member,
+    refuse_connections,
+    tells_accounts,
+)
 
 SO_LOCK_FILTER = 44
 
 
 @pytest.fixture(autouse=True)
 def nothing_said():
-    own_sockets._say.cache_clear()
+    own_sockets.say_once.cache_clear()
 
 
 def c_address(listener):
@@ -76,6 +82,51 @@ def test_connected_sockets_are_told_apart_by_host_and_port():
             assert link.fileno() not in connected_sockets(frozenset({"127.0.0.7"}), port)
             assert link.fileno() not in connected_sockets(frozenset({address}), port + 1)
             assert listener.fileno() not in connected_sockets()
+
+
+def accepted_from(listener, link):
+    link.connect(listener.getsockname())
+    return listener.accept()[0]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_connection_of_this_account_may_come_from_a_member_while_it_is_open(host):
+    assert tells_accounts()
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, 0), family=family)
+    except OSError:
+        pytest.skip(f"this machine has no address {host}")
+    with listener, socket.socket(family) as link, accepted_from(listener, link) as accepted:
+        assert is_from_member(accepted)
+        # Hosts of members are asked for on other machines only.
+        assert is_from_member(accepted, frozenset({"192.0.2.1"}))
+        link.close()
+        # Nobody's sockets count as root's.
+        assert not is_from_member(accepted)
+
+
+def test_a_connection_of_another_account_comes_from_no_member():
+    with stranger(1, wait_s=0) as outsider, socket.create_server(("127.0.0.1", 0)) as listener:
+        outsider.ask(f"127.0.0.1:{listener.getsockname()[1]}")
+        with listener.accept()[0] as accepted:
+            assert not is_from_member(accepted)
+
+
+class LinkFromAfar:
+    """Named double of a connection from another machine: no socket of this one is at its other end."""
+
+    def getpeername(self):
+        return "::ffff:192.0.2.1", 40000, 0, 0
+
+    def getsockname(self):
+        return "::ffff:192.0.2.9", 50000, 0, 0
+
+
+def test_a_connection_from_another_machine_comes_from_the_host_of_a_member():
+    assert is_from_member(LinkFromAfar())
+    assert is_from_member(LinkFromAfar(), frozenset({"192.0.2.1", "192.0.2.9"}))
+    assert not is_from_member(LinkFromAfar(), frozenset({"192.0.2.2", "192.0.2.9"}))
 
 
 def test_the_limit_of_descriptors_is_raised_as_far_as_it_may_be():

@@ -7,6 +7,7 @@ abort() does nothing. Listening sockets must not be shut down, because gloo then
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import socket
@@ -22,8 +23,16 @@ from torch._C import _distributed_c10d as c10d
 
 from springtide.core.errors import BackendError, CollectiveError, PeerLost
 from springtide.runtime.elastic.meeting import MeetingPlace
-from springtide.runtime.elastic.own_sockets import connected_sockets, raise_descriptor_limit, refuse_connections
+from springtide.runtime.elastic.own_sockets import (
+    connected_sockets,
+    is_from_member,
+    raise_descriptor_limit,
+    refuse_connections,
+    say_once,
+    tells_accounts,
+)
 from springtide.runtime.elastic.tcp_meeting import MeetingHost, TcpMeeting
+from springtide.runtime.process.guarded_accepts import guard_accepts
 
 FORM_TIMEOUT_S = 30.0
 OPERATION_TIMEOUT_S = 10.0
@@ -99,8 +108,10 @@ class Group:
             return
         before = connected_sockets(peers)
         try:
-            self._process_group = _connect(store, rank, world_size, device, is_local, listen_host)
-            if not self._is_gpu:
+            if self._is_gpu:
+                self._process_group = c10d.ProcessGroupNCCL(store, rank, world_size, c10d.ProcessGroupNCCL.Options())
+            else:
+                self._process_group = _connect(store, rank, world_size, is_local, listen_host, peers)
                 _refuse_strangers(store, rank)
         except RuntimeError as error:
             raise PeerLost(f"could not connect all {world_size} members: {_first_line(error)}") from error
@@ -195,8 +206,7 @@ class Group:
         """Leave the group. The other members' operations then fail."""
         self.abort()
         left, self._process_group = [self._process_group, self.store], None
-        # Destroying a process group waits for its threads, which may hang in an operation: do it in the background.
-        threading.Thread(target=left.clear, name="springtide-close", daemon=True).start()
+        _destroy(left)
 
     def _run(
         self, start: Callable[[timedelta], Any], timeout_s: float | None = None, *, is_pairwise: bool = False
@@ -250,22 +260,51 @@ def _refuse_strangers(store: c10d.Store, rank: int) -> None:
 
 
 def _connect(
-    store: c10d.Store, rank: int, world_size: int, device: torch.device, is_local: bool, listen_host: str
+    store: c10d.Store, rank: int, world_size: int, is_local: bool, listen_host: str, peers: frozenset[str]
 ) -> Any:
-    if device.type == "cuda":
-        return c10d.ProcessGroupNCCL(store, rank, world_size, c10d.ProcessGroupNCCL.Options())
     gloo: Any = c10d.ProcessGroupGloo
     options = gloo._Options()
-    # The limit for connecting, and for operations without a timeout of their own.
+    # The limit for each wait for another member's address; gloo gives a connection five times as long.
     options._timeout = timedelta(seconds=FORM_TIMEOUT_S)
     options._threads = 1
     # Connections that gloo would open later, by TORCH_GLOO_LAZY_INIT, would meet a socket that refuses them.
+    create = functools.partial(gloo.create_default_device, lazy_init=False)
     if listen_host or is_local:
-        listener = gloo.create_device(hostname=listen_host or "127.0.0.1", lazy_init=False)
-    else:
-        listener = gloo.create_default_device(lazy_init=False)
-    options._devices = [listener]
-    return c10d.ProcessGroupGloo(store, rank, world_size, options)
+        create = functools.partial(gloo.create_device, hostname=listen_host or "127.0.0.1", lazy_init=False)
+    options._devices = [_listen(create, world_size - 1, peers)]
+    try:
+        return c10d.ProcessGroupGloo(store, rank, world_size, options)
+    except BaseException:
+        with contextlib.suppress(RuntimeError, OSError):
+            _refuse_strangers(store, rank)
+        # gloo's thread may still wait for answers, which need the interpreter's lock. A process group, unlike a device,
+        # is destroyed without it: so the last one to hold the device is a group of this member alone.
+        left = [c10d.ProcessGroupGloo(c10d.HashStore(), 0, 1, options)]
+        del options
+        _destroy(left)
+        raise
+
+
+def _listen(create: Callable[[], Any], num_others: int, peers: frozenset[str]) -> Any:
+    """A gloo device, which listens, and whose thread gets no more connections than there are other members.
+
+    gloo accepts every connection, keeps it until the device is closed, and ends the process when no descriptor is
+    free. So connections are accepted for it, and only those that may come from a member.
+    """
+    places = iter(range(num_others))
+
+    def say(reason: str) -> None:
+        say_once(f"other accounts can connect to this worker while a group forms: {reason}")
+
+    if not tells_accounts():
+        say("the kernel does not tell whose a connection is")
+        return create()
+    return guard_accepts(create, lambda link: is_from_member(link, peers) and next(places, None) is not None, say)
+
+
+def _destroy(left: list[Any]) -> None:
+    # Destroying a process group waits for its threads, which may hang in an operation: do it in the background.
+    threading.Thread(target=left.clear, name="springtide-close", daemon=True).start()
 
 
 def form_group(
