@@ -83,6 +83,29 @@ def test_one_that_left_makes_no_two_have_the_same_place(busy, job) -> None:
     assert list(again(state).jobs) == list(state.jobs)
 
 
+def test_a_removed_service_that_left_comes_again_with_numbers_of_its_own(stage, service) -> None:
+    stage.tell(events.ServiceDeployed(service=service("s", min_replicas=1)))
+    stage.want(s="1")
+    stage.tell()
+    stage.ready("s", 0)
+    stage.tell(events.CancelRequested(workload_id="s"))
+    state = stage.controller.state
+    stage.tell(events.ServicesArchived(service_ids=("s",)))
+    assert "s" in state.services, "its replica still drains"
+    stage.tell(events.ReplicaStopped(workload_id="s", replica_id="s.0"))
+    old = state.services[WorkloadId("s")]
+    assert old.removed_at_s is not None
+    stage.tell(events.ServicesArchived(service_ids=("s", "never-was")))
+    assert not state.services
+    # News of it come late.
+    stage.tell(events.ReplicaStopped(workload_id="s", replica_id="s.0"), events.CancelRequested(workload_id="s"))
+    deployed = events.ServiceDeployed(service=service("s", revision=2), first_replica=old.next_replica)
+    assert stage.tell(deployed) == ["start s.1 on n/1 g2"]
+    record = state.services[WorkloadId("s")]
+    assert (record.service.revision, record.replicas[0].revision, record.removed_at_s) == (2, 2, None)
+    assert list(again(state).services) == ["s"]
+
+
 def test_what_is_no_snapshot_is_an_error_of_the_journal() -> None:
     for blob in (b"", b"x" * 50, encode_snapshot(PlatformSnapshot(state=data_of(PlatformState())))[:-3]):
         with pytest.raises(JournalError, match="cannot be read"):

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from kits.control.years import Years, bare_controller
+from kits.control.years import SOURCE, Years, bare_controller
 from kits.simulation.sweeps import only_in_full
 from springtide.control.journal.retention import DAY_S, Retention
 from springtide.control.journal.sqlite import SqliteJournal
 from springtide.control.loop import replay
 from springtide.control.state_data import data_of
-from springtide.control.upkeep import JournalUpkeep
+from springtide.control.upkeep import STAYS_S, JournalUpkeep
+from springtide.core.actions import Action, EndJob
+from springtide.core.containers import ContainerSettings
 from springtide.core.errors import JournalError, Superseded
+from springtide.core.events import (
+    CancelRequested,
+    Event,
+    JobsArchived,
+    JobSubmitted,
+    ServiceDeployed,
+    ServicesArchived,
+)
+from springtide.core.ports import Step
+from springtide.core.workload import InferenceService, JobState, TrainingJob
 
 HOUR_S = 3600.0
 MB = 10**6
@@ -82,6 +95,36 @@ def test_a_year_of_a_hundred_jobs_at_a_time(tmp_path: Path, monkeypatch: pytest.
     assert sizes[-1] < 1.2 * sizes[4]
     month_3 = f"job-{int(2.5 / 12 * years.num_jobs)}"
     check(years, tmp_path, keep, early=month_3, most_cpu_s=4.0)
+
+
+def test_what_ended_leaves_after_its_time_whoever_it_stands_for(tmp_path: Path) -> None:
+    controller, journal = bare_controller(), SqliteJournal(tmp_path / "journal.db")
+    upkeep = JournalUpkeep(controller, journal, Retention())
+    owned = TrainingJob(
+        job_id="owned", name="owned", entrypoint=SOURCE, container=ContainerSettings(owner_name="o", owner_uid="uid")
+    )
+    services = [InferenceService(service_id=name, name=name, entrypoint=SOURCE) for name in ("gone", "stays")]
+
+    def turn(now_s: float, *happened: Event, acted: Sequence[Action] = ()) -> tuple[Event, ...]:
+        due = tuple(upkeep.due_events(now_s))
+        step = Step(now_s=now_s, events=(*due, *happened), actions=tuple(acted))
+        controller.restore(step)
+        journal.append(step)
+        upkeep.after_turn(now_s)
+        return due
+
+    turn(0.0, JobSubmitted(job=owned), *(ServiceDeployed(service=service) for service in services))
+    ended = EndJob(job_id="owned", state=JobState.SUCCEEDED, reason="done")
+    turn(100.0, CancelRequested(workload_id="gone"), acted=(ended,))
+    assert turn(100.0 + STAYS_S - 1.0) == ()
+    assert turn(100.0 + STAYS_S + 600.0) == (JobsArchived(job_ids=("owned",)), ServicesArchived(service_ids=("gone",)))
+    assert [*controller.state.jobs, *controller.state.services] == ["stays"]
+    assert journal.ended.of_owner("uid") is not None
+    assert journal.ended.service("gone") is not None
+    again = bare_controller()
+    replay(again, journal)
+    assert data_of(again.state) == data_of(controller.state)
+    journal.close()
 
 
 class Refusing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import sqlite3
@@ -15,7 +16,9 @@ from kits.end_to_end.live_platform import LivePlatform, assert_exactly_once, end
 from kits.releases.installed import install_revision
 from kits.releases.record import PLACE
 from kits.simulation.sweeps import only_in_full
+from springtide.control.journal.export import export_older
 from springtide.control.journal.inspection import inspect_journal
+from springtide.control.journal.journal import read_journal
 from springtide.control.journal.sqlite import SqliteJournal
 
 RELEASES = sorted((Path(__file__).parents[1] / "fixtures" / "releases").glob("*.tar.gz"))
@@ -65,6 +68,14 @@ def test_every_step_of_an_earlier_release_is_kept_to_the_letter(release: Path, t
     journal = SqliteJournal(tmp_path / "journal.db", read_only=True)
     assert [json.loads(row.step) for row in journal.rows()] == before
     journal.check_end()
+    exported = export_older(journal, int(kept.stem.rpartition("-")[2]), tmp_path / "back.db")
+    assert (exported.num_steps, exported.left_out) == (len(before), {})
+    with sqlite3.connect(tmp_path / "back.db") as back, sqlite3.connect(kept) as old:
+        assert [json.loads(step) for (step,) in back.execute("SELECT step FROM steps ORDER BY seq")] == before
+        facts = [dict(db.execute("SELECT key, value FROM meta")) for db in (back, old)]
+    assert facts[0] == facts[1]
+    back.close()
+    old.close()
     journal.close()
 
 
@@ -101,3 +112,31 @@ def test_jobs_go_on_when_the_platform_under_them_is_upgraded(last_release: str, 
     assert (report.damaged_seq, report.problem, report.damaged_past) == (None, "", "")
     assert report.num_snapshots >= 1, "there was no snapshot at the orderly end"
     journal.close()
+
+
+@only_in_full
+def test_a_platform_goes_back_to_the_last_release_with_its_jobs(last_release: str, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    with ended_after(LivePlatform(state)) as live:
+        live.start(policy="springtide")
+        done = live.submit("done", num_epochs=2)
+        live.wait_job(done)
+        training = live.submit("training", num_epochs=100, shard_s=0.01, max_workers=2, deadline_s=3600.0)
+        wait_for(lambda: live.job(training)["step"] >= 20, 90.0, "it to train")
+        before = live.request("GET", "/v1/status")
+        live.stop()
+        with contextlib.closing(read_journal("", state)) as journal:
+            exported = export_older(journal, 1, tmp_path / "older.db")
+        assert exported.left_out
+        for path in state.glob("journal.*"):
+            path.rename(tmp_path / path.name)
+        (tmp_path / "older.db").rename(state / "journal.db")
+        live.python = last_release
+        live.start(policy="springtide")
+        status = live.request("GET", "/v1/status")
+        assert abs(status["wall_clock_offset_s"] - before["wall_clock_offset_s"]) < 5.0
+        assert live.job(done)["state"] == "SUCCEEDED"
+        ended = live.wait_job(training)
+        assert ended["state"] == "SUCCEEDED", ended
+        assert_exactly_once(live.workload(training), num_samples=96, batch=16, num_epochs=100)
+        live.stop()

@@ -111,6 +111,32 @@ def test_a_time_that_was_over_while_nobody_led_is_over(tmp_path: Path, kube: Kub
         assert second.wait_state("goes", "RUNNING")["workloadId"] != job_id
 
 
+def test_a_job_that_left_the_state_stands_for_its_object_and_goes_with_it(
+    tmp_path: Path, kube: Kube, namespace: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("springtide.control.upkeep.STAYS_S", 0.0)
+    monkeypatch.setattr("springtide.control.upkeep.SNAPSHOT_STEPS", 1)
+    folder = tmp_path / "state"
+    with Kept(folder, kube, namespace) as first:
+        path = first.path("trainingfunctions", "done")
+        kube.apply(training("done", namespace, ttlSecondsAfterFinished=3600, ttlKeeps="nothing"))
+        first.wait_state("done", "RUNNING")
+        first.finish("done")
+        first.wait_state("done", "SUCCEEDED")
+        job_id = first.id_of("done")
+        wait_for("it to leave the state", lambda: not first.platform.view().jobs)
+    kube.patch(f"{path}/status", {"status": None})
+    with Kept(folder, kube, namespace) as second:
+        assert second.wait_state("done", "SUCCEEDED")["workloadId"] == job_id
+        ended = second.platform.view().ended
+        assert (dict(second.platform.view().jobs), [owned for owned, _ in ended.owned()]) == ({}, [job_id])
+        kube.patch(path, {"spec": {"ttlSecondsAfterFinished": 0}})
+        wait_for("its end", lambda: kube.find(path) is None, within_s=20.0)
+        assert second.kept(job_id) == ["head"]
+        wait_for("nothing more to be done for it", lambda: not ended.owned(), within_s=60.0)
+        assert ended.get(job_id) is not None
+
+
 # What nobody hears of is looked for twice a minute.
 @pytest.mark.timeout(400)
 def test_what_a_deleted_object_leaves_goes_in_its_time_and_nobody_elses(tmp_path: Path, kube: Kube, namespace: str):

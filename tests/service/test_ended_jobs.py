@@ -1,58 +1,14 @@
-"""Jobs that have left the platform's state are answered for as before, also by the next control plane."""
+"""What has left the platform's state is answered for as before, also by the next control plane."""
 
 from __future__ import annotations
 
-import threading
-
 import pytest
-from prometheus_client import CollectorRegistry
-from starlette.testclient import TestClient
 
-from kits.service.api_fixtures import HEADERS, TOKEN, job_body
-from springtide.backends.inbox import Inbox
+from kits.service.api_fixtures import job_body, service_body
+from kits.service.small_platform import Serving
 from springtide.control.journal.retention import Retention
-from springtide.core.events import JobFailed, PlatformStarted
-from springtide.core.status.shares import SharingStatus
-from springtide.service.api.application import build_api
-from springtide.service.platform import Platform
-
-
-class NoMachines:
-    """An executor without devices: every job waits until it is cancelled."""
-
-    def __init__(self, clock):
-        self.inbox = Inbox(clock)
-        self.post, self.wait, self.acknowledge = self.inbox.post, self.inbox.wait, self.inbox.take_sources
-
-    def recover(self, standing):
-        pass
-
-    def start(self, action):
-        pass
-
-
-class Serving:
-    """A control plane of this process with its API."""
-
-    def __init__(self, folder, keep):
-        self.platform = Platform(folder, "fifo", (), NoMachines, keep=keep, sharing=SharingStatus)
-        self.app = build_api(self.platform, token=TOKEN, registry=CollectorRegistry())
-        self.client = TestClient(self.app, base_url="http://127.0.0.1:8787", headers=HEADERS)
-        self.ended = threading.Event()
-        self.platform.start(on_stop=self.ended.set)
-
-    def turn(self, number=2):
-        for _ in range(number):
-            self.platform.submit(PlatformStarted())
-
-    def get(self, path, status=200):
-        answer = self.client.get(path)
-        assert answer.status_code == status, answer.text
-        return answer.json()
-
-    def end(self):
-        self.platform.request_shutdown(stop_workers=False)
-        self.platform.join(timeout_s=20.0)
+from springtide.core.events import JobFailed
+from springtide.core.resources import make_node
 
 
 @pytest.fixture
@@ -61,8 +17,8 @@ def serve(tmp_path, monkeypatch):
     monkeypatch.setattr("springtide.control.upkeep.SNAPSHOT_STEPS", 1)
     made = []
 
-    def serve(keep=None):
-        made.append(Serving(tmp_path, keep))
+    def serve(keep=None, nodes=()):
+        made.append(Serving(tmp_path, keep, nodes))
         return made[-1]
 
     yield serve
@@ -139,3 +95,32 @@ def test_news_of_a_job_that_left_changes_nothing(serve):
     serving.turn()
     assert serving.get(f"/v1/jobs/{job_id}")["state"] == "CANCELLED"
     assert serving.platform.trouble == ""
+
+
+def test_a_removed_service_is_answered_for_and_comes_again_with_numbers_of_its_own(serve):
+    serving = serve(nodes=(make_node("n", 1),))
+    deployed = serving.client.put("/v1/services/digits", json=service_body(options__min_replicas=1))
+    assert deployed.status_code in (200, 201), deployed.text
+    serving.turn()
+    assert [replica["replica_id"] for replica in serving.get("/v1/services/digits")["replicas"]] == ["digits.0"]
+    assert serving.client.delete("/v1/services/digits").status_code == 200
+    serving.turn(3)
+    assert not serving.platform.view().services, "it has not left the state"
+    paths = ("/v1/workloads/digits/why", "/v1/workloads/digits/history")
+    before = {path: serving.get(path) for path in paths}
+    assert before[paths[0]]["state"] == "REMOVED"
+    assert before[paths[1]][0]["kind"] == "deployed"
+    assert serving.client.get("/v1/services/digits").status_code == 404
+    assert serving.client.get("/v1/workloads/digits/logs").status_code == 200
+    assert serving.get("/v1/services") == serving.get("/v1/jobs") == []
+    scaled = serving.client.post("/v1/workloads/digits/scale", json={"minimum": 1, "maximum": 2})
+    assert scaled.status_code == 404, scaled.text
+    serving.end()
+    again = serve(nodes=(make_node("n", 1),))
+    again.turn()
+    assert {path: again.get(path) for path in paths} == before
+    again.client.put("/v1/services/digits", json=service_body(options__min_replicas=1))
+    again.turn()
+    record = again.platform.view().services["digits"]
+    assert (record.service.revision, [replica.replica_id for replica in record.replicas]) == (2, ["digits.1"])
+    assert again.get("/v1/workloads/digits/why")["state"] == "READY"

@@ -18,7 +18,7 @@ from springtide.control.records import (
     WorkloadRecord,
 )
 from springtide.core.actions import StartReplica
-from springtide.core.events import JobEdited
+from springtide.core.events import JobEdited, JobsArchived, ServicesArchived
 from springtide.core.job_parts import DeadlinePromise
 from springtide.core.resources import NodeId
 from springtide.core.workload import InferenceService, JobState, ReplicaId, WorkloadId
@@ -191,6 +191,18 @@ def with_new_workers(record: JobRecord, started: Sequence[StartReplica], now_s: 
         ),
         runs_as=replace(record.runs_as, plan=None),
     )
+
+
+def archive(state: PlatformState, event: JobsArchived | ServicesArchived) -> None:
+    """Remove workloads from the state; one that is not over, or still holds a device, stays."""
+    if isinstance(event, JobsArchived):
+        for job_id in event.job_ids:
+            if job_id in state.jobs and job_id not in state.jobs.live:
+                del state.jobs[job_id]
+    else:
+        for service_id in event.service_ids:
+            if service_id in state.services and service_id not in state.services.live:
+                del state.services[service_id]
 
 
 def charge_nothing(state: PlatformState, for_s: float, now_s: float) -> None:

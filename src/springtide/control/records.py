@@ -215,6 +215,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
 class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The record of one service.
 
+    It was removed at `removed_at_s`, None if that is not known or it is not removed.
     `wanted_replicas` is the co-scaler's advice, `start_phases_s` how long each phase of the last replica's start took.
     `refusals` are the nodes that turned replicas away since the last one that started.
     No replica is added before `starts_at_s`. `proven` is the newest version of which a replica was ready; a later one
@@ -229,6 +230,7 @@ class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
     min_replicas: int
     max_replicas: int
     is_removed: bool = False
+    removed_at_s: float | None = None
     replicas: tuple[ReplicaRecord, ...] = ()
     next_replica: int = 0
     crashes_at_s: tuple[float, ...] = ()

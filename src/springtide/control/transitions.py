@@ -11,6 +11,7 @@ from functools import singledispatch
 from msgspec.structs import replace
 
 from springtide.control.edits import (
+    archive,
     charge_nothing,
     differs_in_share,
     edited,
@@ -89,6 +90,7 @@ def _(event: events.ServiceDeployed, state: PlatformState, now_s: float) -> None
         deployed_at_s=now_s,
         min_replicas=service.min_replicas,
         max_replicas=service.max_replicas,
+        next_replica=event.first_replica,
     )
     if old is not None:
         revision = old.service.revision + 1
@@ -117,7 +119,7 @@ def _(event: events.CancelRequested, state: PlatformState, now_s: float) -> None
             job, lifecycle=replace(job.lifecycle, outcome=JobState.CANCELLED, outcome_reason="cancelled by its owner")
         )
     elif service is not None and not service.is_removed:
-        state.services[event.workload_id] = with_service_state(replace(service, is_removed=True))
+        state.services[event.workload_id] = with_service_state(replace(service, is_removed=True, removed_at_s=now_s))
     else:
         state.num_stale_events += 1
 
@@ -228,10 +230,8 @@ def _(event: events.DecisionsResumed, state: PlatformState, now_s: float) -> Non
 
 
 @apply_event.register
-def _(event: events.JobsArchived, state: PlatformState, now_s: float) -> None:
-    for job_id in event.job_ids:
-        if job_id in state.jobs and job_id not in state.jobs.live:
-            del state.jobs[job_id]
+def _(event: events.JobsArchived | events.ServicesArchived, state: PlatformState, now_s: float) -> None:
+    archive(state, event)
 
 
 @apply_event.register

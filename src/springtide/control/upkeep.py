@@ -1,4 +1,4 @@
-"""When the journal gets a snapshot of the state, and which ended jobs leave the state then."""
+"""When the journal gets a snapshot of the state, and which ended workloads leave the state then."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from springtide.control.controller import Controller
-from springtide.control.journal.ended import EndedJob
+from springtide.control.journal.ended import EndedJob, EndedService
 from springtide.control.journal.retention import Retention
-from springtide.control.records import JobRecord, PlatformState
+from springtide.control.records import JobRecord, PlatformState, Record, RecordTable, ServiceRecord
 from springtide.control.state_data import PlatformSnapshot, data_of, encode_snapshot
 from springtide.core.errors import JournalError, Superseded
-from springtide.core.events import Event, JobsArchived
+from springtide.core.events import Event, JobsArchived, ServicesArchived
 from springtide.core.workload import WorkloadId
 
 LOG = logging.getLogger("springtide.journal")
 SNAPSHOT_STEPS = 10_000
 SNAPSHOT_S = 600.0
-# So long a job that has ended stays in the state.
+# So long a job that has ended and a service that was removed stay in the state.
 STAYS_S = 3600.0
 _MOST_AT_ONCE = 5_000
 
 
 class EndedJobsTable(Protocol):
-    """Where jobs go that leave the state."""
+    """Where workloads go that leave the state."""
 
-    def put(self, jobs: Sequence[EndedJob]) -> None:
-        """Keep these jobs. Raises JournalError, Superseded."""
+    def put(self, workloads: Sequence[EndedJob | EndedService]) -> None:
+        """Keep these workloads. Raises JournalError, Superseded."""
         ...
 
 
@@ -41,7 +41,7 @@ class CuttableJournal(Protocol):
 
     @property
     def ended(self) -> EndedJobsTable:
-        """The jobs that have left the state."""
+        """The workloads that have left the state."""
         ...
 
     def cut(self, blob: bytes, now_s: float, keep: Retention, at: Callable[[str], None]) -> None:
@@ -62,7 +62,7 @@ class JournalUpkeep:
         kept_of_job: Callable[[WorkloadId], dict[str, bytes]] = lambda job_id: {},
         crash_point: Callable[[str], None] = lambda name: None,
     ) -> None:
-        """`kept` returns what readers of the journal keep of its steps, by name, and `kept_of_job` that of one job."""
+        """`kept` returns what readers of the journal keep of its steps, by name, `kept_of_job` that of one workload."""
         self._controller = controller
         self._journal = journal
         self._keep = keep
@@ -75,21 +75,31 @@ class JournalUpkeep:
         self._seq, self._at_s = seq, now_s
 
     def due_events(self, now_s: float) -> Sequence[Event]:
-        """The jobs that leave the state, if the journal will be cut after this turn. Raises Superseded."""
-        leaving = _leaving(self._controller.state, now_s) if self._is_due(now_s, num_steps=1) else []
-        if not leaving:
+        """The workloads that leave the state, if the journal will be cut after this turn. Raises Superseded."""
+        if not self._is_due(now_s, num_steps=1):
+            return ()
+        jobs, services = _leaving(self._controller.state, now_s)
+        if not jobs and not services:
             return ()
         try:
             # Before the step that lets them go: a crash between the two keeps them in both places.
             self._crash_point("archive.put.before")
-            self._journal.ended.put([EndedJob(record=job, kept=self._kept_of_job(job.workload_id)) for job in leaving])
+            ended: list[EndedJob | EndedService] = []
+            ended += [EndedJob(record=job, kept=self._kept_of_job(job.workload_id)) for job in jobs]
+            ended += [EndedService(record=one, kept=self._kept_of_job(one.workload_id)) for one in services]
+            self._journal.ended.put(ended)
             self._crash_point("archive.put.after")
         except Superseded:
             raise
         except JournalError as error:
-            LOG.warning("jobs that have ended stay in the state for now: %s", error)
+            LOG.warning("workloads that have ended stay in the state for now: %s", error)
             return ()
-        return (JobsArchived(job_ids=tuple(job.workload_id for job in leaving)),)
+        events: list[Event] = []
+        if jobs:
+            events.append(JobsArchived(job_ids=tuple([job.workload_id for job in jobs])))
+        if services:
+            events.append(ServicesArchived(service_ids=tuple([service.workload_id for service in services])))
+        return events
 
     def after_turn(self, now_s: float) -> None:
         """Cut the journal if it is time. Raises Superseded."""
@@ -117,16 +127,13 @@ class JournalUpkeep:
         return new >= SNAPSHOT_STEPS or (new > 0 and now_s - self._at_s >= SNAPSHOT_S)
 
 
-def _leaving(state: PlatformState, now_s: float) -> list[JobRecord]:
-    """The jobs that ended long enough ago, the oldest first.
+def _leaving(state: PlatformState, now_s: float) -> tuple[list[JobRecord], list[ServiceRecord]]:
+    """The jobs that ended and the services that were removed long enough ago, the oldest first."""
+    until_s = now_s - STAYS_S
+    jobs = [job for job in _over(state.jobs) if (job.lifecycle.ended_at_s or 0.0) <= until_s]
+    services = [service for service in _over(state.services) if (service.removed_at_s or 0.0) <= until_s]
+    return jobs[:_MOST_AT_ONCE], services[:_MOST_AT_ONCE]
 
-    One that stands for an object of a cluster stays, since the object may be there for ever and would be taken for new.
-    """
-    found = [
-        record
-        for record in state.jobs.values()
-        if record.workload_id not in state.jobs.live
-        and (record.lifecycle.ended_at_s or 0.0) <= now_s - STAYS_S
-        and (record.job.container is None or not record.job.container.owner_uid)
-    ]
-    return found[:_MOST_AT_ONCE]
+
+def _over(table: RecordTable[Record]) -> list[Record]:
+    return [record for workload_id, record in table.items() if workload_id not in table.live]

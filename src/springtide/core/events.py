@@ -69,9 +69,13 @@ class ScaleRequested(_Event, frozen=True, kw_only=True):
 
 
 class ServiceDeployed(_Event, frozen=True, kw_only=True):
-    """A user deployed a new or changed inference service."""
+    """A user deployed a new or changed inference service.
+
+    `first_replica` is the number of its first replica, if one of that name was removed before: so no id comes twice.
+    """
 
     service: InferenceService
+    first_replica: int = 0
 
 
 class NodeJoined(_Event, frozen=True, kw_only=True):
@@ -120,6 +124,12 @@ class JobsArchived(_Event, frozen=True, kw_only=True):
     """Jobs that ended long ago left the platform's state; the journal keeps their records apart."""
 
     job_ids: tuple[WorkloadId, ...]
+
+
+class ServicesArchived(_Event, frozen=True, kw_only=True):
+    """Services that were removed long ago left the platform's state; the journal keeps their records apart."""
+
+    service_ids: tuple[WorkloadId, ...]
 
 
 class DecisionsResumed(_Event, frozen=True, kw_only=True):
@@ -319,6 +329,7 @@ Event = (
     | FenceFound
     | DecisionsResumed
     | JobsArchived
+    | ServicesArchived
     | ReplicaReady
     | StartTimedOut
     | ReplicaStopped

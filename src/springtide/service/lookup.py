@@ -47,6 +47,14 @@ def job_of_id(view: ViewLike, job_id: WorkloadId) -> JobRecord | None:
     return record
 
 
+def service_of_id(view: ViewLike, service_id: WorkloadId) -> ServiceRecord | None:
+    """The service of that id, also one that was removed long ago."""
+    record = view.services.get(service_id)
+    if record is None and (ended := view.ended.service(service_id)) is not None:
+        return ended.record
+    return record
+
+
 def newest_jobs(view: ViewLike, name: str, limit: int) -> Iterator[JobRecord]:
     """The jobs of that name, the newest first; of those that ended long ago at most `limit`."""
     yield from reversed(_named(view, name))
@@ -66,13 +74,18 @@ def find_service(view: ViewLike, name: str) -> ServiceRecord:
 
 
 def find_workload(view: ViewLike, id_or_name: str) -> JobRecord | ServiceRecord:
-    """Return the service of that name, else the job of that id or name. Removed services are found too."""
+    """Return the service of that name, else the job of that id or name, else the removed service of that name.
+
+    A service that was removed not long ago comes before a job.
+    """
     service = view.services.get(WorkloadId(id_or_name))
     if service is not None:
         return service
     try:
         return find_job(view, id_or_name)
     except NotFound:
+        if (service := service_of_id(view, WorkloadId(id_or_name))) is not None:
+            return service
         if view.ended.dropped_at_s(WorkloadId(id_or_name)) is not None:
             raise
         raise NotFound(

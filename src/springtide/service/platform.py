@@ -16,6 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from springtide.control.controller import Controller
+from springtide.control.journal.chain import CLOCK_BEGAN, MIDNIGHT
 from springtide.control.journal.ended import EndedJobsLike, NoEndedJobs
 from springtide.control.journal.journal import DurableJournal
 from springtide.control.journal.retention import Retention
@@ -48,9 +49,6 @@ from springtide.service.submission.source_stores import DirectorySources
 from springtide.storage.datasets.place import data_store_url
 
 LOG = logging.getLogger("springtide.platform")
-_CLOCK_BEGAN = "clock_began_unix_s"
-# On the platform's own clock: the local midnight before it was created.
-_MIDNIGHT = "midnight_s"
 # How long a shutdown waits for the workers: the longest usual grace period plus a margin.
 LONGEST_DRAIN_S = 25.0
 # Measured on a busy machine with two cores: from the order to its first step, a worker of a small model took 2.1 to
@@ -85,7 +83,7 @@ class PlatformBuild(msgspec.Struct, frozen=True, kw_only=True):
 class PlatformView(msgspec.Struct, frozen=True, kw_only=True):
     """The platform after journal step `seq`. Replaced as a whole, never changed.
 
-    `ended` finds the jobs that ended so long ago that they are not among `jobs`.
+    `ended` finds the workloads that ended so long ago that they are not among `jobs` and `services`.
     """
 
     seq: int
@@ -481,16 +479,16 @@ class _TriedByTheLoop:
 def _founding_times(journal: DurableJournal) -> tuple[float, float]:
     """When the platform was created, in Unix time, and the local midnight before that on its own clock."""
     is_new = journal.last_now_s() == 0.0
-    began = journal.meta(_CLOCK_BEGAN)
+    began = journal.meta(CLOCK_BEGAN)
     if began is None:
         began = repr(time.time())
-        journal.set_meta(_CLOCK_BEGAN, began)
-    midnight = journal.meta(_MIDNIGHT)
+        journal.set_meta(CLOCK_BEGAN, began)
+    midnight = journal.meta(MIDNIGHT)
     if midnight is None:
         midnight = repr(midnight_before_s(float(began)) - float(began))
         if is_new:
             # Stored, so that a replay in another time zone gets the same times of day.
-            journal.set_meta(_MIDNIGHT, midnight)
+            journal.set_meta(MIDNIGHT, midnight)
     return float(began), float(midnight)
 
 
@@ -498,7 +496,7 @@ def _refuse_foreign_workloads(state_dir: Path, journal: DurableJournal) -> None:
     """Raise JournalError if the journal is new and the directory has workloads, whose journal is gone."""
     folder = state_dir / "workloads"
     found = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    if found and journal.last_now_s() == 0.0 and journal.meta(_CLOCK_BEGAN) is None:
+    if found and journal.last_now_s() == 0.0 and journal.meta(CLOCK_BEGAN) is None:
         journal.close()
         raise JournalError(
             f"the journal of {state_dir} is empty, but the directory has {len(found)} workloads ({found[0]}, ...), "

@@ -45,12 +45,12 @@ class ViewLike(Protocol):
 
     @property
     def ended(self) -> EndedJobsLike:
-        """The jobs that ended longer ago."""
+        """The workloads that ended longer ago."""
         ...
 
     @property
     def services(self) -> Mapping[WorkloadId, ServiceRecord]:
-        """Every service ever deployed, in order of deployment."""
+        """Every service that was not removed, or not long ago, in order of deployment."""
         ...
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 from pathlib import Path
 
 import msgspec
@@ -12,13 +13,23 @@ import pytest
 
 from springtide.control.journal import codec
 from springtide.control.journal.codec import SCHEMA_VERSION, encode_step
+from springtide.control.journal.ended import EndedJob, EndedService
+from springtide.control.journal.export import NEW_EVENTS, NEW_FIELDS
 from springtide.control.journal.sqlite import SqliteJournal
+from springtide.control.state_data import PlatformSnapshot
 from springtide.core.ports import Step
+from springtide.core.status.platform import HistoryEntry, ProgressPoint
+from springtide.service.history import history, pools, series
 
 # What a step can hold, by the number of the schema. If this test fails, the next version would read the journals of
 # this one with less in them, or not at all: raise SCHEMA_VERSION, add a change of old steps to the codec where the new
 # fields' defaults do not do, and the new digest here. Within an unreleased version the digest alone is replaced.
-FORMS = {2: "319988c4f0d69861"}
+FORMS = {1: "24fc2315cb2b3340", 2: "50ba752442d07a98"}
+# What a snapshot of the state can hold, beside the steps or for jobs that left the state, by the same number. If this
+# fails, the next version would begin at snapshots of this one with less in them, or not at all: then raise the number
+# and have `decode_snapshot` turn older ones into the new form, or the steps that were dropped are lost. Within an
+# unreleased version the digest alone is replaced.
+SNAPSHOT_FORMS = {2: "3f45af547b4866ac"}
 
 
 def test_a_memory_is_written_when_it_changes_and_read_with_every_step(
@@ -61,9 +72,40 @@ def test_a_memory_that_could_not_be_written_is_written_again(tmp_path: Path) -> 
 
 
 def test_what_a_step_can_hold_changes_only_with_its_number() -> None:
-    form = json.dumps(msgspec.json.schema(Step), sort_keys=True)
-    without_prose = json.dumps(_without_descriptions(json.loads(form)), sort_keys=True)
-    assert hashlib.sha256(without_prose.encode()).hexdigest()[:16] == FORMS[SCHEMA_VERSION]
+    assert _digest(msgspec.json.schema(Step)) == FORMS[SCHEMA_VERSION]
+
+
+def test_what_a_snapshot_can_hold_changes_only_with_its_number() -> None:
+    indexes = (history, pools, series)
+    kept = {f"{index.__name__} {name}": kind for index in indexes for name, kind in index._KEPT.items()}
+    kinds = [PlatformSnapshot, EndedJob, EndedService, tuple[HistoryEntry, ...], list[ProgressPoint], *kept.values()]
+    forms, parts = msgspec.json.schema_components(kinds, schema_hook=_as_list)
+    assert _digest([forms, parts, list(kept)]) == SNAPSHOT_FORMS[SCHEMA_VERSION]
+
+
+def test_the_older_schema_is_the_present_one_without_what_an_export_leaves_out() -> None:
+    schema = json.loads(json.dumps(msgspec.json.schema(Step)))
+    parts = schema["$defs"]
+    for name, fields in NEW_FIELDS.items():
+        for field in fields:
+            del parts[name]["properties"][field]
+    events = parts["Step"]["properties"]["events"]["items"]
+    for name in NEW_EVENTS:
+        del events["discriminator"]["mapping"][name]
+        events["anyOf"].remove({"$ref": f"#/$defs/{name}"})
+    used = {"Step"}
+    while more := set(re.findall(r"#/\$defs/(\w+)", json.dumps([parts[name] for name in used]))) - used:
+        used |= more
+    assert _digest({**schema, "$defs": {name: parts[name] for name in used}}) == FORMS[1]
+
+
+def _digest(form: object) -> str:
+    text = json.dumps(_without_descriptions(json.loads(json.dumps(form))), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _as_list(kind: type) -> dict[str, object]:
+    return {"type": "array", "of": str(kind)}
 
 
 def _without_descriptions(value: object) -> object:

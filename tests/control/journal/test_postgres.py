@@ -11,6 +11,7 @@ import threading
 
 import psycopg
 import pytest
+from msgspec.structs import replace
 
 from kits.control.years import Years, bare_controller
 from kits.servers import missing_postgres, running_postgres
@@ -26,6 +27,7 @@ from springtide.control.journal.sqlite import SqliteJournal
 from springtide.control.loop import replay, run
 from springtide.control.state_data import data_of
 from springtide.control.upkeep import JournalUpkeep
+from springtide.core.containers import ContainerSettings
 from springtide.core.errors import InvalidRequest, JournalDamaged, JournalError, Superseded
 from springtide.core.events import PlatformStarted
 from springtide.core.ports import Step
@@ -511,10 +513,17 @@ def test_it_begins_at_a_snapshot_and_keeps_every_step_in_segments(url, cuts):
     assert [seq for seq, _ in journal.read(33)] == list(range(34, journal.newest.seq + 1))
     assert journal.ended.get("job-3").record.lifecycle.state == "SUCCEEDED"
     assert journal.ended.with_key("job-3").job.name == "job-3"
+    owned = journal.ended.get("job-4")
+    container = ContainerSettings(owner_uid="uid-4")
+    owned = replace(owned, record=replace(owned.record, job=replace(owned.record.job, container=container)))
+    journal.ended.put([owned])
     report = inspect_journal(journal)
     assert (report.damaged_past, report.damaged_seq, report.begins_at) == ("", None, 1)
     journal.cut(b"", 9000.0, Retention(steps_bytes=1000, ended_s=3600.0), lambda name: None)
     assert journal.ended.dropped_at_s("job-3") is not None
+    assert (journal.ended.of_owner("uid-4"), journal.ended.owned()) == (owned.record, [("job-4", "uid-4")])
+    journal.ended.release("job-4")
+    assert (journal.ended.of_owner("uid-4"), journal.ended.owned()) == (None, [])
     assert len(journal.archive.segments()) == 1
     with psycopg.connect(url) as connection:
         assert connection.execute("SELECT count(*) FROM springtide_segment_contents").fetchone() == (1,)

@@ -61,6 +61,16 @@ class ClusterDouble:
     def get(self, kind, key):
         return self.cached.get((kind, key))
 
+    def all(self, kind):
+        return [obj for (found, _), obj in self.cached.items() if found == kind]
+
+    def watches(self, namespace):
+        return namespace in self.namespaces
+
+    def vanish(self, obj):
+        """Somebody deletes it, and that is seen."""
+        del self.server[obj["kind"], key_of(obj)], self.cached[obj["kind"], key_of(obj)]
+
     def read(self, kind, key):
         self.reads += 1
         if self.is_away:

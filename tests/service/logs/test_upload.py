@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 
 import pytest
@@ -9,6 +11,8 @@ import pytest
 from kits.service.cluster_double import ClusterDouble
 from springtide.backends.kubernetes.client.kinds import key_of
 from springtide.backends.kubernetes.settings import KubernetesSettings
+from springtide.control.journal.ended import EndedJob
+from springtide.control.journal.sqlite import SqliteJournal
 from springtide.core.errors import ObjectMissing, StorageError
 from springtide.core.workload import ReplicaId
 from springtide.service.logs.upload import MAX_WAIT_S, LogUploader
@@ -115,6 +119,18 @@ def test_an_output_is_waited_for_until_it_is_whole(house):
     house.uploader.upload_waiting()
     assert house.uploader._waiting == {}
     assert house.log("job.1") is None
+
+
+def test_the_step_log_is_made_whole_also_of_a_job_that_has_left_the_state(house, tmp_path):
+    generation = house.generation
+    house.kept.log_steps(generation, lambda step: lines_of(generation, step + 1, 10))
+    house.follow(lines=lines_of(generation, 8, 20))
+    house.end()
+    with contextlib.closing(SqliteJournal(tmp_path / "journal.db")) as journal:
+        journal.ended.put([EndedJob(record=house.platform.view().jobs[house.job_id])])
+        house.platform.current = dataclasses.replace(house.platform.view(), jobs={}, ended=journal.ended)
+        house.uploader.upload_waiting()
+    assert house.steps() == [(step, generation) for step in range(1, 21)]
 
 
 def test_the_step_log_is_made_whole_once_the_job_has_ended(house):

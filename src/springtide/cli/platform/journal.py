@@ -12,7 +12,8 @@ from springtide.cli.platform.platform_process import is_alive, read_platform
 from springtide.cli.session import Session, common_options, json_option, state_option
 from springtide.cli.settings import resolve
 from springtide.cli.tables.columns import count
-from springtide.control.journal.inspection import JournalReport, export_rows, inspect_journal
+from springtide.control.journal.export import OlderExport, export_older, export_rows
+from springtide.control.journal.inspection import JournalReport, inspect_journal
 from springtide.control.journal.journal import cut_journal, open_journal, read_journal
 from springtide.control.journal.retention import retention_of
 from springtide.core.errors import BackendError, InvalidRequest
@@ -103,11 +104,27 @@ def compact(session: Session, url: str) -> None:
 
 @journal.command()
 @_url
+@click.option("--schema", type=int, metavar="N", help="Write a journal of this older schema instead: 1.")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @common_options
 @click.pass_obj
-def export(session: Session, url: str, file: Path) -> None:
-    """Write every step as a line of JSON to FILE."""
+def export(session: Session, url: str, schema: int | None, file: Path) -> None:
+    """Write every step as a line of JSON to FILE.
+
+    With --schema, FILE becomes a journal that the version before this one can start from, which reads no newer one.
+    Nothing is written if that cannot hold the state of a workload that has not ended; then the reason is named.
+    """
+    if file.exists():
+        raise InvalidRequest(f"{file} is there already: name a new file")
+    if schema is not None:
+        _refuse_running(session, url)
+        with contextlib.closing(read_journal(url, session.state_dir)) as found:
+            older = export_older(found, schema, file)
+        hint = (
+            f"move journal.* and segments in {session.state_dir} away, put it there as journal.db, start that version"
+        )
+        session.answer(older, _described_older(older), hint)
+        return
     num_steps = 0
     with contextlib.closing(read_journal(url, session.state_dir)) as found, file.open("xb") as lines:
         file.chmod(0o600)
@@ -154,6 +171,14 @@ def _described(report: JournalReport) -> str:
         after = f"; {count(report.num_after, 'step')} from there on cannot be used" if report.num_after else ""
         lines.append(f"DAMAGED: {report.problem}{after}")
     return "\n".join(lines)
+
+
+def _described_older(older: OlderExport) -> str:
+    text = f"{count(older.num_steps, 'step')} written to {older.file}, a journal of schema {older.schema}"
+    if older.left_out:
+        left_out = ", ".join(f"{number:,} {kind}" for kind, number in sorted(older.left_out.items()))
+        text += f"\n  left out, without a change of the state: {left_out}"
+    return text
 
 
 def _age(report: JournalReport) -> str:

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from springtide.core.errors import JournalDamaged
 
+# What a platform's journal is founded with: when its clock began, and on that clock the local midnight before.
+CLOCK_BEGAN, MIDNIGHT = "clock_began_unix_s", "midnight_s"
 # Metadata that may change after the first step, and is not among what the journal was founded with.
 CHANGING_KEYS = ("schema", "term", "intake")
 _SIZE = 16

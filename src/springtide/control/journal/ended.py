@@ -1,6 +1,7 @@
-"""The jobs that ended long ago: each in a row of its own, found by id, name or the key of its submission.
+"""The workloads that ended long ago, each in a row of its own.
 
-Nothing is decided by them. A row that is not as it was written is left out.
+A job is found by its id, its name, the key of its submission or the Kubernetes object that it stands for, a removed
+service by its id. No plan depends on them. A row that is not as it was written is left out.
 """
 
 from __future__ import annotations
@@ -15,19 +16,23 @@ from typing import Any, Protocol
 import msgspec
 
 from springtide.control.journal.database import Database
-from springtide.control.records import JobRecord
+from springtide.control.records import JobRecord, ServiceRecord
+from springtide.core.errors import JournalError
 from springtide.core.workload import WorkloadId
 
 TABLES = (
+    # `owner` is the uid of the job's object, as long as that may be there: until then the row is not dropped.
     "CREATE TABLE IF NOT EXISTS @ended (id TEXT PRIMARY KEY, ended_at_s REAL NOT NULL, owner TEXT NOT NULL, "
     "name TEXT NOT NULL, submit_key TEXT NOT NULL, record BLOB NOT NULL, checksum BLOB NOT NULL) STRICT",
     "CREATE INDEX IF NOT EXISTS @ended_by_time ON @ended (ended_at_s)",
     "CREATE INDEX IF NOT EXISTS @ended_by_name ON @ended (name, ended_at_s)",
     "CREATE INDEX IF NOT EXISTS @ended_by_key ON @ended (submit_key)",
+    "CREATE INDEX IF NOT EXISTS @ended_by_owner ON @ended (owner)",
     # Of a job that retention has dropped: the hash of its id, and when it ended.
     "CREATE TABLE IF NOT EXISTS @dropped (id_hash INTEGER PRIMARY KEY, ended_at_s REAL NOT NULL) STRICT",
 )
 _COLUMNS = "id, ended_at_s, record, checksum"
+_SERVICE = "service "
 _DROPPED_AT_ONCE = 5_000
 # That a job was dropped is known for so many times as long as it was kept itself.
 _DROPPED_KEPT = 10
@@ -40,8 +45,18 @@ class EndedJob(msgspec.Struct, frozen=True, kw_only=True):
     kept: dict[str, bytes] = {}
 
 
+class EndedService(msgspec.Struct, frozen=True, kw_only=True):
+    """The last record of a service that was removed, and what readers of the journal keep of it, by name."""
+
+    record: ServiceRecord
+    kept: dict[str, bytes] = {}
+
+
+Ended = EndedJob | EndedService
+
+
 class EndedJobsLike(Protocol):
-    """The jobs that ended long ago and left the state. Thread-safe; every method raises JournalError."""
+    """The workloads that ended long ago and left the state. Thread-safe; every method raises JournalError."""
 
     def get(self, job_id: WorkloadId) -> EndedJob | None:
         """The job of that id."""
@@ -65,6 +80,22 @@ class EndedJobsLike(Protocol):
 
     def dropped_at_s(self, job_id: WorkloadId) -> float | None:
         """When a job ended that retention has dropped; None if no such job is known."""
+        ...
+
+    def service(self, service_id: WorkloadId) -> EndedService | None:
+        """The service of that id, as it was when it was removed last."""
+        ...
+
+    def of_owner(self, uid: str) -> JobRecord | None:
+        """The job that stands for the object of that uid. Raises also if its row was changed."""
+        ...
+
+    def owned(self) -> Sequence[tuple[WorkloadId, str]]:
+        """The jobs whose objects may still be there, and the uids of these."""
+        ...
+
+    def release(self, job_id: WorkloadId) -> None:
+        """The job's object is gone for good: retention may drop the job. Raises Superseded."""
         ...
 
 
@@ -95,6 +126,21 @@ class NoEndedJobs:
         """None."""
         return None
 
+    def service(self, service_id: WorkloadId) -> EndedService | None:
+        """None."""
+        return None
+
+    def of_owner(self, uid: str) -> JobRecord | None:
+        """None."""
+        return None
+
+    def owned(self) -> Sequence[tuple[WorkloadId, str]]:
+        """None."""
+        return ()
+
+    def release(self, job_id: WorkloadId) -> None:
+        """Does nothing."""
+
 
 class EndedJobs:
     """The tables of one journal."""
@@ -102,40 +148,64 @@ class EndedJobs:
     def __init__(self, database: Database) -> None:
         self._db = database
 
-    def put(self, jobs: Sequence[EndedJob]) -> None:
-        """Keep these jobs. One that is there already is replaced. Raises JournalError, Superseded."""
+    def put(self, workloads: Sequence[Ended]) -> None:
+        """Keep these workloads. One that is there already is replaced. Raises JournalError, Superseded."""
         genesis = self._db.genesis().chain
         with self._db.transaction():
-            for ended in jobs:
-                job, at_s = ended.record.job, ended.record.lifecycle.ended_at_s or 0.0
+            for ended in workloads:
+                row_id, at_s, *columns = _columns_of(ended)
                 content = zlib.compress(msgspec.msgpack.encode(ended), 1)
-                self._db.query("DELETE FROM @ended WHERE id = ?", job.job_id)
+                self._db.query("DELETE FROM @ended WHERE id = ?", row_id)
                 self._db.query(
                     "INSERT INTO @ended (id, ended_at_s, owner, name, submit_key, record, checksum) "
                     "VALUES (?, ?, ?, ?, ?, ?, ?)",
-                    *(job.job_id, at_s, _owner(ended.record), job.name, _key(job.submit_key), content),
-                    _checksum(genesis, job.job_id, at_s, content),
+                    *(row_id, at_s, *columns, content, _checksum(genesis, row_id, at_s, content)),
                 )
 
     def get(self, job_id: WorkloadId) -> EndedJob | None:
         """The job of that id; None if there is none. Raises JournalError."""
-        return next(self._found("id = ?", job_id), None)
+        return next(self._jobs("id = ?", job_id), None)
 
     def named(self, name: str, limit: int) -> Sequence[JobRecord]:
         """The jobs of that name, the newest first. Raises JournalError."""
-        return [job.record for job in self._found("name = ? ORDER BY ended_at_s DESC LIMIT ?", name, limit)]
+        return [job.record for job in self._jobs("name = ? ORDER BY ended_at_s DESC LIMIT ?", name, limit)]
 
     def with_key(self, key: str) -> JobRecord | None:
         """The job that was submitted with a key of which the journal holds this digest. Raises JournalError."""
-        return next((job.record for job in self._found("submit_key = ?", key)), None) if key else None
+        return next((job.record for job in self._jobs("submit_key = ?", key)), None) if key else None
 
     def newest(self, limit: int) -> Sequence[JobRecord]:
         """The jobs that ended last, the newest first. Raises JournalError."""
-        return [job.record for job in self._found("id <> '' ORDER BY ended_at_s DESC LIMIT ?", limit)]
+        return [job.record for job in self._jobs("name <> '' ORDER BY ended_at_s DESC LIMIT ?", limit)]
 
     def count(self) -> int:
-        """How many there are. Raises JournalError."""
-        return int(self._db.query("SELECT count(*) FROM @ended")[0][0])
+        """How many jobs there are. Raises JournalError."""
+        return int(self._db.query("SELECT count(*) FROM @ended WHERE name <> ''")[0][0])
+
+    def service(self, service_id: WorkloadId) -> EndedService | None:
+        """The service of that id, as it was when it was removed last; None if there is none. Raises JournalError."""
+        found = next(self._found("id = ?", _service_row(service_id)), None)
+        return found if isinstance(found, EndedService) else None
+
+    def of_owner(self, uid: str) -> JobRecord | None:
+        """The job that stands for the object of that uid; None if there is none.
+
+        Raises JournalError also if its row was changed: the object must not be taken for a new one.
+        """
+        found = next(self._jobs("owner = ?", uid), None) if uid else None
+        if found is None and uid and (rows := self._db.query("SELECT id FROM @ended WHERE owner = ?", uid)):
+            raise JournalError(f"the record of {rows[0][0]}, which has ended, was changed: springtide journal check")
+        return None if found is None else found.record
+
+    def owned(self) -> Sequence[tuple[WorkloadId, str]]:
+        """The jobs whose objects may still be there, and the uids of these. Raises JournalError."""
+        rows = self._db.query("SELECT id, owner FROM @ended WHERE owner <> '' ORDER BY id")
+        return [(WorkloadId(str(job_id)), str(uid)) for job_id, uid in rows]
+
+    def release(self, job_id: WorkloadId) -> None:
+        """The job's object is gone for good: retention may drop the job. Raises JournalError, Superseded."""
+        with self._db.transaction():
+            self._db.query("UPDATE @ended SET owner = '' WHERE id = ?", job_id)
 
     def damaged(self) -> list[str]:
         """The ids of rows that are not as they were written. Raises JournalError."""
@@ -152,9 +222,12 @@ class EndedJobs:
         return float(found[0][0]) if found else None
 
     def drop(self, ended_s: float, now_s: float) -> None:
-        """Drop the jobs that ended longer than `ended_s` ago, and note their ids. Raises JournalError, Superseded."""
+        """Drop what ended longer than `ended_s` ago, and note the ids. Raises JournalError, Superseded.
+
+        A job whose object may still be there stays, or the object would be taken for a new one.
+        """
         while ids := self._db.query(
-            "SELECT id, ended_at_s FROM @ended WHERE ended_at_s < ? ORDER BY ended_at_s LIMIT ?",
+            "SELECT id, ended_at_s FROM @ended WHERE ended_at_s < ? AND owner = '' ORDER BY ended_at_s LIMIT ?",
             *(now_s - ended_s, _DROPPED_AT_ONCE),
         ):
             with self._db.transaction():
@@ -166,7 +239,10 @@ class EndedJobs:
         if forgotten_s > 0.0:
             self._db.query("DELETE FROM @dropped WHERE ended_at_s < ?", forgotten_s)
 
-    def _found(self, where: str, *values: Any) -> Iterator[EndedJob]:
+    def _jobs(self, where: str, *values: Any) -> Iterator[EndedJob]:
+        return (found for found in self._found(where, *values) if isinstance(found, EndedJob))
+
+    def _found(self, where: str, *values: Any) -> Iterator[Ended]:
         genesis = self._db.genesis().chain
         for row in self._db.query(f"SELECT {_COLUMNS} FROM @ended WHERE {where}", *values):
             found = _decoded(genesis, *_plain(row))
@@ -174,9 +250,9 @@ class EndedJobs:
                 yield found
 
 
-def kept_of(jobs: EndedJobsLike, job_id: WorkloadId) -> Mapping[str, bytes]:
-    """What readers of the journal keep of a job that left the state."""
-    found = jobs.get(job_id)
+def kept_of(ended: EndedJobsLike, workload_id: WorkloadId) -> Mapping[str, bytes]:
+    """What readers of the journal keep of a workload that left the state."""
+    found = ended.get(workload_id) or ended.service(workload_id)
     return {} if found is None else found.kept
 
 
@@ -187,17 +263,18 @@ def _plain(row: tuple[Any, ...]) -> tuple[str, float, bytes, bytes]:
 
 # Lists show the same ones again and again.
 @lru_cache(maxsize=2_000)
-def _decoded(genesis: bytes, job_id: str, at_s: float, content: bytes, checksum: bytes) -> EndedJob | None:
-    if _checksum(genesis, job_id, at_s, content) != checksum:
+def _decoded(genesis: bytes, row_id: str, at_s: float, content: bytes, checksum: bytes) -> Ended | None:
+    if _checksum(genesis, row_id, at_s, content) != checksum:
         return None
+    kind: type[Ended] = EndedService if row_id.startswith(_SERVICE) else EndedJob
     try:
-        return msgspec.msgpack.decode(zlib.decompress(content), type=EndedJob)
+        return msgspec.msgpack.decode(zlib.decompress(content), type=kind)
     except (ValueError, TypeError, RecursionError, zlib.error):
         return None
 
 
-def _checksum(genesis: bytes, job_id: str, at_s: float, content: bytes) -> bytes:
-    return blake2b(pack(">d", at_s) + job_id.encode() + b"\0" + content, key=genesis, digest_size=16).digest()
+def _checksum(genesis: bytes, row_id: str, at_s: float, content: bytes) -> bytes:
+    return blake2b(pack(">d", at_s) + row_id.encode() + b"\0" + content, key=genesis, digest_size=16).digest()
 
 
 def _hash(job_id: str) -> int:
@@ -209,5 +286,16 @@ def _key(submit_key: str) -> str:
     return submit_key.partition(".")[0]
 
 
-def _owner(record: JobRecord) -> str:
-    return "" if record.job.container is None else record.job.container.owner_name
+def _columns_of(ended: Ended) -> tuple[str, float, str, str, str]:
+    """Id, time of the end, owner, name and key of a row."""
+    if isinstance(ended, EndedService):
+        # Without a name it is in no list of jobs.
+        return _service_row(ended.record.workload_id), ended.record.removed_at_s or 0.0, "", "", ""
+    job = ended.record.job
+    uid = "" if job.container is None else job.container.owner_uid
+    return job.job_id, ended.record.lifecycle.ended_at_s or 0.0, uid, job.name, _key(job.submit_key)
+
+
+def _service_row(service_id: WorkloadId) -> str:
+    """The id of a service's row, which no job has: names have no blanks."""
+    return _SERVICE + service_id

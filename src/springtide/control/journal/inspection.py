@@ -130,13 +130,6 @@ def _is_readable(blob: bytes) -> bool:
     return True
 
 
-def export_rows(journal: DurableJournal) -> Iterator[bytes]:
-    """Each step as a line of JSON: its number, term, time and content. Raises JournalDamaged, JournalError."""
-    for row in journal.rows():
-        step = msgspec.Raw(row.step)
-        yield msgspec.json.encode({"seq": row.seq, "term": row.term, "now_s": row.now_s, "step": step}) + b"\n"
-
-
 def _decoded(row: Row) -> Step:
     try:
         return decode_step(row.step)

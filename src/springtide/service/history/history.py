@@ -144,7 +144,7 @@ class HistoryIndex:
             self._pools.take(pools)
 
     def kept_of_job(self, job_id: WorkloadId) -> bytes:
-        """The lines of a job that leaves the platform's state."""
+        """The lines of a workload that leaves the platform's state."""
         return msgspec.msgpack.encode(self.entries(job_id))
 
     def entries(self, workload_id: str) -> tuple[HistoryEntry, ...]:
@@ -264,9 +264,9 @@ class HistoryIndex:
             self._write(event.job_id, "edited", f"its owner wants now: {', '.join(parts)}")
 
     @_record.register
-    def _(self, event: events.JobsArchived) -> None:
-        for job_id in event.job_ids:
-            self._tracks.pop(job_id, None)
+    def _(self, event: events.JobsArchived | events.ServicesArchived) -> None:
+        for workload_id in event.job_ids if isinstance(event, events.JobsArchived) else event.service_ids:
+            self._tracks.pop(workload_id, None)
 
     @_record.register
     def _(self, event: events.ScaleRequested) -> None:

@@ -27,7 +27,7 @@ class Keeper(Protocol):
         ...
 
     def kept_of_job(self, job_id: WorkloadId) -> bytes:
-        """What it keeps of one job."""
+        """What it keeps of one workload."""
         ...
 
 
@@ -52,7 +52,7 @@ class Keepers:
         return {name: keeper.kept() for name, keeper in self._keepers.items()}
 
     def kept_of_job(self, job_id: WorkloadId) -> dict[str, bytes]:
-        """What all of them keep of one job."""
+        """What all of them keep of one workload."""
         return {name: keeper.kept_of_job(job_id) for name, keeper in self._keepers.items()}
 
     def take(self, kept: Mapping[str, bytes]) -> None:

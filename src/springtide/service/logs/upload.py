@@ -13,10 +13,11 @@ from typing import Any
 
 from springtide.backends.kubernetes.pods.logs import ENDED_SUFFIX, STEPS_SUFFIX
 from springtide.control.records import JobRecord
-from springtide.core.errors import StorageError
+from springtide.core.errors import JournalError, StorageError
 from springtide.core.events import ReplicaLost, ReplicaStopped
 from springtide.core.ports import Step
 from springtide.core.workload import ReplicaId, WorkloadId
+from springtide.service.lookup import job_of_id
 from springtide.service.ports import PlatformLike
 from springtide.service.submission.source_stores import ObjectSources
 
@@ -94,7 +95,7 @@ class LogUploader:
         for replica, since_s in waiting:
             try:
                 is_done = self._upload(replica, since_s)
-            except StorageError as error:
+            except (StorageError, JournalError) as error:
                 if str(error) != self._last_error:
                     LOG.warning("what pods wrote waits for the store: %s", error)
                 self._last_error = str(error)
@@ -106,7 +107,7 @@ class LogUploader:
         self._last_error = ""
 
     def _upload(self, replica: Replica, since_s: float) -> bool:
-        """Upload a replica's output. Returns whether the replica is done. Raises StorageError."""
+        """Upload a replica's output. Returns whether the replica is done. Raises StorageError, JournalError."""
         (workload_id, replica_id), source_store = replica, self._platform.source_store
         path = self._folder(workload_id) / f"{replica_id}.log"
         marker, steps = path.with_suffix(ENDED_SUFFIX), path.with_suffix(STEPS_SUFFIX)
@@ -119,7 +120,7 @@ class LogUploader:
                 LOG.info("handed in what %s wrote", replica_id)
             self._sent.add(replica)
         if steps.exists():
-            job = self._platform.view().jobs.get(workload_id)
+            job = job_of_id(self._platform.view(), workload_id)
             if job is not None and not _has_ended(job):
                 # While the job runs, its workers may write these steps themselves or compute them again.
                 return False

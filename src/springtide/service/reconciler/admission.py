@@ -119,8 +119,10 @@ class ResourceAdmission:
         return scaled
 
     def job_of(self, uid: str) -> JobRecord | None:
-        records = self._platform.view().jobs.values()
-        return next((job for job in records if job.job.container and job.job.container.owner_uid == uid), None)
+        """The job of the object of that uid, also one that ended long ago. Raises JournalError."""
+        view = self._platform.view()
+        found = (job for job in view.jobs.values() if job.job.container and job.job.container.owner_uid == uid)
+        return next(found, None) or view.ended.of_owner(uid)
 
     def _container(self, obj: Object) -> ContainerSettings:
         """The settings of the object's pods. Raises InvalidRequest for a Secret that belongs to the platform.

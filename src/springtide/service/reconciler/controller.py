@@ -5,7 +5,6 @@ It also writes their status. `kubectl apply`, `springtide run --on k8s` and the 
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 import time
@@ -34,6 +33,7 @@ from springtide.core.ports import Step
 from springtide.core.status.pods import ClusterStatus
 from springtide.core.workload import WorkloadId
 from springtide.service.logs.upload import LogUploader
+from springtide.service.lookup import job_of_id
 from springtide.service.ports import PlatformLike
 from springtide.service.reconciler.admission import ResourceAdmission
 from springtide.service.reconciler.events import EventPublisher, changed_workloads, owner_of, progressed_workloads
@@ -100,9 +100,11 @@ class ResourceReconciler:
         self._progressed: set[WorkloadId] = set()
         self._is_over = False
         self._conditions: dict[str, list[Condition]] = {}
-        # The job of each object, by the object's uid, for the first `_num_indexed` jobs of the view.
+        # The job of each object, by the object's uid, as of the view with this number.
         self._ids: dict[str, WorkloadId] = {}
-        self._num_indexed = 0
+        self._seq = -1
+        # For each object without a job in the view, the job that has left the platform's state, if there is one.
+        self._ended: dict[str, JobRecord | None] = {}
         self._unfinished: dict[ObjectRef, None] = {}
         self._pool = ThreadPoolExecutor(MAX_PARALLEL_SUBMISSIONS, thread_name_prefix="springtide-admission")
         self._thread = threading.Thread(target=self._main, name="springtide-objects", daemon=True)
@@ -210,7 +212,14 @@ class ResourceReconciler:
 
     def _submit_new(self, refs: list[ObjectRef], *, is_due: bool) -> None:
         """Submit the new jobs in parallel, so that one turn of the loop handles many of them."""
-        waiting = [obj for ref in refs if (obj := self._unsubmitted(ref, is_due)) is not None]
+        waiting: list[Object] = []
+
+        def gather(ref: ObjectRef) -> None:
+            if (obj := self._unsubmitted(ref, is_due)) is not None:
+                waiting.append(obj)
+
+        for ref in refs:
+            self._guarded(gather, ref)
         # The rest waits for the next rounds, so that the status of the submitted ones is written in between.
         self._unfinished |= {(obj["kind"], key_of(obj)): None for obj in waiting[MAX_SUBMITTED_PER_ROUND:]}
         if waiting and not self._is_over:
@@ -292,7 +301,9 @@ class ResourceReconciler:
         """End the workloads whose objects are gone. The cache gives the candidates; the API server confirms each."""
         view = self._platform.view()
         uids = {uid_of(obj) for kind in (TRAINING_FUNCTION, INFERENCE_FUNCTION) for obj in self.objects.all(kind.name)}
-        for job in list(view.jobs.values()):
+        left = [job_id for job_id, uid in view.ended.owned() if uid not in uids and self._orphans.is_due(job_id)]
+        ended = [job for job_id in left if job_id not in view.jobs and (job := job_of_id(view, job_id)) is not None]
+        for job in [*view.jobs.values(), *ended]:
             container = job.job.container
             if container is None or not self._is_orphan(container, uids):
                 continue
@@ -316,17 +327,24 @@ class ResourceReconciler:
             LOG.warning("%s, whose object is gone, goes on for now: %s", record.workload_id, error)
 
     def _job_of(self, obj: Object) -> JobRecord | None:
-        """The job of an object in the platform's newest view; None if it has none."""
-        jobs = self._platform.view().jobs
-        if len(jobs) < self._num_indexed:
-            # Jobs without an object have left the state.
-            self._num_indexed = 0
-        for job in itertools.islice(jobs.values(), self._num_indexed, None):
-            if job.job.container is not None:
-                self._ids[job.job.container.owner_uid] = job.workload_id
-        self._num_indexed = len(jobs)
-        workload_id = self._ids.get(uid_of(obj))
-        return None if workload_id is None else jobs.get(workload_id)
+        """The job of an object, also one that has left the platform's state; None if it has none.
+
+        Raises JournalError.
+        """
+        uid, view = uid_of(obj), self._platform.view()
+        if view.seq != self._seq:
+            self._seq = view.seq
+            owned = ((job.job.container, job.workload_id) for job in view.jobs.values())
+            self._ids |= {container.owner_uid: job_id for container, job_id in owned if container is not None}
+        workload_id = self._ids.get(uid)
+        if workload_id is not None and (record := view.jobs.get(workload_id)) is not None:
+            return record
+        # Asked once for an object that is new.
+        if self._ended.get(uid) is None and (workload_id is not None or uid not in self._ended):
+            ended = self._ended[uid] = view.ended.of_owner(uid)
+            if ended is not None:
+                self._ids[uid] = ended.workload_id
+        return self._ended[uid]
 
     def _ref_of(self, workload_id: WorkloadId) -> ObjectRef | None:
         """Kind and key of a workload's object; None if it has none."""
@@ -338,6 +356,8 @@ class ResourceReconciler:
         self._services.forget(uids)
         self._expiry.forget(uids)
         self._conditions = {uid: known for uid, known in self._conditions.items() if uid in uids}
+        self._ended = {uid: job for uid, job in self._ended.items() if uid in uids}
+        self._ids, self._seq = {uid: job_id for uid, job_id in self._ids.items() if uid in uids}, -1
 
 
 def _is_of(container: ContainerSettings | None, obj: Object) -> bool:

@@ -12,6 +12,7 @@ from springtide.backends.kubernetes.resources.from_object import keeps_artifacts
 from springtide.control.records import JobRecord
 from springtide.core.errors import SpringtideError
 from springtide.core.workload import WorkloadId
+from springtide.service.lookup import job_of_id
 from springtide.service.ports import PlatformLike
 from springtide.service.submission.source_stores import ObjectSources
 from springtide.storage.workloads.head import RETIRED_GENERATION, Departure, WorkloadHead
@@ -31,9 +32,9 @@ class OrphanCollector:
     its time to live is kept in the head of its job as soon as the deletion is noticed. A job whose object was deleted
     while no control plane led expires after the platform's `usual_s`.
 
-    Only jobs in this platform's journal are checked, so that files of other platforms are never deleted. Jobs are left
-    alone that have not ended, whose object still exists, or whose fence another writer has raised. Call `remember_ttl`
-    and `check` on one thread only.
+    Only jobs in this platform's journal are checked, in its state or no longer, so that files of other platforms are
+    never deleted. Jobs are left alone that have not ended, whose object still exists, or whose fence another writer has
+    raised. Call `remember_ttl` and `check` on one thread only.
     """
 
     def __init__(self, platform: PlatformLike, objects: Objects, usual_s: float | None = None) -> None:
@@ -64,16 +65,20 @@ class OrphanCollector:
     def check(self, record: JobRecord) -> None:
         """Check a job without an object; the store is accessed on another thread."""
         container = record.job.container
-        if container is None or not _has_ended(record):
+        if container is None or not _has_ended(record) or not self.is_due(record.workload_id):
             return
-        now_s = self._platform.now_s()
         with self._lock:
-            if now_s < self._next_s.get(record.workload_id, 0.0):
-                return
             # Do not check it again while a check is running.
-            self._next_s[record.workload_id] = now_s + RETRY_S
+            self._next_s[record.workload_id] = self._platform.now_s() + RETRY_S
             ttl = self._ttls.get(container.owner_uid)
         self._pool.submit(self._check, record, ttl)
+
+    def is_due(self, job_id: WorkloadId) -> bool:
+        """Whether a job without an object is to be checked now. One that has left the state is checked once more."""
+        with self._lock:
+            next_s = self._next_s.get(job_id, 0.0)
+        has_left = next_s == NEVER and job_id not in self._platform.view().jobs
+        return has_left or self._platform.now_s() >= next_s
 
     # --- on the other thread ----------------------------------------------------------------------------------------
 
@@ -81,6 +86,12 @@ class OrphanCollector:
         name = record.workload_id
         try:
             next_s = self._check_now(record, ttl)
+            is_over = next_s == NEVER and name not in self._platform.view().jobs
+            if is_over and not self._is_gone(record):
+                is_over, next_s = False, self._platform.now_s() + RETRY_S
+            if is_over:
+                # Retention may drop it: no object is left that would then be taken for a new one.
+                self._platform.view().ended.release(name)
         except SpringtideError as error:
             LOG.warning("what is left of %s, whose object is gone, stays for now: %s", name, error)
             return
@@ -89,6 +100,8 @@ class OrphanCollector:
             return
         with self._lock:
             self._next_s[name] = next_s
+            if is_over:
+                del self._next_s[name]
             if next_s == NEVER and record.job.container is not None:
                 self._ttls.pop(record.job.container.owner_uid, None)
 
@@ -138,7 +151,7 @@ class OrphanCollector:
         """Whether the job has ended and the API server confirms that its object is gone. Raises BackendError."""
         container = record.job.container
         assert container is not None
-        now = self._platform.view().jobs.get(record.workload_id)
+        now = job_of_id(self._platform.view(), record.workload_id)
         if now is None or not _has_ended(now):
             return False
         found = self._objects.read(KIND, Key(container.namespace, container.owner_name))

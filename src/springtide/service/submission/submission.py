@@ -44,7 +44,7 @@ from springtide.core.workload import (
     WorkloadId,
     shards_for,
 )
-from springtide.service.lookup import find_job, find_service, find_workload, job_of_id
+from springtide.service.lookup import find_job, find_service, find_workload, job_of_id, service_of_id
 from springtide.service.ports import PlatformLike, ViewLike
 from springtide.service.submission import sources
 from springtide.service.submission.experience import Experience, experience_of, phases_of
@@ -158,28 +158,28 @@ class SubmissionService:
             view = self._platform.view()
             if job_of_id(view, service_id) is not None:
                 raise Conflict(f"{name!r} is the id of a job; choose another name for the service")
-            known = view.services.get(service_id)
-            if known is None or known.is_removed:
+            old = service_of_id(view, service_id)
+            if old is None or old.is_removed:
                 check_unfinished(view, container, self._platform.max_unfinished)
             share = share_of(request.options.share)
             check_share(view, share, 1, name)
             check_guarantee(view, service_id, request.options.min_replicas, share)
             source_store, place = self._platform.source_store, sources.service_place(service_id, request.source)
             options = request.options
-            old = view.services.get(service_id)
             service = InferenceService(
                 service_id=service_id,
                 name=name,
                 entrypoint=sources.entrypoint_of(request.source, source_store.address(place), import_root),
-                # The controller raises the revision if anything else has changed.
-                revision=old.service.revision if old is not None else 1,
+                # The controller raises the revision if anything else has changed, of one that is in its state.
+                revision=1 if old is None else old.service.revision + (1 if old.is_removed else 0),
                 share=share,
                 container=container,
                 **copied(options, SERVICE_OPTIONS, "workload"),
             )
             check_promises(self._platform, service, service.min_replicas)
             source_store.write(place, request.source)
-            view = self._apply(ServiceDeployed(service=service))
+            deployed = ServiceDeployed(service=service, first_replica=0 if old is None else old.next_replica)
+            view = self._apply(deployed)
         return view.services[service_id]
 
     def remove_service(self, name: str) -> ServiceRecord:
@@ -357,7 +357,8 @@ class SubmissionService:
         while True:
             digits = _digest(f"{key} {draw}") if key else secrets.token_hex(16)
             job_id = WorkloadId(f"{name}-{digits[: min(6, 4 + draw)]}")
-            is_taken = job_id in view.services or job_id in self._reserved or job_of_id(view, job_id) is not None
+            is_taken = job_id in self._reserved or service_of_id(view, job_id) is not None
+            is_taken = is_taken or job_of_id(view, job_id) is not None
             # Without a key, a source that is stored under that id belongs to another client's attempt.
             if not is_taken and (key or not self._platform.source_store.has(job_id)):
                 return job_id
