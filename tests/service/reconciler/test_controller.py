@@ -14,7 +14,7 @@ from springtide.backends.kubernetes.resources.status import Condition
 from springtide.backends.kubernetes.resources.status_schema import ConditionType, Reason
 from springtide.control.records import JobRecord
 from springtide.core.errors import BackendError
-from springtide.core.events import NodeLost, PauseRequested, ProgressReported
+from springtide.core.events import NodeLost, PauseRequested, ProgressReported, ReplicaReady
 from springtide.core.status.pods import ClusterStatus, PodStatus
 from springtide.service.reconciler.events import EventPublisher
 from springtide.service.reconciler.status import PROGRESS_EVERY_S, StatusWriter
@@ -239,6 +239,27 @@ def test_a_service_is_deployed_once_for_each_generation(house):
     house.cluster.change(obj, scale="1..2", maxBatch=4)
     record, _ = house.services.compare(house.cluster.see(obj))
     assert (record.max_replicas, record.service.max_batch_size, record.service.revision) == (2, 4, 2)
+
+
+def test_a_change_is_not_applied_before_the_new_revision_alone_answers(house):
+    obj = house.cluster.put("InferenceFunction", "echo", scale="2..2")
+    house.services.compare(obj)
+
+    def ready(*numbers):
+        house.platform.play(*(ReplicaReady(workload_id="echo", replica_id=f"echo.{number}") for number in numbers))
+        _, (applied,) = house.services.compare(house.cluster.see(obj))
+        return applied
+
+    assert ready(0, 1) == Condition(ConditionType.APPLIED, True, Reason.IN_FORCE, "all of the spec is in force")
+    house.cluster.change(obj, maxBatch=4)
+    starting = Condition(
+        ConditionType.APPLIED, False, Reason.STARTING, "revision 1 answers until revision 2 is ready"
+    )
+    assert ready() == starting
+    assert house.platform.view().services["echo"].state == "READY", "the one that answers is the old one"
+    house.platform.stop_replicas("echo")
+    assert ready() == starting
+    assert ready(2).is_true
 
 
 def test_a_service_whose_object_is_gone_goes_and_one_that_was_only_not_listed_stays(house):
