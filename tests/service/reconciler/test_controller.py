@@ -252,9 +252,7 @@ def test_a_change_is_not_applied_before_the_new_revision_alone_answers(house):
 
     assert ready(0, 1) == Condition(ConditionType.APPLIED, True, Reason.IN_FORCE, "all of the spec is in force")
     house.cluster.change(obj, maxBatch=4)
-    starting = Condition(
-        ConditionType.APPLIED, False, Reason.STARTING, "revision 1 answers until revision 2 is ready"
-    )
+    starting = Condition(ConditionType.APPLIED, False, Reason.STARTING, "revision 1 answers until revision 2 is ready")
     assert ready() == starting
     assert house.platform.view().services["echo"].state == "READY", "the one that answers is the old one"
     house.platform.stop_replicas("echo")
