@@ -30,6 +30,7 @@ def seen(monkeypatch: pytest.MonkeyPatch, cuda: str, nvidia: str, *, uuid: str =
     ("cuda", "nvidia", "known", "name"),
     [
         ("", UUID, {}, UUID),
+        ("", "GPU-7a", {"is_in_use": True, "uuid": UUID[4:]}, f"{UUID} (NVIDIA H100)"),
         ("", "MIG-7a", {"is_in_use": True, "uuid": UUID}, "MIG-7a (NVIDIA H100)"),
         # CDI: the variable only keeps the container runtime from doing the same a second time.
         ("", "void", {"is_in_use": True, "uuid": UUID[4:]}, f"{UUID} (NVIDIA H100)"),

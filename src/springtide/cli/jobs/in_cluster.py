@@ -95,9 +95,9 @@ def deploy_in_cluster(
         key = key_of(applied.object)
         session.note(f"inferencefunction/{key.name} {applied.verb} in {key.namespace}")
         now = _watch_service(session, cluster, applied.object, key)
-    status, applied = now.get("status", {}), _condition(now, "Applied")
-    is_refused = applied.get("reason") == "ChangeRefused"
-    reason = applied.get("message") if is_refused else status.get("reason")
+    status, in_force = now.get("status", {}), _condition(now, "Applied")
+    is_refused = in_force.get("reason") == "ChangeRefused"
+    reason = in_force.get("message") if is_refused else status.get("reason")
     text = f"{key.name} {status.get('state', 'UNHEARD')}{f': {reason}' if reason else ''}\n  {status.get('url', '')}"
     session.answer(now, text.rstrip(), _later("inferencefunction", key))
     if is_refused or status.get("state") in (None, "FAILED", "REFUSED"):

@@ -12,7 +12,8 @@ from springtide.core.wire.workers import MAX_DEVICE_NAME
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 # Values that name no device: all of them, none, or those that the container runtime was told of in another way (CDI).
 _NO_NAMES = ("", "all", "none", "void")
-_UUIDS = ("GPU-", "MIG-")
+_PART = "MIG-"
+_UUIDS = ("GPU-", _PART)
 
 
 def device_seen(device_kind: str) -> str:
@@ -24,7 +25,8 @@ def device_seen(device_kind: str) -> str:
         return ""
     given = next((name for variable in VARIABLES if (name := _name_in(os.environ.get(variable, "")))), "")
     uuid, model = _from_cuda()
-    name = given if given.startswith(_UUIDS) else uuid or given
+    # CUDA's word counts more, but it does not say that a device is a part of another one.
+    name = given if given.startswith(_PART) else uuid or given
     return (f"{name} ({model})" if name and model else name or model)[:MAX_DEVICE_NAME]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 
 from springtide.backends.control_channel.reactor import Reactor
 from springtide.backends.kubernetes.client.api import KubeApi
@@ -55,7 +56,7 @@ class MakingWatch:
             try:
                 events = await api.list(EVENT, pod.key.namespace, fields=f"involvedObject.uid={pod.uid}")
             except BackendError as error:
-                self._reactor.call(lambda error=error: self._note_failure(error))
+                self._reactor.call(partial(self._note_failure, error))
                 return
             making = read_making(events.items)
             self._reactor.call(lambda: self._note(pod, making))
