@@ -114,7 +114,7 @@ def test_an_image_that_is_not_there(platform):
 def test_the_time_of_a_pull_is_none_of_the_jobs_start(platform, node_lab):
     image = node_lab.folder / "img" / "busybox.tar"
     with slow_registry(image, "large") as (name, is_let_go):
-        submit(platform, "large", STEADY, startTimeout="20s", image=name)
+        submit(platform, "large", STEADY, startTimeout="15s", image=name)
         workload_id = platform.workload_id("large")
         began_s = time.monotonic()
 
@@ -125,7 +125,7 @@ def test_the_time_of_a_pull_is_none_of_the_jobs_start(platform, node_lab):
         assert "is starting for" in line
         assert f"pulls its image {name} since " in line
         # Longer than it may take to start, and than control planes look at it.
-        time.sleep(max(0.0, began_s + 25.0 - time.monotonic()))
+        time.sleep(max(0.0, began_s + 17.0 - time.monotonic()))
         assert status_of(platform, "large")["state"] == "STARTING"
         assert status_of(platform, "large").get("restarts", 0) == 0
         is_let_go.set()

@@ -19,7 +19,7 @@ _LONGEST_S = 120.0
 
 @contextlib.contextmanager
 def slow_registry(image: Path, name: str) -> Iterator[tuple[str, threading.Event]]:
-    """The name under which the image in a docker archive can be pulled, and what lets its layers go."""
+    """The name under which the image in a docker archive can be pulled, and what lets it go."""
     contents, is_let_go = _contents_of(image), threading.Event()
 
     class Registry(BaseHTTPRequestHandler):
@@ -33,7 +33,7 @@ def slow_registry(image: Path, name: str) -> Iterator[tuple[str, threading.Event
 
         def _answer(self, *, has_body: bool) -> None:
             kind, body = contents.get(self.path.rpartition("/")[2], ("text/plain", b""))
-            if kind == _LAYER:
+            if kind == _MANIFEST:
                 is_let_go.wait(_LONGEST_S)
             self.send_response(200 if body or self.path == "/v2/" else 404)
             self.send_header("Content-Type", kind)
