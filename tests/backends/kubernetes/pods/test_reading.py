@@ -208,6 +208,7 @@ def test_what_a_kubelet_is_at_follows_from_the_newest_event(events: list[dict[st
 def test_a_container_is_being_made_only_once_the_kubelet_is_at_it() -> None:
     waiting = {"waiting": {"reason": "ContainerCreating"}}
     assert read_pod(pod("Pending", waiting)).is_making
+    assert read_pod(pod("Pending", {"waiting": {"reason": "PodInitializing"}})).is_making
     assert not read_pod(pod("Pending")).is_making, "it waits for its kubelet"
     assert not read_pod(pod("Pending", {"waiting": {"reason": "ImagePullBackOff"}})).is_making
     assert not read_pod(pod(state={"running": {}})).is_making

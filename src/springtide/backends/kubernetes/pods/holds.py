@@ -14,7 +14,7 @@ LOOK_S = 1.0
 # A start that takes no longer is not told as held up.
 HELD_AFTER_S = 5.0
 # The least time between two reasons of one replica: a kubelet that cannot pull an image says so in two ways in turn.
-RETELL_S = 10.0
+RETELL_S = 60.0
 
 
 class StartHolds:

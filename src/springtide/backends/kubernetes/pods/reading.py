@@ -26,6 +26,8 @@ STUCK_REASONS = frozenset(
     }
 )
 MAKING = "its container is being made"
+# Init containers, which an operator's overlay may add, have images of their own.
+_MAKING_REASONS = ("ContainerCreating", "PodInitializing")
 _IMAGE = re.compile(r'[Pp]ulling image "([^"]+)"')
 _KILLED = 137
 _MAX_MESSAGE = 300
@@ -152,7 +154,7 @@ def _waiting(pod: Mapping[str, Any], node: str, state: Mapping[str, Any]) -> tup
     reason, message = waiting.get("reason", ""), waiting.get("message", "")
     if reason in STUCK_REASONS:
         return f"{reason}: {_cut(message)}" if message else reason, True
-    if reason and reason != "ContainerCreating":
+    if reason and reason not in _MAKING_REASONS:
         return f"{reason}: {_cut(message)}" if message else reason, False
     for condition in (pod.get("status") or {}).get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
