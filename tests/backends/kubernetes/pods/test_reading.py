@@ -182,10 +182,12 @@ def event(reason: str, at: str, message: str = "", kind: str = "Normal", **more:
     ("events", "making"),
     [
         ([], Making(MAKING)),
-        ([event("Pulling", "16:52:05", 'Pulling image "x:1"')], Making("pulls its image x:1 since 16:52:05 UTC", True)),
-        # A newer kubelet or one in another language: whatever it writes, it pulls.
         (
-            [event("Pulling", "", "it pulls", eventTime="2030-01-31T16:52:05.123456Z")],
+            [event("Pulling", "16:52:05", 'Pulling image "x:1"')],
+            Making('pulls its image since 16:52:05 UTC: Pulling image "x:1"', True),
+        ),
+        (
+            [event("Pulling", "", eventTime="2030-01-31T16:52:05.123456Z")],
             Making("pulls its image since 16:52:05 UTC", True),
         ),
         ([event("Pulling", "", "")], Making("pulls its image", True)),

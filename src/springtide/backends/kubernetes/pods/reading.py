@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -28,7 +27,6 @@ STUCK_REASONS = frozenset(
 MAKING = "its container is being made"
 # Init containers, which an operator's overlay may add, have images of their own.
 _MAKING_REASONS = ("ContainerCreating", "PodInitializing")
-_IMAGE = re.compile(r'[Pp]ulling image "([^"]+)"')
 _KILLED = 137
 _MAX_MESSAGE = 300
 
@@ -74,7 +72,7 @@ def read_pod(pod: Mapping[str, Any]) -> Reading:
     is_over = phase in ("Succeeded", "Failed")
     is_running = "running" in state and not is_over
     terminated = state.get("terminated") or {}
-    waiting, is_stuck = ("", False) if is_over or is_running else _waiting(pod, node, state)
+    waiting = _Waiting("") if is_over or is_running else _waiting(pod, node, state)
     return Reading(
         replica_id=annotations.get(names.REPLICA_ANNOTATION, ""),
         workload_id=annotations.get(names.WORKLOAD_ANNOTATION, ""),
@@ -87,9 +85,9 @@ def read_pod(pod: Mapping[str, Any]) -> Reading:
         is_ready=bool((container or {}).get("ready")),
         is_ending="deletionTimestamp" in metadata,
         is_over=is_over,
-        waiting=waiting,
-        is_stuck=is_stuck,
-        is_making=waiting == MAKING,
+        waiting=waiting.text,
+        is_stuck=waiting.is_stuck,
+        is_making=waiting.is_making,
         exit_code=terminated.get("exitCode") if is_over else None,
         end=_end(pod, status, terminated) if is_over else "",
         external_end=_external_end(status, node)
@@ -116,9 +114,9 @@ def read_making(events: Iterable[Mapping[str, Any]]) -> Making:
         return NO_MORE_KNOWN
     reason, message = newest.get("reason", ""), newest.get("message", "")
     if reason == "Pulling":
-        image, since = _IMAGE.search(message), _moment_of_event(newest)[11:19]
-        what = f"pulls its image {image[1]}" if image else "pulls its image"
-        return Making(f"{what} since {since} UTC" if since else what, is_pulling=True)
+        since = _moment_of_event(newest)[11:19]
+        what = f"pulls its image since {since} UTC" if since else "pulls its image"
+        return Making(f"{what}: {_cut(message)}" if message else what, is_pulling=True)
     return Making(f"{MAKING}: {reason}: {_cut(message)}") if newest.get("type") == "Warning" else NO_MORE_KNOWN
 
 
@@ -146,22 +144,29 @@ def _container(status: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return next((c for c in statuses if c.get("name") == CONTAINER_NAME), None)
 
 
-def _waiting(pod: Mapping[str, Any], node: str, state: Mapping[str, Any]) -> tuple[str, bool]:
-    """Why the container does not run yet, and whether only a person can fix that."""
+class _Waiting(NamedTuple):
+    """Why a container does not run yet; the rest is as in Reading."""
+
+    text: str
+    is_stuck: bool = False
+    is_making: bool = False
+
+
+def _waiting(pod: Mapping[str, Any], node: str, state: Mapping[str, Any]) -> _Waiting:
     if not node:
-        return "waiting for binding", False
+        return _Waiting("waiting for binding")
     waiting = state.get("waiting") or {}
     reason, message = waiting.get("reason", ""), waiting.get("message", "")
     if reason in STUCK_REASONS:
-        return f"{reason}: {_cut(message)}" if message else reason, True
+        return _Waiting(f"{reason}: {_cut(message)}" if message else reason, is_stuck=True)
     if reason and reason not in _MAKING_REASONS:
-        return f"{reason}: {_cut(message)}" if message else reason, False
+        return _Waiting(f"{reason}: {_cut(message)}" if message else reason)
     for condition in (pod.get("status") or {}).get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return f"{condition.get('reason', 'Unschedulable')}: {_cut(condition.get('message', ''))}", False
+            return _Waiting(f"{condition.get('reason', 'Unschedulable')}: {_cut(condition.get('message', ''))}")
     if not reason:
-        return f"waiting for the kubelet of node {node}", False
-    return MAKING, False
+        return _Waiting(f"waiting for the kubelet of node {node}")
+    return _Waiting(MAKING, is_making=True)
 
 
 def _has_never_started(status: Mapping[str, Any], container: Mapping[str, Any] | None) -> bool:
