@@ -64,6 +64,55 @@ def test_a_joiner_that_hangs_is_ended_and_the_others_train_on(stage):
     assert at_wakeup(stage) == ["start a.2 on n/1 g1"]
 
 
+def held_up(stage, name: str, number: int, reason: str = "", at_s: float | None = None) -> list[str]:
+    return stage.tell(
+        events.StartHeldUp(workload_id=name, replica_id=f"{name}.{number}", reason=reason),
+        at_s=stage.now_s if at_s is None else at_s,
+    )
+
+
+def test_the_time_in_which_a_platform_holds_a_start_up_is_not_the_jobs(stage, job):
+    stage.want(a="01")
+    stage.tell(events.JobSubmitted(job=job("a", start_timeout_s=60.0)), at_s=1.0)
+    held_up(stage, "a", 1, "pulls its image x", at_s=6.0)
+    assert stage.controller.wakeup_at_s is None, "nobody is waited for in vain"
+    assert stage.tell(at_s=5000.0) == []
+    held_up(stage, "a", 1, at_s=5010.0)
+    assert stage.controller.wakeup_at_s == 5070.0, "its time begins with its worker"
+    assert stage.tell(at_s=5070.0) == ["stop a.0", "stop a.1"]
+    assert "its first step has not come within 1m00 of its start" in stage.job("a").reason
+
+
+def test_the_end_of_a_hold_may_only_be_seen_by_the_worker(stage, job):
+    """A control plane was killed meanwhile: nobody says that the container runs, but the worker does."""
+    stage.want(a="0")
+    stage.tell(events.JobSubmitted(job=job("a", start_timeout_s=60.0)), at_s=1.0)
+    held_up(stage, "a", 0, "pulls its image x", at_s=6.0)
+    stage.tell(at_s=5000.0)
+    stage.ready("a", 0)
+    assert stage.job("a").replicas[0].held_up_by == ""
+    assert stage.controller.wakeup_at_s == stage.now_s + 60.0
+    stale = stage.controller.state.num_stale_events
+    held_up(stage, "a", 0, "pulls its image x")
+    assert stage.job("a").replicas[0].held_up_by == "", "what is told late is not believed"
+    assert stage.controller.state.num_stale_events == stale + 1
+
+
+def test_a_joiner_and_a_replica_that_are_held_up_do_not_hang_and_the_ones_beside_them_may(stage, service):
+    stage.running("a", "0", start_timeout_s=60.0, stall_timeout_s=0.0)
+    stage.want(a="012")
+    assert stage.tell() == ["start a.1 on n/1 g1", "start a.2 on n/2 g1"]
+    held_up(stage, "a", 1, "pulls its image x")
+    assert at_wakeup(stage) == ["stop a.2"], "only the one whose worker runs"
+    stage.want(a="01", s="3")
+    assert deployed(stage, service, OLD) == ["start s.0 on n/3 g1"]
+    held_up(stage, "s", 0, "pulls its image x")
+    stage.tell(at_s=stage.now_s + 5000.0)
+    assert served(stage).num_hangs == 0
+    held_up(stage, "s", 0)
+    assert "stop s.0" in stage.tell(at_s=stage.now_s + 60.0)
+
+
 def test_a_job_that_is_paused_or_waits_does_not_hang(stage, job):
     stage.tell(events.JobSubmitted(job=job("a", start_timeout_s=60.0)))
     stage.tell(at_s=1000.0)

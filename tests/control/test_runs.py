@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -35,6 +37,7 @@ def drawn_state(seed: int) -> PlatformState:
             device_id=f"n/{n}",
             state=states[rng.integers(len(states))],
             started_at_s=float(rng.uniform(0, 5)),
+            held_up_by="pulls its image" if rng.random() < 0.3 else "",
         )
         for n in range(rng.integers(1, 7))
     )
@@ -57,7 +60,7 @@ def drawn_state(seed: int) -> PlatformState:
     return state
 
 
-@pytest.mark.parametrize("kind", [ReplicaReady, ReplicaStopped])
+@pytest.mark.parametrize("kind", [partial(ReplicaReady, device_seen="MIG-7a"), ReplicaStopped])
 @pytest.mark.parametrize("block", range(4))
 def test_events_in_a_run(kind, block):
     for seed in range(block * 100, block * 100 + 100):

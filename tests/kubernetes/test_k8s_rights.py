@@ -159,6 +159,7 @@ async def drive_objects(driver: Driver, platform: Platform) -> None:
             "type": "Normal",
         }
         await driver.do("create", kinds.EVENT, api.create(kinds.EVENT, event))
+    await driver.do("list", kinds.EVENT, api.list(kinds.EVENT, work, fields="involvedObject.uid=u"))
 
 
 async def drive_home(driver: Driver, platform: Platform, node: str) -> None:

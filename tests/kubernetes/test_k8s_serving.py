@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from kits.kubernetes.kube_http import wait_for
 from kits.kubernetes.lab.nodes import NodeLab
 from kits.kubernetes.serving_kit import LIMIT_S, RESOURCE, Answer, Serving, ThisMachine, serving_on
+from springtide.cli.main import cli
 
 pytestmark = pytest.mark.kubernetes
 
@@ -143,6 +145,23 @@ def test_the_gateway_goes_on_with_the_same_pods_after_the_control_plane_was_kill
     (same,) = serving.pods("steady")
     assert same["metadata"]["uid"] == pod["metadata"]["uid"]
     serving.remove("steady")
+
+
+def test_deploy_says_ready_once_the_new_version_answers(
+    serving: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(serving.platform.lab.kubeconfig))
+    file = tmp_path / "rolls.py"
+    slow = "    def load(self):\n        time.sleep(2.0)\n"
+    for factor in (2, 3):
+        file.write_text(SOURCE.replace("2 * value", f"{factor} * value") + slow)
+        options = ["--on", "k8s", "--namespace", serving.platform.namespace, "--name", "rolls", "--scale", "1"]
+        result = CliRunner().invoke(cli, ["deploy", f"{file}:Served", *options])
+        assert result.exit_code == 0, result.output
+        assert "rolls READY: 1 of 1 replicas ready\n" in result.output
+        assert serving.ask("rolls", [1]).body == {"outputs": [factor]}
+    assert "revision 1 answers until revision 2 is ready" in result.output
+    serving.remove("rolls")
 
 
 def is_leaving(pod: dict[str, Any]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from typing import Any
 import pytest
 
 from kits.kubernetes.kube_http import GROUP, wait_for
+from kits.kubernetes.lab.pods import pod_settings
 from kits.kubernetes.live_cluster import CREDENTIALS, LivePlatform, platform_on
+from kits.kubernetes.slow_registry import slow_registry
 from springtide.core.errors import ObjectMissing
 from springtide.core.workload import ReplicaId, WorkloadId
 from springtide.storage.workloads.store import open_workload_store
@@ -50,16 +53,25 @@ def fit(ctx):
 
 @pytest.fixture(scope="module")
 def platform(node_lab, tmp_path_factory):
-    with platform_on(node_lab, tmp_path_factory.mktemp("trouble"), "trouble", policy="fifo") as live:
+    pod = {**pod_settings(), "memory": "900Mi", "image_pull_policy": "IfNotPresent"}
+    with platform_on(node_lab, tmp_path_factory.mktemp("trouble"), "trouble", policy="fifo", pod=pod) as live:
         live.start()
         yield live
 
 
 def submit(
-    platform: LivePlatform, name: str, text: str, *, epochs: int = 1, globalBatch: int = 32, **container: Any
+    platform: LivePlatform,
+    name: str,
+    text: str,
+    *,
+    epochs: int = 1,
+    globalBatch: int = 32,
+    startTimeout: str = "30m",
+    **container: Any,
 ) -> None:
     source = {"function": "fit", "files": {"job.py": text}}
     spec = {"source": source, "workers": 1, "retries": 0, "epochs": epochs, "globalBatch": globalBatch}
+    spec["startTimeout"] = startTimeout
     platform.api.apply(
         {
             "apiVersion": "springtide.dev/v1alpha1",
@@ -97,6 +109,31 @@ def test_an_image_that_is_not_there(platform):
     assert "image" in told.lower()
     assert status_of(platform, "no-image")["state"] == "STARTING"
     gone(platform, "no-image")
+
+
+def test_the_time_of_a_pull_is_none_of_the_jobs_start(platform, node_lab):
+    image = node_lab.folder / "img" / "busybox.tar"
+    with slow_registry(image, "large") as (name, is_let_go):
+        submit(platform, "large", STEADY, startTimeout="15s", image=name)
+        workload_id = platform.workload_id("large")
+        began_s = time.monotonic()
+
+        def lines() -> list[str]:
+            return platform.view(f"/v1/workloads/{workload_id}/why")["evidence"]
+
+        (line,) = wait_for("the pull", lambda: [line for line in lines() if "pulls its image" in line], LONG_S)
+        assert "is starting for" in line
+        assert line.endswith(f'UTC: Pulling image "{name}"'), line
+        # Longer than it may take to start, and than control planes look at it.
+        time.sleep(max(0.0, began_s + 17.0 - time.monotonic()))
+        assert status_of(platform, "large")["state"] == "STARTING"
+        assert status_of(platform, "large").get("restarts", 0) == 0
+        is_let_go.set()
+        status = ended(platform, "large")
+    assert (status["state"], status["restarts"]) == ("SUCCEEDED", 0)
+    told = [entry["text"] for entry in platform.view(f"/v1/workloads/{workload_id}/why")["history"]]
+    assert any("cannot begin yet: pulls its image since" in text for text in told), told
+    assert any(text.endswith(".0 has begun") for text in told), told
 
 
 def test_code_that_fails_says_why(platform):

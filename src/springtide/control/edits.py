@@ -18,7 +18,7 @@ from springtide.control.records import (
     WorkloadRecord,
 )
 from springtide.core.actions import StartReplica
-from springtide.core.events import JobEdited, JobsArchived, ServicesArchived
+from springtide.core.events import JobEdited, JobsArchived, ReplicaReady, ServicesArchived
 from springtide.core.job_parts import DeadlinePromise
 from springtide.core.resources import NodeId
 from springtide.core.workload import InferenceService, JobState, ReplicaId, WorkloadId
@@ -59,6 +59,23 @@ def with_replica(record: WorkloadRecord, changed: ReplicaRecord) -> WorkloadReco
     if isinstance(record, JobRecord):
         return replace(record, replicas=replicas)
     return with_service_state(replace(record, replicas=replicas))
+
+
+def with_hold(replica: ReplicaRecord, reason: str, now_s: float) -> ReplicaRecord:
+    """The replica when its start is held up, or (no reason) is not any more."""
+    return replace(replica, held_up_by=reason, began_at_s=replica.began_at_s if reason else now_s)
+
+
+def with_readiness(replica: ReplicaRecord, event: ReplicaReady, now_s: float) -> ReplicaRecord:
+    """The replica when it is warm. A hold is over then, also if nobody has said so."""
+    replica = with_hold(replica, "", now_s) if replica.held_up_by else replica
+    return replace(
+        replica,
+        state=ReplicaState.READY,
+        address=event.address,
+        phases_s=event.phases_s,
+        device_seen=event.device_seen,
+    )
 
 
 def without_replica(record: WorkloadRecord, gone: ReplicaRecord, now_s: float) -> WorkloadRecord:

@@ -191,6 +191,13 @@ def is_outside_groups(record: WorkloadRecord, replica: ReplicaRecord) -> bool:
     return replica.replica_id not in (*record.group.members, *record.group.previous_members)
 
 
+def is_expected_to_exit(record: WorkloadRecord, replica: ReplicaRecord) -> bool:
+    """Whether the last ResizeJob took the replica out of the group, so that it is expected to exit."""
+    if isinstance(record, ServiceRecord):
+        return False
+    return replica.replica_id in record.group.previous_members and replica.replica_id not in record.group.members
+
+
 def drop_replica(
     state: PlatformState,
     workload_id: WorkloadId,

@@ -57,6 +57,8 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     `has_trained` says that a ResizeJob has named it; such a worker exits once it is out of the group. `phases_s` is how
     long each phase of its start took, in seconds. `is_hung` says that it was not ready in time and is to be ended.
+    `device_seen` is the name of the device that it found there, if its container's platform has chosen that.
+    `held_up_by` is what its start waits for on the platform where it is to run; `began_at_s` is when such a wait ended.
     """
 
     replica_id: ReplicaId
@@ -71,6 +73,9 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     share: Share | None = None
     phases_s: Mapping[str, float] = {}
     is_hung: bool = False
+    device_seen: str = ""
+    held_up_by: str = ""
+    began_at_s: float | None = None
 
 
 class StateReason(msgspec.Struct, frozen=True):

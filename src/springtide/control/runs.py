@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from springtide.control.edits import settled, with_new_workers
+from springtide.control.edits import settled, with_new_workers, with_readiness
 from springtide.control.effects import apply_action
 from springtide.control.records import JobRecord, PlatformState, ReplicaRecord, ReplicaState, ServiceRecord
 from springtide.control.transitions import apply_event
@@ -23,7 +23,7 @@ from springtide.core.workload import replicas_for
 def apply_events(events: Sequence[Event], state: PlatformState, now_s: float) -> None:
     """Apply the events to `state`, in order."""
     for kind, run in _runs(events):
-        if len(run) > 1 and kind is ReplicaReady and _apply_ready(run, state):
+        if len(run) > 1 and kind is ReplicaReady and _apply_ready(run, state, now_s):
             continue
         if len(run) > 1 and kind is ReplicaStopped and _apply_stopped(run, state, now_s):
             continue
@@ -69,7 +69,7 @@ def _runs(items: Sequence[Any]) -> Iterator[tuple[type, list[Any]]]:
         yield kind, list(run)
 
 
-def _apply_ready(run: Sequence[ReplicaReady], state: PlatformState) -> bool:
+def _apply_ready(run: Sequence[ReplicaReady], state: PlatformState, now_s: float) -> bool:
     record = state.jobs.get(run[0].workload_id)
     reported = {event.replica_id: event for event in run}
     if record is None or len(reported) < len(run):
@@ -79,8 +79,7 @@ def _apply_ready(run: Sequence[ReplicaReady], state: PlatformState) -> bool:
     for replica in record.replicas:
         if replica.replica_id in reported and replica.state is ReplicaState.STARTING:
             num_ready += 1
-            event = reported[replica.replica_id]
-            replica = replace(replica, state=ReplicaState.READY, address=event.address, phases_s=event.phases_s)
+            replica = with_readiness(replica, reported[replica.replica_id], now_s)
         replicas.append(replica)
     state.num_stale_events += len(run) - num_ready
     if num_ready:

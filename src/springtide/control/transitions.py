@@ -19,26 +19,33 @@ from springtide.control.edits import (
     node_of,
     put,
     settled,
+    with_hold,
+    with_readiness,
     with_replica,
     with_service_state,
     without_replica,
 )
 from springtide.control.learnt import record_change_time, with_measurement, with_report
-from springtide.control.losses import diverged, drop_replica, is_outside_groups, lose_replica, stalled, start_timed_out
+from springtide.control.losses import (
+    diverged,
+    drop_replica,
+    is_expected_to_exit,
+    is_outside_groups,
+    lose_replica,
+    stalled,
+    start_timed_out,
+)
 from springtide.control.records import (
     JobRecord,
     Lifecycle,
     PlatformState,
-    ReplicaRecord,
     ReplicaState,
     ServiceRecord,
     ServiceState,
     StateReason,
-    WorkloadRecord,
 )
 from springtide.core import events
 from springtide.core.job_parts import JobBounds
-from springtide.core.resources import NodeId
 from springtide.core.workload import Checkpoint, JobState, WorkloadId
 
 
@@ -147,14 +154,8 @@ def _(event: events.ResumeRequested, state: PlatformState, now_s: float) -> None
         goal = replace(record.job.goal, budget_usd=event.budget_usd)
         record = replace(record, job=replace(record.job, goal=goal))
     if record.state is JobState.PAUSED:
-        record = replace(
-            record,
-            lifecycle=replace(
-                record.lifecycle,
-                state=JobState.PENDING,
-                reason=StateReason("resumed by its owner, waiting for devices"),
-            ),
-        )
+        reason = StateReason("resumed by its owner, waiting for devices")
+        record = replace(record, lifecycle=replace(record.lifecycle, state=JobState.PENDING, reason=reason))
     state.jobs[event.job_id] = record
 
 
@@ -249,7 +250,8 @@ def _(event: events.NodeLost, state: PlatformState, now_s: float) -> None:
                     # A lost machine is not the service's fault: its replicas start elsewhere without a back-off.
                     drop_replica(state, record.workload_id, replica, now_s)
                 else:
-                    lose_replica(state, record.workload_id, replica.replica_id, _node_lost_reason(event.node_id), now_s)
+                    reason = f"node {event.node_id} was lost"
+                    lose_replica(state, record.workload_id, replica.replica_id, reason, now_s)
 
 
 @apply_event.register
@@ -258,7 +260,7 @@ def _(event: events.ReplicaReady, state: PlatformState, now_s: float) -> None:
     if record is None or replica is None or replica.state is not ReplicaState.STARTING:
         state.num_stale_events += 1
         return
-    replica = replace(replica, state=ReplicaState.READY, address=event.address, phases_s=event.phases_s)
+    replica = with_readiness(replica, event, now_s)
     if isinstance(record, ServiceRecord):
         is_newest = replica.revision == record.service.revision
         record = replace(
@@ -269,6 +271,15 @@ def _(event: events.ReplicaReady, state: PlatformState, now_s: float) -> None:
             proven=record.service if is_newest else record.proven,
         )
     put(state, with_replica(record, replica))
+
+
+@apply_event.register
+def _(event: events.StartHeldUp, state: PlatformState, now_s: float) -> None:
+    record, replica = find(state, event.workload_id, event.replica_id)
+    if record is None or replica is None or replica.state is not ReplicaState.STARTING or record.is_over:
+        state.num_stale_events += 1
+        return
+    put(state, with_replica(record, with_hold(replica, event.reason, now_s)))
 
 
 @apply_event.register
@@ -285,7 +296,7 @@ def _(event: events.ReplicaStopped, state: PlatformState, now_s: float) -> None:
     record, replica = find(state, event.workload_id, event.replica_id)
     if record is None or replica is None:
         state.num_stale_events += 1
-    elif replica.state is ReplicaState.STOPPING or _is_expected_to_exit(record, replica):
+    elif replica.state is ReplicaState.STOPPING or is_expected_to_exit(record, replica):
         put(state, without_replica(record, replica, now_s))
     else:
         # It exited without a request to stop: for the rest of its group that is a loss.
@@ -449,19 +460,17 @@ def _(event: events.UsageReported, state: PlatformState, now_s: float) -> None:
 @apply_event.register
 def _(event: events.FunctionsMeasured, state: PlatformState, now_s: float) -> None:
     record = _current(state, event.job_id, event.generation)
-    if record is None:
-        return
-    state.jobs[event.job_id] = with_measurement(record, event)
+    if record is not None:
+        state.jobs[event.job_id] = with_measurement(record, event)
 
 
 @apply_event.register
 def _(event: events.StreamObserved, state: PlatformState, now_s: float) -> None:
     record = state.jobs.get(event.job_id)
-    if record is None or record.state.is_terminal:
-        state.num_stale_events += 1
-        return
-    if record.progress.stream is not None and event.stream.num_samples < record.progress.stream.num_samples:
-        # A stream only grows, so a smaller count is an older report that arrived late.
+    known = None if record is None else record.progress.stream
+    # A stream only grows, so a smaller count is an older report that arrived late.
+    is_old = known is not None and event.stream.num_samples < known.num_samples
+    if record is None or record.state.is_terminal or is_old:
         state.num_stale_events += 1
         return
     state.jobs[event.job_id] = replace(record, progress=replace(record.progress, stream=event.stream))
@@ -484,17 +493,3 @@ def _(event: events.LoadObserved, state: PlatformState, now_s: float) -> None:
         latency_p99_s=event.latency_p99_s,
         wanted_replicas=event.wanted_replicas,
     )
-
-
-# --- losses ---------------------------------------------------------------------------------------------------------
-
-
-def _node_lost_reason(node_id: NodeId) -> str:
-    return f"node {node_id} was lost"
-
-
-def _is_expected_to_exit(record: WorkloadRecord, replica: ReplicaRecord) -> bool:
-    """Whether the last ResizeJob took the replica out of the group, so that it is expected to exit."""
-    if isinstance(record, ServiceRecord):
-        return False
-    return replica.replica_id in record.group.previous_members and replica.replica_id not in record.group.members

@@ -6,7 +6,14 @@ them already and finds no others.
 
 from __future__ import annotations
 
-from springtide.control.records import JobRecord, PlatformState, ReplicaState, ServiceRecord, WorkloadRecord
+from springtide.control.records import (
+    JobRecord,
+    PlatformState,
+    ReplicaRecord,
+    ReplicaState,
+    ServiceRecord,
+    WorkloadRecord,
+)
 from springtide.core.events import Event, JobStalled, StartTimedOut
 from springtide.core.workload import JobState
 
@@ -53,9 +60,12 @@ def _hangs(record: WorkloadRecord, state: PlatformState) -> list[tuple[float, Ev
         return []
     timeout_s = record.job.start_timeout_s
     if record.state is JobState.STARTING and record.replicas and timeout_s:
-        last = max(record.replicas, key=lambda replica: replica.started_at_s)
+        if any(replica.held_up_by for replica in record.replicas):
+            # Its first step needs all of them.
+            return []
+        last = max(record.replicas, key=_began_at_s)
         event = StartTimedOut(workload_id=record.workload_id, replica_id=last.replica_id, timeout_s=timeout_s)
-        return [(max(last.started_at_s, state.watched_from_s) + timeout_s, event)]
+        return [(max(_began_at_s(last), state.watched_from_s) + timeout_s, event)]
     if record.state is JobState.RUNNING:
         return [*_stall(record, state), *_late_starts(record, timeout_s, state)]
     return []
@@ -66,12 +76,17 @@ def _late_starts(record: WorkloadRecord, timeout_s: float, state: PlatformState)
         return []
     return [
         (
-            max(replica.started_at_s, state.watched_from_s) + timeout_s,
+            max(_began_at_s(replica), state.watched_from_s) + timeout_s,
             StartTimedOut(workload_id=record.workload_id, replica_id=replica.replica_id, timeout_s=timeout_s),
         )
         for replica in record.replicas
-        if replica.state is ReplicaState.STARTING and not replica.is_hung
+        if replica.state is ReplicaState.STARTING and not (replica.is_hung or replica.held_up_by)
     ]
+
+
+def _began_at_s(replica: ReplicaRecord) -> float:
+    """From when on its start counts: not while the platform on which it is to run holds it up."""
+    return replica.started_at_s if replica.began_at_s is None else replica.began_at_s
 
 
 def _stall(record: JobRecord, state: PlatformState) -> list[tuple[float, Event]]:

@@ -143,12 +143,25 @@ class ReplicaReady(_Event, frozen=True, kw_only=True):
     """A replica is warm: a training worker has imported and built its model, a serving replica can answer.
 
     `phases_s` is the duration of each phase of the start, in order (`schedule`, `spawn`, `import`, `load`).
+    `device_seen` is the name of the GPU that it found there; empty if it has none or knows of none.
     """
 
     workload_id: WorkloadId
     replica_id: ReplicaId
     address: str = ""
     phases_s: dict[str, float] = {}
+    device_seen: str = ""
+
+
+class StartHeldUp(_Event, frozen=True, kw_only=True):
+    """The platform on which a replica is to run does not let it begin yet: `reason` says what that waits for.
+
+    An empty reason says that it has begun. The time before counts against no limit of the workload's.
+    """
+
+    workload_id: WorkloadId
+    replica_id: ReplicaId
+    reason: str = ""
 
 
 class StartTimedOut(_Event, frozen=True, kw_only=True):
@@ -331,6 +344,7 @@ Event = (
     | JobsArchived
     | ServicesArchived
     | ReplicaReady
+    | StartHeldUp
     | StartTimedOut
     | ReplicaStopped
     | ReplicaLost

@@ -28,6 +28,7 @@ from springtide.runtime.data.shards import seed_everything
 from springtide.runtime.elastic.context import ElasticContext, TrainerArtifacts, cuda_or_cpu, publish_result
 from springtide.runtime.elastic.trainer import Trainer
 from springtide.runtime.process.control_link import ControlLink
+from springtide.runtime.process.device_seen import device_seen
 from springtide.runtime.process.entry import as_function, describe_error, load_object
 from springtide.runtime.process.exits import EXIT_FENCED, WorkerExit, exit_at, exit_now
 from springtide.runtime.process.memory import keep_freed_memory
@@ -147,7 +148,7 @@ def _run_script_worker(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoi
     link.on_lease_expired = lambda: exit_now(1)
     link.update(is_ready=True)
     link.start()
-    link.send(Ready(phases_s=link.phases.seconds()))
+    link.send(Ready(phases_s=link.phases.seconds(), device_seen=device_seen(spec.device_kind)))
     formed.wait()
     order = orders[0]
     generation = order.generation

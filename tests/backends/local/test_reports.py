@@ -73,6 +73,11 @@ def test_a_hello_that_proves_nothing_is_fenced(platform: Platform, stranger: soc
     assert platform.executor._table.replicas[ReplicaId("r0")].connection is not None
 
 
+def test_a_worker_names_the_device_that_it_sees(platform: Platform) -> None:
+    platform.executor.start(start("r0", sees="MIG-7a (NVIDIA H100)"))
+    assert platform.until(ReplicaReady).device_seen == "MIG-7a (NVIDIA H100)"
+
+
 def test_a_worker_with_the_wrong_token_is_sent_away_for_good(platform: Platform) -> None:
     platform.executor.start(start("r0", say="badtoken"))
     lost = platform.until(ReplicaLost)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import click
 import pytest
 from click.testing import CliRunner
 
+from springtide.backends.kubernetes.client.kinds import Key
 from springtide.cli.jobs import in_cluster
-from springtide.cli.jobs.in_cluster import Watcher, check_cluster_options, final_text
+from springtide.cli.jobs.in_cluster import Watcher, check_cluster_options, deploy_in_cluster, final_text
 from springtide.cli.main import cli
 from springtide.core.errors import InvalidRequest
 
@@ -142,3 +145,89 @@ def test_run_in_a_cluster_takes_no_profile(tmp_path):
     assert result.exit_code != 0
     assert "leave it out with --on k8s" in result.output
     assert isinstance(cli, click.Group)
+
+
+class Shown:
+    """A session that keeps what it was told, and a cluster whose object goes through these statuses, 10 s apart."""
+
+    def __init__(self, monkeypatch, *statuses):
+        self.notes, self.answers, self.statuses, self.now_s = [], [], statuses, 0.0
+        monkeypatch.setattr("springtide.client.kubernetes.ClusterClient", lambda: self)
+        monkeypatch.setattr("springtide.client.kubernetes.inference_object", lambda *_, **__: {"metadata": {}})
+        monkeypatch.setattr(in_cluster, "time", SimpleNamespace(monotonic=lambda: self.now_s))
+        self.namespace, self.note = "ml", self.notes.append
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def answer(self, value, text, hint=""):
+        self.answers.append(text)
+
+    def apply(self, obj):
+        obj = {"kind": "InferenceFunction", "metadata": {"name": "echo", "namespace": "ml", "generation": 2}}
+        return SimpleNamespace(object=obj, verb="configured")
+
+    def follow(self, kind, key):
+        assert (kind, key) == ("InferenceFunction", Key("ml", "echo"))
+        for status in self.statuses:
+            self.now_s += 10.0
+            yield {"status": status}
+        pytest.fail("it still watches")
+
+    def deploy(self):
+        """The exit code of the command."""
+        try:
+            deploy_in_cluster(self, SimpleNamespace(source=lambda: None, name="echo"), None, namespace="", image="")
+        except click.exceptions.Exit as end:
+            return end.exit_code
+        return 0
+
+
+def of_service(state, reason, ready, applied=("True", "InForce", ""), seen=2):
+    conditions = [
+        {"type": kind, "status": status, "reason": why, "message": text}
+        for kind, (status, why, text) in (("Ready", ready), ("Applied", applied))
+    ]
+    return {"state": state, "reason": reason, "observedGeneration": seen, "conditions": conditions, "url": "http://x"}
+
+
+UP = ("True", "ReplicasReady", "1 of 1 replicas ready")
+OLD_ANSWERS = ("False", "Starting", "revision 1 answers until revision 2 is ready")
+
+
+def test_a_deployed_service_is_ready_once_its_new_revision_answers(monkeypatch):
+    before = of_service("READY", "1 of 1 replicas ready", UP, seen=1)
+    old = of_service("READY", "1 of 1 replicas ready; revision 1 answers until revision 2 is ready", UP, OLD_ANSWERS)
+    pulling = ("False", "PodsWaiting", "pod echo-1: pulls its image x since 16:52:05 UTC")
+    gap = of_service("STARTING", "the first replica is loading revision 2", pulling)
+    shown = Shown(monkeypatch, before, old, *[gap] * 20, of_service("READY", "1 of 1 replicas ready", UP))
+    assert shown.deploy() == 0
+    assert shown.now_s == 230.0, "what loads is not given up before the platform does"
+    assert shown.notes == ["inferencefunction/echo configured in ml", OLD_ANSWERS[2], pulling[2]]
+    assert shown.answers == ["echo READY: 1 of 1 replicas ready\n  http://x"]
+
+
+def test_a_deployed_service_that_sleeps_or_waits_for_a_device_is_told_as_it_is(monkeypatch):
+    asleep = of_service("IDLE", "scaled to zero", ("False", "Sleeping", "it sleeps until the first request"))
+    assert Shown(monkeypatch, asleep).deploy() == 0
+    waits = of_service("IDLE", "others have the devices", ("False", "Waiting", "others have the devices"))
+    shown = Shown(monkeypatch, *[waits] * 13)
+    assert shown.deploy() == 0
+    assert shown.answers == ["echo IDLE: others have the devices\n  http://x"]
+
+
+def test_a_new_revision_that_is_refused_or_rolled_back_is_no_success_although_the_old_one_answers(monkeypatch):
+    given_up = ("False", "ChangeRefused", "revision 2 was rolled back: echo.1 was not ready within 3.0 s")
+    shown = Shown(monkeypatch, of_service("READY", "1 of 1 replicas ready", UP, given_up))
+    assert shown.deploy() == 1
+    assert shown.answers == [f"echo READY: {given_up[2]}\n  http://x"]
+    assert Shown(monkeypatch, of_service("FAILED", "crashed 4 times", ("False", "Failed", ""))).deploy() == 1
+
+
+def test_a_deployed_service_that_nobody_takes_in_is_no_success(monkeypatch):
+    shown = Shown(monkeypatch, {})
+    assert shown.deploy() == 1
+    assert "serves the namespace 'ml'" in shown.notes[-1]

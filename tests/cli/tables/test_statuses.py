@@ -128,6 +128,8 @@ def test_the_details_of_a_job(make_job: MakeJob) -> None:
     assert "last pause 41 ms" in text
     assert "would work:\n    --deadline 20m" in text
     assert text.endswith("  REPLICA     STATE  DEVICE   RANK\n  fit-3f2a-0  READY  local/0  0")
+    text = job_details(make_job(replicas=(replace(replica, device_seen="MIG-7a"),)), now_s=100.0)
+    assert text.endswith("  REPLICA     STATE  DEVICE   RANK  SEES\n  fit-3f2a-0  READY  local/0  0     MIG-7a")
     assert "1m40 ago" in job_details(make_job(), now_s=700.0)
 
 

@@ -98,7 +98,7 @@ class FakeWorker:
             self.send(report)
         if not self.is_ready and self.params.get("ready") != "no":
             self.is_ready = True
-            self.report(wire.Ready(address="tcp://127.0.0.1:1"))
+            self.report(wire.Ready(address="tcp://127.0.0.1:1", device_seen=self.params.get("sees", "")))
             self.say()
         decoder: wire.FrameDecoder[wire.Order] = wire.FrameDecoder(wire.Order)
         beat_at_s = 0.0

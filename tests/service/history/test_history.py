@@ -18,6 +18,7 @@ from springtide.core.events import (
     ProgressReported,
     ReplicaStopped,
     ScaleRequested,
+    StartHeldUp,
 )
 from springtide.core.ports import Step
 from springtide.core.reasons import GroupChange
@@ -154,6 +155,19 @@ def test_a_stall_and_its_end_are_lines_and_count():
         ("steps-again", "step 5 has come: it was slow, or hung for a while"),
     ]
     assert index.totals().num_stalls == 1
+
+
+def test_a_start_that_is_held_up_is_a_line_and_so_is_its_beginning():
+    held = {"workload_id": "fit-1", "replica_id": "fit-1.0"}
+    index = index_of(
+        (0.0, JobSubmitted(job=job())),
+        (5.0, StartHeldUp(**held, reason="pulls its image x since 16:52:05 UTC")),
+        (60.0, StartHeldUp(**held)),
+    )
+    assert [(entry.kind, entry.text) for entry in index.entries("fit-1")][1:] == [
+        ("held-up", "fit-1.0 cannot begin yet: pulls its image x since 16:52:05 UTC"),
+        ("begun", "fit-1.0 has begun"),
+    ]
 
 
 def test_preemptions_and_ends_are_marks():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,10 +13,12 @@ from springtide.backends.kubernetes.client.kinds import key_of, uid_of
 from springtide.backends.kubernetes.pods.spec import secret_name
 from springtide.backends.kubernetes.resources.status import Condition
 from springtide.backends.kubernetes.resources.status_schema import ConditionType, Reason
+from springtide.backends.kubernetes.settings import KubernetesSettings
 from springtide.control.records import JobRecord
 from springtide.core.errors import BackendError
-from springtide.core.events import NodeLost, PauseRequested, ProgressReported
+from springtide.core.events import NodeLost, PauseRequested, ProgressReported, ReplicaReady
 from springtide.core.status.pods import ClusterStatus, PodStatus
+from springtide.service.reconciler.controller import ResourceReconciler
 from springtide.service.reconciler.events import EventPublisher
 from springtide.service.reconciler.status import PROGRESS_EVERY_S, StatusWriter
 from springtide.service.submission.schemas import ScaleIn
@@ -241,6 +244,25 @@ def test_a_service_is_deployed_once_for_each_generation(house):
     assert (record.max_replicas, record.service.max_batch_size, record.service.revision) == (2, 4, 2)
 
 
+def test_a_change_is_not_applied_before_the_new_revision_alone_answers(house):
+    obj = house.cluster.put("InferenceFunction", "echo", scale="2..2")
+    house.services.compare(obj)
+
+    def ready(*numbers):
+        house.platform.play(*(ReplicaReady(workload_id="echo", replica_id=f"echo.{number}") for number in numbers))
+        _, (applied,) = house.services.compare(house.cluster.see(obj))
+        return applied
+
+    assert ready(0, 1) == Condition(ConditionType.APPLIED, True, Reason.IN_FORCE, "all of the spec is in force")
+    house.cluster.change(obj, maxBatch=4)
+    starting = Condition(ConditionType.APPLIED, False, Reason.STARTING, "revision 1 answers until revision 2 is ready")
+    assert ready() == starting
+    assert house.platform.view().services["echo"].state == "READY", "the one that answers is the old one"
+    house.platform.stop_replicas("echo")
+    assert ready() == starting
+    assert ready(2).is_true
+
+
 def test_a_service_whose_object_is_gone_goes_and_one_that_was_only_not_listed_stays(house):
     obj = house.cluster.put("InferenceFunction", "echo", scale="1..2")
     record, _ = house.services.compare(obj)
@@ -307,6 +329,23 @@ def test_progress_alone_waits_its_turn_and_a_change_of_state_does_not(house, wri
     assert house.cluster.told[-1][1]["step"] == 5
     house.now.at_s += PROGRESS_EVERY_S
     assert writer.is_due(uid_of(obj))
+
+
+def test_progress_tells_nothing_of_a_spec_that_was_not_compared_yet(house, writer):
+    """A spec that has just changed stands in the cache; it is not in force because the one before it was."""
+    reconciler = ResourceReconciler(house.platform, SimpleNamespace(), KubernetesSettings(name="p"))
+    reconciler.objects, reconciler._statuses, reconciler._services = house.cluster, writer, house.services
+    obj = house.cluster.put("InferenceFunction", "echo", scale="1..1")
+    ref = (obj["kind"], key_of(obj))
+    reconciler._compare(ref, False)
+    house.cluster.change(obj, maxBatch=4)
+    house.cluster.see(obj)
+    house.now.at_s += 100.0
+    reconciler._write_progress(ref, "echo")
+    assert [status["observedGeneration"] for _, status in house.cluster.told] == [1]
+    reconciler._compare(ref, False)
+    assert house.cluster.told[-1][1]["observedGeneration"] == 2
+    reconciler.stop()
 
 
 def test_a_status_that_says_nothing_new_is_not_written(house, writer):

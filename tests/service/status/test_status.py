@@ -300,3 +300,19 @@ def test_why_of_a_service(state):
     assert why.next_steps
     assert any("250 ms, the objective is 100 ms" in sentence for sentence in why.evidence)
     assert any("1 crash lately" in sentence for sentence in why.evidence)
+
+
+def test_the_gpu_that_a_worker_found_is_told_wherever_its_device_is():
+    place = ReplicaRecord(replica_id="fit-1.0", device_id="n1/0", state=ReplicaState.READY, started_at_s=1.0)
+    found = replace(place, device_seen="MIG-7a (NVIDIA H100)")
+    others = tuple(replace(found, replica_id=f"fit-1.{number}", device_id=f"n1/{number}") for number in range(1, 10))
+    one, many = record(replicas=(found,)), record(replicas=(found, *others))
+    assert job_status(one, 2.0).replicas[0].device_seen == "MIG-7a (NVIDIA H100)"
+
+    def lines(of):
+        view = View(1, 2.0, {"fit-1": of}, {}, (), "p")
+        return [line for line in explain(of, view, (), 2.0).evidence if "GPU" in line]
+
+    assert lines(one) == ["what its workers see as their GPU: fit-1.0 on n1/0: MIG-7a (NVIDIA H100)"]
+    assert lines(many)[0].endswith("fit-1.7 on n1/7: MIG-7a (NVIDIA H100); and 2 more")
+    assert lines(record(replicas=(place,))) == []

@@ -152,7 +152,7 @@ class Reports(Generic[Handle]):
     def _infer_ready(self, replica: Replica[Handle]) -> None:
         """Take readiness from the Hello where no Ready report repeats it: an earlier control plane acknowledged it."""
         if not replica.is_ready and replica.phase is MemberPhase.RUNNING:
-            self._ready(replica, replica.address, [])
+            self._ready(replica, wire.Ready(address=replica.address), [])
 
     # --- reports -----------------------------------------------------------------------------------------------------
 
@@ -171,7 +171,7 @@ class Reports(Generic[Handle]):
 
     @_take.register
     def _(self, report: wire.Ready, replica: Replica[Handle]) -> None:
-        self._ready(replica, report.address, [(replica, report.seq)], report.phases_s)
+        self._ready(replica, report, [(replica, report.seq)])
 
     @_take.register
     def _(self, report: wire.Progress, replica: Replica[Handle]) -> None:
@@ -292,16 +292,15 @@ class Reports(Generic[Handle]):
             group.broke_before = is_before
             self._table.reactor.after(_BREAK_CHECK_S, lambda: self._check_break(job, group))
 
-    def _ready(
-        self, replica: Replica[Handle], address: str, sources: list[Source], phases_s: dict[str, float] | None = None
-    ) -> None:
+    def _ready(self, replica: Replica[Handle], report: wire.Ready, sources: list[Source]) -> None:
         replica.is_ready = True
-        replica.address = self._table.driver.own_address(replica, address) or replica.address
+        replica.address = self._table.driver.own_address(replica, report.address) or replica.address
         event = ReplicaReady(
             workload_id=replica.workload_id,
             replica_id=replica.replica_id,
             address=replica.address,
-            phases_s=phases_s or {},
+            phases_s=report.phases_s,
+            device_seen=report.device_seen,
         )
         self._table.post(event, sources)
 

@@ -30,9 +30,11 @@ from springtide.backends.kubernetes.client.kinds import POD
 from springtide.backends.kubernetes.client.thread import ApiThread
 from springtide.backends.kubernetes.nodes.registry import NodeTable
 from springtide.backends.kubernetes.pods.driver import PodDriver, PodHandle, PodReplica
+from springtide.backends.kubernetes.pods.holds import StartHolds
 from springtide.backends.kubernetes.pods.launcher import PodLauncher
 from springtide.backends.kubernetes.pods.logs import PodLogs
 from springtide.backends.kubernetes.pods.machines import PodMachines
+from springtide.backends.kubernetes.pods.making import MakingWatch
 from springtide.backends.kubernetes.pods.quota import NamespaceQuota
 from springtide.backends.kubernetes.pods.reading import trim_pod
 from springtide.backends.kubernetes.pods.recovery import PodRecovery
@@ -159,6 +161,8 @@ class KubernetesExecutor:
         self._orders.reports = self._reports
         self._recovery = PodRecovery(self._driver, self._launcher, self._orders)
         self._watch = PodWatch(self._table, settings.worker_lost_after_s)
+        self._holds = StartHolds(self._table, lambda replica: self._launcher.reasons.get(replica.replica_id, ""))
+        self._making = MakingWatch(self._pods, self._api, self._reactor)
         self._logs = PodLogs(
             self._api,
             lambda pod: self._table.log_path(pod.workload_id, pod.replica_id),
@@ -171,7 +175,8 @@ class KubernetesExecutor:
         self._pods.on_left = self._logs.forget
         self._pods.on_higher_term = lambda term: self.on_superseded(term)
         self._reactor.on_late = self._watch.reset_silence
-        self._reactor.call(self._watch.start)
+        for watch in (self._watch, self._holds, self._making):
+            self._reactor.call(watch.start)
 
     def close(self, stop_workers: bool = False, *, grace_s: float = 5.0) -> None:
         """End the executor and release its thread, connections and port; the API thread stays.

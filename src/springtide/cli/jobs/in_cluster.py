@@ -28,8 +28,8 @@ NO_STATUS_S = 6.0
 # Print a progress line after so many percent.
 PROGRESS_PERCENT = 5
 TELL_EVERY_S = 10.0
-# How long to wait until a service's first replica is ready, or the service sleeps.
-READY_TIMEOUT_S = 120.0
+# How long a deployed service may wait for a device. What it may take to load is its start timeout's to say.
+DEVICE_TIMEOUT_S = 120.0
 
 
 def cluster_options(command: Any) -> Any:
@@ -82,7 +82,10 @@ def run_in_cluster(session: Session, asked: JobRequest, *, namespace: str, image
 def deploy_in_cluster(
     session: Session, served: ServeFunction[Any], options: ServeOptions, *, namespace: str, image: str
 ) -> None:
-    """Apply the service's object and wait until the service is ready or sleeps. Exit code 1 if it is neither."""
+    """Apply the service's object and wait until its newest revision answers, it sleeps, or no device is free for it.
+
+    Exit code 1 if nobody takes it in, it is refused, it fails, or it is rolled back.
+    """
     from springtide.client.kubernetes import ClusterClient, inference_object
 
     obj = inference_object(served.source(), options, served.name, namespace=namespace, container=_container(image))
@@ -92,11 +95,12 @@ def deploy_in_cluster(
         key = key_of(applied.object)
         session.note(f"inferencefunction/{key.name} {applied.verb} in {key.namespace}")
         now = _watch_service(session, cluster, applied.object, key)
-    status = now.get("status", {})
-    reason = f": {status['reason']}" if status.get("reason") else ""
-    text = f"{key.name} {status.get('state', 'UNHEARD')}{reason}\n  {status.get('url', '')}".rstrip()
-    session.answer(now, text, _later("inferencefunction", key))
-    if status.get("state") in (None, "FAILED", "REFUSED"):
+    status, in_force = now.get("status", {}), _condition(now, "Applied")
+    is_refused = in_force.get("reason") == "ChangeRefused"
+    reason = in_force.get("message") if is_refused else status.get("reason")
+    text = f"{key.name} {status.get('state', 'UNHEARD')}{f': {reason}' if reason else ''}\n  {status.get('url', '')}"
+    session.answer(now, text.rstrip(), _later("inferencefunction", key))
+    if is_refused or status.get("state") in (None, "FAILED", "REFUSED"):
         raise click.exceptions.Exit(1)
 
 
@@ -189,24 +193,40 @@ def final_text(name: str, status: Mapping[str, Any], workers: Sequence[int] = ()
 
 
 def _watch_service(session: Session, cluster: ClusterClient, applied: Object, key: Key) -> Object:
-    """Wait until the service is ready, sleeps or is refused, or the time limit passes; returns the object."""
-    began_s, obj = time.monotonic(), applied
+    """Follow a service's object until that is settled or waits for a device for too long; returns it."""
+    began_s, told, obj = time.monotonic(), "", applied
     generation = applied["metadata"].get("generation", 1)
     for obj in cluster.follow(applied["kind"], key):
-        status = obj.get("status", {})
+        status, ready, waited_s = obj.get("status", {}), _condition(obj, "Ready"), time.monotonic() - began_s
         is_current = status.get("observedGeneration", 0) >= generation
-        ready: Object = next((each for each in status.get("conditions", ()) if each["type"] == "Ready"), {})
-        settled = (
-            status.get("state") in ("READY", "FAILED", "REFUSED", "SUSPENDED") or ready.get("reason") == "Sleeping"
-        )
-        if is_current and settled:
+        if is_current and _is_settled(obj):
             break
-        waited_s = time.monotonic() - began_s
-        if waited_s > READY_TIMEOUT_S or ("state" not in status and waited_s > NO_STATUS_S):
+        if "state" not in status and waited_s > NO_STATUS_S:
+            session.note(no_status_text(key.namespace))
             break
-    if "state" not in obj.get("status", {}):
-        session.note(no_status_text(key.namespace))
+        if ready.get("reason") == "Waiting" and waited_s > DEVICE_TIMEOUT_S:
+            break
+        text = _condition(obj, "Applied" if ready.get("status") == "True" else "Ready").get("message", "")
+        if is_current and text != told:
+            told = text
+            session.note(text)
     return obj
+
+
+def _is_settled(obj: Object) -> bool:
+    """Whether the object's newest revision answers or sleeps, or the platform has given it up."""
+    state, applied = obj["status"].get("state"), _condition(obj, "Applied")
+    if state in ("FAILED", "REFUSED", "SUSPENDED") or applied.get("reason") == "ChangeRefused":
+        return True
+    # READY is also a service whose older revision answers while the newest one loads.
+    is_up = state == "READY" or _condition(obj, "Ready").get("reason") == "Sleeping"
+    return is_up and applied.get("status") != "False"
+
+
+def _condition(obj: Object, kind: str) -> Object:
+    """The object's condition of that kind; empty if nobody has written one."""
+    conditions: Sequence[Object] = obj.get("status", {}).get("conditions", ())
+    return next((each for each in conditions if each["type"] == kind), {})
 
 
 def _line(status: Mapping[str, Any]) -> str:

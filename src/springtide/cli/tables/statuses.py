@@ -338,6 +338,9 @@ def _replicas(status: JobStatus | ServiceStatus) -> str:
         for replica in status.replicas
     ]
     header: tuple[str, ...] = ("REPLICA", "STATE", "DEVICE", "RANK")
+    if any(replica.device_seen for replica in status.replicas):
+        header = (*header, "SEES")
+        rows = [(*row, replica.device_seen or UNKNOWN) for row, replica in zip(rows, status.replicas, strict=True)]
     if any(replica.share is not None for replica in status.replicas):
         header = (*header, "SHARE")
         rows = [(*row, share_range(replica.share)) for row, replica in zip(rows, status.replicas, strict=True)]

@@ -10,7 +10,7 @@ from springtide.core.status.platform import Explanation, HistoryEntry
 _NUM_SHOWN = 12
 _NUM_COUNTS_SHOWN = 8
 # Events that all workers of a group have at about the same time; they are folded into one line.
-_FOLDED_KINDS = frozenset({"starting", "ready", "stopping", "stopped"})
+_FOLDED_KINDS = frozenset({"starting", "held-up", "begun", "ready", "stopping", "stopped"})
 _FOLDED_WITHIN_S = 2.0
 
 

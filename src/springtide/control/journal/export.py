@@ -29,6 +29,8 @@ NEW_EVENTS: Mapping[str, bool] = MappingProxyType(
         # They stay in the state there.
         "JobsArchived": True,
         "ServicesArchived": True,
+        # It moves a limit that is not there.
+        "StartHeldUp": True,
         "FenceFound": False,
         "JobStalled": False,
         "StartTimedOut": False,
@@ -52,6 +54,7 @@ NEW_FIELDS: Mapping[str, Mapping[str, tuple[Any, ...] | None]] = MappingProxyTyp
         "InferenceService": {"start_timeout_s": (0.0, 600.0)},
         "ProgressReported": {"is_diverged": (False,), "diverged_at_step": (None,)},
         "JobFinished": {"diverged_at_step": (None,)},
+        "ReplicaReady": {"device_seen": None},
         "ReplicaLost": {"is_refused": (False,)},
     }
 )

@@ -22,6 +22,7 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One worker process. `share` is what it holds of its device (None: the whole).
 
     `phases_s` is what its start was made of, in order: seconds by phase (`schedule`, `spawn`, `import`, `load`).
+    `device_seen` is the name of the GPU that it found, which on Kubernetes the device plugin may have chosen.
     """
 
     replica_id: str
@@ -31,6 +32,7 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     started_at_s: float
     share: Share | None = None
     phases_s: dict[str, float] = {}
+    device_seen: str = ""
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):

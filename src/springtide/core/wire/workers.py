@@ -34,6 +34,8 @@ M = TypeVar("M")
 Finite = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
 Duration = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
 Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e300)]
+MAX_DEVICE_NAME = 200
+DeviceName = Annotated[str, msgspec.Meta(max_length=MAX_DEVICE_NAME)]
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,10 +110,12 @@ class Ready(_Report, frozen=True, kw_only=True):
     """The worker is warm: a trainer has imported and built its model; a serving replica listens at `address`.
 
     `phases_s` is the duration of each phase of the start, in order (`schedule`, `spawn`, `import`, `load`).
+    `device_seen` is the name of the GPU that it found: its UUID, or its number where no UUID is known, and its model.
     """
 
     address: str = ""
     phases_s: dict[str, Duration] = {}
+    device_seen: DeviceName = ""
 
 
 class Progress(_Report, frozen=True, kw_only=True):

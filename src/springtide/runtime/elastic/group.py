@@ -293,13 +293,19 @@ def _listen(create: Callable[[], Any], num_others: int, peers: frozenset[str]) -
     """
     places = iter(range(num_others))
 
+    def admits(link: socket.socket) -> bool:
+        if is_from_member(link, peers):
+            return next(places, None) is not None
+        say_once("connections that came from no member while a group formed were refused")
+        return False
+
     def say(reason: str) -> None:
         say_once(f"other accounts can connect to this worker while a group forms: {reason}")
 
     if not tells_accounts():
         say("the kernel does not tell whose a connection is")
         return create()
-    return guard_accepts(create, lambda link: is_from_member(link, peers) and next(places, None) is not None, say)
+    return guard_accepts(create, admits, say)
 
 
 def _destroy(left: list[Any]) -> None:

@@ -31,6 +31,7 @@ from springtide.runtime.elastic.training_cursor import Cursor, TrainingCursor
 from springtide.runtime.elastic.transfer import synchronise
 from springtide.runtime.models.named_tensors import TrainingState
 from springtide.runtime.process.control_link import ControlLink
+from springtide.runtime.process.device_seen import device_seen
 from springtide.runtime.process.exits import WorkerExit
 from springtide.runtime.process.memory import touch_gradients
 from springtide.runtime.process.share_slot import open_slot
@@ -95,7 +96,8 @@ class Trainer:
         touch_gradients(self.payload.parameters)
         self.membership.prepare = self.payload.warm
         self._link.update(is_ready=True)
-        self._link.send(Ready(phases_s=self._link.phases.ended("load")))
+        phases_s = self._link.phases.ended("load")
+        self._link.send(Ready(phases_s=phases_s, device_seen=device_seen(self._spec.device_kind)))
         self._enter_next()
 
     def start(self, num_samples: int, reader: SampleReader | None = None) -> None:

@@ -23,6 +23,7 @@ from springtide.core.wire.shares import SlotWriter
 from springtide.core.wire.workers import Failed, FenceOrder, Left, Order, Preempt, Ready, Stop, WorkerSpec
 from springtide.core.workload import Entrypoint, InferenceService
 from springtide.runtime.process.control_link import ControlLink
+from springtide.runtime.process.device_seen import device_seen
 from springtide.runtime.process.entry import describe_error, load_object
 from springtide.runtime.process.share_slot import iteration, open_slot
 from springtide.runtime.serving.listeners import HandshakeGuard, ReplicaListener, TcpListener, UnixListener
@@ -271,7 +272,8 @@ def _serve(spec: WorkerSpec, link: ControlLink, stop: _Stopping, server: Replica
     try:
         stop.attach(server)
         link.update(is_ready=True, address=server.address)
-        link.send(Ready(address=server.address, phases_s=link.phases.ended("load")))
+        phases_s = link.phases.ended("load")
+        link.send(Ready(address=server.address, phases_s=phases_s, device_seen=device_seen(spec.device_kind)))
         server.run()
         seq = link.send(Left(generation=spec.generation))
         link.wait_acknowledged(seq, min(_ACKNOWLEDGE_S, stop.left_s()))

@@ -293,6 +293,12 @@ class HistoryIndex:
         self._lose(event.workload_id, event.replica_id, event.reason or "a worker was lost")
 
     @_record.register
+    def _(self, event: events.StartHeldUp) -> None:
+        name, reason = event.replica_id, event.reason
+        kind, text = ("held-up", f"{name} cannot begin yet: {reason}") if reason else ("begun", f"{name} has begun")
+        self._write(event.workload_id, kind, text)
+
+    @_record.register
     def _(self, event: events.StartTimedOut) -> None:
         self._num_start_timeouts += 1
         text = f"{event.replica_id} hangs: it has not started within {format_duration(event.timeout_s)}"

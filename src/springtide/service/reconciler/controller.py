@@ -100,6 +100,8 @@ class ResourceReconciler:
         self._progressed: set[WorkloadId] = set()
         self._is_over = False
         self._conditions: dict[str, list[Condition]] = {}
+        # By uid: the generation of the object of which the conditions tell.
+        self._compared: dict[str, int] = {}
         # The job of each object, by the object's uid, as of the view with this number.
         self._ids: dict[str, WorkloadId] = {}
         self._seq = -1
@@ -261,22 +263,22 @@ class ResourceReconciler:
                 self._conditions[uid] = [self._jobs.compare(obj, job), *((expired,) if expired else ())]
         if any(each.reason in _RETRIED for each in self._conditions.get(uid, ())):
             self._unfinished[ref] = None
-        self._write_status(ref)
+        self._compared[uid] = obj["metadata"].get("generation", 1)
+        self._write_status(kind, obj)
 
     def _write_progress(self, ref: ObjectRef, name: WorkloadId) -> None:
         """Write the status for progress alone, or postpone that if it was written recently."""
         obj = self.objects.get(*ref)
-        if obj is not None and self._statuses.is_due(uid_of(obj)):
-            self._write_status(ref)
-        elif obj is not None:
+        if obj is None or self._compared.get(uid_of(obj)) != obj["metadata"].get("generation", 1):
+            # It has changed, and is compared in the next round: what is known is about what it said before.
+            return
+        if self._statuses.is_due(uid_of(obj)):
+            self._write_status(ref[0], obj)
+        else:
             with self._changed:
                 self._progressed.add(name)
 
-    def _write_status(self, ref: ObjectRef) -> None:
-        kind, key = ref
-        obj = self.objects.get(kind, key)
-        if obj is None:
-            return
+    def _write_status(self, kind: str, obj: Object) -> None:
         conditions = self._conditions.get(uid_of(obj), [])
         if kind == TRAINING_FUNCTION.name:
             job = self._job_of(obj)
@@ -358,6 +360,7 @@ class ResourceReconciler:
         self._conditions = {uid: known for uid, known in self._conditions.items() if uid in uids}
         self._ended = {uid: job for uid, job in self._ended.items() if uid in uids}
         self._ids, self._seq = {uid: job_id for uid, job_id in self._ids.items() if uid in uids}, -1
+        self._compared = {uid: known for uid, known in self._compared.items() if uid in uids}
 
 
 def _is_of(container: ContainerSettings | None, obj: Object) -> bool:

@@ -53,9 +53,7 @@ class ServiceObjects:
             if refused is not None:
                 return record, [refused._replace(type=ConditionType.APPLIED, reason=Reason.CHANGE_REFUSED)]
             record = self._service_of(obj)
-        if record is not None and record.rolled_back:
-            return record, [Condition(ConditionType.APPLIED, False, Reason.CHANGE_REFUSED, record.rolled_back)]
-        return record, [Condition(ConditionType.APPLIED, True, Reason.IN_FORCE, "all of the spec is in force")]
+        return record, [_applied(record)]
 
     def end_orphan(self, record: ServiceRecord) -> None:
         """Remove a service whose object is gone, after confirming that with the API server."""
@@ -120,3 +118,13 @@ class ServiceObjects:
             f"/f/{name} is the address of {container.namespace}/{container.owner_name}; give this one another name, or "
             "delete that one"
         )
+
+
+def _applied(record: ServiceRecord | None) -> Condition:
+    """Whether what answers is what the object says now: not yet while replicas of an older revision do."""
+    if record is not None and record.rolled_back:
+        return Condition(ConditionType.APPLIED, False, Reason.CHANGE_REFUSED, record.rolled_back)
+    if record is not None and record.old_revision is not None:
+        text = f"revision {record.old_revision} answers until revision {record.service.revision} is ready"
+        return Condition(ConditionType.APPLIED, False, Reason.STARTING, text)
+    return Condition(ConditionType.APPLIED, True, Reason.IN_FORCE, "all of the spec is in force")

@@ -21,6 +21,7 @@ from springtide.service.status.share_evidence import share_evidence
 from springtide.service.status.status import device_statuses, function_run, job_status, name_of
 
 MAX_HISTORY = 30
+MAX_DEVICES_SEEN = 8
 _RESIZES = ("grow", "shrink", "replace", "recover")
 
 
@@ -52,6 +53,7 @@ def explain(
         evidence, next_steps = _service_evidence(record, view, now_s), _service_next_steps(record)
         if pools is not None:
             evidence += service_pool_evidence(record, pools, now_s, graces_by_node(view))
+    evidence += _devices_seen(record)
     if sharing is not None:
         evidence += share_evidence(record, view, sharing)
     return Explanation(
@@ -75,6 +77,15 @@ def _reason(record: JobRecord | ServiceRecord) -> str:
             return f"trains as {words(record.runs_as.plan)}"
         return f"trains with {_count(record.world_size, 'worker')}"
     return f"it is {record.state.value}"
+
+
+def _devices_seen(record: JobRecord | ServiceRecord) -> list[str]:
+    """Which GPUs its replicas have found on their devices' places: there a device plugin chooses."""
+    found = [
+        f"{each.replica_id} on {each.device_id}: {each.device_seen}" for each in record.replicas if each.device_seen
+    ]
+    more = f"; and {len(found) - MAX_DEVICES_SEEN} more" if len(found) > MAX_DEVICES_SEEN else ""
+    return [f"what its workers see as their GPU: {'; '.join(found[:MAX_DEVICES_SEEN])}{more}"] if found else []
 
 
 def _job_evidence(

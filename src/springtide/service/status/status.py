@@ -431,6 +431,7 @@ def _replicas(replicas: tuple[ReplicaRecord, ...], ranks: Mapping[ReplicaId, int
             started_at_s=replica.started_at_s,
             share=replica.share,
             phases_s=dict(replica.phases_s),
+            device_seen=replica.device_seen,
         )
         for replica in replicas
     )

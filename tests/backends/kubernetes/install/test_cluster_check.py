@@ -91,7 +91,7 @@ class Cluster:
                 return each
         return None
 
-    async def list(self, kind: Kind, namespace: str = "", *, labels: str = "") -> Any:
+    async def list(self, kind: Kind, namespace: str = "", *, labels: str = "", fields: str = "") -> Any:
         self._call(kind)
 
         class Found:
@@ -157,6 +157,22 @@ def test_each_thing_that_is_missing_is_told_with_its_mend(kind: str, name: str, 
     assert where in {each.name for each in wrong}
     assert any(sentence in each.text for each in wrong), wrong
     assert all(each.mend for each in wrong)
+
+
+def test_pods_of_others_that_hold_gpus_where_the_platform_chooses_them_are_warned_of() -> None:
+    def pod(name: str, node: str, **labels: str) -> dict[str, Any]:
+        limits = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
+        meta = {"name": name, "namespace": "team", "labels": labels}
+        return {"kind": "Pod", "metadata": meta, "spec": {"nodeName": node, "containers": [limits]}}
+
+    own = pod("job-0", "a", **{"springtide.dev/platform": "springtide", "springtide.dev/replica": "job.0"})
+    others = [pod("notebook", "b"), pod("elsewhere", "c")]
+    told = named(look(Cluster([*whole_cluster(), own, *others])), "share daemon")
+    assert [each.verdict for each in told] == ["ok", "warn"]
+    assert told[1].text.startswith(
+        "team/notebook holds nvidia.com/gpu on b, and may be given one that the platform uses"
+    )
+    assert told[1].mend == "keep others off: kubectl taint node b nvidia.com/gpu=springtide:NoSchedule"
 
 
 def test_rights_that_belong_together_are_one_sentence() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from springtide.backends.kubernetes import settings as names
-from springtide.backends.kubernetes.pods.reading import read_pod, trim_pod
+from springtide.backends.kubernetes.pods.reading import MAKING, Making, read_making, read_pod, trim_pod
 
 
 def pod(phase: str = "Running", state: dict[str, Any] | None = None, **status: Any) -> dict[str, Any]:
@@ -171,3 +171,46 @@ def test_a_pod_of_nobody_reads_as_nobody_s() -> None:
     bare = {"metadata": {"name": "x", "namespace": "y"}, "spec": {}}
     reading = read_pod(bare)
     assert (reading.replica_id, reading.uid, reading.term, reading.is_over) == ("", "", 0, False)
+
+
+def event(reason: str, at: str, message: str = "", kind: str = "Normal", **more: Any) -> dict[str, Any]:
+    moment = {"lastTimestamp": f"2030-01-31T{at}Z"} if at else {}
+    return {"metadata": {"name": "job-0.17a0"}, "reason": reason, "message": message, "type": kind, **moment, **more}
+
+
+@pytest.mark.parametrize(
+    ("events", "making"),
+    [
+        ([], Making(MAKING)),
+        (
+            [event("Pulling", "16:52:05", 'Pulling image "x:1"')],
+            Making('pulls its image since 16:52:05 UTC: Pulling image "x:1"', True),
+        ),
+        (
+            [event("Pulling", "", eventTime="2030-01-31T16:52:05.123456Z")],
+            Making("pulls its image since 16:52:05 UTC", True),
+        ),
+        ([event("Pulling", "", "")], Making("pulls its image", True)),
+        ([event("Pulled", "16:53:00"), event("Pulling", "16:52:05")], Making(MAKING)),
+        # Within one second the name tells, which has nanoseconds.
+        (
+            [event("Pulled", "16:52:05", metadata={"name": "job-0.17a2"}), event("Pulling", "16:52:05")],
+            Making(MAKING),
+        ),
+        (
+            [event("FailedMount", "16:52:05", 'configmap "c" not found', "Warning")],
+            Making(f'{MAKING}: FailedMount: configmap "c" not found'),
+        ),
+    ],
+)
+def test_what_a_kubelet_is_at_follows_from_the_newest_event(events: list[dict[str, Any]], making: Making) -> None:
+    assert read_making(events) == making
+
+
+def test_a_container_is_being_made_only_once_the_kubelet_is_at_it() -> None:
+    waiting = {"waiting": {"reason": "ContainerCreating"}}
+    assert read_pod(pod("Pending", waiting)).is_making
+    assert read_pod(pod("Pending", {"waiting": {"reason": "PodInitializing"}})).is_making
+    assert not read_pod(pod("Pending")).is_making, "it waits for its kubelet"
+    assert not read_pod(pod("Pending", {"waiting": {"reason": "ImagePullBackOff"}})).is_making
+    assert not read_pod(pod(state={"running": {}})).is_making

@@ -8,21 +8,30 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from kits.kubernetes.pod_stage import StillReactor, stand_still
 from springtide.backends.control_channel.members import MemberPhase
 from springtide.backends.inbox import Inbox
 from springtide.backends.kubernetes.client.kinds import Key
 from springtide.backends.kubernetes.pods import driver as pod_driver
+from springtide.backends.kubernetes.pods import holds as pod_holds
 from springtide.backends.kubernetes.pods import watch as pod_watch
 from springtide.backends.kubernetes.pods.driver import PodDriver, PodReplica
-from springtide.backends.kubernetes.pods.reading import Reading
+from springtide.backends.kubernetes.pods.holds import HELD_AFTER_S, RETELL_S, StartHolds
+from springtide.backends.kubernetes.pods.reading import Making, Reading
 from springtide.backends.kubernetes.pods.state import PodLifecycle, PodState
-from springtide.backends.kubernetes.pods.watch import ADOPT_WINDOW_S, CONNECT_AFTER_S, STUCK_AFTER_S, PodWatch
+from springtide.backends.kubernetes.pods.watch import (
+    ADOPT_WINDOW_S,
+    CONNECT_AFTER_S,
+    STARTING_AFTER_S,
+    STUCK_AFTER_S,
+    PodWatch,
+)
 from springtide.backends.local.driver import ProcessDriver
 from springtide.core.actions import ResizeJob, StartReplica
 from springtide.core.errors import BackendError, StorageError
-from springtide.core.events import ReplicaLost, ReplicaStopped
+from springtide.core.events import ReplicaLost, ReplicaStopped, StartHeldUp
 from springtide.core.tokens import group_key, workload_key
 from springtide.core.wire.workers import Hello
 from springtide.core.workload import Entrypoint, TrainingJob
@@ -75,9 +84,13 @@ class Stage:
         self.table = self.driver.table
         self.watch = PodWatch(self.table, LOST_AFTER_S)
         self.watch.start()
+        self.reasons: dict[str, str] = {}
+        StartHolds(self.table, lambda replica: self.reasons.get(replica.replica_id, "")).start()
 
-    def replica(self, number: int, phase: MemberPhase = MemberPhase.RUNNING, *, generation: int = 1) -> PodReplica:
-        action = StartReplica(workload=JOB, replica_id=f"job.{number}", device_id=f"n/{number}", generation=1)
+    def replica(
+        self, number: int, phase: MemberPhase = MemberPhase.RUNNING, *, generation: int = 1, job: TrainingJob = JOB
+    ) -> PodReplica:
+        action = StartReplica(workload=job, replica_id=f"job.{number}", device_id=f"n/{number}", generation=1)
         replica = self.driver.make_replica(action)
         replica.phase = phase
         replica.heard_at_s = self.reactor.now_s
@@ -107,6 +120,9 @@ class Stage:
     def events(self) -> list:
         return self.inbox.wait(0.0)
 
+    def losses(self) -> list[ReplicaLost]:
+        return [event for event in self.events() if isinstance(event, ReplicaLost)]
+
     def _raise_fence(self, workload_id: str, generation: int) -> None:
         if self.store_fails:
             self.store_fails -= 1
@@ -116,7 +132,7 @@ class Stage:
 
 @pytest.fixture
 def stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Stage:
-    return Stage(stand_still(monkeypatch, pod_driver, pod_watch), tmp_path)
+    return Stage(stand_still(monkeypatch, pod_driver, pod_holds, pod_watch), tmp_path)
 
 
 def test_only_silence_of_its_own_makes_a_worker_lost(stage: Stage) -> None:
@@ -161,13 +177,80 @@ def test_a_start_may_take_long_but_not_for_ever(stage: Stage) -> None:
     assert pod is not None
     pod.state = PodLifecycle.CREATING
     stage.reactor.pass_time(10 * STUCK_AFTER_S)
-    assert stage.events() == [], "an API server that is away is no fault of a pod"
+    assert stage.losses() == [], "an API server that is away is no fault of a pod"
     pod.state, pod.since_s, pod.reason = PodLifecycle.STARTING, stage.reactor.now_s, "ImagePullBackOff"
     pod.seen = reading_of(is_stuck=True)
     stage.reactor.pass_time(STUCK_AFTER_S - 2)
-    assert stage.events() == []
+    assert stage.losses() == []
     stage.reactor.pass_time(4)
-    assert "ImagePullBackOff" in stage.events()[0].reason
+    assert "ImagePullBackOff" in stage.losses()[0].reason
+
+
+def starting(stage: Stage, number: int = 0, **fields: Any) -> PodReplica:
+    """A replica whose pod waits for its container."""
+    replica = stage.replica(number, MemberPhase.SPAWNING, job=replace(JOB, **fields))
+    pod = replica.handle.pod
+    assert pod is not None
+    pod.state, pod.reason, pod.seen = PodLifecycle.STARTING, "its container is being made", reading_of(is_making=True)
+    return replica
+
+
+def test_an_image_may_take_longer_than_any_other_start(stage: Stage) -> None:
+    pod = starting(stage).handle.pod
+    assert pod is not None
+    pod.making = Making("pulls its image x since 16:52:05 UTC", True)
+    pod.reason = pod.making.sentence
+    stage.reactor.pass_time(5 * STARTING_AFTER_S)
+    assert [event.reason for event in stage.events()] == [pod.reason], "told once, and not lost"
+    pod.making, pod.reason = Making("its container is being made"), "its container is being made"
+    stage.reactor.pass_time(4.0)
+    assert "was not started within" in stage.losses()[0].reason
+
+
+def test_a_start_that_the_cluster_holds_up_is_told_with_its_reason_and_so_is_its_beginning(stage: Stage) -> None:
+    replica = starting(stage)
+    pod = replica.handle.pod
+    assert pod is not None
+    stage.reactor.pass_time(HELD_AFTER_S - 1.0)
+    assert stage.events() == [], "most starts are over by then"
+    stage.reactor.pass_time(1.0)
+    held = {"workload_id": "job", "replica_id": "job.0"}
+    assert stage.events() == [StartHeldUp(**held, reason="its container is being made")]
+    pod.reason = "ErrImagePull: no such host"
+    stage.reactor.pass_time(RETELL_S - 1.0)
+    assert stage.events() == []
+    stage.reactor.pass_time(2.0)
+    assert [event.reason for event in stage.events()] == ["ErrImagePull: no such host"]
+    pod.state, pod.reason, pod.seen = PodLifecycle.RUNNING, "", reading_of(is_running=True)
+    stage.reactor.pass_time(1.0)
+    assert stage.events() == [StartHeldUp(**held)]
+    stage.reactor.pass_time(20.0)
+    assert stage.events() == []
+
+
+def test_a_replica_without_a_pod_is_held_up_as_well_and_a_quick_start_is_nothing_to_tell(stage: Stage) -> None:
+    queued, quick = stage.replica(0, MemberPhase.QUEUED), starting(stage, 1)
+    queued.handle.pod = None
+    stage.reasons["job.0"] = "exceeded quota: few"
+    stage.reactor.pass_time(3.0)
+    assert quick.handle.pod is not None
+    quick.handle.pod.state = PodLifecycle.RUNNING
+    stage.reactor.pass_time(4.0)
+    assert [(event.replica_id, event.reason) for event in stage.events()] == [("job.0", "exceeded quota: few")]
+
+
+def test_a_short_start_timeout_is_not_over_before_the_hold_is_told(stage: Stage) -> None:
+    starting(stage, start_timeout_s=4.0)
+    stage.reactor.pass_time(2.0)
+    assert [type(event) for event in stage.events()] == [StartHeldUp]
+
+
+def test_a_new_control_plane_tells_the_beginning_that_nobody_saw(stage: Stage) -> None:
+    replica = starting(stage)
+    assert replica.handle.pod is not None
+    replica.handle.told_hold, replica.handle.pod.state = None, PodLifecycle.RUNNING
+    stage.reactor.pass_time(1.0)
+    assert stage.events() == [StartHeldUp(workload_id="job", replica_id="job.0")]
 
 
 def test_a_container_that_runs_and_never_connects_is_given_up(stage: Stage) -> None:

@@ -13,15 +13,17 @@ import msgspec
 from springtide.backends.kubernetes.client import kinds
 from springtide.backends.kubernetes.client.api import KubeApi
 from springtide.backends.kubernetes.client.errors import KubeApiError, KubeForbidden, Unreachable
-from springtide.backends.kubernetes.client.kinds import Kind, Object
+from springtide.backends.kubernetes.client.kinds import Kind, Object, key_of
 from springtide.backends.kubernetes.install import rbac
 from springtide.backends.kubernetes.install.manifests import ACTIVE_LABEL, keeps_state
 from springtide.backends.kubernetes.install.objects import labels_of
 from springtide.backends.kubernetes.install.settings_file import SettingsFile, complete
 from springtide.backends.kubernetes.install.share_manifests import share_namespace
 from springtide.backends.kubernetes.nodes.offered import facts_of
+from springtide.backends.kubernetes.nodes.requests import BOUND_FIELDS
+from springtide.backends.kubernetes.pods.spec import label_value
 from springtide.backends.kubernetes.resources.definitions import custom_resource_definitions
-from springtide.backends.kubernetes.settings import HOME_LABEL, NODE_LABEL
+from springtide.backends.kubernetes.settings import HOME_LABEL, NODE_LABEL, PLATFORM_LABEL, REPLICA_LABEL
 
 SUBJECT_ACCESS_REVIEW = Kind(
     "authorization.k8s.io", "v1", "subjectaccessreviews", "SubjectAccessReview", is_namespaced=False
@@ -396,7 +398,34 @@ async def _check_share_daemon(api: KubeApi, settings: SettingsFile) -> list[Clus
     if ready < wanted or not wanted:
         told = f"ready on {ready} of {wanted} nodes: where it is not, sharers are not held to their shares"
         return [_fail("share daemon", told, f"kubectl --namespace {namespace} get pods --output wide")]
-    return [_ok("share daemon", f"ready on {ready} nodes")]
+    return [_ok("share daemon", f"ready on {ready} nodes"), *await _gpus_of_others(api, settings)]
+
+
+async def _gpus_of_others(api: KubeApi, settings: SettingsFile) -> list[ClusterFinding]:
+    """The platform's nodes on which others hold GPUs: where shares are held, the platform chooses GPUs by index."""
+    try:
+        nodes = [facts.name for node in (await api.list(kinds.NODE)).items if (facts := facts_of(node, settings)).node]
+        pods = (await api.list(kinds.POD, fields=BOUND_FIELDS)).items
+    except KubeForbidden:
+        # Who may not see nodes is told so for the nodes.
+        return []
+    holders: dict[str, list[str]] = {}
+    for pod in pods:
+        labels, spec = pod["metadata"].get("labels") or {}, pod.get("spec") or {}
+        asked = (container.get("resources", {}).get("limits") or {} for container in spec.get("containers", ()))
+        is_own = labels.get(PLATFORM_LABEL) == label_value(settings.name) and REPLICA_LABEL in labels
+        if not is_own and any(settings.device_resource in limits for limits in asked):
+            holders.setdefault(spec.get("nodeName", ""), []).append("/".join(key_of(pod)))
+    return [
+        _warn(
+            "share daemon",
+            f"{', '.join(sorted(holders[name]))} holds {settings.device_resource} on {name}, and may be given one that "
+            "the platform uses: where shares are held it chooses GPUs by index, whatever the device plugin chooses",
+            f"keep others off: kubectl taint node {name} {settings.device_resource}=springtide:NoSchedule",
+        )
+        for name in nodes
+        if name in holders
+    ]
 
 
 def _why_not(pod: Object) -> str:

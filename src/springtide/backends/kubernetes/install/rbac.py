@@ -89,7 +89,12 @@ WORKLOAD_RULES: tuple[Rule, ...] = (
         verbs=("create", "patch", "delete"),
         reason="each workload has a Secret with its key and the object store's credentials",
     ),
-    Rule(group="", resources=("events",), verbs=("create",), reason="each decision is an event, with its reason"),
+    Rule(
+        group="",
+        resources=("events",),
+        verbs=("create", "list"),
+        reason="each decision is an event, with its reason; only a pod's events say that its image is being pulled",
+    ),
     Rule(
         group=GROUP,
         resources=OBJECTS,

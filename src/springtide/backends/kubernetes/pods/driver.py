@@ -43,7 +43,8 @@ _KILL_GRACE_S = 1.0
 class PodHandle:
     """A replica's pod, None before it is ordered. `external_end`: why it was ended from outside, else empty.
 
-    `was_refused`: it ended before its container was started.
+    `was_refused`: it ended before its container was started. `told_hold` is the reason of the last StartHeldUp that was
+    posted of it, at `told_at_s` (empty: it is not held up; None: not known, an earlier control plane may have posted).
     """
 
     pod: PodState | None = None
@@ -53,6 +54,8 @@ class PodHandle:
     # None before its worker's first Hello.
     proves_keys: bool | None = None
     was_refused: bool = False
+    told_hold: str | None = ""
+    told_at_s: float = 0.0
 
     @property
     def exists(self) -> bool:

@@ -1,8 +1,8 @@
-"""Reads a Pod object: states for the executor and reasons for users. Pure."""
+"""Reads a Pod object and its events: states for the executor and reasons for users. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from springtide.backends.kubernetes import settings as names
@@ -24,6 +24,9 @@ STUCK_REASONS = frozenset(
         "PostStartHookError",
     }
 )
+MAKING = "its container is being made"
+# Init containers, which an operator's overlay may add, have images of their own.
+_MAKING_REASONS = ("ContainerCreating", "PodInitializing")
 _KILLED = 137
 _MAX_MESSAGE = 300
 
@@ -31,7 +34,8 @@ _MAX_MESSAGE = 300
 class Reading(NamedTuple):
     """What was read from one pod. `is_over`: none of its containers runs or ever will; `end` is then the reason.
 
-    `waiting` is why it does not run yet, `is_stuck` that only a person can fix that. `is_ending`: it is being deleted.
+    `waiting` is why it does not run yet, `is_stuck` that only a person can fix that, `is_making` that the kubelet is at
+    it: its image, its volumes, its network. `is_ending`: it is being deleted.
     `external_end` is why it ends, if the platform did not order that but its node or another user. `was_refused`: its
     node has ended it before the container was started, so that none of the workload's code has run. `term` is that of
     the control plane that wrote it last (0: unknown).
@@ -50,6 +54,7 @@ class Reading(NamedTuple):
     is_over: bool
     waiting: str = ""
     is_stuck: bool = False
+    is_making: bool = False
     exit_code: int | None = None
     end: str = ""
     external_end: str = ""
@@ -67,7 +72,7 @@ def read_pod(pod: Mapping[str, Any]) -> Reading:
     is_over = phase in ("Succeeded", "Failed")
     is_running = "running" in state and not is_over
     terminated = state.get("terminated") or {}
-    waiting, is_stuck = ("", False) if is_over or is_running else _waiting(pod, node, state)
+    waiting = _Waiting("") if is_over or is_running else _waiting(pod, node, state)
     return Reading(
         replica_id=annotations.get(names.REPLICA_ANNOTATION, ""),
         workload_id=annotations.get(names.WORKLOAD_ANNOTATION, ""),
@@ -80,8 +85,9 @@ def read_pod(pod: Mapping[str, Any]) -> Reading:
         is_ready=bool((container or {}).get("ready")),
         is_ending="deletionTimestamp" in metadata,
         is_over=is_over,
-        waiting=waiting,
-        is_stuck=is_stuck,
+        waiting=waiting.text,
+        is_stuck=waiting.is_stuck,
+        is_making=waiting.is_making,
         exit_code=terminated.get("exitCode") if is_over else None,
         end=_end(pod, status, terminated) if is_over else "",
         external_end=_external_end(status, node)
@@ -89,6 +95,38 @@ def read_pod(pod: Mapping[str, Any]) -> Reading:
         else "",
         was_refused=phase == "Failed" and _has_never_started(status, container),
     )
+
+
+class Making(NamedTuple):
+    """What a kubelet is at that makes a container: a sentence, and whether it pulls an image."""
+
+    sentence: str
+    is_pulling: bool = False
+
+
+NO_MORE_KNOWN = Making(MAKING)
+
+
+def read_making(events: Iterable[Mapping[str, Any]]) -> Making:
+    """Read the newest of a pod's events. Pod objects do not say whether an image is being pulled."""
+    newest = max(events, key=_order_of_event, default=None)
+    if newest is None:
+        return NO_MORE_KNOWN
+    reason, message = newest.get("reason", ""), newest.get("message", "")
+    if reason == "Pulling":
+        since = _moment_of_event(newest)[11:19]
+        what = f"pulls its image since {since} UTC" if since else "pulls its image"
+        return Making(f"{what}: {_cut(message)}" if message else what, is_pulling=True)
+    return Making(f"{MAKING}: {reason}: {_cut(message)}") if newest.get("type") == "Warning" else NO_MORE_KNOWN
+
+
+def _moment_of_event(event: Mapping[str, Any]) -> str:
+    return str(event.get("lastTimestamp") or event.get("eventTime") or event["metadata"].get("creationTimestamp") or "")
+
+
+def _order_of_event(event: Mapping[str, Any]) -> tuple[str, str]:
+    # Times are whole seconds; an event's name ends with its first moment in nanoseconds.
+    return _moment_of_event(event), str(event["metadata"].get("name", ""))
 
 
 def trim_pod(pod: dict[str, Any]) -> dict[str, Any]:
@@ -106,22 +144,29 @@ def _container(status: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return next((c for c in statuses if c.get("name") == CONTAINER_NAME), None)
 
 
-def _waiting(pod: Mapping[str, Any], node: str, state: Mapping[str, Any]) -> tuple[str, bool]:
-    """Why the container does not run yet, and whether only a person can fix that."""
+class _Waiting(NamedTuple):
+    """Why a container does not run yet; the rest is as in Reading."""
+
+    text: str
+    is_stuck: bool = False
+    is_making: bool = False
+
+
+def _waiting(pod: Mapping[str, Any], node: str, state: Mapping[str, Any]) -> _Waiting:
     if not node:
-        return "waiting for binding", False
+        return _Waiting("waiting for binding")
     waiting = state.get("waiting") or {}
     reason, message = waiting.get("reason", ""), waiting.get("message", "")
     if reason in STUCK_REASONS:
-        return f"{reason}: {_cut(message)}" if message else reason, True
-    if reason and reason != "ContainerCreating":
-        return f"{reason}: {_cut(message)}" if message else reason, False
+        return _Waiting(f"{reason}: {_cut(message)}" if message else reason, is_stuck=True)
+    if reason and reason not in _MAKING_REASONS:
+        return _Waiting(f"{reason}: {_cut(message)}" if message else reason)
     for condition in (pod.get("status") or {}).get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return f"{condition.get('reason', 'Unschedulable')}: {_cut(condition.get('message', ''))}", False
+            return _Waiting(f"{condition.get('reason', 'Unschedulable')}: {_cut(condition.get('message', ''))}")
     if not reason:
-        return f"waiting for the kubelet of node {node}", False
-    return "its container is being made", False
+        return _Waiting(f"waiting for the kubelet of node {node}")
+    return _Waiting(MAKING, is_making=True)
 
 
 def _has_never_started(status: Mapping[str, Any], container: Mapping[str, Any] | None) -> bool:

@@ -47,6 +47,8 @@ class PodRecovery:
                 job.generation = max(job.generation, generation)
         for effect in standing.actions:
             self._orders.do(effect)
+        for replica_id in restartable & self._table.replicas.keys():
+            self._table.replicas[replica_id].handle.told_hold = None
         for pod in resumed:
             if pod is None:
                 continue

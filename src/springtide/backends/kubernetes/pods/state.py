@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from springtide.backends.kubernetes.client.kinds import Key
-from springtide.backends.kubernetes.pods.reading import Reading
+from springtide.backends.kubernetes.pods.reading import NO_MORE_KNOWN, Making, Reading
 from springtide.core.resources import DeviceId, HostResources, NodeId
 from springtide.core.status.pods import PodPhase
 from springtide.core.workload import ReplicaId, WorkloadId
@@ -73,7 +73,8 @@ _PHASES: Mapping[PodLifecycle, PodPhase] = MappingProxyType(
 class PodState:
     """One pod, wanted or found. `uid` is empty until the API server has shown it; `seen` is what it last showed.
 
-    `requests` is what it takes of its node (None: not known).
+    `requests` is what it takes of its node (None: not known). `making` is what its kubelet was at when its events were
+    last read, at `asked_at_s`.
 
     `awaiting` is what the removal of its object waits for once it is over. `requested_grace_s` is the grace period that
     the platform gave it, None where it did not ask it to end. `written_term` is the term that was written onto it here,
@@ -93,6 +94,8 @@ class PodState:
     reason: str = ""
     since_s: float = 0.0
     seen: Reading | None = None
+    making: Making = NO_MORE_KNOWN
+    asked_at_s: float = float("-inf")
     awaiting: frozenset[Acknowledgement] = frozenset({Acknowledgement.JOURNAL})
     requested_grace_s: int | None = None
     written_term: int = 0
@@ -135,6 +138,11 @@ class PodState:
     def address(self) -> str:
         """Its IP address as last seen; empty before it has one."""
         return "" if self.seen is None else self.seen.address
+
+    @property
+    def is_making(self) -> bool:
+        """Whether its kubelet is making its container."""
+        return self.seen is not None and self.seen.is_making
 
     @property
     def is_stuck(self) -> bool:

@@ -23,7 +23,7 @@ from springtide.backends.kubernetes.client.kinds import POD, Key, Object, key_of
 from springtide.backends.kubernetes.client.messages import decode_object, encode
 from springtide.backends.kubernetes.client.thread import ApiThread
 from springtide.backends.kubernetes.client.writes import ensure_bound, ensure_created
-from springtide.backends.kubernetes.pods.reading import Reading, read_pod
+from springtide.backends.kubernetes.pods.reading import NO_MORE_KNOWN, Reading, read_pod
 from springtide.backends.kubernetes.pods.secrets import PodSecrets
 from springtide.backends.kubernetes.pods.state import Acknowledgement, PodLifecycle, PodState
 from springtide.core.errors import BackendError
@@ -202,7 +202,8 @@ class PodTable:
         if reading.is_ending or pod.requested_grace_s is not None:
             pod.move(PodLifecycle.ENDING, "waiting for its containers to end")
         elif pod.state is not PodLifecycle.ENDING:
-            pod.move(_state_shown(reading), reading.waiting)
+            pod.making = pod.making if reading.is_making else NO_MORE_KNOWN
+            pod.move(_state_shown(reading), pod.making.sentence if reading.is_making else reading.waiting)
         self.on_change(pod, reading)
 
     def _label(self, pod: PodState) -> None:

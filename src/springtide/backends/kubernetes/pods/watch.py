@@ -11,7 +11,7 @@ from springtide.backends.kubernetes.pods.driver import PodHandle, PodReplica
 TICK_S = 0.5
 # Starts take minutes, so they are checked less often.
 STARTS_EVERY_S = 2.0
-# How long a container may wait for what only a person can fix (an image, a Secret), and for anything else.
+# How long a container may wait for what only a person can fix (an image, a Secret), and for anything else but a pull.
 STUCK_AFTER_S = 300.0
 STARTING_AFTER_S = 600.0
 # How long a worker whose container runs may take to send its Hello.
@@ -75,6 +75,9 @@ class PodWatch:
         if pod.phase == "running":
             if waited_s > CONNECT_AFTER_S:
                 self._table.lose(replica, f"the worker did not connect within {CONNECT_AFTER_S:.0f} s of its start")
+        elif pod.making.is_pulling:
+            # However large its image is. One that cannot be had is stuck.
+            return
         elif pod.is_stuck and waited_s > STUCK_AFTER_S:
             self._table.lose(replica, f"its container could not be started for {waited_s:.0f} s: {pod.reason}")
         elif waited_s > STARTING_AFTER_S:

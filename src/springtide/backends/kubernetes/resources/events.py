@@ -27,6 +27,8 @@ _REASONS = MappingProxyType(
         "admitted": "DeadlinePromised",
         "waiting": "Waiting",
         "starting": "StartingReplica",
+        "held-up": "ReplicaHeldUp",
+        "begun": "ReplicaBegun",
         "ready": "ReplicaReady",
         "stopping": "StoppingReplica",
         "stopped": "ReplicaStopped",

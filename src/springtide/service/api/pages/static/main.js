@@ -74,7 +74,7 @@ function fillDeviceCard(card, device) {
   const owner = [...view.status.jobs, ...view.status.services].find((workload) => (workload.job_id ?? workload.service_id) === device.workload_id);
   const replica = owner?.replicas.find((candidate) => candidate.replica_id === device.replica_id);
   const rank = replica === undefined ? "" : replica.rank === null ? replica.state.toLowerCase() : `rank ${replica.rank}, ${replica.state.toLowerCase()}`;
-  setText(detail, isFree ? "waiting for work" : rank);
+  setText(detail, isFree ? "waiting for work" : [rank, replica?.device_seen].filter(Boolean).join(", "));
 }
 
 function drawHeader(status) {
