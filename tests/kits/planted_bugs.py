@@ -162,6 +162,13 @@ PLANTED_BUGS = (
         "tests/control/journal/test_archive.py::test_after_every_interrupted_cut_it_opens_and_has_lost_nothing",
     ),
     PlantedBug(
+        "retention drops a job whose object is there",
+        _SRC + "control/journal/ended.py",
+        "WHERE ended_at_s < ? AND owner = ''",
+        "WHERE ended_at_s < ?",
+        "tests/control/journal/test_ended.py::test_a_job_is_kept_for_as_long_as_its_object_may_be_there",
+    ),
+    PlantedBug(
         "the chain does not cover the time of a step",
         _SRC + "control/journal/chain.py",
         'pack(">QQd", seq, term, now_s)',

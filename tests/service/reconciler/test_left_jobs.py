@@ -70,6 +70,8 @@ def lead(tmp_path, monkeypatch):
     monkeypatch.setattr("springtide.control.upkeep.STAYS_S", 0.0)
     monkeypatch.setattr("springtide.control.upkeep.SNAPSHOT_STEPS", 1)
     monkeypatch.setattr("springtide.service.reconciler.orphans.RETRY_S", 0.0)
+    # So that a round can wait for what it began.
+    monkeypatch.setattr("springtide.service.reconciler.expiry.MAX_THREADS", 1)
     # The cluster that is played shows no status.
     monkeypatch.setattr("springtide.service.reconciler.status.CACHE_DELAY_S", math.inf)
     cluster, made = Cluster(), []
