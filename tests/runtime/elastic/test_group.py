@@ -76,11 +76,7 @@ def form_pair():
     return groups
 
 
-@pytest.mark.parametrize("num_elements", [3, 1 << 19])
-def test_a_gather_holds_every_members_part_in_order(num_elements):
-    groups = form_pair()
-    outputs = [torch.zeros(2 * num_elements) for _ in groups]
-
+def gather_all(groups, outputs, num_elements):
     def gather(rank):
         groups[rank].all_gather(outputs[rank], torch.full((num_elements,), float(rank + 1)))
 
@@ -89,6 +85,13 @@ def test_a_gather_holds_every_members_part_in_order(num_elements):
         thread.start()
     for thread in threads:
         thread.join()
+
+
+@pytest.mark.parametrize("num_elements", [3, 1 << 19])
+def test_a_gather_holds_every_members_part_in_order(num_elements):
+    groups = form_pair()
+    outputs = [torch.zeros(2 * num_elements) for _ in groups]
+    gather_all(groups, outputs, num_elements)
     for group in groups:
         group.close()
     expected = torch.tensor([1.0, 2.0]).repeat_interleave(num_elements)
@@ -122,23 +125,6 @@ SEQUENCE = (1).to_bytes(8, "little")
 HOSTS = ["127.91.1.8", "127.91.2.8"]
 
 
-def listen_and_connect(store, between=lambda address: None):
-    """The groups of two members, None where forming failed; `between` the first's listening and the second's call."""
-    groups = [None, None]
-
-    def form(rank):
-        with contextlib.suppress(PeerLost):
-            groups[rank] = Group(store, rank, 2, CPU, timeout_s=0.5, listen_host=HOSTS[rank])
-
-    threads = [threading.Thread(target=form, args=(rank,)) for rank in range(2)]
-    threads[0].start()
-    between((HOSTS[0], port_of_first(store)))
-    threads[1].start()
-    for thread in threads:
-        thread.join()
-    return groups
-
-
 def port_of_first(store, host=HOSTS[0]):
     """The port that gloo has published for rank 0: in a C structure, before the host."""
     published = store.get("0/0")
@@ -146,25 +132,26 @@ def port_of_first(store, host=HOSTS[0]):
     return int.from_bytes(published[at - 2 : at], "big")
 
 
-def gathered(groups):
-    """What each member gets; None where it loses the other."""
-    outputs = [torch.zeros(2) for _ in groups]
+@contextlib.contextmanager
+def expecting(store):
+    """A thread in which rank 0 forms a group with a member that has published its address and does not connect.
 
-    def gather(rank):
-        with contextlib.suppress(PeerLost):
-            groups[rank].all_gather(outputs[rank], torch.tensor([float(rank + 1)]))
-            return
-        outputs[rank] = None
+    Gives the address at which rank 0 listens, and a list for its group or the error.
+    """
+    ended = []
 
-    threads = [threading.Thread(target=gather, args=(rank,)) for rank, group in enumerate(groups) if group]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [
-        None if group is None or output is None else output.tolist()
-        for group, output in zip(groups, outputs, strict=True)
-    ]
+    def form():
+        try:
+            ended.append(Group(store, 0, 2, CPU, timeout_s=0.5, listen_host=HOSTS[0]))
+        except PeerLost as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=form)
+    thread.start()
+    address = HOSTS[0], port_of_first(store)
+    store.set("0/1", store.get("0/0").replace(*map(socket.inet_aton, HOSTS)))
+    yield address, ended
+    thread.join()
 
 
 @contextlib.contextmanager
@@ -181,47 +168,34 @@ def everything_given_back():
 
 
 def test_a_group_fails_in_which_a_process_of_the_account_took_a_members_place_and_the_next_one_forms():
-    store = c10d.HashStore()
     with everything_given_back(), socket.socket() as intruder:
-
-        def take_place(address):
+        with expecting(c10d.HashStore()) as (address, ended):
             intruder.connect(address)
             intruder.sendall(SEQUENCE)
-            intruder.settimeout(0.1)
-            with pytest.raises(TimeoutError):
-                intruder.recv(1)
-
-        disturbed = listen_and_connect(c10d.PrefixStore("1", store), take_place)
-        assert gathered(disturbed) == [None, None]
-        following = listen_and_connect(c10d.PrefixStore("2", store))
-        assert gathered(following) == [[1.0, 2.0], [1.0, 2.0]]
-        for group in (*disturbed, *following):
-            if group is not None:
-                group.close()
+        (disturbed,) = ended
+        with pytest.raises(PeerLost):
+            disturbed.all_gather(torch.zeros(2), torch.ones(1))
+        disturbed.close()
+        groups = form_pair()
+        outputs = [torch.zeros(2) for _ in groups]
+        gather_all(groups, outputs, 1)
+        for group in groups:
+            group.close()
+        assert [output.tolist() for output in outputs] == [[1.0, 2.0]] * 2
 
 
 def test_an_attempt_that_fails_while_strangers_are_refused_gives_everything_back(monkeypatch):
     monkeypatch.setattr(group_module, "FORM_TIMEOUT_S", 0.3)
     # So that gloo's thread always waits for an answer.
     monkeypatch.setattr(group_module, "is_from_member", lambda link, peers: bool(time.sleep(0.02)))
-    store, is_over = c10d.HashStore(), threading.Event()
-
-    def flood():
-        address = (HOSTS[0], port_of_first(store))
-        # The other member is expected to connect, and does not.
-        store.set("0/1", store.get("0/0").replace(*map(socket.inet_aton, HOSTS)))
-        while not is_over.wait(0.01):
-            with socket.socket() as link:
-                link.setblocking(False)
-                link.connect_ex(address)
-
     with everything_given_back():
-        thread = threading.Thread(target=flood)
-        thread.start()
-        with pytest.raises(PeerLost, match="could not connect"):
-            Group(store, 0, 2, CPU, listen_host=HOSTS[0])
-        is_over.set()
-        thread.join()
+        with expecting(c10d.HashStore()) as (address, ended):
+            while not ended:
+                with socket.socket() as link:
+                    link.setblocking(False)
+                    link.connect_ex(address)
+                time.sleep(0.01)
+        assert "could not connect" in str(ended.pop())
 
 
 @contextlib.contextmanager
