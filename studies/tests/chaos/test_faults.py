@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from springtide_studies.chaos import platform as chaos_platform
 from springtide_studies.chaos.faults import FAULTS
 from springtide_studies.chaos.platform import ChaosPlatform, descendants
 
@@ -113,7 +114,9 @@ def test_a_limit_is_lifted_again(kind, limit, platform, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", list(FAULTS))
-def test_where_nothing_lives_nothing_is_hit(kind, tmp_path):
+def test_where_nothing_lives_nothing_is_hit(kind, tmp_path, monkeypatch):
+    # Nor is what other tests have left running in this process.
+    monkeypatch.setattr(chaos_platform, "descendants", lambda pid: {})
     if FAULTS[kind].needs != "namespaces":
         assert FAULTS[kind].inject(ChaosPlatform(tmp_path, "springtide"), random.Random(1)) == ""
 
