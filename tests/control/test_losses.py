@@ -75,7 +75,7 @@ def test_the_time_in_which_a_platform_holds_a_start_up_is_not_the_jobs(stage, jo
     stage.want(a="01")
     stage.tell(events.JobSubmitted(job=job("a", start_timeout_s=60.0)), at_s=1.0)
     held_up(stage, "a", 1, "pulls its image x", at_s=6.0)
-    assert stage.controller.wakeup_at_s is None, "nobody is waited for in vain"
+    assert stage.controller.wakeup_at_s is None, "no worker is waited for in vain"
     assert stage.tell(at_s=5000.0) == []
     held_up(stage, "a", 1, at_s=5010.0)
     assert stage.controller.wakeup_at_s == 5070.0, "its time begins with its worker"
@@ -84,7 +84,7 @@ def test_the_time_in_which_a_platform_holds_a_start_up_is_not_the_jobs(stage, jo
 
 
 def test_the_end_of_a_hold_may_only_be_seen_by_the_worker(stage, job):
-    """A control plane was killed meanwhile: nobody says that the container runs, but the worker does."""
+    """A control plane was killed meanwhile: no event says that the container runs, but the worker does."""
     stage.want(a="0")
     stage.tell(events.JobSubmitted(job=job("a", start_timeout_s=60.0)), at_s=1.0)
     held_up(stage, "a", 0, "pulls its image x", at_s=6.0)

@@ -97,7 +97,7 @@ def test_a_year_of_a_hundred_jobs_at_a_time(tmp_path: Path, monkeypatch: pytest.
     check(years, tmp_path, keep, early=month_3, most_cpu_s=4.0)
 
 
-def test_what_ended_leaves_after_its_time_whoever_it_stands_for(tmp_path: Path) -> None:
+def test_what_ended_leaves_after_its_time_whatever_it_stands_for(tmp_path: Path) -> None:
     controller, journal = bare_controller(), SqliteJournal(tmp_path / "journal.db")
     upkeep = JournalUpkeep(controller, journal, Retention())
     owned = TrainingJob(

@@ -67,7 +67,7 @@ def with_hold(replica: ReplicaRecord, reason: str, now_s: float) -> ReplicaRecor
 
 
 def with_readiness(replica: ReplicaRecord, event: ReplicaReady, now_s: float) -> ReplicaRecord:
-    """The replica when it is warm. A hold is over then, also if nobody has said so."""
+    """The replica when it is warm. A hold is over then, also if no event has said so."""
     replica = with_hold(replica, "", now_s) if replica.held_up_by else replica
     return replace(
         replica,

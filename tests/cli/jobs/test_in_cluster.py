@@ -227,7 +227,7 @@ def test_a_new_revision_that_is_refused_or_rolled_back_is_no_success_although_th
     assert Shown(monkeypatch, of_service("FAILED", "crashed 4 times", ("False", "Failed", ""))).deploy() == 1
 
 
-def test_a_deployed_service_that_nobody_takes_in_is_no_success(monkeypatch):
+def test_a_deployed_service_that_no_control_plane_takes_in_is_no_success(monkeypatch):
     shown = Shown(monkeypatch, {})
     assert shown.deploy() == 1
     assert "serves the namespace 'ml'" in shown.notes[-1]

@@ -68,7 +68,7 @@ class ClusterDouble:
         return namespace in self.namespaces
 
     def vanish(self, obj):
-        """Somebody deletes it, and that is seen."""
+        """It is deleted by its owner, and that is seen."""
         del self.server[obj["kind"], key_of(obj)], self.cached[obj["kind"], key_of(obj)]
 
     def read(self, kind, key):

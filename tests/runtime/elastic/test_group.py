@@ -120,7 +120,7 @@ def test_a_broadcast_arrives_and_a_leaving_peer_ends_the_next_one():
         first.broadcast(torch.ones(3), 0)
 
 
-# What rank 1 sends to rank 0 when it connects; whoever sends it first has its place.
+# What rank 1 sends to rank 0 when it connects; the first to send it has its place.
 SEQUENCE = (1).to_bytes(8, "little")
 HOSTS = ["127.91.1.8", "127.91.2.8"]
 

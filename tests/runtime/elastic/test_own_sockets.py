@@ -102,7 +102,7 @@ def test_a_connection_of_this_account_may_come_from_a_member_while_it_is_open(ho
         # Hosts of members are asked for on other machines only.
         assert is_from_member(accepted, frozenset({"192.0.2.1"}))
         link.close()
-        # Nobody's sockets count as root's.
+        # Sockets that no process holds count as root's.
         assert not is_from_member(accepted)
 
 

@@ -35,7 +35,7 @@ def test_seconds_to_the_end_are_those_of_the_truth(batch):
         assert found[1, column] == pytest.approx(found[0, column] / 10, rel=0.05)
 
 
-def test_where_nobody_has_been_noise_grows_with_progress():
+def test_beyond_what_was_measured_noise_grows_with_progress():
     job = view("a").job
     seen = FamilySpeed(JobFamily(steps=KNOWN, noise={stretch_of(1000.0): (1.0, 5.0)}), [1, 16], 4, job)
     far = FamilySpeed(JobFamily(steps=KNOWN, noise={stretch_of(16_000.0): (1.0, 80.0)}), [1, 16], 4, job)

@@ -84,7 +84,7 @@ def deploy_in_cluster(
 ) -> None:
     """Apply the service's object and wait until its newest revision answers, it sleeps, or no device is free for it.
 
-    Exit code 1 if nobody takes it in, it is refused, it fails, or it is rolled back.
+    Exit code 1 if no control plane takes it in, it is refused, it fails, or it is rolled back.
     """
     from springtide.client.kubernetes import ClusterClient, inference_object
 
@@ -224,7 +224,7 @@ def _is_settled(obj: Object) -> bool:
 
 
 def _condition(obj: Object, kind: str) -> Object:
-    """The object's condition of that kind; empty if nobody has written one."""
+    """The object's condition of that kind; empty if none has been written."""
     conditions: Sequence[Object] = obj.get("status", {}).get("conditions", ())
     return next((each for each in conditions if each["type"] == kind), {})
 

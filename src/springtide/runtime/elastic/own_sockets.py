@@ -100,7 +100,7 @@ def tells_accounts() -> bool:
 def _look_up(own: tuple[str, int], other: tuple[str, int], state: int) -> tuple[bool, int | None]:
     """Whether this machine has the TCP socket that is at `own` and connected to `other`, and its account.
 
-    The account is None unless the socket is in that `state`: sockets that nobody holds any more count as root's.
+    The account is None unless the socket is in that `state`: sockets that no process holds any more count as root's.
     Raises OSError.
     """
     family = socket.AF_INET6 if ":" in own[0] else socket.AF_INET

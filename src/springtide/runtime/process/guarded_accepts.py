@@ -48,7 +48,7 @@ def guard_accepts(build: Callable[[], T], admits: Callable[[socket.socket], bool
     """Run `build` on a thread of its own; that thread and those it starts get only connections that `admits` takes.
 
     All others are reset, and where no descriptor is free, nothing seems to wait. Where the kernel does not hand the
-    calls over, `say` is told why, and they go on as ever. Whoever waits for the end of such a thread must not hold the
+    calls over, `say` is told why, and they go on as ever. A caller that waits for such a thread's end must not hold the
     interpreter's lock: the answers need it.
     """
     with ThreadPoolExecutor(1, "springtide-guarded") as thread:

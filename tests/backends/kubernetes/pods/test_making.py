@@ -137,7 +137,7 @@ def test_of_many_pods_a_few_are_asked_about_at_a_time(stage: Stage) -> None:
     assert len({asked.target for asked in stage.server.asked}) == len(stage.server.asked) == MAX_ASKED + 2
 
 
-def test_without_the_right_to_read_events_nobody_asks_again(stage: Stage, events: dict[str, Any]) -> None:
+def test_without_the_right_to_read_events_they_are_not_asked_for_again(stage: Stage, events: dict[str, Any]) -> None:
     pod = stage.pod()
     events["refused"] = True
     stage.pass_time(3.0)

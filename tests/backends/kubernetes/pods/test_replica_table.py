@@ -245,7 +245,7 @@ def test_a_short_start_timeout_is_not_over_before_the_hold_is_told(stage: Stage)
     assert [type(event) for event in stage.events()] == [StartHeldUp]
 
 
-def test_a_new_control_plane_tells_the_beginning_that_nobody_saw(stage: Stage) -> None:
+def test_a_new_control_plane_tells_a_beginning_that_was_not_seen(stage: Stage) -> None:
     replica = starting(stage)
     assert replica.handle.pod is not None
     replica.handle.told_hold, replica.handle.pod.state = None, PodLifecycle.RUNNING
