@@ -61,6 +61,16 @@ def test_a_batch_that_changes_alone_says_why():
     assert plan.reasons["new"] == "this batch suits it better now"
 
 
+def test_the_first_noise_of_a_family_is_a_reason_to_decide():
+    """Not only the next time that sizes and batches are chosen anew anyhow."""
+    first = decide(snapshot(view("new", steps=KNOWN)))
+    given = first.allocations["new"]
+    assert given.global_batch_size == 32
+    later = snapshot(view("new", steps=KNOWN, noise=NOISE, state=JobState.RUNNING), memory=first.memory, now_s=1.0)
+    later = replace(later, jobs=(replace(later.jobs[0], num_replicas=given.num_devices, global_batch_size=32),))
+    assert decide(replace(later, allocations={"new": given})).allocations["new"].global_batch_size > 32
+
+
 def test_a_promise_rests_on_one_batch_for_all_that_is_left():
     memory = known()
     (kept,) = memory["families"]["families"].values()

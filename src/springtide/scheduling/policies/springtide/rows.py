@@ -177,10 +177,11 @@ def _edited_goal(row: PromiseRow) -> object:
 
 def _measured(row: PromiseRow) -> object:
     """Whether the speed of a job without a profile is measured at its present size; if its batch may change, whether
-    any step of it is, since that may be the first one of its family."""
+    any step of it is, and its gradient noise, since either may be the first of its family."""
     if row.trial_sizes:
         return row.view.changes.resized_at_s, row.is_settled
-    return bool(row.view.learnt.step_times) or None if row.view.job.batch is not None else None
+    learnt = row.view.learnt
+    return (bool(learnt.step_times), learnt.noise is not None) if row.view.job.batch is not None else None
 
 
 READS = Reads(
@@ -199,6 +200,7 @@ READS = Reads(
                 "changes.resized_at_s",
                 "progress.progress_at_s",
                 "learnt.step_times",
+                "learnt.noise",
             ),
             _measured,
         ),
@@ -212,7 +214,6 @@ READS = Reads(
         "progress.step",
         "submitted_at_s",
         "global_batch_size",
-        "learnt.noise",
         "equivalent_steps",
         "total_equivalent_steps",
         "started_at_s",
