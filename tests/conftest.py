@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import socket
 
+import hypothesis
 import pytest
+
+from kits.simulation.sweeps import part
+
+# Before any test module is imported: of the examples that hypothesis draws by itself, CI plays a part, too.
+hypothesis.settings.register_profile("drawn", max_examples=part(100, least=40))
+hypothesis.settings.load_profile("drawn")
 
 
 @pytest.hookimpl(trylast=True)

@@ -18,6 +18,7 @@ import pytest
 from msgspec.structs import replace
 
 from kits.cheap_policies import cheap_names
+from kits.simulation.sweeps import part
 from springtide.control.controller import Controller
 from springtide.control.incremental import HangWatch, WaitingReasons, Worklist
 from springtide.control.records import StateReason
@@ -348,7 +349,7 @@ def changed_alone(snapshot: Snapshot) -> dict[str, Snapshot]:
 
 @pytest.mark.parametrize("name", cacheable())
 def test_a_policy_that_remembers_decides_like_one_that_does_not_whatever_changes_alone(name: str) -> None:
-    for seed in range(12):
+    for seed in range(part(12)):
         first = draw_snapshot(np.random.default_rng(seed))
         first = replace(first, memory=make_policy(name).decide(first).memory)
         assert set(changed_alone(first)) == set(Snapshot.__struct_fields__)

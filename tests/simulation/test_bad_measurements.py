@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from kits.simulation.misread_plays import RULE, SLOW, Curve, Misread, Misreading, amdahl, make, play_drawn, slow_moments
+from kits.simulation.sweeps import part
 from springtide.core.actions import ResizeJob
 from springtide.core.decision import Plan, Policy, Snapshot
 from springtide.core.ports import Step
@@ -159,7 +160,7 @@ def test_a_trial_ends_at_once_when_somebody_comes() -> None:
     assert changes.of("a")[5][0] <= run.ended_s + RETRY_S + TRIED_WITHIN_S
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(part(8, least=3)))
 def test_promises_hold_and_nobody_flaps_whatever_is_misread(seed: int) -> None:
     changes = Changes()
     # Raises where a promise is broken or a job never ends.

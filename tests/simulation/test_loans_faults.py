@@ -74,7 +74,7 @@ def test_named_seed_holds_every_invariant(seed: int, policy: str) -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_few_seeds_hold_every_invariant(policy: str) -> None:
     print(f"base seed {BASE_SEED}: set SPRINGTIDE_BASE_SEED and SPRINGTIDE_LOAN_SEEDS for others")
-    results = [run_and_check(BASE_SEED + index, policy) for index in range(5)]
+    results = [run_and_check(BASE_SEED + index, policy) for index in range(part(5, least=2))]
     assert sum(result.num_loans for result in results) > 0
 
 

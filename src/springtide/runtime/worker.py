@@ -28,6 +28,7 @@ from springtide.runtime.data.shards import seed_everything
 from springtide.runtime.elastic.context import ElasticContext, TrainerArtifacts, cuda_or_cpu, publish_result
 from springtide.runtime.elastic.trainer import Trainer
 from springtide.runtime.process.control_link import ControlLink
+from springtide.runtime.process.deferred_compiler import defer_compiler
 from springtide.runtime.process.device_seen import device_seen
 from springtide.runtime.process.entry import as_function, describe_error, load_object
 from springtide.runtime.process.exits import EXIT_FENCED, WorkerExit, exit_at, exit_now
@@ -38,6 +39,7 @@ from springtide.runtime.script import run_script
 def run_worker(spec: WorkerSpec) -> int:
     """Run the worker that `spec` describes; returns its exit code: 0 if it finished or left, 1 if user code failed."""
     torch.set_num_threads(max(1, spec.num_threads))
+    defer_compiler()
     os.environ.update(spec.environment)
     link = ControlLink(spec)
     entrypoint = spec.workload.entrypoint

@@ -24,6 +24,7 @@ import torch
 
 from springtide.core.errors import BackendError
 from springtide.core.wire.workers import ChildExited, FrameDecoder, Spawned, SpawnRequest, WorkerSpec, encode_frame
+from springtide.runtime.process.deferred_compiler import defer_compiler
 from springtide.storage.files import make_private
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ _EXIT_CRASHED = 1
 def warm_up() -> None:
     """Take one step of SGD and of AdamW on one thread, so that children need no imports at their first step."""
     torch.set_num_threads(1)
+    defer_compiler()
     for make in (torch.optim.SGD, torch.optim.AdamW):
         model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2), torch.nn.Dropout())
         optimizer = make(model.parameters(), lr=0.1)

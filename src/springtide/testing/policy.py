@@ -3,8 +3,8 @@
     def test_my_policy():
         check_policy(lambda: MyPolicy())
 
-`python -m springtide.testing.policy NAME` prints a digest of a registered policy's plans, which must be equal in every
-process.
+`python -m springtide.testing.policy NAME...` prints a digest of each registered policy's plans, which must be equal in
+every process.
 """
 
 from __future__ import annotations
@@ -326,4 +326,5 @@ def _plain(value: Any) -> Any:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(digest_plans(lambda: make_policy(sys.argv[1])) + "\n")
+    for policy_name in sys.argv[1:]:
+        sys.stdout.write(digest_plans(lambda name=policy_name: make_policy(name)) + "\n")  # type: ignore[misc]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from kits.job_parts import with_fields
+from kits.simulation.sweeps import part
 from springtide.control.controller import Controller
 from springtide.core.actions import StartReplica
 from springtide.core.decision import JobView, Plan, Policy, ServiceView, Snapshot
@@ -77,7 +78,7 @@ def changed(snapshot: Snapshot, plan: Plan, rng: np.random.Generator) -> Snapsho
 
 
 @pytest.mark.parametrize("name", [*NAMES, *COMPOSED])
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=part(12, least=4), deadline=None)
 @given(seed=st.integers(0, 10_000))
 def test_a_sequence_of_cached_decisions_is_that_of_fresh_policies(name: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -105,9 +106,9 @@ def watched(kind: type[Any], allowed: frozenset[str]) -> Callable[[Any], Any]:
 
     def watch(view: Any) -> Any:
         values = {field: getattr(view, field) for field in fields}
-        for part in parts:
-            inner = frozenset(path.partition(".")[2] for path in allowed if path.startswith(f"{part}."))
-            values[part] = watched(type(values[part]), inner)(values[part])
+        for name in parts:
+            inner = frozenset(path.partition(".")[2] for path in allowed if path.startswith(f"{name}."))
+            values[name] = watched(type(values[name]), inner)(values[name])
         return Watched(**values)
 
     return watch
@@ -117,7 +118,7 @@ DECLARED = [name for name in POLICY_NAMES if hasattr(make_policy(name), "reads")
 
 
 @pytest.mark.parametrize("name", DECLARED)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=part(15, least=5), deadline=None)
 @given(seed=st.integers(0, 10_000))
 def test_a_policy_reads_nothing_that_it_does_not_declare(name: str, seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from kits.job_parts import PARTS
+from kits.simulation.sweeps import part
 from springtide.core.decision import JobView, ServiceView, Snapshot
 from springtide.core.job_parts import DeadlinePromise, GroupChanges, JobBounds, JobProgress, JobRestarts, LearntSpeed
 from springtide.core.resources import Topology, make_node
@@ -119,7 +120,7 @@ def values(reads: Reads, row: Any) -> list[object]:
 
 
 @pytest.mark.parametrize("name", ROWS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=part(200, least=66), deadline=None)
 @given(st.data())
 def test_jobs_have_one_fingerprint_exactly_if_all_projections_agree(name: str, data: st.DataObject) -> None:
     reads, row_of = ROWS[name]
@@ -131,7 +132,7 @@ def test_jobs_have_one_fingerprint_exactly_if_all_projections_agree(name: str, d
 
 
 @pytest.mark.parametrize("name", ROWS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=part(200, least=66), deadline=None)
 @given(st.data())
 def test_a_change_of_one_projection_gives_another_fingerprint(name: str, data: st.DataObject) -> None:
     """From one drawn view to another, field by field, so that few projections change at a time."""
@@ -149,7 +150,7 @@ def test_a_change_of_one_projection_gives_another_fingerprint(name: str, data: s
         view = after
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=part(300, least=100), deadline=None)
 @given(st.data())
 def test_services_have_one_fingerprint_exactly_if_their_demand_agrees(data: st.DataObject) -> None:
     one, two = data.draw(service_views("service")), data.draw(service_views("service"))
@@ -159,7 +160,7 @@ def test_services_have_one_fingerprint_exactly_if_their_demand_agrees(data: st.D
 
 
 @pytest.mark.parametrize("name", ROWS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=part(100, least=33), deadline=None)
 @given(st.data())
 def test_an_exchange_of_two_gives_another_fingerprint(name: str, data: st.DataObject) -> None:
     reads, row_of = ROWS[name]
@@ -178,7 +179,7 @@ def test_an_exchange_of_two_gives_another_fingerprint(name: str, data: st.DataOb
 
 
 @pytest.mark.parametrize("name", ROWS)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=part(50, least=16), deadline=None)
 @given(st.data())
 def test_the_order_of_views_does_not_matter(name: str, data: st.DataObject) -> None:
     reads, row_of = ROWS[name]
@@ -188,7 +189,7 @@ def test_the_order_of_views_does_not_matter(name: str, data: st.DataObject) -> N
     assert fingerprint(reads, row_of, snapshot_of(jobs, services)) == fingerprint(reads, row_of, turned)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=part(100, least=33), deadline=None)
 @given(st.data())
 def test_kept_digests_give_what_new_ones_give(data: st.DataObject) -> None:
     """Jobs and services come, go, change and come back; the object that saw it all agrees with one that saw nothing."""

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kits.scheduling.loan_days import POOLS, Day, nodes, turn
+from kits.simulation.sweeps import part
 from springtide.core.decision import Relabel
 from springtide.scheduling.loans.policy import Loaning
 from springtide.scheduling.loans.pools import LabelVerdict
@@ -73,7 +74,7 @@ def play(strategy, training, drawn, turns):
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("training", TRAINING)
 def test_whatever_happens_plans_stand_and_minimums_are_kept(strategy, training):
-    @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=part(12, least=4), deadline=None, suppress_health_check=list(HealthCheck))
     @given(drawn=nodes, turns=st.lists(turn, min_size=5, max_size=25))
     def check(drawn, turns):
         play(strategy, training, drawn, turns)

@@ -8,6 +8,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kits.simulation.sweeps import part
 from springtide.core.decision import JobView, PoolAllocation, ServiceView, Snapshot
 from springtide.core.job_parts import JobBounds
 from springtide.core.resources import DeviceId, Topology, make_node
@@ -204,7 +205,7 @@ def plan_of(
     return {name: allocation.device_ids for name, allocation in placed.items()}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=part(300, least=100), deadline=None)
 @given(sizes=SIZES, steps=st.lists(ANY_COUNTS, min_size=1, max_size=6), movable=st.sets(st.sampled_from(NAMES)))
 def test_every_plan_is_sound(sizes: list[int], steps: list[dict[WorkloadId, int]], movable: set[WorkloadId]) -> None:
     cluster = cluster_of(sizes)
@@ -217,7 +218,7 @@ def test_every_plan_is_sound(sizes: list[int], steps: list[dict[WorkloadId, int]
         held = plan
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=part(300, least=100), deadline=None)
 @given(sizes=EVEN, steps=st.lists(POWERS, min_size=1, max_size=8))
 def test_powers_of_two_that_may_move_always_find_a_compact_place(
     sizes: list[int], steps: list[dict[WorkloadId, int]]
@@ -241,7 +242,7 @@ def test_powers_of_two_that_may_move_always_find_a_compact_place(
         held = {name: devices for name, devices in plan.items() if is_tight(layout, devices)}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=part(300, least=100), deadline=None)
 @given(sizes=EVEN, steps=st.lists(ANY_COUNTS, min_size=1, max_size=6))
 def test_nobody_moves_without_need(sizes: list[int], steps: list[dict[WorkloadId, int]]) -> None:
     """Who keeps its size is moved only when without that somebody who gets devices would lie less compact."""
@@ -283,7 +284,7 @@ def is_compacter(cluster: Topology, devices: Devices, others: Devices) -> bool:
     return looseness(devices) < looseness(others)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=part(300, least=100), deadline=None)
 @given(sizes=SIZES, first=ANY_COUNTS, then=ANY_COUNTS, movable=st.sets(st.sampled_from(NAMES)), remembers=st.booleans())
 def test_a_plan_that_is_carried_out_step_by_step_is_reached(
     sizes: list[int],
@@ -314,7 +315,7 @@ def test_a_plan_that_is_carried_out_step_by_step_is_reached(
     assert as_sets(carrier.held()) == as_sets(plan)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=part(300, least=100), deadline=None)
 @given(
     sizes=SIZES,
     steps=st.lists(st.tuples(ANY_COUNTS, st.integers(1, 4)), min_size=2, max_size=5),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from kits.simulation.sweeps import part
 from springtide.control.controller import Controller, check_plan
 from springtide.core import events
 from springtide.core.containers import ContainerSettings
@@ -229,7 +230,7 @@ def overfull(snapshot: Snapshot, allocations: Mapping[str, PoolAllocation]) -> l
 def test_drawn_plans_fit_and_are_plans(policy: str) -> None:
     rng = np.random.default_rng(5)
     kept = DecisionCache(make_policy(policy))
-    for _ in range(60):
+    for _ in range(part(60, least=20)):
         snapshot = with_rooms(draw_snapshot(rng), rng)
         plan = kept.decide(snapshot)
         check_plan(snapshot, plan)

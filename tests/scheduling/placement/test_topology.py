@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kits.simulation.sweeps import part
 from springtide.core.resources import Topology, make_node
 from springtide.scheduling.placement.layout import Layout, addresses, block_at, layout_of
 from springtide.scheduling.placement.topology import Blocks, Census, fits_compactly
@@ -58,7 +59,7 @@ def test_the_layout_is_kept_while_the_nodes_are_the_same() -> None:
     assert layout_of(Topology(nodes=again)).device_at == layout_of(Topology(nodes=nodes)).device_at
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=part(200, least=66), deadline=None)
 @given(sizes=SIZES, data=st.data())
 def test_counts_and_blocks_are_what_counting_says(sizes: list[int], data: st.DataObject) -> None:
     layout = layout_for(*sizes)
@@ -75,7 +76,7 @@ def test_counts_and_blocks_are_what_counting_says(sizes: list[int], data: st.Dat
     ]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=part(300, least=100), deadline=None)
 @given(sizes=SIZES, data=st.data(), count=st.integers(1, 40))
 def test_compact_is_on_the_fewest_nodes(sizes: list[int], data: st.DataObject, count: int) -> None:
     layout = layout_for(*sizes)
@@ -98,7 +99,7 @@ def fewest(free: Sequence[int], count: int) -> int:
     return 0
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=part(300, least=100), deadline=None)
 @given(sizes=SIZES, data=st.data(), count=st.integers(1, 12))
 def test_growing_never_lies_wider_than_starting_beside(sizes: list[int], data: st.DataObject, count: int) -> None:
     layout = layout_for(*sizes)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from kits.simulation.sweeps import part
 from springtide.control.controller import Controller
 from springtide.control.journal.memory import MemoryJournal
 from springtide.control.loop import verify
@@ -28,7 +29,7 @@ from springtide.simulator.simulate import simulate
 from kits.cheap_policies import cheap_names
 for policy in cheap_names(round_s=600.0):
     journal = MemoryJournal()
-    simulate("generated:25", "2x4", [policy], seed=4, journal=lambda name: journal, strict=False, {options})
+    simulate("generated:{num_jobs}", "2x4", [policy], seed=4, journal=lambda name: journal, strict=False, {options})
     steps = b"".join(encode_step(step) for _, step in journal.read())
     print(policy, len(steps), hashlib.sha256(steps).hexdigest())
 """
@@ -36,7 +37,7 @@ for policy in cheap_names(round_s=600.0):
 
 def digests(options: str, hash_seed: str) -> list[str]:
     done = subprocess.run(
-        [sys.executable, "-c", DIGEST.format(options=options)],
+        [sys.executable, "-c", DIGEST.format(options=options, num_jobs=part(25, least=12))],
         env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
         text=True,

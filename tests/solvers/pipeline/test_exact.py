@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 
-from kits.simulation.sweeps import sampled
+from kits.simulation.sweeps import part, sampled
 from kits.solvers.pipeline_data import WEIGHTS, drawn_problem
 from springtide.core.errors import InvalidRequest
 from springtide.solvers.pipeline import exact as pipeline
@@ -30,7 +30,7 @@ def check_against_every_plan(problem):
         assert found.bound <= found.value
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", range(part(100, least=30)))
 def test_the_optimum_is_that_of_every_plan_tried(seed):
     num_layers, num_sizes = [(5, 4), (6, 3), (4, 5), (7, 2), (3, 8)][seed % 5]
     check_against_every_plan(drawn_problem(seed, num_layers, num_sizes))
@@ -41,7 +41,7 @@ def test_identical_layers_whose_orders_all_tie_are_solved_too(seed):
     check_against_every_plan(drawn_problem(seed, 6, 4, identical=True))
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(part(24, least=8)))
 def test_a_limit_on_stages_holds_and_the_optimum_is_that_of_every_plan_within_it(seed):
     problem = drawn_problem(seed, 6, 4)
     degrees = tuple(dataclasses.replace(degree, max_stages=1 + seed % 4) for degree in problem.degrees)
@@ -158,7 +158,7 @@ def test_every_weighted_optimum_is_on_the_front_of_every_plan():
         )
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(part(20, least=8)))
 def test_sharper_bounds_find_the_same_and_are_sharper(seed, monkeypatch):
     problem = drawn_problem(seed, 6, 4)
     for degree in problem.degrees:

@@ -67,6 +67,7 @@ def _quicken(torch: Any) -> None:
     A pool of threads would not exist in the children.
     """
     torch.set_num_threads(1)
+    importlib.import_module("springtide.runtime.process.deferred_compiler").defer_compiler()
     for make in (torch.optim.SGD, torch.optim.AdamW):
         model = torch.nn.Linear(2, 2)
         optimizer = make(model.parameters(), lr=0.1)

@@ -18,6 +18,7 @@ from springtide.runtime.elastic.context import sample_fetcher
 from springtide.runtime.functions.pipeline.state import StageTraining
 from springtide.runtime.functions.spilling import bring_back
 from springtide.runtime.models.layers import Layer, Stage, build_stage, is_plain_sequence, layers_of
+from springtide.runtime.process.deferred_compiler import defer_compiler
 
 
 @dataclass(slots=True)
@@ -79,6 +80,7 @@ def torch_model(task: Any, params: Mapping[str, str]) -> torch.nn.Module:
     for name in ("loss", "optimizer"):
         if not callable(getattr(task, name)):
             raise InvalidRequest(f"a task with a torch model needs a loss and an optimizer; this one has no {name}")
+    defer_compiler()
     model = task.model if isinstance(task.model, torch.nn.Module) else call_factory(task.model, params=params)
     if not isinstance(model, torch.nn.Module):
         raise InvalidRequest(
