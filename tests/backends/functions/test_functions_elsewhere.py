@@ -201,7 +201,7 @@ def test_one_on_an_empty_disk_goes_on_with_the_functions_of_the_one_before(site_
     assert [json.loads(line)[0] for line in site.copy("losses.jsonl").splitlines()] == list(range(1, 81))
     assert written
     assert site.copy("logs/j.1.0.log").startswith(written)
-    assert b"step 60/80" in site.copy("logs/j.1.0.log")
+    wait_until(lambda: b"step 60/80" in site.copy("logs/j.1.0.log"))
 
 
 def test_one_that_was_asleep_neither_directs_nor_invokes_nor_tells(site_of: Callable[..., Site]) -> None:
