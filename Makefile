@@ -24,13 +24,14 @@ LANE_LIMIT_S := 36000
 ALONE := $(addprefix tests/end_to_end/test_,tide_live.py sharing_bench_live.py gpu_sharing_live.py \
 	goodput_live.py quote_live.py functions.py)
 # A fixed part of the sweeps over seeds, crash points and kills, for CI. `make full` plays all of them.
-SAMPLE := SPRINGTIDE_SEEDS=100 SPRINGTIDE_LOAN_SEEDS=50 SPRINGTIDE_SWEEP_STRIDE=10 SPRINGTIDE_KILLS=8
+SAMPLE := SPRINGTIDE_SEEDS=60 SPRINGTIDE_LOAN_SEEDS=30 SPRINGTIDE_SWEEP_STRIDE=20 SPRINGTIDE_KILLS=8
 # How many tests run at a time: one that computes keeps a core busy, one of real processes a sixth of it.
 NUM_COMPUTING := 2
 NUM_PROCESSES := 4
+CHAINS := chain-computing chain-cluster chain-processes
 
 .PHONY: setup demo check test upgrade slow slow-computing slow-processes slow-alone examples kubernetes gpu broken planted \
-	golden bench ci full lanes lanes-that-compute lanes-that-wait clean browser servers compiler
+	golden bench ci full lanes $(CHAINS) clean browser servers compiler
 
 setup: $(STAMP)
 
@@ -130,19 +131,18 @@ full: setup browser servers compiler
 	$(MAKE) --no-print-directory lanes RERUNS="$(RERUNS)"
 	$(MAKE) --no-print-directory broken
 
-# Lanes that compute run one after the other, beside lanes that mostly wait for a cluster and for processes, which would miss
-# their moments if all ran at a time; lanes that measure come last and alone. What a lane prints appears when it ends.
-COMPUTE := check test slow-computing examples
-WAIT := kubernetes slow-processes
+# Three chains of lanes run side by side: those that compute, and two that mostly wait for a cluster and for processes. Lanes
+# that measure come last and alone. What a lane prints appears when it ends.
+chain-computing: LANES := check test slow-computing
+chain-cluster: LANES := kubernetes examples
+chain-processes: LANES := slow-processes
 lanes:
-	@$(MAKE) --no-print-directory --keep-going --jobs 2 --output-sync=target lanes-that-compute lanes-that-wait; \
-	first=$$?; $(MAKE) --no-print-directory timed-slow-alone && exit $$first
+	@$(MAKE) --no-print-directory --keep-going --jobs 3 --output-sync=target $(CHAINS); first=$$?; \
+	$(MAKE) --no-print-directory timed-slow-alone && exit $$first
 
-lanes-that-compute lanes-that-wait:
+$(CHAINS):
 	@failed=""; \
-	for lane in $(if $(filter lanes-that-wait,$@),$(WAIT),$(COMPUTE)); do \
-	  $(MAKE) --no-print-directory timed-$$lane || failed="$$failed $$lane"; \
-	done; \
+	for lane in $(LANES); do $(MAKE) --no-print-directory timed-$$lane || failed="$$failed $$lane"; done; \
 	test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 timed-%:

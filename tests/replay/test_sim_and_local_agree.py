@@ -15,6 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from kits.end_to_end import live_platform
+from kits.simulation.sweeps import only_in_full
 from springtide.control.controller import Controller
 from springtide.control.journal.sqlite import SqliteJournal
 from springtide.control.loop import verify
@@ -126,7 +127,7 @@ def play_models(policy: str) -> dict[str, list[str]]:
     return decisions(run.journal.read(), {"a": "a", "b": "b", "c": "c"})
 
 
-@pytest.mark.parametrize("policy", ["elastic", "fifo"])
+@pytest.mark.parametrize("policy", ["elastic", pytest.param("fifo", marks=only_in_full)])
 def test_the_same_workload_gives_the_same_decisions(tmp_path, policy):
     modelled, live = play_models(policy), play_live(tmp_path, policy)
     assert live == modelled

@@ -10,7 +10,7 @@ import os
 
 import pytest
 
-from kits.cheap_policies import cheap_names
+from kits.cheap_policies import cheap_names, long_sweep
 from kits.simulation.moving import Moving
 from kits.simulation.story import story
 from kits.simulation.sweeps import STRIDE, part
@@ -87,7 +87,7 @@ def test_fresh_seeds_hold_every_invariant(first: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("training", cheap_names(round_s=2.0))
+@pytest.mark.parametrize("training", long_sweep(cheap_names(round_s=2.0)))
 @pytest.mark.parametrize("strategy", ["two-way", "tide"])
 def test_every_training_policy_holds_every_invariant(strategy: str, training: str) -> None:
     for index in range(part(3, least=1)):

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kits.cheap_policies import cheap_names
+from kits.cheap_policies import cheap_names, long_sweep
 from kits.simulation.sweeps import part
 from springtide.core.actions import PreemptJob, ResizeJob, StartReplica
 from springtide.core.events import ReplicaStopped
@@ -216,7 +216,7 @@ def test_every_policy_holds_what_the_platform_promises(policy: str, case: Case) 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", long_sweep(POLICIES))
 @given(case=cases())
 @settings(max_examples=part(400), deadline=None, suppress_health_check=list(HealthCheck))
 def test_every_policy_holds_what_the_platform_promises_for_long(policy: str, case: Case) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from kits.cheap_policies import cheap_names
+from kits.cheap_policies import cheap_names, long_sweep
 from kits.simulation.sweeps import part
 from springtide.simulator.simulate import simulate
 from springtide.workloads.profiles import Profiles
@@ -87,7 +87,7 @@ def test_invariants_hold(policy: str, trace: Trace, tables: Profiles, cluster: t
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", long_sweep(POLICIES))
 @given(seed=st.integers(0, 10_000), overhead=OVERHEADS)
 @example(seed=33, overhead="measured")
 @example(seed=258, overhead="measured")
@@ -122,7 +122,7 @@ def many_cases() -> tuple[tuple[Trace, Profiles, tuple[int, int], str], ...]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", long_sweep(POLICIES))
 def test_invariants_hold_for_long(policy: str) -> None:
     drawn = many_cases()
     assert len(drawn) > part(150)
