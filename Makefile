@@ -7,6 +7,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(RERUNS)
 STAMP := $(VENV)/.installed
 COMPUTING := tests/control tests/simulator tests/simulation tests/solvers tests/perf tests/scheduling tests/native \
 	studies/tests
+PLATFORMS := tests/end_to_end tests/cli
 # Compiled modules and tests are kept beside their sources also where the caller's environment says otherwise: each of the
 # hundreds of processes that the tests start, and each collection, would compile all of them again.
 export PYTHONDONTWRITEBYTECODE :=
@@ -28,10 +29,10 @@ SAMPLE := SPRINGTIDE_SEEDS=60 SPRINGTIDE_LOAN_SEEDS=30 SPRINGTIDE_SWEEP_STRIDE=2
 # How many tests run at a time: one that computes keeps a core busy, one of real processes a sixth of it.
 NUM_COMPUTING := 2
 NUM_PROCESSES := 4
-CHAINS := chain-computing chain-cluster chain-processes
+CHAINS := chain-computing chain-waiting
 
-.PHONY: setup demo check test upgrade slow slow-computing slow-processes slow-alone examples kubernetes gpu broken planted \
-	golden bench ci full lanes $(CHAINS) clean browser servers compiler
+.PHONY: setup demo check test upgrade slow slow-computing slow-processes slow-platforms slow-alone examples kubernetes gpu \
+	broken planted golden bench ci full lanes $(CHAINS) clean browser servers compiler
 
 setup: $(STAMP)
 
@@ -55,14 +56,17 @@ check: setup
 test: setup servers compiler
 	$(PYTEST) $(if $(RERUNS),$(SURE:%=--rerun-exclude-path=%) --ignore=tests/test_tidy.py) -n 2 $(SPREAD)
 
-slow: slow-computing slow-processes slow-alone
+slow: slow-computing slow-processes slow-platforms slow-alone
 
 slow-computing: setup servers compiler
 	$(PYTEST) -m slow --timeout 600 -n $(NUM_COMPUTING) $(SPREAD) $(COMPUTING)
 
 slow-processes: setup browser servers compiler
 	$(PYTEST) -m slow --timeout 600 -n $(NUM_PROCESSES) $(GROUPS) tests \
-	  $(COMPUTING:%=--ignore=%) $(ALONE:%=--ignore=%)
+	  $(COMPUTING:%=--ignore=%) $(PLATFORMS:%=--ignore=%)
+
+slow-platforms: setup browser servers compiler
+	$(PYTEST) -m slow --timeout 600 -n $(NUM_PROCESSES) $(GROUPS) $(PLATFORMS) $(ALONE:%=--ignore=%)
 
 slow-alone: setup browser servers compiler
 	$(PYTEST) -m slow --timeout 600 -n 3 $(GROUPS) $(ALONE)
@@ -131,13 +135,13 @@ full: setup browser servers compiler
 	$(MAKE) --no-print-directory lanes RERUNS="$(RERUNS)"
 	$(MAKE) --no-print-directory broken
 
-# Three chains of lanes run side by side: those that compute, and two that mostly wait for a cluster and for processes. Lanes
-# that measure come last and alone. What a lane prints appears when it ends.
-chain-computing: LANES := check test slow-computing
-chain-cluster: LANES := kubernetes examples
-chain-processes: LANES := slow-processes
+# Two chains of lanes run side by side, one that begins with what computes and one that waits for a cluster and for platforms.
+# More of them would take longer: what trains while a test waits takes the more of the processors the longer that is. Lanes that
+# measure come last and alone. What a lane prints appears when it ends.
+chain-computing: LANES := check test slow-computing slow-processes
+chain-waiting: LANES := kubernetes slow-platforms examples
 lanes:
-	@$(MAKE) --no-print-directory --keep-going --jobs 3 --output-sync=target $(CHAINS); first=$$?; \
+	@$(MAKE) --no-print-directory --keep-going --jobs 2 --output-sync=target $(CHAINS); first=$$?; \
 	$(MAKE) --no-print-directory timed-slow-alone && exit $$first
 
 $(CHAINS):
