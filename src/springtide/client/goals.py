@@ -73,6 +73,7 @@ class TrainKeywords(TypedDict, total=False):
     """
 
     deadline: str | float | None
+    confidence: float | None
     budget: str | float | None
     global_batch: GlobalBatch
     max_local_batch: int | None

@@ -15,6 +15,7 @@ from springtide.core.job_parts import (
     DeadlinePromise,
     GroupChanges,
     JobBounds,
+    JobOutcome,
     JobProgress,
     JobRestarts,
     LearntSpeed,
@@ -377,7 +378,8 @@ class PlatformState(msgspec.Struct, kw_only=True):
 
     `labels` are those that the platform gave to nodes; they outlive the loss of a node. `labels` and `drains` are
     replaced, never modified, so that a caller may keep a reference. `change_times_s` holds, for the last changes of
-    jobs that started workers, the seconds from the order to the first step. Before `watched_from_s` the control plane
+    jobs that started workers, the seconds from the order to the first step, `outcomes` how the last jobs came out against
+    what was expected of them, the newest last. Before `watched_from_s` the control plane
     could not see what workloads did.
     """
 
@@ -393,6 +395,7 @@ class PlatformState(msgspec.Struct, kw_only=True):
     num_stale_events: int = 0
     change_times_s: tuple[float, ...] = ()
     watched_from_s: float = 0.0
+    outcomes: tuple[JobOutcome, ...] = ()
 
     def topology(self) -> Topology:
         """All nodes that are alive."""

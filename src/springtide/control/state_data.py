@@ -10,6 +10,7 @@ import msgspec
 from springtide.control.records import JobRecord, PlatformState, ServiceRecord
 from springtide.core.decision import Drain
 from springtide.core.errors import JournalError
+from springtide.core.job_parts import JobOutcome
 from springtide.core.resources import Node, NodeId, Pool
 from springtide.core.tide import Tide
 from springtide.core.workload import WorkloadId
@@ -35,6 +36,7 @@ class StateData(msgspec.Struct, frozen=True, kw_only=True):
     num_stale_events: int = 0
     change_times_s: tuple[float, ...] = ()
     watched_from_s: float = 0.0
+    outcomes: tuple[JobOutcome, ...] = ()
 
 
 class PlatformSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +46,7 @@ class PlatformSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     kept: dict[str, bytes] = {}
 
 
-_PLAIN = ("revisit_at_s", "is_stopping", "num_stale_events", "change_times_s", "watched_from_s", "tide")
+_PLAIN = ("revisit_at_s", "is_stopping", "num_stale_events", "change_times_s", "watched_from_s", "tide", "outcomes")
 
 
 def data_of(state: PlatformState) -> StateData:

@@ -35,6 +35,7 @@ from springtide.control.losses import (
     stalled,
     start_timed_out,
 )
+from springtide.control.outcomes import record_outcome
 from springtide.control.records import (
     JobRecord,
     Lifecycle,
@@ -426,6 +427,8 @@ def _(event: events.JobFinished, state: PlatformState, now_s: float) -> None:
         reason, total = "the training function returned", record.progress.total_steps
         if total is not None and event.step < total and record.job.batch is None:
             reason += f" early, at step {event.step} of {total} ({100 * event.step // total} %)"
+        else:
+            record_outcome(record, state, now_s)
         if record.progress.is_diverged:
             reason += "; its last loss was not a finite number" + (f", the first at step {found}" if found else "")
         state.jobs[event.job_id] = replace(

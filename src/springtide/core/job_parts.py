@@ -8,6 +8,7 @@ import msgspec
 
 from springtide.core.function_search import FunctionMeasurement, StreamView
 from springtide.core.resources import NodeId
+from springtide.core.workload import SpeedBasis
 
 # How many measured steps are kept per job; the oldest is dropped first.
 MAX_STEP_TIMES = 64
@@ -105,6 +106,20 @@ class LearntSpeed(msgspec.Struct, frozen=True, kw_only=True):
     noise: GradientNoise | None = None
     measurements: tuple[FunctionMeasurement, ...] = ()
     too_small_mb: int = 0
+
+
+class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How a job that ended came out against what was expected of it.
+
+    Its time at the expected speed was off by the factor exp(`error`); `num_failures` is how often it lost a worker in
+    its `device_hours`.
+    """
+
+    family: str
+    basis: SpeedBasis
+    error: float
+    num_failures: int = 0
+    device_hours: float = 0.0
 
 
 class NodeRefusal(msgspec.Struct, frozen=True, kw_only=True):

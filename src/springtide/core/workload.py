@@ -103,6 +103,30 @@ class StepProfile(msgspec.Struct, frozen=True, kw_only=True):
     buckets: tuple[GradientBucket, ...] = ()
 
 
+# What a speed rests on before the job runs: what its request declares, runs on as many workers, or a curve through runs.
+SpeedBasis = Literal["declared", "measured", "fitted"]
+
+
+class SpeedBelief(msgspec.Struct, frozen=True, kw_only=True):
+    """What the speeds of a job's profile rest on, and how much slower they are than what is expected.
+
+    `slower` is that factor by number of workers: of those that were measured, and under 0 of all others.
+    """
+
+    is_declared: bool = False
+    slower: dict[int, float] = {}
+
+    def basis(self, num_workers: int) -> SpeedBasis:
+        """What the speed on so many workers rests on."""
+        if self.is_declared:
+            return "declared"
+        return "measured" if num_workers and num_workers in self.slower else "fitted"
+
+    def factor(self, num_workers: int) -> float:
+        """By which factor a run on so many workers is planned longer than it is expected to take."""
+        return self.slower.get(num_workers, self.slower.get(0, 1.0))
+
+
 class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload", tag="job"):
     """A training function with its length, its bounds and its goal. Immutable after submission, except for its goal
     and its restart budget, which its owner may change.
@@ -115,6 +139,8 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload
     if nothing is known. `batch` lets policies choose the global batch size while the job runs; `global_batch_size` is
     then the initial one, and length and progress are counted in steps of that size (`length_unit`: by samples seen, or
     by scale-invariant progress, where a step on a larger batch counts as its gain; Pollux, section 3.1).
+    `belief` says what that profile rests on, if the job is to show how far off it was; its speeds are so slow that a plan
+    with them keeps the deadline with the probability `confidence` (None: as slow as is usual).
     `family` names a group of jobs with the same model: what was measured of one is expected of the next.
     `step_profile` is the timeline of a step, if one was profiled.
     `requested_workers` is the number that the owner would have requested on a platform that does not choose it.
@@ -166,6 +192,8 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload
     on_stall: OnStall = "report"
     start_timeout_s: float = 0.0
     on_nan: OnNan = "report"
+    belief: SpeedBelief | None = None
+    confidence: float | None = None
 
     @property
     def is_on_functions(self) -> bool:

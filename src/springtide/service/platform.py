@@ -29,6 +29,7 @@ from springtide.control.upkeep import JournalUpkeep
 from springtide.core.decision import Overheads, Policy, Schedule, Snapshot, TimeClaim
 from springtide.core.errors import BackendError, JournalDamaged, JournalError, PolicyError, Superseded
 from springtide.core.events import ClockAnchored, Event, NodeJoined, NodeLost, PlatformStarted, PlatformStopping
+from springtide.core.job_parts import JobOutcome
 from springtide.core.ports import Step
 from springtide.core.resources import DeviceId, Node
 from springtide.core.status.functions import FunctionRunStatus
@@ -95,6 +96,7 @@ class PlatformView(msgspec.Struct, frozen=True, kw_only=True):
     future: Mapping[WorkloadId, Schedule] = {}
     ended: EndedJobsLike = NoEndedJobs()
     claims: Mapping[WorkloadId, TimeClaim] = {}
+    outcomes: tuple[JobOutcome, ...] = ()
 
 
 class Platform:
@@ -455,6 +457,7 @@ class Platform:
             future=self._controller.future,
             ended=self._journal.ended,
             claims=self._controller.claims,
+            outcomes=state.outcomes,
         )
 
 

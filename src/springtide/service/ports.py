@@ -11,6 +11,7 @@ from springtide.control.records import JobRecord, ServiceRecord
 from springtide.core.containers import ContainerSettings
 from springtide.core.decision import Policy, Schedule, Snapshot, TimeClaim
 from springtide.core.events import Event
+from springtide.core.job_parts import JobOutcome
 from springtide.core.ports import Step
 from springtide.core.resources import Node
 from springtide.core.status.functions import FunctionRunStatus
@@ -71,6 +72,11 @@ class ViewLike(Protocol):
     @property
     def claims(self) -> Mapping[WorkloadId, TimeClaim]:
         """What the policy's reasons claim about time; empty for a policy that says nothing of it."""
+        ...
+
+    @property
+    def outcomes(self) -> tuple[JobOutcome, ...]:
+        """How the last jobs came out against what was expected of them."""
         ...
 
 

@@ -272,6 +272,17 @@ BROKEN: dict[Rule, dict[str, tuple[Given, str]]] = {
             "is 4; use a profile with --micro-batch 2",
         ),
     },
+    rules.confidence_is_in_a_deadline: {
+        "rest": (
+            {"confidence": 0.9},
+            "options.confidence 0.9 is how sure a deadline has to be; name one with options.deadline_s, or leave "
+            "options.confidence out",
+        ),
+        "object": (
+            {"confidence": 0.9, "deadline": "1h", "soft": True},
+            "spec.confidence 0.9 is for a promise, and spec.soft makes none; leave one of them out",
+        ),
+    },
     rules.profile_is_for_functions: {
         "rest": (
             {"layer_profile": PROFILE},

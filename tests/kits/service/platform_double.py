@@ -58,6 +58,7 @@ class View:
     future: dict = field(default_factory=dict)
     ended: object = field(default_factory=NoEndedJobs)
     claims: dict = field(default_factory=dict)
+    outcomes: tuple = ()
 
 
 class Kept:
@@ -150,6 +151,7 @@ class PlatformDouble:
                 self.policy_name,
                 self.controller.future,
                 claims=self.controller.claims,
+                outcomes=state.outcomes,
             )
             for listener in self.listeners:
                 listener(seq, step, self.current)

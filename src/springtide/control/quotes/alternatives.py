@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 from springtide.control.parts import share_of
+from springtide.control.quotes.confidence import SpeedRisk
 from springtide.control.quotes.inquiry import Inquiry, InquiryResult, Options, changed_job, known_curve
 from springtide.control.quotes.quote_pools import PoolContext
 from springtide.core.decision import Schedule
@@ -21,6 +22,8 @@ _LONGEST_DEADLINE_S = 10 * 365 * 86400.0
 _MOST_GROWTH = 16
 _MAX_DOUBLINGS = 16
 _ROUNDINGS = 6
+# The probabilities that are offered where a higher one is refused.
+_LEVELS = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5)
 # (up to this many seconds, rounded to a multiple of this many)
 _UNITS_S = (
     (120.0, 5.0),
@@ -35,11 +38,22 @@ Ranges = Callable[[Schedule | None, TrainingJob], tuple[Range, Range]]
 
 
 def find_alternatives(
-    inquiry: Inquiry, job: TrainingJob, refused: InquiryResult, share: int | None, ranges: Ranges
+    inquiry: Inquiry,
+    job: TrainingJob,
+    refused: InquiryResult,
+    share: int | None,
+    ranges: Ranges,
+    risk: SpeedRisk | None = None,
 ) -> tuple[Alternative, ...]:
     """Return changes that would be accepted now, closest to the request first. `share` is the minimum share, if any."""
-    search = _Search(inquiry, job, refused, ranges)
-    found = [search.later_deadline(), search.fewer_epochs(), search.more_workers(), search.lower_minimum()]
+    search = _Search(inquiry, job, refused, ranges, risk)
+    found = [
+        search.later_deadline(),
+        search.lower_confidence(),
+        search.fewer_epochs(),
+        search.more_workers(),
+        search.lower_minimum(),
+    ]
     found.append(search.more_devices(share))
     found += [search.larger_budget(), search.fewer_workers(), search.whole_devices(), search.best_effort()]
     return tuple(alternative for alternative in found if alternative is not None)
@@ -63,11 +77,13 @@ def typed_duration(seconds: float) -> str:
 
 
 class _Search:
-    def __init__(self, inquiry: Inquiry, job: TrainingJob, refused: InquiryResult, ranges: Ranges) -> None:
+    def __init__(
+        self, inquiry: Inquiry, job: TrainingJob, refused: InquiryResult, ranges: Ranges, risk: SpeedRisk | None
+    ) -> None:
         self._inquiry = inquiry
         self._job = job
         self._now_s = inquiry.snapshot.now_s
-        self._ranges = ranges
+        self._ranges, self._risk = ranges, risk
         self._curve = known_curve(refused.view)
         self._total = PoolContext(inquiry.snapshot, refused.plan).num_devices
         without = changed_job(job, {"budget_usd": None}, self._now_s)
@@ -112,6 +128,18 @@ class _Search:
             if self._is_accepted_with_spare({"deadline_s": candidate_s}):
                 return candidate_s
             candidate_s *= 2
+        return None
+
+    def lower_confidence(self) -> Alternative | None:
+        """The highest of a few lower probabilities with which the deadline is admitted."""
+        asked = self._job.confidence
+        if asked is None or self._risk is None or self._job.goal.deadline_s is None or self._is_about_money:
+            return None
+        for level in (level for level in _LEVELS if level < asked):
+            options: Options = {"confidence": level}
+            answer = self._lasting_answer(options)
+            if answer is not None:
+                return self._offer(f"--confidence {level:g}", options, answer)
         return None
 
     def fewer_epochs(self) -> Alternative | None:
@@ -208,15 +236,19 @@ class _Search:
 
     def _is_accepted_with_spare(self, options: Options, num_devices: int | None = None) -> bool:
         """Whether the changed job is accepted with a deadline that is shorter by SPARE_FRACTION."""
-        changed = changed_job(self._job, options, self._now_s)
+        changed = self._changed(options)
         if changed.goal.deadline_s is not None:
             spared = {"deadline_s": (changed.goal.deadline_s - self._now_s) * (1.0 - SPARE_FRACTION)}
             changed = changed_job(changed, spared, self._now_s)
         return self._inquiry.ask(changed, num_devices).is_accepted
 
+    def _changed(self, options: Options) -> TrainingJob:
+        changed, level = changed_job(self._job, options, self._now_s), options.get("confidence")
+        return changed if level is None or self._risk is None else self._risk.at_level(changed, level)
+
     def _lasting_answer(self, options: Options, num_devices: int | None = None) -> InquiryResult | None:
         """The policy's answer to the changed job, if it is accepted both as it is and with a shorter deadline."""
-        answer = self._inquiry.ask(changed_job(self._job, options, self._now_s), num_devices)
+        answer = self._inquiry.ask(self._changed(options), num_devices)
         return answer if answer.is_accepted and self._is_accepted_with_spare(options, num_devices) else None
 
     def _bounds_on(self, num_devices: int) -> dict[str, float | int | None]:

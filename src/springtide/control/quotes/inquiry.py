@@ -135,6 +135,11 @@ def unbounded_curve(view: JobView) -> SpeedCurve | None:
     return known_curve(replace(view, job=job, bounds=replace(view.bounds, max_workers=MAX_VIRTUAL_SHARDS)))
 
 
+def slowed(job: TrainingJob, factor: float) -> TrainingJob:
+    """The job with a profile that is slower by this factor."""
+    return replace(job, profile_steps_per_s={n: rate / factor for n, rate in job.profile_steps_per_s.items()})
+
+
 def changed_job(job: TrainingJob, options: Options, now_s: float) -> TrainingJob:
     """The job with some options of POST /v1/jobs changed, as a submission at `now_s` would make it.
 

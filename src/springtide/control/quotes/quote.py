@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from springtide.control.parts import price_fraction, share_of, time_fraction_at_limit
 from springtide.control.quotes.alternatives import find_alternatives
 from springtide.control.quotes.budget import cost_usd, money
+from springtide.control.quotes.confidence import SpeedRisk
 from springtide.control.quotes.inquiry import (
     Inquiry,
     InquiryResult,
@@ -18,6 +19,7 @@ from springtide.control.quotes.inquiry import (
     from_now,
     known_curve,
     longest_run,
+    slowed,
     unbounded_curve,
 )
 from springtide.control.quotes.quote_pools import PoolContext, counted_on, is_counting_on_loans, loans_counted
@@ -27,6 +29,11 @@ from springtide.core.status.quote import Alternative, OptionName, Quote, QuoteOp
 from springtide.core.workload import TrainingJob
 from springtide.perf.curve import SpeedCurve
 
+# A job's speed on a number of workers is believed after so long (docs/policies/springtide.md).
+MEASURED_AFTER_S = 20.0
+# Beyond this probability nothing more is looked for, and how often the interval is halved before that.
+_SURE = 0.9995
+_BISECTIONS = 7
 # The fraction of the devices' time from which on communication is mentioned in a verdict.
 _NOTABLE_COMMUNICATION = 0.2
 _BEST_EFFORT = {"deadline_s": None, "budget_usd": None}
@@ -55,22 +62,24 @@ def quote(
     job: TrainingJob,
     *,
     spread: SpeedRange | None = None,
+    risk: SpeedRisk | None = None,
     usd_per_device_hour: float = 0.0,
     policy_name: str = "",
 ) -> Quote:
     """Return whether `job` would be accepted if it were submitted at `snapshot.now_s`, and what else would be accepted.
 
-    Nothing is changed: the policy decides on a copy of the snapshot to which the job is added.
+    Nothing is changed: the policy decides on a copy of the snapshot to which the job is added. `risk` tells how probable
+    it is that the job keeps its deadline.
     """
-    builder = _QuoteBuilder(Inquiry(snapshot, policy, usd_per_device_hour), job, spread or SpeedRange())
+    builder = _QuoteBuilder(Inquiry(snapshot, policy, usd_per_device_hour), job, spread or SpeedRange(), risk)
     return replace(builder.quote(), policy=policy_name)
 
 
 class _QuoteBuilder:
-    def __init__(self, inquiry: Inquiry, job: TrainingJob, spread: SpeedRange) -> None:
+    def __init__(self, inquiry: Inquiry, job: TrainingJob, spread: SpeedRange, risk: SpeedRisk | None) -> None:
         self._inquiry = inquiry
         self._job = job
-        self._spread = spread
+        self._spread, self._risk = spread, None if job.belief is None else risk
         self._now_s = inquiry.snapshot.now_s
         self._answer = inquiry.ask(job)
         self._curve = known_curve(self._answer.view)
@@ -92,13 +101,17 @@ class _QuoteBuilder:
         if not answer.is_accepted:
             # The figures of a refused job are those that it would have without its deadline and budget.
             schedule = inquiry.schedule(inquiry.ask(changed_job(self._job, _BEST_EFFORT, self._now_s)))
-            alternatives = find_alternatives(inquiry, self._job, answer, share, self._ranges)
+            alternatives = find_alternatives(inquiry, self._job, answer, share, self._ranges, self._risk)
         finish_s, cost = self._ranges(schedule, self._job)
+        probability = self._probability(schedule) if answer.is_accepted and schedule else None
+        reason = self._acceptance(schedule) if answer.is_accepted else self._refusal(share)
+        if probability is not None:
+            reason += f"; the deadline is kept with a probability of {probability_text(probability)}"
         planned = from_now(schedule, self._now_s) if schedule else ()
         deadline_s = self._job.goal.deadline_s
         return Quote(
             verdict="accepted" if answer.is_accepted else "refused",
-            reason=self._acceptance(schedule) if answer.is_accepted else self._refusal(share),
+            reason=reason,
             finish_s=finish_s,
             cost_usd=cost,
             workers=longest_run(schedule) if schedule else None,
@@ -108,6 +121,8 @@ class _QuoteBuilder:
             options=self._options(schedule if answer.is_accepted else None),
             schedule=planned if answer.is_accepted else (),
             is_promised=answer.is_promised,
+            probability=probability,
+            confidence=self._job.confidence,
             start_s=planned[0].start_s if planned else None,
             deadline_s=None if deadline_s is None else deadline_s - self._now_s,
             budget_usd=self._job.goal.budget_usd,
@@ -124,15 +139,51 @@ class _QuoteBuilder:
             return Range(), Range(p10=0.0, p90=0.0) if self._is_free else Range()
         cost = cost_usd(schedule, self._inquiry.usd_per_device_hour) * price_fraction(job)
         count, best = longest_run(schedule), time_fraction_at_limit(job)
-        finish_s, cost_range = schedule[-1].end_s - self._now_s, self._spread.around(cost, count)
+        finish_s, cost_range = schedule[-1].end_s - self._now_s, self._around(cost, count, job)
         if best == 1.0:
-            return self._spread.around(finish_s, count), cost_range
+            return self._around(finish_s, count, job), cost_range
         # The schedule assumes the request of its share. With idle neighbours it runs at its limit, but waits as long.
         waits_s = max(0.0, next((run.start_s for run in schedule if run.num_devices), self._now_s) - self._now_s)
-        slow, fast = self._spread.around(finish_s, count), self._spread.around((finish_s - waits_s) * best, count)
+        slow, fast = self._around(finish_s, count, job), self._around((finish_s - waits_s) * best, count, job)
         assert fast.p10 is not None
         assert cost_range.p10 is not None
         return Range(p10=waits_s + fast.p10, p90=slow.p90), Range(p10=cost_range.p10 * best, p90=cost_range.p90)
+
+    def _around(self, value: float, num_workers: int, job: TrainingJob) -> Range:
+        """The range of a value that is proportional to the job's time."""
+        factors = None if self._risk is None else self._risk.range(job, num_workers)
+        if factors is None:
+            return self._spread.around(value, num_workers)
+        return Range(p10=factors[0] * value, p90=factors[1] * value)
+
+    def _probability(self, schedule: Schedule) -> float | None:
+        """How probable it is that the job, which is accepted with this schedule, keeps its deadline.
+
+        Its speed shows as soon as it runs. So a promised job that turns out slower counts as in time if the policy would
+        still promise the deadline then, on what is free now.
+        """
+        deadline_s, job = self._job.goal.deadline_s, self._job
+        if self._risk is None or job.belief is None or deadline_s is None:
+            return None
+        count, overheads = longest_run(schedule), self._inquiry.snapshot.overheads
+        risk, planned = self._risk.of(job, count), job.belief.factor(count)
+        run_s = sum(run.end_s - run.start_s for run in schedule if run.num_devices)
+        waits_s = schedule[-1].end_s - self._now_s - run_s
+        left_s, most = deadline_s - self._now_s - waits_s, math.exp(risk.error.quantile(_SURE)) / planned
+        late_s = MEASURED_AFTER_S + overheads.cost_s(count)
+        low = high = max(1.0, left_s / run_s)
+        if self._answer.is_promised and low < most:
+            hurried = replace(job, goal=replace(job.goal, deadline_s=deadline_s - late_s, waits=False))
+            high = most
+            if not self._inquiry.ask(slowed(hurried, high)).is_promised:
+                for _ in range(_BISECTIONS):
+                    middle = (low + high) / 2
+                    if self._inquiry.ask(slowed(hurried, middle)).is_promised:
+                        low = middle
+                    else:
+                        high = middle
+                high = low
+        return risk.kept(run_s / planned, left_s, count, high * planned if self._answer.is_promised else 0.0)
 
     @property
     def _is_free(self) -> bool:
@@ -324,6 +375,13 @@ class _QuoteBuilder:
             return ", ".join(problems)
         met = [what for what, wish in (("deadline", goal.deadline_s), ("budget", goal.budget_usd)) if wish is not None]
         return f"fits {' and '.join(met)}" if met else ""
+
+
+def probability_text(probability: float) -> str:
+    """Like 0.93, 0.996, over 0.999."""
+    if probability > 0.999:
+        return "over 0.999"
+    return f"{probability:.3f}" if probability >= 0.985 else f"{probability:.2f}"
 
 
 def _workers(count: int) -> str:

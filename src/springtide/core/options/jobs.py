@@ -20,6 +20,7 @@ from springtide.core.options.kinds import (
     Moment,
     Money,
     Name,
+    Number,
     Params,
     Phases,
     Rates,
@@ -37,6 +38,8 @@ LENGTH_UNITS = MappingProxyType[Length, LengthUnit]({"epochs": "samples", "progr
 DEFAULT_MICRO_BATCH: Final = 4
 MAX_FUNCTION_WORKERS: Final = 10_000
 _MILLION: Final = 1_000_000
+# What is learnt from a thousand outcomes says nothing of probabilities beyond it.
+MOST_CONFIDENCE: Final = 0.999
 
 JOB_OPTIONS: Final[Table] = (
     Option(
@@ -50,6 +53,15 @@ JOB_OPTIONS: Final[Table] = (
         },
         rest=RestField("deadline_s", "seconds from now"),
         object=ObjectField("deadline", "When it must be done."),
+    ),
+    Option(
+        name="confidence",
+        kind=Number("a probability above 0 and up to 0.999", 0.99, MOST_CONFIDENCE),
+        flags={
+            "run": FlagText("--confidence P", "How probable it has to be that the deadline is kept: 0.99, 0.9."),
+        },
+        rest=RestField("confidence", "the probability with which the deadline has to be kept", copied_to="workload"),
+        object=ObjectField("confidence", "How probable it has to be that the deadline is kept."),
     ),
     Option(
         name="budget",

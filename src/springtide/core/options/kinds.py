@@ -102,7 +102,7 @@ class Number(OptionKind):
     def sent(self, value: Any, name: str, now: datetime) -> float:
         """Raises InvalidRequest."""
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not (is_number and math.isfinite(value) and value > 0):
+        if not (is_number and math.isfinite(value) and 0 < value <= self.highest):
             raise InvalidRequest(f"{name} is {self.meaning}, got {value!r}; like {self.example}")
         return float(value)
 

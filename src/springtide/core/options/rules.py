@@ -215,6 +215,21 @@ def streams_have_no_length(values: Values, words: FaceWords) -> str | None:
     return None
 
 
+def confidence_is_in_a_deadline(values: Values, words: FaceWords) -> str | None:
+    """A probability is that of a deadline that machines keep as a promise."""
+    confidence = values.get("confidence")
+    if confidence is None:
+        return None
+    name, deadline = words.name("confidence"), words.name("deadline")
+    if values.get("deadline") is None:
+        return f"{name} {confidence:g} is how sure a deadline has to be; name one with {deadline}, or leave {name} out"
+    if values.get("soft"):
+        return f"{name} {confidence:g} is for a promise, and {words.name('soft')} makes none; leave one of them out"
+    if _on_functions(values):
+        return f"{name} is for the platform's machines; on functions a promise allows for the error of its model"
+    return None
+
+
 def memory_is_of_a_share(values: Values, words: FaceWords) -> str | None:
     """A workload that holds a whole device has all of its memory."""
     if values.get("memory") is None or values.get("share") is not None:
@@ -245,6 +260,7 @@ FILLED_RULES: Final[tuple[Rule, ...]] = (
     functions_need_a_profile,
     streams_have_no_length,
     phases_hold_the_micro_batch,
+    confidence_is_in_a_deadline,
 )
 # Beside these, of what is submitted and not only asked about.
 SUBMISSION_RULES: Final[tuple[Rule, ...]] = (profile_is_for_functions,)

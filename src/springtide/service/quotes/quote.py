@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from msgspec.structs import replace
 
+from springtide.control.quotes.confidence import SpeedRisk
 from springtide.control.quotes.quote import quote
 from springtide.control.records import JobRecord
 from springtide.core.errors import CapacityError
@@ -59,6 +60,7 @@ class LiveQuotes:
                     self._platform.make_policy(),
                     job,
                     spread=known.spread,
+                    risk=SpeedRisk(known.outcomes),
                     usd_per_device_hour=self._platform.usd_per_device_hour,
                     policy_name=view.policy,
                 )
@@ -92,7 +94,8 @@ class LiveQuotes:
                     goal = replace(goal, deadline_s=snapshot.now_s + goal.deadline_s - record.lifecycle.submitted_at_s)
                 job = replace(record.job, job_id=WorkloadId(f"{record.job.name}-asked"), goal=goal)
                 price = platform.usd_per_device_hour
-                answer = quote(snapshot, platform.make_policy(), job, usd_per_device_hour=price)
+                risk = SpeedRisk(platform.view().outcomes)
+                answer = quote(snapshot, platform.make_policy(), job, risk=risk, usd_per_device_hour=price)
         except CapacityError:
             return ()
         if answer.verdict == "accepted":

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 
 import msgspec
 import numpy as np
 
+from springtide.control.outcomes import average_rates, length_of
 from springtide.control.quotes.quote import SpeedRange
 from springtide.control.records import JobRecord
 from springtide.core.function_search import BatchPhase, steps_of
-from springtide.core.workload import JobState
+from springtide.core.job_parts import JobOutcome
+from springtide.core.workload import JobState, SpeedBelief
 from springtide.perf.curve import fit_scaling
 from springtide.service.lookup import newest_jobs
 from springtide.service.ports import ViewLike
@@ -34,12 +35,15 @@ _ENOUGH_RUNS = 4
 class Experience(msgspec.Struct, frozen=True, kw_only=True):
     """A job's length and speed as far as they are known, and how far a run's time may differ from them.
 
-    `steps_per_s` is the slow end of what was measured, so that promises made with it hold in four of five runs or more.
+    `steps_per_s` is the slow end of what was measured, so that promises made with it hold in four of five runs or more;
+    `belief` says by how much it is slower. `outcomes` are those that tell how far such speeds were off.
     """
 
     total_steps: int | None = None
     steps_per_s: Mapping[int, float] = {}
     spread: SpeedRange = SpeedRange(source="unknown")
+    belief: SpeedBelief | None = None
+    outcomes: tuple[JobOutcome, ...] = ()
 
 
 def experience_of(view: ViewLike, request: JobIn, family: str, holds: Callable[[str, str], bool]) -> Experience:
@@ -52,13 +56,17 @@ def experience_of(view: ViewLike, request: JobIn, family: str, holds: Callable[[
     runs = _earlier_runs(view, request, family, holds)
     total_steps = declared_steps(options)
     if total_steps is None:
-        total_steps = next((_scaled(run, options.num_epochs) for run in runs if _length(run)), None)
+        total_steps = next((_scaled(run, options.num_epochs) for run in runs if length_of(run)), None)
     if options.profile_steps_per_s:
         declared = {int(count): rate for count, rate in options.profile_steps_per_s.items()}
         curve = fit_scaling(declared)
         beyond = {n: curve.samples_per_s(n) for n in range(max(declared) + 1, options.max_workers + 1)}
         return Experience(
-            total_steps=total_steps, steps_per_s={**declared, **beyond}, spread=SpeedRange(source="profile")
+            total_steps=total_steps,
+            steps_per_s={**declared, **beyond},
+            spread=SpeedRange(source="profile"),
+            belief=SpeedBelief(is_declared=True),
+            outcomes=view.outcomes,
         )
     measured = _measured(runs)
     if not measured:
@@ -76,6 +84,8 @@ def experience_of(view: ViewLike, request: JobIn, family: str, holds: Callable[[
         total_steps=total_steps,
         steps_per_s=rates,
         spread=SpeedRange(fast=min(fast.values()), slow=1.0, fast_on=fast, source=f"history of {_runs(len(runs))}"),
+        belief=SpeedBelief(slower={0: 1.0 + FITTED_SPREAD, **{count: slow[count] for count in measured}}),
+        outcomes=view.outcomes,
     )
 
 
@@ -120,37 +130,12 @@ def _earlier_runs(view: ViewLike, request: JobIn, family: str, holds: Callable[[
 
 
 def _scaled(run: JobRecord, num_epochs: int) -> int:
-    return -(-_length(run) * num_epochs // run.job.num_epochs)
-
-
-def _length(run: JobRecord) -> int:
-    """A run's length in steps of its initial batch; 0 where unknown."""
-    if run.job.batch is not None:
-        return math.ceil(run.progress.total_equivalent_steps or 0.0)
-    return run.progress.total_steps or 0
+    return -(-length_of(run) * num_epochs // run.job.num_epochs)
 
 
 def _rates(run: JobRecord) -> dict[int, float]:
-    """Samples a second by number of workers.
-
-    For a run that succeeded without restarts on one number of workers it is the average over the whole run, which
-    includes evaluation, checkpoints and the end. For any other it is the newest measurement of each number.
-    """
-    rates = {count: rate for count, rate in run.learnt.throughput_samples_per_s.items() if rate > 0}
-    is_whole = (
-        run.lifecycle.state is JobState.SUCCEEDED and not run.restarts.num_restarts and not run.changes.num_preemptions
-    )
-    if (
-        is_whole
-        and len(rates) == 1
-        and _length(run)
-        and run.lifecycle.started_at_s is not None
-        and run.lifecycle.ended_at_s is not None
-    ):
-        took_s = run.lifecycle.ended_at_s - run.lifecycle.started_at_s
-        if took_s > 0:
-            return dict.fromkeys(rates, _length(run) * run.job.global_batch_size / took_s)
-    return rates
+    succeeded = run.lifecycle.state is JobState.SUCCEEDED
+    return average_rates(run, run.lifecycle.ended_at_s if succeeded else None)
 
 
 def _measured(runs: list[JobRecord]) -> dict[int, float]:

@@ -246,6 +246,7 @@ if TYPE_CHECKING:
         def __init__(self, **options: Any) -> None: ...
 
         deadline_s: float | None
+        confidence: float | None
         budget_usd: float | None
         is_fastest: bool
         min_workers: int

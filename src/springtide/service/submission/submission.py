@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from pydantic import BaseModel
 
 from springtide.control.quotes.budget import money
+from springtide.control.quotes.confidence import SpeedRisk
 from springtide.control.records import JobRecord, ServiceRecord
 from springtide.core.containers import ContainerSettings
 from springtide.core.errors import Conflict, InvalidRequest
@@ -383,7 +384,7 @@ def make_job(
     # The control plane sees one replica of a job on functions, its coordinator.
     least, most = (options.min_workers, options.max_workers) if menu is None else (1, 1)
     batch, phases = adaptive_batch(options), phases_of(options)
-    return TrainingJob(
+    job = TrainingJob(
         job_id=job_id,
         name=request.name,
         entrypoint=entrypoint,
@@ -397,6 +398,7 @@ def make_job(
         submit_key=submit_key,
         total_steps=experience.total_steps,
         profile_steps_per_s=dict(experience.steps_per_s) if menu is None else {},
+        belief=experience.belief if menu is None else None,
         batch=batch,
         family=family_of(request),
         step_profile=_step_profile(options),
@@ -407,6 +409,8 @@ def make_job(
         share=share_of(options.share) if menu is None else None,
         **copied(options, JOB_OPTIONS, "workload"),
     )
+    level = job.confidence
+    return job if level is None or menu is not None else SpeedRisk(experience.outcomes).at_level(job, level)
 
 
 def _step_profile(options: JobOptionsIn) -> StepProfile | None:

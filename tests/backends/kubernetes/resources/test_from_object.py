@@ -162,6 +162,7 @@ def test_without_a_function_the_file_is_a_script():
 # What REST takes, each option at a value of its own.
 JOB_OPTIONS = {
     "deadline_s": 5400.5,
+    "confidence": 0.95,
     "budget_usd": 0.05,
     "global_batch_size": 96,
     "batch": {"min_size": 64, "max_size": 512, "min_local_size": 2, "max_local_size": 64, "learning_rate": "sqrt"},
