@@ -40,7 +40,7 @@ def record_outcome(record: JobRecord, state: PlatformState, now_s: float) -> Non
     The largest number of workers that it ran on speaks for it. Shares of devices and batches that change have other
     speeds than the profile's, and are left out.
     """
-    job, belief = record.job, record.job.belief
+    job, belief, restarts = record.job, record.job.belief, record.restarts
     if belief is None or job.share is not None or job.batch is not None or job.is_on_functions:
         return
     rates = average_rates(record, now_s)
@@ -52,7 +52,7 @@ def record_outcome(record: JobRecord, state: PlatformState, now_s: float) -> Non
         family=job.family,
         basis=belief.basis(count),
         error=math.log(expected * job.global_batch_size / rates[count]),
-        num_failures=record.restarts.num_restarts + len(record.restarts.losses_at_s),
+        num_failures=max(restarts.num_restarts, len({*restarts.losses_at_s, *restarts.crashes_at_s})),
         device_hours=record.attained_service_s(now_s) / 3600.0,
     )
     state.outcomes = (*state.outcomes, outcome)[-MAX_OUTCOMES:]
