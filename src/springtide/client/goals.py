@@ -51,7 +51,8 @@ LARGEST_MICRO_BATCH = 64
 class TrainKeywords(TypedDict, total=False):
     """The options of `st.train` and `st.Task`, and of their `.submit()`, `.quote()` and `.local()`.
 
-    The goal. `deadline`: "10m", "1h30m", "18:00" or seconds, counted from the submission. `budget`: "$4" or US dollars;
+    The goal. `deadline`: "10m", "1h30m", "18:00" or seconds, counted from the submission. `confidence`: how probable it
+    has to be that the deadline is kept, such as 0.99; else the job is refused. `budget`: "$4" or US dollars;
     a job that is planned to cost more is refused. `soft`: run even if the deadline will be missed. `wait`: stay queued
     while the deadline cannot be promised, instead of being refused. `retries`: how often the job may restart after a
     loss of all workers. `stall_timeout`: how long it may go without a step ("20m"; "none": it is not watched), and

@@ -378,9 +378,8 @@ class PlatformState(msgspec.Struct, kw_only=True):
 
     `labels` are those that the platform gave to nodes; they outlive the loss of a node. `labels` and `drains` are
     replaced, never modified, so that a caller may keep a reference. `change_times_s` holds, for the last changes of
-    jobs that started workers, the seconds from the order to the first step, `outcomes` how the last jobs came out against
-    what was expected of them, the newest last. Before `watched_from_s` the control plane
-    could not see what workloads did.
+    jobs that started workers, the seconds from the order to the first step, `outcomes` how the last jobs came out
+    against what was expected of them. Before `watched_from_s` the control plane could not see what workloads did.
     """
 
     jobs: RecordTable[JobRecord] = msgspec.field(default_factory=RecordTable)

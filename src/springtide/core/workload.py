@@ -103,7 +103,7 @@ class StepProfile(msgspec.Struct, frozen=True, kw_only=True):
     buckets: tuple[GradientBucket, ...] = ()
 
 
-# What a speed rests on before the job runs: what its request declares, runs on as many workers, or a curve through runs.
+# What a speed rests on before the job runs: its request, runs on as many workers, or a curve through runs.
 SpeedBasis = Literal["declared", "measured", "fitted"]
 
 
@@ -139,8 +139,8 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload
     if nothing is known. `batch` lets policies choose the global batch size while the job runs; `global_batch_size` is
     then the initial one, and length and progress are counted in steps of that size (`length_unit`: by samples seen, or
     by scale-invariant progress, where a step on a larger batch counts as its gain; Pollux, section 3.1).
-    `belief` says what that profile rests on, if the job is to show how far off it was; its speeds are so slow that a plan
-    with them keeps the deadline with the probability `confidence` (None: as slow as is usual).
+    `belief` says what that profile rests on, if the job is to show how far off it was; its speeds are so slow that a
+    plan with them keeps the deadline with the probability `confidence` (None: as slow as is usual).
     `family` names a group of jobs with the same model: what was measured of one is expected of the next.
     `step_profile` is the timeline of a step, if one was profiled.
     `requested_workers` is the number that the owner would have requested on a platform that does not choose it.

@@ -48,6 +48,7 @@ def test_options_belong_to_benches(springtide: Run) -> None:
 @pytest.mark.parametrize(
     ("name", "options"),
     [
+        ("calibration", "jobs seed"),
         ("communication", "markdown samples seed"),
         ("deadlines", "cache cluster html markdown only overhead policies processes profiles seed traces"),
         ("decision", "events markdown policies seed sizes"),

@@ -176,6 +176,21 @@ def test_a_submission_knows_what_earlier_runs_tell(asking, promising):
     assert promising.current.jobs[job_id].promise.admitted_at_s is not None
 
 
+def test_a_confidence_is_said_and_planned_with(asking, promising):
+    run_once(asking, promising)
+    plain = ask(asking, job_body(options__deadline_s=600.0))
+    assert plain.probability > 0.99
+    assert plain.confidence is None
+    job_id = asking.post("/v1/jobs", json=job_body(options__confidence=0.6)).json()["job_id"]
+    job = promising.current.jobs[job_id].job
+    # The median of what was measured is about as probable as that; by convention it is told a tenth slower.
+    assert 10 / 1.05 < job.profile_steps_per_s[1] < 10
+    assert job.confidence == 0.6
+    sure = ask(asking, job_body(options__confidence=0.999, options__deadline_s=65.0, options__max_workers=1))
+    assert (sure.verdict, sure.confidence) == ("refused", 0.999)
+    assert asking.post("/v1/quote", json=job_body(options__confidence=1.5)).status_code == 422
+
+
 def test_the_same_code_is_that_of_the_same_syntax_tree(asking, promising):
     run_once(asking, promising)
     text = f"# A comment.\nimport os\n\n{job_body()['source']['text']}"

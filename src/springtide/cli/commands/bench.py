@@ -25,7 +25,7 @@ Tell = Callable[[str], None]
 # Listed without an import; all but gateway and resize come with springtide-studies.
 BENCHES: Mapping[str, str] = MappingProxyType(
     {
-        "calibration": "probabilities that quotes say beside how often deadlines are kept; first runs, a drift, failures",
+        "calibration": "the probabilities that quotes say beside how often deadlines are kept: a drift, failures",
         "communication": "how far predictors of communication time are off on placements that none has seen",
         "deadlines": "how many deadlines each policy meets on every trace of a folder, beside others and the bound",
         "decision": "how long a policy thinks at one event, from 64 to 8,192 devices",

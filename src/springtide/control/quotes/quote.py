@@ -68,8 +68,8 @@ def quote(
 ) -> Quote:
     """Return whether `job` would be accepted if it were submitted at `snapshot.now_s`, and what else would be accepted.
 
-    Nothing is changed: the policy decides on a copy of the snapshot to which the job is added. `risk` tells how probable
-    it is that the job keeps its deadline.
+    Nothing is changed: the policy decides on a copy of the snapshot to which the job is added. `risk` tells how
+    probable it is that the job keeps its deadline.
     """
     builder = _QuoteBuilder(Inquiry(snapshot, policy, usd_per_device_hour), job, spread or SpeedRange(), risk)
     return replace(builder.quote(), policy=policy_name)
@@ -159,8 +159,8 @@ class _QuoteBuilder:
     def _probability(self, schedule: Schedule) -> float | None:
         """How probable it is that the job, which is accepted with this schedule, keeps its deadline.
 
-        Its speed shows as soon as it runs. So a promised job that turns out slower counts as in time if the policy would
-        still promise the deadline then, on what is free now.
+        Its speed shows as soon as it runs. So a promised job that turns out slower counts as in time if the policy
+        would still promise the deadline then, on what is free now.
         """
         deadline_s, job = self._job.goal.deadline_s, self._job
         if self._risk is None or job.belief is None or deadline_s is None:
@@ -170,7 +170,8 @@ class _QuoteBuilder:
         run_s = sum(run.end_s - run.start_s for run in schedule if run.num_devices)
         waits_s = schedule[-1].end_s - self._now_s - run_s
         left_s, most = deadline_s - self._now_s - waits_s, math.exp(risk.error.quantile(_SURE)) / planned
-        late_s = MEASURED_AFTER_S + overheads.cost_s(count)
+        # Until it is measured it trains at half the speed or more of what it then gets.
+        late_s = MEASURED_AFTER_S / 2.0 + overheads.cost_s(count)
         low = high = max(1.0, left_s / run_s)
         if self._answer.is_promised and low < most:
             hurried = replace(job, goal=replace(job.goal, deadline_s=deadline_s - late_s, waits=False))

@@ -45,7 +45,7 @@ ASKED = (None, None, None, None, 0.5, 0.8, 0.9, 0.95, 0.99, 0.99)
 
 @dataclass(frozen=True, kw_only=True)
 class Promise:
-    """A promise: the `index` of its job, what was asked and said, whether it was kept, and how often the family had run."""
+    """A promise: the `index` of its job, what was asked and said, whether it was kept; how often the family had run."""
 
     index: int
     asked: float | None
