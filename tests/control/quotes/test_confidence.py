@@ -7,9 +7,10 @@ import math
 import pytest
 from msgspec.structs import replace
 
-from kits.control.quoting import platform, training_job
+from kits.control.quoting import obey, platform, training_job
 from springtide.control.quotes.confidence import SpeedRisk
 from springtide.control.quotes.quote import quote
+from springtide.core.events import ProgressReported
 from springtide.core.job_parts import JobOutcome
 from springtide.core.workload import SpeedBelief, TrainingJob
 from springtide.scheduling.registry import make_policy
@@ -55,6 +56,30 @@ def test_the_level_is_kept_by_the_plan_or_refused_with_what_would_do() -> None:
     assert asked(lower).is_promised
     later = replace(level, goal=replace(level.goal, deadline_s=offers["--deadline"]["deadline_s"]))
     assert asked(later).probability >= 0.99
+
+
+@pytest.mark.parametrize("slower", [1.0, 1.25])
+def test_what_a_level_holds_is_given_back_once_the_speed_was_measured(slower: float) -> None:
+    """Only if it is not needed: a job that is as slow as was allowed for keeps its devices."""
+    wide = SpeedRisk(replace(outcome, error=5 * outcome.error) for outcome in OUTCOMES)
+    sure = wide.at_level(job(deadline_s=660, most=2), 0.99)
+    controller = platform(make_policy("springtide"), sure, devices=2)
+    obey(controller, 0.0)
+    assert controller.state.jobs["new"].world_size == 2
+    other = training_job("other", minutes=8, deadline_s=500, now_s=30.0, most=1)
+    rate = job().profile_steps_per_s[2] / slower
+    assert not quote(controller.snapshot(1.0), make_policy("springtide"), other).is_promised
+    report = ProgressReported(
+        job_id="new",
+        generation=controller.state.jobs["new"].group.generation,
+        step=int(30 * rate),
+        total_steps=600,
+        world_size=2,
+        samples_per_s=rate * 64,
+    )
+    controller.step(30.0, [report])
+    assert quote(controller.snapshot(30.0), make_policy("springtide"), other).is_promised == (slower == 1.0)
+    assert controller.state.jobs["new"].promise.admitted_at_s == 0.0
 
 
 def test_ranges_are_those_of_the_outcomes_once_there_are_some() -> None:
