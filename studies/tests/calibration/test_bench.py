@@ -9,9 +9,7 @@ from springtide_studies.calibration.world import Promise, promises
 
 
 def promise(index: int, said: float, *, is_kept: bool, num_earlier: int = 3, asked: float | None = None) -> Promise:
-    return Promise(
-        index=index, asked=asked, said=said, is_kept=is_kept, num_earlier=num_earlier, num_failures=0
-    )
+    return Promise(index=index, asked=asked, said=said, is_kept=is_kept, num_earlier=num_earlier, num_failures=0)
 
 
 def test_what_is_kept_less_often_than_said_is_off() -> None:

@@ -97,7 +97,7 @@ def test_without_the_studies_it_is_said_how_to_get_them(
     refused = springtide(*arguments)
     assert refused.exit_code == 2
     assert f"{what} comes with springtide[studies]: pip install 'springtide[studies]'" in refused.stderr
-    assert json.loads(springtide("bench", "--list", "--json").stdout)[0]["name"] == "communication"
+    assert json.loads(springtide("bench", "--list", "--json").stdout)[0]["name"] == "calibration"
 
 
 def test_deadlines_need_a_folder_of_traces(springtide: Run, monkeypatch: pytest.MonkeyPatch) -> None:

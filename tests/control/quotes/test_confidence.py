@@ -66,7 +66,7 @@ def test_what_a_level_holds_is_given_back_once_the_speed_was_measured(slower: fl
     controller = platform(make_policy("springtide"), sure, devices=2)
     obey(controller, 0.0)
     assert controller.state.jobs["new"].world_size == 2
-    other = training_job("other", minutes=8, deadline_s=500, now_s=30.0, most=1)
+    other = training_job("other", minutes=9.5, deadline_s=590, now_s=30.0, most=1)
     rate = job().profile_steps_per_s[2] / slower
     assert not quote(controller.snapshot(1.0), make_policy("springtide"), other).is_promised
     report = ProgressReported(

@@ -94,7 +94,8 @@ class Quote(msgspec.Struct, frozen=True, kw_only=True):
     `verdict` is what a submission at this moment would get. `is_promised` says that the policy guarantees the
     deadline; otherwise `finish_s` is an expectation. `probability` is that of the deadline being kept, with failures
     and errors of the speed counted (None: there is none, or nothing tells how far off the speed may be), `confidence`
-    the one that was asked for. `workers` is what it would train on for most of the time, `minimum_share` the fewest workers that make the deadline if it has them from now on. `schedule` is the planned
+    the one that was asked for. `workers` is what it would train on for most of the time, `minimum_share`
+    the fewest workers that make the deadline if it has them from now on. `schedule` is the planned
     number of workers over time. A refused job's `finish_s` and `cost_usd` are those of a run without the deadline.
     `speed_source` says what the figures rest on, `price_usd_per_device_hour` what a device costs. `counts_on` says
     what promises count on from now to the job's end or its deadline, stretch by stretch, where servers are loaned and

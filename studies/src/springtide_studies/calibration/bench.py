@@ -75,8 +75,8 @@ def run_bench(num_jobs: int, seed: int, timer: Callable[[], float], tell: Tell) 
         "bench": "calibration",
         "rows": rows,
         "passed": is_kept and all(row["is_within"] for row in rows if row["num"] >= _FEWEST and row["case"] != _FAILED),
-        "criterion": f"kept within {_MOST_OFF:g} of what was said, and of what was asked at 0.99 at most 1 % broken; both "
-        f"beyond two standard deviations of chance, and where there are {_FEWEST} jobs or more",
+        "criterion": f"kept within {_MOST_OFF:g} of what was said, and of what was asked at 0.99 at most 1 % "
+        f"broken; both beyond two standard deviations of chance, and where there are {_FEWEST} jobs or more",
         "settings": {"jobs": num_jobs, "seed": seed, "promised": len(found), "cpu_s": timer() - begun_s},
         "machine": machine_facts(load_before),
     }
