@@ -16,7 +16,8 @@ from statistics import NormalDist, median
 
 import numpy as np
 
-from springtide.core.job_parts import JobOutcome, SpeedBasis
+from springtide.core.job_parts import JobOutcome
+from springtide.core.workload import SpeedBasis
 
 # Degrees of freedom of the t: runs on a shared machine have heavy tails. What is learnt corrects the rest.
 FREEDOM = 5.0
@@ -232,8 +233,8 @@ class _Errors:
         """The runs `since` tell of a change: by their median error."""
         by = median(residual for _, residual, _, _ in since)
         seen: dict[str, float] = {}
-        for family, _, _, weight in since:
-            seen[family] = seen.get(family, 0.0) + weight
+        for name, _, _, weight in since:
+            seen[name] = seen.get(name, 0.0) + weight
         self._mean += by
         for name, family in self._families.items():
             family.mean += by * max(0.0, 1.0 - seen.get(name, 0.0) / family.weight)

@@ -181,14 +181,20 @@ class ProfiledSpeeds:
     """Speeds by the jobs' profiles, how scattered a group is, and an error that policies are not told.
 
     `error_fraction` is the standard deviation of a log-normal factor of mean 1 that is drawn for each job from `seed`
-    in order of arrival, so that every policy meets the same truth.
+    in order of arrival, so that every policy meets the same truth. `factor` is by how much all are faster beside that.
     """
 
     report_every_s = _REPORT_EVERY_S
     rings_by_rank = False
 
     def __init__(
-        self, *, devices_per_node: int, error_fraction: float = 0.0, seed: int = 0, feels_placement: bool = True
+        self,
+        *,
+        devices_per_node: int,
+        error_fraction: float = 0.0,
+        seed: int = 0,
+        feels_placement: bool = True,
+        factor: float = 1.0,
     ) -> None:
         if not (math.isfinite(error_fraction) and 0.0 <= error_fraction <= 10.0):
             raise InvalidRequest(
@@ -196,6 +202,7 @@ class ProfiledSpeeds:
             )
         self._devices_per_node = devices_per_node
         self._feels_placement = feels_placement
+        self._factor = factor
         self._sigma = math.sqrt(math.log1p(error_fraction**2))
         self._rng = np.random.default_rng(np.random.SeedSequence([seed, 1]))
         self._curves: dict[tuple[tuple[int, float], ...], tuple[float, ...]] = {}
@@ -251,8 +258,8 @@ class ProfiledSpeeds:
     def draw_error(self) -> float:
         """The factor between the true and the profiled speed of the next job."""
         if self._sigma == 0.0:
-            return 1.0
-        return math.exp(self._sigma * float(self._rng.standard_normal()) - self._sigma**2 / 2)
+            return self._factor
+        return self._factor * math.exp(self._sigma * float(self._rng.standard_normal()) - self._sigma**2 / 2)
 
     def curve(self, job: TrainingJob) -> tuple[float, ...]:
         """Steps a second on 0, 1, 2, .. devices, compactly placed, as profiled; on functions, as recommended."""

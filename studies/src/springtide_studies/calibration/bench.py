@@ -51,9 +51,9 @@ def rows_of(found: Sequence[Promise], num_jobs: int) -> list[dict[str, Any]]:
             case = f"{name}, said {low / 10:g} to {(low + width) / 10:g}"
             groups.append((case, [one for one in part if low <= min(9.99, 10 * one.said) < low + width]))
     groups.append(("first runs", [one for one in found if not one.num_earlier]))
-    for low, high in ((0.0, 0.5), (0.5, 0.9), (0.9, 1.01)):
-        case = f"after a drift of {DRIFT:.0%}, said {low:g} to {min(high, 1.0):g}"
-        groups.append((case, [one for one in after if low <= one.said < high]))
+    for least, most in ((0.0, 0.5), (0.5, 0.9), (0.9, 1.01)):
+        case = f"after a drift of {DRIFT:.0%}, said {least:g} to {min(most, 1.0):g}"
+        groups.append((case, [one for one in after if least <= one.said < most]))
     groups.append((_FAILED, [one for one in found if one.num_failures]))
     groups += [(f"asked {asked:g}", [o for o in found if o.asked == asked]) for asked in (0.5, 0.8, 0.9, 0.95, 0.99)]
     return [row_of(case, list(part)) for case, part in groups if part]

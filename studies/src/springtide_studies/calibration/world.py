@@ -26,7 +26,6 @@ from springtide.scheduling.registry import make_policy
 from springtide.simulator.fluid.faults import NodeFaults
 from springtide.simulator.fluid.play import play
 from springtide.simulator.fluid.rules import ProfiledSpeeds, overhead_rule
-from springtide.simulator.fluid.runs import FluidRun
 from springtide.workloads.cluster import cluster_nodes
 
 NUM_NODES, DEVICES_PER_NODE = 4, 4
@@ -53,19 +52,6 @@ class Promise:
     is_kept: bool
     num_earlier: int
     num_failures: int
-
-
-class _TrueSpeeds(ProfiledSpeeds):
-    """The one job that is played is slower than expected by exp(error)."""
-
-    def __init__(self, error: float) -> None:
-        super().__init__(devices_per_node=DEVICES_PER_NODE)
-        self._error = error
-
-    def open_run(self, job: TrainingJob, now_s: float, done_steps: float = 0.0) -> FluidRun:
-        run = super().open_run(job, now_s, done_steps)
-        run.error = math.exp(-self._error) * (job.belief.factor(0) if job.belief else 1.0)
-        return run
 
 
 def promises(num_jobs: int, seed: int, tell: Callable[[int], None]) -> Iterator[Promise]:
@@ -97,14 +83,15 @@ def promises(num_jobs: int, seed: int, tell: Callable[[int], None]) -> Iterator[
         answer = quote(snapshot, policy, job, risk=risk)
         if not answer.is_promised or answer.probability is None:
             continue
-        journal = MemoryJournal()
+        # Speeds of the profile are slower than what is expected where a confidence was asked for.
+        journal, factor = MemoryJournal(), math.exp(-error) * (job.belief or SpeedBelief()).factor(0)
         faults = NodeFaults([node.node_id for node in nodes], seed=faults_seed, mtbf_hours=_MTBF_HOURS)
         played = play(
             policy,
             [(0.0, job)],
             nodes,
             rule=rule,
-            speeds=_TrueSpeeds(error),
+            speeds=ProfiledSpeeds(devices_per_node=DEVICES_PER_NODE, factor=factor),
             faults=faults,
             reports_progress=True,
             keeps_promises=False,
