@@ -193,11 +193,12 @@ class SqliteJournal:
             raise JournalError(f"the journal {self._path} cannot be {verb}: {error}") from error
 
     def _memory_at(self, seq: int) -> Any:
-        """The policy's memory at a step."""
+        """The policy's memory at a step. Raises JournalError."""
         query = "SELECT step FROM steps WHERE seq <= ? ORDER BY seq DESC"
-        for (data,) in self._db.execute(query, (seq,)):
-            if (memory := decode_step(data).memory) != SAME_MEMORY:
-                return memory
+        with self._failing("read"):
+            for (data,) in self._db.execute(query, (seq,)):
+                if (memory := decode_step(data).memory) != SAME_MEMORY:
+                    return memory
         return self.archive.memory_at(seq)
 
     def last_now_s(self) -> float:
