@@ -64,9 +64,9 @@ def test_a_joiner_that_hangs_is_ended_and_the_others_train_on(stage):
     assert at_wakeup(stage) == ["start a.2 on n/1 g1"]
 
 
-def held_up(stage, name: str, number: int, reason: str = "", at_s: float | None = None) -> list[str]:
+def held_up(stage, name: str, number: int, reason: str = "", at_s: float | None = None, **told: bool) -> list[str]:
     return stage.tell(
-        events.StartHeldUp(workload_id=name, replica_id=f"{name}.{number}", reason=reason),
+        events.StartHeldUp(workload_id=name, replica_id=f"{name}.{number}", reason=reason, **told),
         at_s=stage.now_s if at_s is None else at_s,
     )
 
@@ -81,6 +81,28 @@ def test_the_time_in_which_a_platform_holds_a_start_up_is_not_the_jobs(stage, jo
     assert stage.controller.wakeup_at_s == 5070.0, "its time begins with its worker"
     assert stage.tell(at_s=5070.0) == ["stop a.0", "stop a.1"]
     assert "its first step has not come within 1m00 of its start" in stage.job("a").reason
+
+
+def test_a_job_whose_image_cannot_be_had_waits_for_its_start_timeout_and_is_not_started_again(stage, job):
+    stage.want(a="01")
+    stage.tell(events.JobSubmitted(job=job("a", start_timeout_s=60.0)), at_s=1.0)
+    held_up(stage, "a", 1, "pulls its image x", at_s=6.0)
+    held_up(stage, "a", 1, "ErrImagePull: x: no such host", at_s=100.0, is_stuck=True)
+    held_up(stage, "a", 1, "ErrImagePull: x: denied", at_s=130.0, is_stuck=True)
+    assert stage.controller.wakeup_at_s == 160.0, "it counts from when only a person could help"
+    assert stage.tell(at_s=160.0) == ["end a FAILED", "stop a.0", "stop a.1"]
+    assert stage.job("a").reason == "could not start within 1m00: ErrImagePull: x: denied"
+    assert stage.job("a").restarts.crashes_at_s == ()
+
+
+def test_a_pull_that_goes_on_after_all_is_waited_for(stage, job):
+    stage.want(a="0")
+    stage.tell(events.JobSubmitted(job=job("a", start_timeout_s=60.0)), at_s=1.0)
+    held_up(stage, "a", 0, "ErrImagePull: x: no such host", at_s=6.0, is_stuck=True)
+    held_up(stage, "a", 0, "pulls its image x", at_s=60.0)
+    assert stage.controller.wakeup_at_s is None
+    held_up(stage, "a", 0, at_s=500.0)
+    assert stage.controller.wakeup_at_s == 560.0
 
 
 def test_the_end_of_a_hold_may_only_be_seen_by_the_worker(stage, job):

@@ -346,8 +346,8 @@ PLANTED_BUGS = (
     PlantedBug(
         "containers beside a pod's first one request nothing",
         _SRC + "backends/kubernetes/nodes/requests.py",
-        '_sum(_request(each) for each in spec.get("containers") or ())',
-        '_sum(_request(each) for each in (spec.get("containers") or ())[:1])',
+        '_sum(_request(each, device) for each in spec.get("containers") or ())',
+        '_sum(_request(each, device) for each in (spec.get("containers") or ())[:1])',
         "tests/backends/kubernetes/nodes/test_requests.py::test_what_a_pod_requests",
     ),
     PlantedBug(

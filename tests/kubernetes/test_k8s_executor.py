@@ -14,10 +14,10 @@ from kits.kubernetes.kubelet_player import MASTER_KEY
 from kits.kubernetes.lab.lab import Cluster
 from kits.kubernetes.pod_platform import PodPlatform
 from springtide.backends.kubernetes import settings as names
+from springtide.backends.kubernetes.pods import holds as pod_holds
 from springtide.backends.kubernetes.pods import machines as pod_machines
 from springtide.backends.kubernetes.pods import quota
 from springtide.backends.kubernetes.pods import recovery as pod_recovery
-from springtide.backends.kubernetes.pods import watch as pod_watch
 from springtide.core.actions import EndJob
 from springtide.core.containers import ContainerSettings
 from springtide.core.events import (
@@ -28,6 +28,7 @@ from springtide.core.events import (
     ReplicaReady,
     ReplicaStopped,
     ScaleRequested,
+    StartHeldUp,
 )
 from springtide.core.ports import Standing
 from springtide.core.shares import Share
@@ -282,15 +283,15 @@ def test_the_last_worker_of_a_job_saves_before_it_counts_as_lost(platform: PodPl
     assert "Fence" not in kinds, "what it has not saved yet would be lost"
 
 
-def test_an_image_that_cannot_be_had_is_waited_for_with_its_reason_and_not_for_ever(
+def test_an_image_that_cannot_be_had_is_waited_for_with_its_reason_which_is_told(
     platform: PodPlatform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     platform.kubelet.waiting = "ImagePullBackOff"
     platform.start(0)
-    platform.wait_for("the reason", lambda: "ImagePullBackOff: because" in platform.reason_of(0))
+    platform.wait_for("the reason", lambda: "ImagePullBackOff: image x: because" in platform.reason_of(0))
+    monkeypatch.setattr(pod_holds, "HELD_AFTER_S", 0.1)
+    assert platform.until(StartHeldUp).is_stuck
     assert not platform.of(ReplicaLost)
-    monkeypatch.setattr(pod_watch, "STUCK_AFTER_S", 0.5)
-    assert "ImagePullBackOff" in platform.until(ReplicaLost).reason
 
 
 def test_what_ran_on_a_machine_that_is_no_more_is_lost(platform: PodPlatform, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,9 +61,11 @@ def with_replica(record: WorkloadRecord, changed: ReplicaRecord) -> WorkloadReco
     return with_service_state(replace(record, replicas=replicas))
 
 
-def with_hold(replica: ReplicaRecord, reason: str, now_s: float) -> ReplicaRecord:
-    """The replica when its start is held up, or (no reason) is not any more."""
-    return replace(replica, held_up_by=reason, began_at_s=replica.began_at_s if reason else now_s)
+def with_hold(replica: ReplicaRecord, reason: str, now_s: float, *, is_stuck: bool = False) -> ReplicaRecord:
+    """The replica when its start is held up, or (no reason) is not any more. Its time counts from then, or if stuck."""
+    begins = not reason or (is_stuck and not replica.is_stuck)
+    began_at_s = now_s if begins else replica.began_at_s
+    return replace(replica, held_up_by=reason, is_stuck=is_stuck, began_at_s=began_at_s)
 
 
 def with_readiness(replica: ReplicaRecord, event: ReplicaReady, now_s: float) -> ReplicaRecord:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
@@ -15,6 +16,7 @@ from springtide.core.errors import JournalDamaged, JournalError, Superseded
 from springtide.core.events import DecisionsResumed, Event, ProgressReported
 from springtide.core.ports import Clock, Executor, Journal, Step
 
+LOG = logging.getLogger("springtide.journal")
 JOURNAL_RETRY_S = 1.0
 
 
@@ -147,16 +149,20 @@ def begin(
     snapshots: Iterable[JournalSnapshot],
     on_snapshot: Callable[[int, PlatformSnapshot], None] | None = None,
 ) -> int:
-    """Give a fresh controller the state of the first snapshot that can be read; return its step, 0 if there is none."""
+    """Give a fresh controller the state of the first snapshot that can be read; return its step, 0 if there is none.
+
+    One whose parts for readers of the journal cannot be read, which `on_snapshot` is given, counts as unreadable, too.
+    """
     for stored in snapshots:
         try:
             found = decode_snapshot(stored.blob)
             state = state_of(found.state)
-        except JournalError:
+            if on_snapshot is not None:
+                on_snapshot(stored.seq, found)
+        except (JournalError, ValueError, TypeError, LookupError) as error:
+            LOG.warning("the snapshot of step %d cannot be used, an older one is looked for: %s", stored.seq, error)
             continue
         controller.begin_at(state)
-        if on_snapshot is not None:
-            on_snapshot(stored.seq, found)
         return stored.seq
     return 0
 

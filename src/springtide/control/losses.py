@@ -250,6 +250,9 @@ def lose_replica(
 def start_timed_out(record: WorkloadRecord, late: ReplicaRecord, timeout_s: float, now_s: float) -> WorkloadRecord:
     """The workload when one of its replicas was not ready in time, or a job's first step has not come."""
     within = f"within {format_duration(timeout_s)}"
+    if isinstance(record, JobRecord) and record.state is JobState.STARTING and late.is_stuck:
+        # Another try would meet the same.
+        return settled(ended(record, JobState.FAILED, f"could not start {within}: {late.held_up_by}"))
     if isinstance(record, JobRecord) and record.state is JobState.STARTING:
         return settled(hung(record, f"its first step has not come {within} of its start", now_s))
     late = replace(late, is_hung=True)
@@ -258,7 +261,8 @@ def start_timed_out(record: WorkloadRecord, late: ReplicaRecord, timeout_s: floa
         restarts = replace(record.restarts, losses_at_s=losses, grows_at_s=now_s + back_off_s(len(losses)))
         return with_replica(replace(record, restarts=restarts), late)
     record = replace(record, num_hangs=record.num_hangs + 1)
-    return with_replica(service_crashed(record, late, f"{late.replica_id} was not ready {within}", now_s), late)
+    reason = f"{late.replica_id} was not ready {within}" + (f": {late.held_up_by}" if late.is_stuck else "")
+    return with_replica(service_crashed(record, late, reason, now_s), late)
 
 
 def diverged(record: JobRecord) -> JobRecord:

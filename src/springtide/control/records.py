@@ -59,7 +59,8 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     `has_trained` says that a ResizeJob has named it; such a worker exits once it is out of the group. `phases_s` is how
     long each phase of its start took, in seconds. `is_hung` says that it was not ready in time and is to be ended.
     `device_seen` is the name of the device that it found there, if its container's platform has chosen that.
-    `held_up_by` is what its start waits for on the platform where it is to run; `began_at_s` is when such a wait ended.
+    `held_up_by` is what its start waits for on the platform where it is to run; `began_at_s` is when such a wait ended,
+    or when it became one that only a person can end (`is_stuck`).
     """
 
     replica_id: ReplicaId
@@ -76,6 +77,7 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     is_hung: bool = False
     device_seen: str = ""
     held_up_by: str = ""
+    is_stuck: bool = False
     began_at_s: float | None = None
 
 

@@ -280,7 +280,7 @@ def _(event: events.StartHeldUp, state: PlatformState, now_s: float) -> None:
     if record is None or replica is None or replica.state is not ReplicaState.STARTING or record.is_over:
         state.num_stale_events += 1
         return
-    put(state, with_replica(record, with_hold(replica, event.reason, now_s)))
+    put(state, with_replica(record, with_hold(replica, event.reason, now_s, is_stuck=event.is_stuck)))
 
 
 @apply_event.register

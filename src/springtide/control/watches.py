@@ -60,10 +60,10 @@ def _hangs(record: WorkloadRecord, state: PlatformState) -> list[tuple[float, Ev
         return []
     timeout_s = record.job.start_timeout_s
     if record.state is JobState.STARTING and record.replicas and timeout_s:
-        if any(replica.held_up_by for replica in record.replicas):
+        if any(_is_held_up(replica) for replica in record.replicas):
             # Its first step needs all of them.
             return []
-        last = max(record.replicas, key=_began_at_s)
+        last = max([r for r in record.replicas if r.is_stuck] or record.replicas, key=_began_at_s)
         event = StartTimedOut(workload_id=record.workload_id, replica_id=last.replica_id, timeout_s=timeout_s)
         return [(max(_began_at_s(last), state.watched_from_s) + timeout_s, event)]
     if record.state is JobState.RUNNING:
@@ -80,8 +80,13 @@ def _late_starts(record: WorkloadRecord, timeout_s: float, state: PlatformState)
             StartTimedOut(workload_id=record.workload_id, replica_id=replica.replica_id, timeout_s=timeout_s),
         )
         for replica in record.replicas
-        if replica.state is ReplicaState.STARTING and not (replica.is_hung or replica.held_up_by)
+        if replica.state is ReplicaState.STARTING and not (replica.is_hung or _is_held_up(replica))
     ]
+
+
+def _is_held_up(replica: ReplicaRecord) -> bool:
+    """Whether its start waits for what comes without a person."""
+    return bool(replica.held_up_by) and not replica.is_stuck
 
 
 def _began_at_s(replica: ReplicaRecord) -> float:

@@ -156,12 +156,14 @@ class ReplicaReady(_Event, frozen=True, kw_only=True):
 class StartHeldUp(_Event, frozen=True, kw_only=True):
     """The platform on which a replica is to run does not let it begin yet: `reason` says what that waits for.
 
-    An empty reason says that it has begun. The time before counts against no limit of the workload's.
+    An empty reason says that it has begun. The time before counts against no limit of the workload's, unless it
+    `is_stuck`: only a person can mend what it waits for.
     """
 
     workload_id: WorkloadId
     replica_id: ReplicaId
     reason: str = ""
+    is_stuck: bool = False
 
 
 class StartTimedOut(_Event, frozen=True, kw_only=True):

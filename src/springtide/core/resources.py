@@ -18,11 +18,12 @@ Pool = Literal["shared", "training", "inference"]
 
 
 class HostResources(msgspec.Struct, frozen=True, kw_only=True):
-    """What replicas take of a node beside its devices: processors in thousandths, memory, and pods."""
+    """What replicas take of a node: processors in thousandths, memory, pods, and devices that pods request."""
 
     cpu_m: int = 0
     memory_bytes: int = 0
     num_pods: int = 0
+    num_devices: int = 0
 
     def __add__(self, other: HostResources) -> HostResources:
         """Both together."""
@@ -30,6 +31,7 @@ class HostResources(msgspec.Struct, frozen=True, kw_only=True):
             cpu_m=self.cpu_m + other.cpu_m,
             memory_bytes=self.memory_bytes + other.memory_bytes,
             num_pods=self.num_pods + other.num_pods,
+            num_devices=self.num_devices + other.num_devices,
         )
 
     def __sub__(self, other: HostResources) -> HostResources:
@@ -38,6 +40,7 @@ class HostResources(msgspec.Struct, frozen=True, kw_only=True):
             cpu_m=self.cpu_m - other.cpu_m,
             memory_bytes=self.memory_bytes - other.memory_bytes,
             num_pods=self.num_pods - other.num_pods,
+            num_devices=self.num_devices - other.num_devices,
         )
 
     def times_in(self, free: HostResources, most: int) -> int:
@@ -46,16 +49,17 @@ class HostResources(msgspec.Struct, frozen=True, kw_only=True):
             (self.cpu_m, free.cpu_m),
             (self.memory_bytes, free.memory_bytes),
             (self.num_pods, free.num_pods),
+            (self.num_devices, free.num_devices),
         )
         return max(0, min([most, *(left // needed for needed, left in pairs if needed > 0)]))
 
 
 class NodeRoom(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of a node replicas may request beside its devices.
+    """How much of a node replicas may request.
 
     `total` is what the node has, `others` what is requested there by pods that are not the platform's. `replica` is
     what a replica requests whose workload does not say how much; `beside` is the part of it that is requested for
-    every replica, whatever its workload says.
+    every replica, whatever its workload says. Devices are counted here where pods request them (else 0).
     """
 
     total: HostResources

@@ -160,6 +160,7 @@ class Platform:
             self._nodes |= {node.node_id: node for node in build.nodes()}
         self._listeners: list[Callable[[int, Step, PlatformView], None]] = []
         self._keepers = Keepers()
+        self._keepers.follow(ANCHOR, self._take_anchor)
         self._upkeep = self._make_upkeep(keep or Retention())
         self._tickets: dict[int, tuple[Event, Future[int]]] = {}
         self._tickets_lock = threading.Lock()
@@ -200,10 +201,11 @@ class Platform:
         return anchor | self._keepers.kept()
 
     def _note_snapshot(self, seq: int, snapshot: PlatformSnapshot) -> None:
-        if ANCHOR in snapshot.kept:
-            self._last_anchor = msgspec.json.decode(snapshot.kept[ANCHOR], type=ClockAnchored)
         self._keepers.take(snapshot.kept)
         self._upkeep.begin(seq, self._journal.last_now_s())
+
+    def _take_anchor(self, kept: bytes) -> None:
+        self._last_anchor = msgspec.json.decode(kept, type=ClockAnchored)
 
     def start(self, on_stop: Callable[[], None]) -> None:
         """Recover from the journal and start the loop. `on_stop` is called once when the loop has ended."""

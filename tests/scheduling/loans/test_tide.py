@@ -15,7 +15,14 @@ from springtide.core.resources import DeviceId, Topology, make_node
 from springtide.core.tide import Tide
 from springtide.core.workload import Checkpoint, Entrypoint, Goal, InferenceService, JobState, TrainingJob, WorkloadId
 from springtide.scheduling.loans.losses import BROKEN_PROMISE, Losses
-from springtide.scheduling.loans.outlook import capacity_of, needed_lately, needed_now, outlook_of
+from springtide.scheduling.loans.outlook import (
+    Coming,
+    DemandOutlook,
+    capacity_of,
+    needed_lately,
+    needed_now,
+    outlook_of,
+)
 from springtide.scheduling.loans.pools import pool_state
 from springtide.scheduling.loans.reasons import loaned_text
 from springtide.scheduling.loans.tide import TideStrategy
@@ -261,6 +268,11 @@ def test_a_part_of_a_server_is_lent_where_devices_are_isolated():
     assert scene(isolates_devices=True).choose()[0] == {"n2": "shared", "n3": "training"}
     assert scene(isolates_devices=True).choose(fractions=False)[0] == {"n3": "training"}
     assert scene().choose()[0] == {"n3": "training"}
+
+
+def test_a_tide_that_begins_later_than_asked_asks_for_nothing_before():
+    outlook = DemandOutlook(steps=(Coming(in_s=60.0, num_devices=4, expected=3, until_s=3660.0),), is_known=True)
+    assert [outlook.within(span_s) for span_s in (0.0, 59.0, 60.0)] == [0, 0, 4]
 
 
 def test_nothing_is_forecast_where_nobody_serves():

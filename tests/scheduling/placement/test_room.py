@@ -28,11 +28,14 @@ GIB = 1 << 30
 COMPOSED = ("dilu/springtide", "tide/springtide", "two-way/fifo")
 
 
-def node(name: str, num_devices: int = 2, *, cpu_m: int = 2000, memory: int = 8 * GIB, others_m: int = 0) -> Node:
+def node(
+    name: str, num_devices: int = 2, *, cpu_m: int = 2000, memory: int = 8 * GIB, others_m: int = 0, foreign: int = 0
+) -> Node:
+    """A node; `foreign` of its devices are held by pods of others."""
     room = NodeRoom(
-        total=HostResources(cpu_m=cpu_m, memory_bytes=memory, num_pods=110),
-        others=HostResources(cpu_m=others_m),
-        replica=HostResources(num_pods=1),
+        total=HostResources(cpu_m=cpu_m, memory_bytes=memory, num_pods=110, num_devices=num_devices),
+        others=HostResources(cpu_m=others_m, num_devices=foreign),
+        replica=HostResources(num_pods=1, num_devices=1),
     )
     return replace(make_node(name, num_devices), room=room)
 
@@ -123,6 +126,26 @@ def test_the_reason_names_what_is_short(asked: TrainingJob, reason: str) -> None
     assert len(placed(controller)["a"]) == 2, "the pods of others are gone, and the node is larger"
 
 
+@pytest.mark.parametrize("policy", ["springtide", "fifo", "dilu/springtide"])
+def test_devices_that_pods_of_others_hold_are_not_given(policy: str) -> None:
+    submitted = events.JobSubmitted(job=job("a"))
+    controller = play(policy, events.NodeJoined(node=node("n", foreign=1)), submitted)
+    assert placed(controller) == {"a": ["n/0"]}
+    none = play(policy, events.NodeJoined(node=node("n", foreign=2)), submitted)
+    assert placed(none) == {"a": []}
+    assert none.state.jobs["a"].reason == "needs 1 worker; pods of others hold 2 of the 2 devices"
+    none.step(9.0, [events.NodeJoined(node=node("n"))])
+    assert placed(none)["a"], "they are gone"
+
+
+def test_sharers_of_one_device_take_it_once() -> None:
+    """Two halves fit beside a pod of another that holds the other device; a third has no place."""
+    shared = [job(name, most=1, share=Share(request=0.5, limit=0.5)) for name in ("a", "b", "c")]
+    submitted = [events.JobSubmitted(job=each) for each in shared]
+    controller = play("dilu/springtide", events.NodeJoined(node=node("n", foreign=1)), *submitted)
+    assert sorted(placed(controller).values()) == [[], ["n/0"], ["n/0"]]
+
+
 def test_a_service_that_fits_nowhere_says_so() -> None:
     container = ContainerSettings(cpu="16")
     service = InferenceService(service_id="s", name="s", entrypoint=SOURCE, min_replicas=1, container=container)
@@ -181,9 +204,11 @@ def test_a_node_that_refused_a_job_is_avoided_for_a_while() -> None:
 
 def test_a_share_of_a_processor_is_what_its_pod_requests() -> None:
     share = Share(request=0.3, limit=0.6, memory_mb=0)
-    assert demand_of(ContainerSettings(cpu="4"), share).on(node("n")) == HostResources(cpu_m=300, num_pods=1)
+    found = demand_of(ContainerSettings(cpu="4"), share).on(node("n"), is_beside=True)
+    assert found == HostResources(cpu_m=300, num_pods=1)
     gpus = replace(make_node("g", 1, kind="gpu"), room=node("n").room)
-    assert demand_of(ContainerSettings(cpu="4"), share).on(gpus) == HostResources(cpu_m=4000, num_pods=1)
+    found = demand_of(ContainerSettings(cpu="4"), share).on(gpus)
+    assert found == HostResources(cpu_m=4000, num_pods=1, num_devices=1)
     assert demand_of(ContainerSettings(cpu="four"), None) == Demand()
 
 

@@ -315,6 +315,36 @@ def test_a_part_for_a_first_replica_never_breaks_a_promise_on_whole_devices(dead
     assert [claim.code for claim in sure.claims.values()] == ([] if is_spared else ["given_up"])
 
 
+@pytest.mark.parametrize(
+    ("fields", "is_late"),
+    [
+        ({"equivalent_steps": 600.0}, False),
+        ({"equivalent_steps": 100.0}, True),
+        # It is faster than its part alone, because its neighbours are idle.
+        ({"equivalent_steps": 100.0, "throughput_samples_per_s": {1: 320.0}}, False),
+        ({"equivalent_steps": 600.0, "state": JobState.PENDING}, False),
+        ({"equivalent_steps": 100.0, "state": JobState.PENDING}, True),
+    ],
+)
+def test_a_promised_job_with_a_part_that_becomes_late_is_told(policy, fields, is_late):
+    known = {"goal": Goal(deadline_s=500.0), "total_steps": 1000, "profile_steps_per_s": {1: 10.0}}
+    runs = with_fields(
+        job("t", HALF, global_batch_size=32, **known),
+        **{"state": JobState.RUNNING, "admitted_at_s": 1.0, "progress_at_s": 400.0, "num_replicas": 1, **fields},
+    )
+    held = {"t": (["n/0"], HALF)} if runs.state is JobState.RUNNING else {}
+    plan = decide(policy, [runs], held=held, now_s=400.0)
+    assert places(plan) == {"t": ["n/0"]}
+    if is_late:
+        assert plan.claims["t"] == TimeClaim(code="given_up", at_s=580.0)
+        assert plan.reasons["t"].startswith("promise given up: its part of a device is too little")
+    else:
+        assert "t" not in plan.claims
+        assert plan.revisit_at_s == pytest.approx(500.001), "it is late then at the latest"
+    after = decide(policy, [runs], held=held, now_s=501.0)
+    assert after.claims["t"].code == "given_up"
+
+
 def test_of_two_parts_that_wake_each_takes_only_what_promises_leave():
     policy, nodes = make_live_policy("springtide"), [make_node("n", 2)]
     known = {"total_steps": 10_000, "profile_steps_per_s": {1: 10.0, 2: 18.0}, "num_virtual_shards": 4}
@@ -380,8 +410,8 @@ def test_what_a_running_job_lacks_to_its_minimum_is_not_opened_for_those_that_wa
 def test_a_guaranteed_minimum_comes_before_what_a_running_job_lacks_to_its_own():
     policy, survivor, held = make_policy("dilu/edf"), job("w", workers=(2, 2)), {"w": (["n/0"], None)}
     plan = decide(policy, [survivor], [service("a", HALF, min_replicas=1)], held, [make_node("n", 2)])
-    assert places(plan) == {"a": ["n/1"]}
-    assert plan.reasons["w"] == "needs at least 2 devices, and 1 is left for it"
+    assert places(plan) == {"w": ["n/0"], "a": ["n/1"]}
+    assert "w" not in plan.reasons, "it goes on with the one that it has"
 
 
 def test_what_a_running_job_lacks_to_its_minimum_is_not_opened_for_more_replicas(policy):

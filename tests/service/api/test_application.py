@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx2
 import msgspec
 import pytest
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from kits.service.api_fixtures import HEADERS, SOURCE, TOKEN, Served, job_body, service_body
@@ -122,6 +123,35 @@ def test_a_key_makes_submitting_idempotent(http, platform):
     source = platform.workload_dir(first.json()["job_id"]) / "source" / "digits.py"
     assert source.read_text() == SOURCE
     assert len(platform.view().jobs) == 1
+
+
+# The digest of this request as release 97ccb44 wrote it to its journal.
+RETRIED = {
+    "name": "digits",
+    "source": {"filename": "job.py", "text": "def fit(ctx): pass\n", "object_name": "fit"},
+    "options": {"max_workers": 2, "deadline_s": 3600.0},
+}
+DIGEST_OF_97CCB44 = "5ae3d5d197c270c30f07082bad6ca1e8"
+
+
+def test_a_key_that_was_used_before_an_upgrade_is_known_after_it(http, platform):
+    headers = {"Idempotency-Key": "6f9d"}
+    first = http.post("/v1/jobs", json=RETRIED, headers=headers).json()["job_id"]
+    record = platform.view().jobs[first]
+    key = record.job.submit_key.partition(".")[0]
+    platform.view().jobs[first] = replace(record, job=replace(record.job, submit_key=f"{key}.{DIGEST_OF_97CCB44}"))
+    again = http.post("/v1/jobs", json=RETRIED, headers=headers)
+    assert (again.status_code, again.json()["job_id"]) == (200, first)
+    for more in ({"seed": 7}, {"on_nan": "fail"}):
+        other = {**RETRIED, "options": {**RETRIED["options"], **more}}
+        assert http.post("/v1/jobs", json=other, headers=headers).status_code == 409
+
+
+def test_what_a_request_says_that_is_so_anyway_makes_no_other_of_it(http):
+    headers = {"Idempotency-Key": "6f9d"}
+    first = http.post("/v1/jobs", json=RETRIED, headers=headers).json()["job_id"]
+    said = {**RETRIED, "options": {**RETRIED["options"], "on_nan": "report"}}
+    assert http.post("/v1/jobs", json=said, headers=headers).json()["job_id"] == first
 
 
 def test_requests_with_one_key_at_the_same_time_make_one_job(http, platform):

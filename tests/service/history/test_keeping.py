@@ -7,9 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from kits.control.years import bare_controller
 from kits.service.platform_double import View
+from springtide.control.journal.archive import JournalSnapshot
+from springtide.control.loop import begin
+from springtide.control.state_data import PlatformSnapshot, data_of, encode_snapshot
 from springtide.core.errors import JournalError
-from springtide.core.events import JobsArchived
+from springtide.core.events import ClockAnchored, JobsArchived
 from springtide.core.ports import Step
 from springtide.scheduling.registry import make_policy
 from springtide.service.history.history import HistoryIndex, entries_of, pools_part
@@ -67,6 +71,29 @@ def test_an_index_that_begins_at_a_snapshot_tells_the_same(steps: list[tuple[int
         assert second.told() == first.told()
         assert second.add(steps[after:]).told() == whole.told(), after
         assert second.keepers.kept() == whole.keepers.kept()
+
+
+@pytest.mark.parametrize("broken", ["history", "series", "anchor"])
+def test_a_snapshot_with_unreadable_index_data_is_passed_over_for_the_older_one(
+    steps: list[tuple[int, Step]], broken: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    older, newer, again = Story().add(steps[:40]), Story().add(steps[:80]), Story()
+    again.keepers.follow("anchor", lambda kept: msgspec.json.decode(kept, type=ClockAnchored))
+    snapshots = []
+    for seq, kept in ((80, newer.keepers.kept() | {broken: b"\xc1"}), (40, older.keepers.kept())):
+        controller = bare_controller()
+        controller.state.num_stale_events = seq
+        blob = encode_snapshot(PlatformSnapshot(state=data_of(controller.state), kept=kept))
+        snapshots.append(JournalSnapshot(seq, b"", 0.0, 2, blob))
+    controller = bare_controller()
+    assert begin(controller, snapshots, lambda seq, found: again.keepers.take(found.kept)) == 40
+    assert controller.state.num_stale_events == 40
+    assert again.told() == older.told()
+    assert "the snapshot of step 80 cannot be used" in caplog.text
+    again = Story()
+    again.keepers.follow("anchor", lambda kept: msgspec.json.decode(kept, type=ClockAnchored))
+    assert begin(bare_controller(), snapshots[:1], lambda seq, found: again.keepers.take(found.kept)) == 0
+    assert again.told() == Story().told(), "all steps are read from the first on"
 
 
 def test_a_job_that_leaves_takes_its_story_along(steps: list[tuple[int, Step]]) -> None:

@@ -111,8 +111,8 @@ class Group:
             if self._is_gpu:
                 self._process_group = c10d.ProcessGroupNCCL(store, rank, world_size, c10d.ProcessGroupNCCL.Options())
             else:
-                self._process_group = _connect(store, rank, world_size, is_local, listen_host, peers)
-                _refuse_strangers(store, rank)
+                host = listen_host or ("127.0.0.1" if is_local else "")
+                self._process_group = connect_gloo(store, rank, world_size, host, peers)
         except RuntimeError as error:
             raise PeerLost(f"could not connect all {world_size} members: {_first_line(error)}") from error
         after = connected_sockets(peers)
@@ -259,21 +259,33 @@ def _refuse_strangers(store: c10d.Store, rank: int) -> None:
     refuse_connections(store.get(key) if store.check([key]) else b"")
 
 
-def _connect(
-    store: c10d.Store, rank: int, world_size: int, is_local: bool, listen_host: str, peers: frozenset[str]
+def connect_gloo(
+    store: c10d.Store,
+    rank: int,
+    world_size: int,
+    listen_host: str,
+    peers: frozenset[str],
+    timeout_s: float | None = None,
 ) -> Any:
+    """A process group of gloo whose members get connections from each other alone, while it forms and afterwards.
+
+    This member listens at `listen_host` (empty: where the machine's name resolves to); `peers` are the hosts of all
+    members if they may be on other machines. `timeout_s` is also that of operations which have none of their own.
+    """
     gloo: Any = c10d.ProcessGroupGloo
     options = gloo._Options()
     # The limit for each wait for another member's address; gloo gives a connection five times as long.
-    options._timeout = timedelta(seconds=FORM_TIMEOUT_S)
+    options._timeout = timedelta(seconds=FORM_TIMEOUT_S if timeout_s is None else timeout_s)
     options._threads = 1
     # Connections that gloo would open later, by TORCH_GLOO_LAZY_INIT, would meet a socket that refuses them.
     create = functools.partial(gloo.create_default_device, lazy_init=False)
-    if listen_host or is_local:
-        create = functools.partial(gloo.create_device, hostname=listen_host or "127.0.0.1", lazy_init=False)
+    if listen_host:
+        create = functools.partial(gloo.create_device, hostname=listen_host, lazy_init=False)
     options._devices = [_listen(create, world_size - 1, peers)]
     try:
-        return c10d.ProcessGroupGloo(store, rank, world_size, options)
+        made = c10d.ProcessGroupGloo(store, rank, world_size, options)
+        _refuse_strangers(store, rank)
+        return made
     except BaseException:
         with contextlib.suppress(RuntimeError, OSError):
             _refuse_strangers(store, rank)

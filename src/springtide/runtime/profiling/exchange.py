@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from datetime import timedelta
 from typing import Any
 
 import torch
 from torch._C import _distributed_c10d as c10d
 
+from springtide.runtime.elastic.group import connect_gloo
 from springtide.runtime.process.child_member import LostPeer
 
 
@@ -50,7 +50,7 @@ class MeasuredExchange:
         self.num_members = num_members
         self._device = device
         try:
-            self._group = _connect(store, rank, num_members, device, address, timedelta(seconds=timeout_s))
+            self._group = _connect(store, rank, num_members, device, address, timeout_s)
         except RuntimeError as error:
             raise LostPeer(str(error).partition("\n")[0]) from error
         self._one = torch.zeros(1, device=device)
@@ -89,15 +89,11 @@ def backend_of(device: torch.device) -> str:
 
 
 def _connect(
-    store: c10d.Store, rank: int, num_members: int, device: torch.device, address: str, timeout: timedelta
+    store: c10d.Store, rank: int, num_members: int, device: torch.device, address: str, timeout_s: float
 ) -> Any:
     if device.type == "cuda":
         return c10d.ProcessGroupNCCL(store, rank, num_members, c10d.ProcessGroupNCCL.Options())
-    gloo: Any = c10d.ProcessGroupGloo
-    options = gloo._Options()
-    options._timeout = timeout
-    # One thread, so that exchanges run one at a time and in order, as the timeline assumes.
-    options._threads = 1
-    create_device: Any = c10d.ProcessGroupGloo.create_device
-    options._devices = [create_device(hostname=address)]
-    return c10d.ProcessGroupGloo(store, rank, num_members, options)
+    store.set(f"at/{rank}", address)
+    peers = frozenset(store.get(f"at/{other}").decode() for other in range(num_members))
+    # It has one thread: exchanges run one at a time and in order, as the timeline assumes.
+    return connect_gloo(store, rank, num_members, address, peers, timeout_s)

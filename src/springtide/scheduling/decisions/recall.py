@@ -34,9 +34,9 @@ def recall_reads(*also: str) -> Reads:
     return replace(MATERIAL, also=also)
 
 
-def recall_fingerprints(rule: str) -> Fingerprints:
+def recall_fingerprints(rule: str, reads: Reads = MATERIAL) -> Fingerprints:
     """The fingerprints that `decide_once` compares, for a policy to keep from one decision to the next."""
-    return Fingerprints(MATERIAL, f"{_FORMAT} {rule}")
+    return Fingerprints(reads, f"{_FORMAT} {rule}")
 
 
 def decide_once(rule: str, snapshot: Snapshot, decide: Decide, fingerprints: Fingerprints | None = None) -> Plan:

@@ -33,8 +33,8 @@ class DemandOutlook(msgspec.Struct, frozen=True, kw_only=True):
     is_known: bool
 
     def within(self, span_s: float) -> int:
-        """The most devices that are needed within so many seconds."""
-        return max(step.num_devices for step in self.steps if step.in_s <= span_s)
+        """The most devices that are needed within so many seconds; none before the forecast begins."""
+        return max((step.num_devices for step in self.steps if step.in_s <= span_s), default=0)
 
 
 def needed_now(pools: PoolState) -> int:

@@ -1,4 +1,6 @@
-"""Keeps plans within what nodes have beside their devices: processors, memory and pods. Policies count devices alone.
+"""Keeps plans within what nodes have for pods: processors, memory, pods, and devices that the pods of others left.
+
+Policies count devices alone, as if all were the platform's.
 
 A policy is shown no more of a node's devices than can be used there, and no workload that no node can take; a job's
 bounds are those that the nodes have room for. What its plan still puts where there is no room goes to another device,
@@ -33,8 +35,8 @@ class Demand(NamedTuple):
     memory_bytes: int | None = None
     share_m: int | None = None
 
-    def on(self, node: Node) -> HostResources:
-        """What it requests on this node."""
+    def on(self, node: Node, *, is_beside: bool = False) -> HostResources:
+        """What it requests on this node; `is_beside`: on a device that is taken already, beside its other sharers."""
         if node.room is None:
             return _NOTHING
         replica, beside = node.room.replica, node.room.beside
@@ -46,7 +48,12 @@ class Demand(NamedTuple):
             cpu_m = beside.cpu_m + self.cpu_m
         if self.memory_bytes is not None:
             memory_bytes = beside.memory_bytes + self.memory_bytes
-        return HostResources(cpu_m=cpu_m, memory_bytes=memory_bytes, num_pods=replica.num_pods)
+        return HostResources(
+            cpu_m=cpu_m,
+            memory_bytes=memory_bytes,
+            num_pods=replica.num_pods,
+            num_devices=0 if is_beside else replica.num_devices,
+        )
 
     def times_on(self, node: Node) -> int:
         """How many such replicas the node has room for, one on a device."""
@@ -255,9 +262,12 @@ class _Turn:
     def _fits(self, claims: Iterable[_Claim]) -> bool:
         used: dict[NodeId, HostResources] = {}
         gains: set[NodeId] = set()
+        seen: set[DeviceId] = set()
         for claim in claims:
             node = self._nodes[self._node_of[claim.device]]
-            used[node.node_id] = used.get(node.node_id, _NOTHING) + claim.who.demand.on(node)
+            asked = claim.who.demand.on(node, is_beside=claim.device in seen)
+            seen.add(claim.device)
+            used[node.node_id] = used.get(node.node_id, _NOTHING) + asked
             if claim.is_new:
                 gains.add(node.node_id)
                 if any(refusal.node_id == node.node_id for refusal in claim.who.avoided):
@@ -292,6 +302,11 @@ class _Turn:
             return f"asks for {_cpus(asked.cpu_m)} per {what}; the largest node has {_cpus(most_cpu_m, is_short=True)}"
         if asked.memory_bytes > most_bytes:
             return f"asks for {_memory(asked.memory_bytes)} per {what}; the largest node has {_size(most_bytes)}"
+        devices = self._capacity.num_devices
+        foreign = sum(node.room.others.num_devices for node in nodes if node.room is not None)
+        if foreign and devices - foreign < who.least:
+            needed = f"{who.least} {what}" if who.least == 1 else f"{who.least} {what}s"
+            return f"needs {needed}; pods of others hold {foreign} of the {devices} devices"
         if not any(times.values()):
             left_m, left_bytes = max(each.cpu_m for each in free), max(each.memory_bytes for each in free)
             return (
@@ -351,24 +366,26 @@ class _Placing:
             return False
         if not claim.is_new and (claim.urgency < 2 or node.node_id not in self._gained):
             return True
-        return self._has_room(claim.who, node, is_new=claim.is_new)
+        return self._has_room(claim.who, node, is_new=claim.is_new, is_beside=claim.device in self._taken)
 
     def _is_taken(self, device: DeviceId, share: Share | None) -> bool:
         """Whether another has it: for one that shares it, whole."""
         is_shared = self._taken.get(device)
         return is_shared is not None and (share is None or not is_shared)
 
-    def _has_room(self, who: Claimant, node: Node, *, is_new: bool = True) -> bool:
+    def _has_room(self, who: Claimant, node: Node, *, is_new: bool = True, is_beside: bool = False) -> bool:
         if is_new and any(refusal.node_id == node.node_id for refusal in who.avoided):
             return False
-        return node.room is None or who.demand.on(node).times_in(self._left_on(node), 1) > 0
+        asked = who.demand.on(node, is_beside=is_beside)
+        return node.room is None or asked.times_in(self._left_on(node), 1) > 0
 
     def _left_on(self, node: Node) -> HostResources:
         return self._left.get(node.node_id, _NOTHING if node.room is None else node.room.free)
 
     def _take(self, claim: _Claim, device: DeviceId) -> None:
         node = self._nodes[self._node_of[device]]
-        self._left[node.node_id] = self._left_on(node) - claim.who.demand.on(node)
+        asked = claim.who.demand.on(node, is_beside=device in self._taken)
+        self._left[node.node_id] = self._left_on(node) - asked
         self._taken[device] = claim.given.share is not None
         if device not in self._turn.held(claim.who.workload_id):
             self._gained.add(node.node_id)

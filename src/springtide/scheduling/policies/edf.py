@@ -13,11 +13,12 @@ import math
 from typing import Any, ClassVar
 
 import msgspec
+from msgspec.structs import replace
 
 from springtide.core.decision import JobView, Plan, Snapshot
 from springtide.perf.curve import curve_of
-from springtide.scheduling.decisions.fingerprint import Fingerprints, Reads
-from springtide.scheduling.decisions.recall import State, decide_once, recall_fingerprints, recall_reads
+from springtide.scheduling.decisions.fingerprint import Fingerprints, Reads, of_fields
+from springtide.scheduling.decisions.recall import MATERIAL, State, decide_once, recall_fingerprints
 from springtide.scheduling.placement.allocation_ledger import (
     AllocationLedger,
     most_workers,
@@ -25,6 +26,12 @@ from springtide.scheduling.placement.allocation_ledger import (
     serve_minimum,
 )
 from springtide.scheduling.placement.placing import held_counts
+
+_READS = replace(
+    MATERIAL,
+    jobs=(*MATERIAL.jobs, of_fields("back-off", "restarts.starts_at_s")),
+    also=("job", "submitted_at_s"),
+)
 
 
 class EarliestDeadlineFirst(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,30 +43,38 @@ class EarliestDeadlineFirst(msgspec.Struct, frozen=True, kw_only=True):
 
     caps: bool = True
 
-    reads: ClassVar[Reads] = recall_reads("job", "submitted_at_s")
+    reads: ClassVar[Reads] = _READS
 
     def make_derived(self) -> Fingerprints:
         """The fingerprints to keep between two decisions."""
-        return recall_fingerprints(repr(self))
+        return recall_fingerprints(repr(self), _READS)
 
     def decide(self, snapshot: Snapshot, derived: Fingerprints | None = None) -> Plan:
         """Return the plan for this snapshot."""
-        return decide_once(repr(self), snapshot, self._decide, derived)
+        return decide_once(repr(self), snapshot, self._decide, derived or self.make_derived())
 
     def _decide(self, shares: AllocationLedger, state: State) -> tuple[float | None, dict[str, Any]]:
-        held = held_counts(shares.snapshot)
+        held, now_s = held_counts(shares.snapshot), shares.snapshot.now_s
         serve_minimum(shares)
         serve_demand(shares)
+        waiting_s: list[float] = []
         for view in sorted(shares.snapshot.jobs, key=_deadline_then_arrival):
             if not shares.left:
                 break
+            num_held = held.get(view.job.job_id, 0)
+            if view.restarts.starts_at_s > now_s:
+                waiting_s.append(view.restarts.starts_at_s)
+                shares.notes[view.job.job_id] = "starts again after a pause"
+                continue
             wanted = self._wanted(view, shares.left)
             if not view.job.elastic:
                 # It cannot change the number of its workers: it goes on as it is, or starts at its full size.
-                wanted = held.get(view.job.job_id) or view.bounds.max_workers
-            if wanted >= view.bounds.min_workers:
-                shares.raise_to(view.job.job_id, wanted)
-        return None, {}
+                wanted = num_held or view.bounds.max_workers
+            elif wanted < view.bounds.min_workers:
+                # Those that are left after a loss go on.
+                wanted = num_held if num_held < view.bounds.min_workers else 0
+            shares.raise_to(view.job.job_id, wanted)
+        return min(waiting_s, default=None), {}
 
     def _wanted(self, view: JobView, num_left: int) -> int:
         if not view.job.profile_steps_per_s:

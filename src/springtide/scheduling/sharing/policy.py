@@ -6,15 +6,17 @@ the other devices as if they were the whole cluster. See docs/policies/sharing.m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from springtide.core.decision import Allocation, Capacity, Plan, PlannedRun, Policy, Snapshot, TimeClaim
+from springtide.core.decision import Allocation, Capacity, JobView, Plan, PlannedRun, Policy, Snapshot, TimeClaim
 from springtide.core.resources import DeviceId, Node, Topology
 from springtide.core.workload import JobState, WorkloadId
+from springtide.perf.curve import curve_of
 from springtide.scheduling.decisions.cache import DecisionCache
 from springtide.scheduling.replicas import next_idle_at_s
 from springtide.scheduling.sharing.packing import DiluPacker, Packer
@@ -24,6 +26,9 @@ from springtide.scheduling.sharing.plan import WEAK_CLAIMS, Claims, SharePlan, W
 _CLAIMS = "claimed"
 # How many claims of sharers are tried one by one in a decision where promises leave no room for all of them.
 MOST_TRIED = 8
+# A job is late when it is planned to end so long after its deadline, as a part of the time it still takes: speeds vary.
+_LATE_FRACTION = 0.02
+_GIVEN_UP = "promise given up: its part of a device is too little for its deadline; it ends as soon as it can"
 
 
 class Sharing(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,14 +51,15 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
             return self._one_each(snapshot, memory, decisions)
         parts, plan = self._beside_promises(snapshot, memory, claims, decisions)
         idle_at_s = next_idle_at_s([view for view in parts.services if view.wanted_replicas is None], snapshot.now_s)
-        moments = [at for at in (plan.revisit_at_s, idle_at_s) if at is not None]
+        late, late_at_s = _given_up(parts, snapshot)
+        moments = [at for at in (plan.revisit_at_s, idle_at_s, late_at_s) if at is not None]
         return replace(
             plan,
             allocations=_in_order(snapshot, {**plan.allocations, **parts.allocations}),
             admitted={**plan.admitted, **parts.admitted},
             rejected={**plan.rejected, **parts.rejected},
-            reasons={**plan.reasons, **_displaced(parts), **parts.reasons},
-            claims={**plan.claims, **_waits(parts, plan, snapshot)},
+            reasons={**plan.reasons, **_displaced(parts), **parts.reasons, **dict.fromkeys(late, _GIVEN_UP)},
+            claims={**plan.claims, **_waits(parts, plan, snapshot), **late},
             revisit_at_s=min(moments, default=None),
             memory={_CLAIMS: dict(parts.claims), "inner": plan.memory} if parts.claims else plan.memory,
         )
@@ -143,6 +149,35 @@ def _waits(parts: SharePlan, plan: Plan, snapshot: Snapshot) -> dict[WorkloadId,
         )
         found[service_id] = TimeClaim(code="waits_for", at_s=at_s)
     return found
+
+
+def _given_up(parts: SharePlan, snapshot: Snapshot) -> tuple[dict[WorkloadId, TimeClaim], float | None]:
+    """The promised jobs with a share that cannot keep their deadline any more, and the next deadline of the others."""
+    late: dict[WorkloadId, TimeClaim] = {}
+    deadlines_s: list[float] = []
+    for view in parts.jobs:
+        job_id, deadline_s, now_s = view.job.job_id, view.job.goal.deadline_s, snapshot.now_s
+        if view.promise.admitted_at_s is None or deadline_s is None:
+            continue
+        given = parts.allocations.get(job_id)
+        end_s = _end_s(view, view.bounds.min_workers if given is None else given.num_devices, now_s)
+        if now_s > deadline_s or end_s > deadline_s + _LATE_FRACTION * (end_s - now_s):
+            is_known = given is not None and end_s < math.inf
+            late[job_id] = TimeClaim(code="given_up", at_s=end_s if is_known else None)
+        else:
+            deadlines_s.append(deadline_s + 1e-3)
+    return late, min(deadlines_s, default=None)
+
+
+def _end_s(view: JobView, num_devices: int, now_s: float) -> float:
+    """When the job ends on parts of so many devices: as fast as it was there, at first as fast as it can count on."""
+    if view.total_equivalent_steps is None or view.job.share is None:
+        return now_s
+    rate = curve_of(view).rate(num_devices)
+    rate *= 1.0 if view.learnt.throughput_samples_per_s else view.job.share.request
+    left = max(0.0, view.total_equivalent_steps - view.equivalent_steps)
+    since_s = view.progress.progress_at_s if view.state is JobState.RUNNING else now_s
+    return max(now_s, since_s + left / rate) if rate > 0.0 else math.inf
 
 
 def _most_used(runs: Sequence[PlannedRun], from_s: float) -> int:

@@ -56,7 +56,15 @@ class Keepers:
         return {name: keeper.kept_of_job(job_id) for name, keeper in self._keepers.items()}
 
     def take(self, kept: Mapping[str, bytes]) -> None:
-        """Go on from what `kept` returned. Raises JournalError."""
+        """Go on from what `kept` returned. If one cannot read its part, all are as before, and its error is raised."""
+        before = self.kept()
+        try:
+            self._take(kept)
+        except (JournalError, ValueError, TypeError):
+            self._take(before)
+            raise
+
+    def _take(self, kept: Mapping[str, bytes]) -> None:
         for name, take in self._takers:
             if name in kept:
                 take(kept[name])

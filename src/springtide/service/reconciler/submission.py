@@ -6,7 +6,6 @@ the object, right before or after it takes effect, so that the object keeps desc
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from collections.abc import Mapping
 from typing import Any
@@ -39,6 +38,7 @@ from springtide.service.reconciler.admission import ResourceAdmission
 from springtide.service.submission import sources
 from springtide.service.submission.function_checks import check_functions
 from springtide.service.submission.option_models import RequestModel
+from springtide.service.submission.request_digest import digest, is_of_request, request_digest
 from springtide.service.submission.schemas import (
     ContainerIn,
     JobIn,
@@ -76,7 +76,7 @@ class ResourceSubmission:
         check_job(request)
         check_functions(request)
         self._check_source(request.source)
-        suffix, digest = _name_suffix(key), _digest(request.model_dump_json())
+        suffix, told = _name_suffix(key), request_digest(request)
         obj = training_function(
             f"{request.name}-{suffix}",
             self._namespace(request.container),
@@ -84,13 +84,13 @@ class ResourceSubmission:
             request.options.model_dump(),
             _plain_container(request.container),
         )
-        self._label(obj, {NAME_ANNOTATION: request.name, REQUEST_ANNOTATION: digest})
+        self._label(obj, {NAME_ANNOTATION: request.name, REQUEST_ANNOTATION: told})
         created = self._objects.create(TRAINING_FUNCTION.name, obj)
         if created is None:
             if key is None:
                 # The random name is taken: draw another one.
                 return self.submit_job(request, None)
-            return self._job_of_key(obj, digest), False
+            return self._job_of_key(obj, request), False
         try:
             return self._admission.submit_job(created), True
         except InvalidRequest:
@@ -196,13 +196,13 @@ class ResourceSubmission:
             key = Key(container.namespace, container.owner_name)
             self._objects.patch(container.owner_kind, key, change, uid=container.owner_uid)
 
-    def _job_of_key(self, obj: Object, digest: str) -> JobRecord:
+    def _job_of_key(self, obj: Object, request: JobIn) -> JobRecord:
         """The job of the object that an earlier request with this key created. Raises Conflict."""
         found = self._objects.read(TRAINING_FUNCTION.name, key_of(obj))
         if found is None:
             raise Conflict("the object of this Idempotency-Key is just going away; use a new key")
         job = self._admission.job_of(uid_of(found))
-        if found["metadata"].get("annotations", {}).get(REQUEST_ANNOTATION) != digest:
+        if not is_of_request(found["metadata"].get("annotations", {}).get(REQUEST_ANNOTATION, ""), request):
             name = found["metadata"]["name"] if job is None else job.workload_id
             raise Conflict(f"this Idempotency-Key was used for {name} with another body; use a new key")
         return job or self._admission.submit_job(found)
@@ -244,8 +244,4 @@ def _name_suffix(key: str | None) -> str:
         return secrets.token_hex(3)
     if not 1 <= len(key) <= MAX_KEY_CHARS or not key.isascii() or not key.isprintable():
         raise InvalidRequest(f"the Idempotency-Key must be 1 to {MAX_KEY_CHARS} printable characters; a UUID is good")
-    return _digest(key)[:6]
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    return digest(key)[:6]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -10,7 +9,6 @@ from contextlib import contextmanager
 
 import msgspec
 from msgspec.structs import replace
-from pydantic import BaseModel
 
 from springtide.control.quotes.budget import money
 from springtide.control.quotes.confidence import SpeedRisk
@@ -54,6 +52,7 @@ from springtide.service.submission.function_menus import menus_of
 from springtide.service.submission.guarantees import check_guarantee, check_promises
 from springtide.service.submission.job_edits import check_goal
 from springtide.service.submission.option_models import JobOptionsIn, RequestModel, checked_values, copied, goal_of
+from springtide.service.submission.request_digest import digest, is_of_request, request_digest
 from springtide.service.submission.schemas import (
     JobIn,
     ScaleIn,
@@ -107,7 +106,7 @@ class SubmissionService:
             view = self._platform.view()
             known = _find_key(view, submit_key) if submit_key else None
             if known is not None:
-                if known.job.submit_key != submit_key:
+                if not is_of_request(known.job.submit_key.partition(".")[2], request):
                     raise Conflict(
                         f"this Idempotency-Key was used for {known.workload_id} with another body; use a new key"
                     )
@@ -356,7 +355,7 @@ class SubmissionService:
         key = submit_key.partition(".")[0]
         draw = 0
         while True:
-            digits = _digest(f"{key} {draw}") if key else secrets.token_hex(16)
+            digits = digest(f"{key} {draw}") if key else secrets.token_hex(16)
             job_id = WorkloadId(f"{name}-{digits[: min(6, 4 + draw)]}")
             is_taken = job_id in self._reserved or service_of_id(view, job_id) is not None
             is_taken = is_taken or job_of_id(view, job_id) is not None
@@ -435,7 +434,7 @@ def family_of(request: JobIn) -> str:
     if not code:
         files = "".join(f"\0{name}\0{text}" for name, text in sorted(source.files.items()))
         code = source.object_name + source.text + files
-    return f"{request.name}-{_digest(code + size)[:12]}"
+    return f"{request.name}-{digest(code + size)[:12]}"
 
 
 def _refuse_ended(record: JobRecord, verb: str) -> None:
@@ -446,17 +445,13 @@ def _refuse_ended(record: JobRecord, verb: str) -> None:
         )
 
 
-def _submit_key(key: str | None, request: BaseModel) -> str:
+def _submit_key(key: str | None, request: JobIn) -> str:
     """The digests of the key and the request; empty without a key. Raises InvalidRequest for a key of another form."""
     if key is None:
         return ""
     if not 1 <= len(key) <= MAX_KEY_CHARS or not key.isascii() or not key.isprintable():
         raise InvalidRequest(f"the Idempotency-Key must be 1 to {MAX_KEY_CHARS} printable characters; a UUID is good")
-    return f"{_digest(key)}.{_digest(request.model_dump_json())}"
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    return f"{digest(key)}.{request_digest(request)}"
 
 
 def _find_key(view: ViewLike, submit_key: str) -> JobRecord | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from kits.job_parts import with_fields
 from kits.scheduling.rival_platform import counts, look, make_view
 from kits.studies.elasticflow_plays import play, promised, trace_of
 from springtide.core.workload import JobState
@@ -59,6 +60,25 @@ def test_who_has_run_already_is_not_thrown_out():
     plan = look(EdfAdmission(), [replace(view, num_replicas=8)], held={"a": range(8)})
     assert counts(plan) == {"a": 8}
     assert not plan.rejected
+
+
+def test_a_job_that_waits_after_a_crash_is_given_nothing_before_it_may_start():
+    soon = make_view("soon", steps=400, deadline_s=101.0, most=4, profile=LINEAR)
+    crashed = with_fields(soon, starts_at_s=30.0, num_restarts=1)
+    views = [crashed, make_view("late", steps=400, deadline_s=900.0, most=4, profile=LINEAR)]
+    plan = look(EdfElastic(), views, slots=4, now_s=20.0)
+    assert counts(plan) == {"late": 4}
+    assert plan.revisit_at_s == 30.0
+    assert counts(look(EdfElastic(), views, slots=4, now_s=30.0, memory=plan.memory))["soon"] == 4
+
+
+def test_workers_that_are_left_after_a_loss_go_on_below_their_minimum():
+    views = [
+        make_view("a", steps=4000, deadline_s=4000.0, most=4, profile=LINEAR),
+        make_view("b", steps=400, deadline_s=90000.0, least=2, most=4, profile=LINEAR),
+    ]
+    assert counts(look(EdfElastic(), views, slots=2, held={"a": [0], "b": [1]})) == {"a": 1, "b": 1}
+    assert counts(look(EdfElastic(), views, slots=2, held={"a": [0]})) == {"a": 2}
 
 
 def test_without_admission_nobody_is_refused_and_the_late_keep_their_turn():

@@ -52,13 +52,17 @@ def test_the_room_of_a_node_and_what_a_replica_takes_of_it_by_the_settings() -> 
         replica=HostResources(cpu_m=2100, memory_bytes=64 * MIB, num_pods=1),
         beside=HostResources(cpu_m=100, num_pods=1),
     )
+    gpus = room_of({"status": {"allocatable": {"cpu": "4", "nvidia.com/gpu": "8"}}}, KubernetesSettings())
+    assert (gpus.total.num_devices, gpus.replica.num_devices, gpus.beside.num_devices) == (8, 1, 0)
     untold = room_of({"status": {"allocatable": {"cpu": "4"}}}, KubernetesSettings())
     assert (untold.total.cpu_m, untold.total.memory_bytes, untold.total.num_pods) == (4000, 10**15, 10**15)
 
 
-def pod(name: str, cpu: str, *, node: str = "n", **labels: str) -> dict[str, Any]:
+def pod(name: str, cpu: str, *, node: str = "n", gpus: int = 0, **labels: str) -> dict[str, Any]:
     metadata = {"name": name, "namespace": "x", "uid": name, "resourceVersion": "1", "labels": labels}
-    return {"metadata": metadata, "spec": {"nodeName": node, "containers": [asks(cpu)]}}
+    asked = asks(cpu)
+    asked["resources"]["limits"] = {"nvidia.com/gpu": gpus} if gpus else {}
+    return {"metadata": metadata, "spec": {"nodeName": node, "containers": [asked]}}
 
 
 def test_the_pods_of_others_are_counted_and_the_platform_s_replicas_are_not() -> None:
@@ -78,13 +82,16 @@ def test_the_pods_of_others_are_counted_and_the_platform_s_replicas_are_not() ->
         pod("web", "500m"),
         pod("ours", "1", **replica),
         pod("control", "250m", **{PLATFORM_LABEL: "mine"}),
-        pod("theirs", "2", **{**replica, PLATFORM_LABEL: "yours"}),
+        pod("theirs", "2", gpus=1, **{**replica, PLATFORM_LABEL: "yours"}),
+        pod("notebook", "0", gpus=2),
+        pod("mine", "0", gpus=4, **replica),
         pod("far", "1", node="m"),
     ):
         note(None, each)
     found = others.beside(node)
-    assert found.room == NodeRoom(total=room.total, others=HostResources(cpu_m=2750, num_pods=3))
+    assert found.room == NodeRoom(total=room.total, others=HostResources(cpu_m=2750, num_pods=4, num_devices=3))
     assert others.beside(node) is found, "the same object, so that nothing is reported anew"
-    note(pod("theirs", "2", **{**replica, PLATFORM_LABEL: "yours"}), None)
+    note(pod("theirs", "2", gpus=1, **{**replica, PLATFORM_LABEL: "yours"}), None)
+    note(pod("notebook", "0", gpus=2), None)
     note(pod("web", "500m"), pod("web", "750m"))
     assert others.beside(node).room == NodeRoom(total=room.total, others=HostResources(cpu_m=1000, num_pods=2))

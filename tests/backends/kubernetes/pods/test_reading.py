@@ -12,7 +12,8 @@ from springtide.backends.kubernetes.pods.reading import MAKING, Making, read_mak
 
 
 def pod(phase: str = "Running", state: dict[str, Any] | None = None, **status: Any) -> dict[str, Any]:
-    containers = [] if state is None else [{"name": "worker", "state": state, "ready": "running" in state}]
+    container = {"name": "worker", "image": "registry/x:1", "state": state, "ready": "running" in (state or {})}
+    containers = [] if state is None else [container]
     return {
         "metadata": {
             "name": "job-0",
@@ -121,11 +122,16 @@ def test_a_container_that_has_ended_is_not_yet_a_pod_that_is_over() -> None:
     ("state", "sentence", "is_stuck"),
     [
         (
-            {"waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "x"'}},
-            'ImagePullBackOff: Back-off pulling image "x"',
+            {"waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "registry/x:1"'}},
+            'ImagePullBackOff: Back-off pulling image "registry/x:1"',
             True,
         ),
-        ({"waiting": {"reason": "ErrImageNeverPull"}}, "ErrImageNeverPull", True),
+        (
+            {"waiting": {"reason": "ErrImagePull", "message": "no such host"}},
+            "ErrImagePull: image registry/x:1: no such host",
+            True,
+        ),
+        ({"waiting": {"reason": "ErrImageNeverPull"}}, "ErrImageNeverPull: image registry/x:1", True),
         (
             {"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "wandb" not found'}},
             'CreateContainerConfigError: secret "wandb" not found',

@@ -25,7 +25,6 @@ from springtide.backends.kubernetes.pods.watch import (
     ADOPT_WINDOW_S,
     CONNECT_AFTER_S,
     STARTING_AFTER_S,
-    STUCK_AFTER_S,
     PodWatch,
 )
 from springtide.backends.local.driver import ProcessDriver
@@ -176,14 +175,24 @@ def test_a_start_may_take_long_but_not_for_ever(stage: Stage) -> None:
     pod = replica.handle.pod
     assert pod is not None
     pod.state = PodLifecycle.CREATING
-    stage.reactor.pass_time(10 * STUCK_AFTER_S)
+    stage.reactor.pass_time(2 * STARTING_AFTER_S)
     assert stage.losses() == [], "an API server that is away is no fault of a pod"
-    pod.state, pod.since_s, pod.reason = PodLifecycle.STARTING, stage.reactor.now_s, "ImagePullBackOff"
-    pod.seen = reading_of(is_stuck=True)
-    stage.reactor.pass_time(STUCK_AFTER_S - 2)
+    pod.state, pod.since_s, pod.reason = PodLifecycle.STARTING, stage.reactor.now_s, "CrashLoopBackOff"
+    pod.seen = reading_of()
+    stage.reactor.pass_time(STARTING_AFTER_S - 2)
     assert stage.losses() == []
     stage.reactor.pass_time(4)
-    assert "ImagePullBackOff" in stage.losses()[0].reason
+    assert "CrashLoopBackOff" in stage.losses()[0].reason
+
+
+def test_an_image_that_cannot_be_had_is_told_and_its_workload_s_own_limit_counts(stage: Stage) -> None:
+    pod = starting(stage).handle.pod
+    assert pod is not None
+    pod.reason, pod.seen = "ErrImagePull: no such host", reading_of(is_stuck=True)
+    stage.reactor.pass_time(2 * STARTING_AFTER_S)
+    (told,) = stage.events()
+    assert isinstance(told, StartHeldUp), "no loss, and so no crash"
+    assert (told.reason, told.is_stuck) == (pod.reason, True)
 
 
 def starting(stage: Stage, number: int = 0, **fields: Any) -> PodReplica:

@@ -1,4 +1,4 @@
-"""What pods request of nodes beside devices: of one pod, of a replica by the settings, of the pods of others."""
+"""What pods request of nodes: of one pod, of a replica by the settings, of the pods of others."""
 
 from __future__ import annotations
 
@@ -28,20 +28,21 @@ _ONE_POD = HostResources(num_pods=1)
 _KEPT_METADATA = ("name", "namespace", "uid", "resourceVersion")
 
 
-def pod_request(spec: Mapping[str, Any]) -> HostResources:
-    """What a pod with this spec requests, as kubelets count it."""
+def pod_request(spec: Mapping[str, Any], device: str = "") -> HostResources:
+    """What a pod with this spec requests, as kubelets count it. `device` is the extended resource that is a device."""
     most = beside = _NOTHING
     for each in spec.get("initContainers") or ():
         if each.get("restartPolicy") == "Always":
             # It runs beside the containers, and beside the init containers after it.
-            beside += _request(each)
+            beside += _request(each, device)
         else:
-            most = _most(most, beside + _request(each))
+            most = _most(most, beside + _request(each, device))
     whole = _amounts((spec.get("resources") or {}).get("requests") or {})
-    asked = _most(most, beside + _sum(_request(each) for each in spec.get("containers") or ()))
+    asked = _most(most, beside + _sum(_request(each, device) for each in spec.get("containers") or ()))
     asked = HostResources(
         cpu_m=asked.cpu_m if whole.cpu_m == 0 else whole.cpu_m,
         memory_bytes=asked.memory_bytes if whole.memory_bytes == 0 else whole.memory_bytes,
+        num_devices=asked.num_devices,
     )
     return asked + _amounts(spec.get("overhead") or {}) + _ONE_POD
 
@@ -50,13 +51,15 @@ def room_of(node: Object, settings: KubernetesSettings) -> NodeRoom:
     """The room on a node without what others request; what its object does not say is there in plenty."""
     allocatable = (node.get("status") or {}).get("allocatable") or {}
     told = {name: allocatable.get(name, _PLENTY) for name in ("cpu", "memory", "pods")}
-    total = _amounts(told) + HostResources(num_pods=_amount(told["pods"], 1))
+    counted = _amount(allocatable.get(settings.device_resource), 1)
+    total = _amounts(told) + HostResources(num_pods=_amount(told["pods"], 1), num_devices=counted)
     worker = {name: value for name, value in (("cpu", settings.pod.cpu), ("memory", settings.pod.memory)) if value}
     given = {"containers": [{"name": CONTAINER_NAME, "resources": {"requests": worker}}]}
     spec = merge(given, settings.pod.overlay)
     own = _sum(_request(each) for each in spec["containers"] if each.get("name") == CONTAINER_NAME)
     replica = pod_request(spec)
-    return NodeRoom(total=total, replica=replica, beside=replica - own)
+    one = HostResources(num_devices=min(counted, 1))
+    return NodeRoom(total=total, replica=replica + one, beside=replica - own)
 
 
 class OtherPods:
@@ -67,6 +70,7 @@ class OtherPods:
 
     def __init__(self, settings: KubernetesSettings) -> None:
         self._platform = label_value(settings.name)
+        self._device = settings.device_resource
         self._on: defaultdict[NodeId, HostResources] = defaultdict(HostResources)
         self._nodes: dict[NodeId, tuple[Node, Node]] = {}
 
@@ -90,7 +94,7 @@ class OtherPods:
         return {
             "metadata": {name: metadata[name] for name in _KEPT_METADATA if name in metadata},
             "node": spec.get("nodeName", ""),
-            "requests": _NOTHING if is_replica else pod_request(spec),
+            "requests": _NOTHING if is_replica else pod_request(spec, self._device),
         }
 
     def note(self, change: ObjectChange) -> None:
@@ -101,14 +105,18 @@ class OtherPods:
             self._on[change.now["node"]] += change.now["requests"]
 
 
-def _request(container: Mapping[str, Any]) -> HostResources:
+def _request(container: Mapping[str, Any], device: str = "") -> HostResources:
     resources = container.get("resources") or {}
     # What is limited and not requested is requested up to its limit.
-    return _amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
+    return _amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})}, device)
 
 
-def _amounts(named: Mapping[str, Any]) -> HostResources:
-    return HostResources(cpu_m=_amount(named.get("cpu"), 1000), memory_bytes=_amount(named.get("memory"), 1))
+def _amounts(named: Mapping[str, Any], device: str = "") -> HostResources:
+    return HostResources(
+        cpu_m=_amount(named.get("cpu"), 1000),
+        memory_bytes=_amount(named.get("memory"), 1),
+        num_devices=_amount(named.get(device), 1),
+    )
 
 
 def _amount(value: Any, factor: int) -> int:
@@ -123,4 +131,8 @@ def _sum(parts: Iterable[HostResources]) -> HostResources:
 
 
 def _most(one: HostResources, other: HostResources) -> HostResources:
-    return HostResources(cpu_m=max(one.cpu_m, other.cpu_m), memory_bytes=max(one.memory_bytes, other.memory_bytes))
+    return HostResources(
+        cpu_m=max(one.cpu_m, other.cpu_m),
+        memory_bytes=max(one.memory_bytes, other.memory_bytes),
+        num_devices=max(one.num_devices, other.num_devices),
+    )

@@ -49,6 +49,11 @@ class StartHolds:
             self._tell(replica, reason, now_s)
 
     def _tell(self, replica: PodReplica, reason: str, now_s: float) -> None:
-        replica.handle.told_hold, replica.handle.told_at_s = reason, now_s
-        event = StartHeldUp(workload_id=replica.workload_id, replica_id=replica.replica_id, reason=reason)
-        self._table.post(event)
+        handle = replica.handle
+        handle.told_hold, handle.told_at_s = reason, now_s
+        is_stuck = bool(reason) and handle.pod is not None and handle.pod.is_stuck
+        self._table.post(
+            StartHeldUp(
+                workload_id=replica.workload_id, replica_id=replica.replica_id, reason=reason, is_stuck=is_stuck
+            )
+        )

@@ -255,4 +255,5 @@ class PodLauncher:
 
 
 def _requests(action: StartReplica, node: Node) -> HostResources:
-    return demand_of(action.workload.container, action.share).on(node)
+    # The pod of a sharer requests no device.
+    return demand_of(action.workload.container, action.share).on(node, is_beside=action.share is not None)

@@ -72,7 +72,7 @@ def read_pod(pod: Mapping[str, Any]) -> Reading:
     is_over = phase in ("Succeeded", "Failed")
     is_running = "running" in state and not is_over
     terminated = state.get("terminated") or {}
-    waiting = _Waiting("") if is_over or is_running else _waiting(pod, node, state)
+    waiting = _Waiting("") if is_over or is_running else _waiting(pod, node, container or {})
     return Reading(
         replica_id=annotations.get(names.REPLICA_ANNOTATION, ""),
         workload_id=annotations.get(names.WORKLOAD_ANNOTATION, ""),
@@ -152,11 +152,13 @@ class _Waiting(NamedTuple):
     is_making: bool = False
 
 
-def _waiting(pod: Mapping[str, Any], node: str, state: Mapping[str, Any]) -> _Waiting:
+def _waiting(pod: Mapping[str, Any], node: str, container: Mapping[str, Any]) -> _Waiting:
     if not node:
         return _Waiting("waiting for binding")
-    waiting = state.get("waiting") or {}
-    reason, message = waiting.get("reason", ""), waiting.get("message", "")
+    waiting = (container.get("state") or {}).get("waiting") or {}
+    reason, message, image = waiting.get("reason", ""), waiting.get("message", ""), container.get("image", "")
+    if "Image" in reason and image and image not in message:
+        message = f"image {image}: {message}" if message else f"image {image}"
     if reason in STUCK_REASONS:
         return _Waiting(f"{reason}: {_cut(message)}" if message else reason, is_stuck=True)
     if reason and reason not in _MAKING_REASONS:

@@ -189,6 +189,9 @@ class PodTable:
         reading = read_pod(obj)
         if self._is_higher(reading.term):
             return
+        if reading.waiting.startswith("ImagePullBackOff") and pod.reason.startswith("ErrImagePull"):
+            # Kubelets alternate between the two, and only the latter says for sure what the registry answered.
+            reading = reading._replace(waiting=pod.reason)
         pod.uid, pod.seen = reading.uid, reading
         if pod.is_over:
             self._remove_if_done(pod)

@@ -11,8 +11,7 @@ from springtide.backends.kubernetes.pods.driver import PodHandle, PodReplica
 TICK_S = 0.5
 # Starts take minutes, so they are checked less often.
 STARTS_EVERY_S = 2.0
-# How long a container may wait for what only a person can fix (an image, a Secret), and for anything else but a pull.
-STUCK_AFTER_S = 300.0
+# How long a container may wait to be started, for anything but a pull and what only a person can fix.
 STARTING_AFTER_S = 600.0
 # How long a worker whose container runs may take to send its Hello.
 CONNECT_AFTER_S = 180.0
@@ -49,7 +48,7 @@ class PodWatch:
         silent_since_s = now_s - self._lost_after_s
         checks_starts = now_s >= self._next_starts_s
         if checks_starts:
-            self._next_starts_s = now_s + min(STARTS_EVERY_S, STUCK_AFTER_S / 2)
+            self._next_starts_s = now_s + STARTS_EVERY_S
         # Filter first: of thousands of replicas hardly any needs a check.
         for replica in [
             each
@@ -75,11 +74,9 @@ class PodWatch:
         if pod.phase == "running":
             if waited_s > CONNECT_AFTER_S:
                 self._table.lose(replica, f"the worker did not connect within {CONNECT_AFTER_S:.0f} s of its start")
-        elif pod.making.is_pulling:
-            # However large its image is. One that cannot be had is stuck.
+        elif pod.making.is_pulling or pod.is_stuck:
+            # However large its image is. One that cannot be had is told as such, and its workload's own limit counts.
             return
-        elif pod.is_stuck and waited_s > STUCK_AFTER_S:
-            self._table.lose(replica, f"its container could not be started for {waited_s:.0f} s: {pod.reason}")
         elif waited_s > STARTING_AFTER_S:
             self._table.lose(replica, f"its container was not started within {waited_s:.0f} s: {pod.reason}")
 

@@ -124,6 +124,7 @@ READS = Reads(
         "changes.resized_at_s",
         "started_at_s",
         "promise.admitted_at_s",
+        "restarts.starts_at_s",
     ),
 )
 

@@ -72,7 +72,19 @@ def decide_elastic(
     admitted, refused = planner.admit(review) if rules.admits else ({}, {})
     counts = planner.counts_now()
     planner.give_to_late(counts, num_devices)
+    without = list(counts)
     planner.grow(counts, num_devices, set(refused))
+    # Workers that are left after a loss, too few to start with, go on: the others grow by what they leave.
+    kept = {
+        index: held
+        for index, (row, held) in enumerate(zip(live.rows, live.held, strict=True))
+        if row.view.job.elastic and 0 < held < row.sizes[0] and not counts[index]
+    }
+    if kept and sum(without) + sum(kept.values()) <= num_devices:
+        for index, held in kept.items():
+            without[index] = held
+        counts = without
+        planner.grow(counts, num_devices, {*refused, *kept})
     until_s = planner.next_moment(counts)
     return ElasticOutcome(
         counts=counts,

@@ -65,10 +65,15 @@ def derived_shares(policy: ElasticParameters) -> DerivedShares:
 def decide_elastically(policy: ElasticParameters, snapshot: Snapshot, derived: DerivedShares | None) -> Plan:
     """The plan of a policy of this family."""
     derived = derived or derived_shares(policy)
-    rows = derived.curves.rows(snapshot)
-    standing = derived.recall(snapshot, rows, policy.slot_s)
+    all_rows = derived.curves.rows(snapshot)
+    standing = derived.recall(snapshot, all_rows, policy.slot_s)
     if standing is not None:
         return standing
+    # A job that waits after a crash cannot use devices; one that is promised its end keeps its claim.
+    pauses_s = [row.view.restarts.starts_at_s for row in all_rows if row.view.restarts.starts_at_s > snapshot.now_s]
+    rows = all_rows
+    if pauses_s and not policy.rules.admits:
+        rows = [row for row in all_rows if row.view.restarts.starts_at_s <= snapshot.now_s]
     num_devices = service_shares(snapshot).left
     reserved = int(len(snapshot.cluster.device_ids()) * policy.reserve_fraction)
     remembered = own_memory(snapshot, derived.rule)
@@ -82,7 +87,11 @@ def decide_elastically(policy: ElasticParameters, snapshot: Snapshot, derived: D
     live = LiveJobs(derived.curves, rows, snapshot)
     reserves_s = [snapshot.overheads.cost_s(row.sizes[-1]) for row in rows] if policy.reserves_overhead else ()
     outcome = decide_elastic(live, num_devices, max(0, num_devices - reserved), policy.rules, reserves_s, review)
-    return derived.plan(snapshot, rows, _verdict_of(live, outcome, ledgers), policy.slot_s)
+    verdict = _verdict_of(live, outcome, ledgers)
+    if pauses_s and not policy.rules.admits:
+        until_s = min(pauses_s) if verdict.until_s is None else min(verdict.until_s, *pauses_s)
+        verdict = msgspec.structs.replace(verdict, until_s=until_s)
+    return derived.plan(snapshot, all_rows, verdict, policy.slot_s)
 
 
 def _verdict_of(live: LiveJobs, outcome: ElasticOutcome, ledgers: Mapping[str, Any]) -> ElasticVerdict:
