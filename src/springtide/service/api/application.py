@@ -76,7 +76,15 @@ def build_api(
     shares = SharingReports(platform, first_answer_s)
     streams = LiveStreams(platform, searches, shares)
     context = routes.ApiContext(
-        platform, history, series, submissions or SubmissionService(platform), streams, quotes, pools, searches, shares
+        platform,
+        history,
+        series,
+        submissions or SubmissionService(platform, quotes.quote),
+        streams,
+        quotes,
+        pools,
+        searches,
+        shares,
     )
     for group in (routes.platform_routes, routes.job_routes, routes.service_routes, routes.workload_routes):
         app.include_router(group(context))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from msgspec.structs import replace
 
 from springtide.control.quotes.alternatives import typed_duration
 from springtide.control.quotes.inquiry import InquiryResult, Options, arriving, changed_job
 from springtide.core.decision import FunctionAllocation, Policy, Refusal, Snapshot
-from springtide.core.errors import InvalidRequest
 from springtide.core.function_search import FunctionSearch, batch_at, steps_of
 from springtide.core.functions import Bill, FunctionMenu, FunctionOption, FunctionPlan
 from springtide.core.quantities import format_duration
@@ -18,7 +17,6 @@ from springtide.core.status.quote import (
     Alternative,
     FunctionQuoteOption,
     OptionName,
-    PlaceQuote,
     Quote,
     Range,
 )
@@ -218,22 +216,6 @@ def _searched_menu(job: TrainingJob, menus: Menus, now_s: float) -> FunctionMenu
     from springtide.scheduling.functions.goal_search import search_step
 
     return search_step(arriving(job, now_s), menus.service, now_s, None).menu
-
-
-def with_other_place(quote: Quote, ask_elsewhere: Callable[[], Quote], place: str) -> Quote:
-    """Add to a quote what would happen to the same job on `place`; the job may be impossible there."""
-    try:
-        other = ask_elsewhere()
-    except InvalidRequest as error:
-        return replace(quote, elsewhere=(PlaceQuote(on=place, verdict="refused", reason=str(error)),))
-    line = PlaceQuote(
-        on=place, verdict=other.verdict, reason=other.reason, finish_s=other.finish_s, cost_usd=other.cost_usd
-    )
-    quote = replace(quote, elsewhere=(line,))
-    if quote.verdict == "refused" and other.verdict == "accepted":
-        offer = Alternative(change=f"--on {place}", finish_s=other.finish_s, cost_usd=other.cost_usd)
-        quote = replace(quote, alternatives=(*quote.alternatives, offer))
-    return replace(quote, bill=other.bill, function_options=other.function_options) if other.on else quote
 
 
 def _wait_s(answer: InquiryResult) -> float | None:
