@@ -35,9 +35,14 @@ REFUSED = {"verdict": "refused"}
         (told(80, 0.2, **UNTIL), on_functions(20, 0.2, **UNTIL), "", "they make its goal at no higher price"),
         (told(80, 0.3, **UNTIL), on_functions(20, 0.2, **UNTIL), "emulator", "both make its goal, functions for less"),
         (told(80, 0.3, **UNTIL), on_functions(101, 0.2, **UNTIL), "", "and functions may not"),
-        (told(101, 0.1, **UNTIL), on_functions(20, 0.2, **UNTIL), "emulator", "they make its goal, for 20.0 s"),
+        (told(101, 0.1, **UNTIL), on_functions(20, 0.2, **UNTIL), "emulator", "and machines may not"),
         (told(101, 0.1, is_promised=True, **UNTIL), on_functions(20, 0.2, **UNTIL), "", "no higher price"),
-        (told(**UNTIL), on_functions(20, 0.2, **UNTIL), "emulator", "on machines as it says"),
+        (
+            told(**UNTIL),
+            on_functions(20, 0.2, **UNTIL),
+            "emulator",
+            "an unknown time on machines, 20.0 s and $0.20 at most on functions",
+        ),
         (told(110, 0.1, **UNTIL), on_functions(120, 0.1, **UNTIL), "", "neither place is sure"),
         (told(130, 0.1, **UNTIL), on_functions(120, 0.1, **UNTIL), "emulator", "functions end earlier"),
         (told(8, 0.6, budget_usd=0.5), on_functions(9, 0.4, budget_usd=0.5), "emulator", "they make its goal"),
@@ -102,7 +107,7 @@ def test_a_job_goes_where_its_quote_says_and_the_reason_is_journaled(asking, con
     quote = asking.post("/v1/quote", json=body).json()
     job = submitted(asking, body)
     assert (quote["on"], job["on"]) == ("emulator", "emulator"), "machines are too slow"
-    assert "on machines " in job["place_reason"]
+    assert "and machines may not" in job["place_reason"]
     kept = connected.view().jobs[job["job_id"]].job
     assert kept.menu is not None
     assert msgspec.json.decode(msgspec.json.encode(kept), type=TrainingJob).place_reason == job["place_reason"]

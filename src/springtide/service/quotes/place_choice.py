@@ -91,7 +91,7 @@ def _choice(machines: Quote, functions: Quote) -> tuple[Where, str]:
         case True, False:
             return "cluster", f"they make its goal, and functions may not: {both}"
         case False, True:
-            return "functions", f"they make its goal, for {_figures(functions)}; on machines {machines.reason}"
+            return "functions", f"they make its goal, and machines may not: {both}"
     if (machines.finish_s.p90 or math.inf) <= (functions.finish_s.p90 or math.inf):
         return "cluster", f"neither place is sure to make its goal: {both}"
     return "functions", f"neither place is sure to make its goal, and functions end earlier: {both}"
