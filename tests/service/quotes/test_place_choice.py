@@ -14,6 +14,9 @@ from springtide.core.status.quote import Alternative, Quote, Range
 from springtide.core.workload import TrainingJob
 from springtide.service.api.application import build_api
 from springtide.service.quotes.place_choice import choose_place
+from springtide.service.reconciler.submission import ResourceSubmission
+from springtide.service.submission.schemas import JobIn
+from springtide.service.submission.submission import SubmissionService
 
 
 def told(finish_s=None, usd=None, **values):
@@ -149,3 +152,11 @@ def test_without_a_function_service_auto_means_machines(http):
     assert job["place_reason"] == (
         "on machines: functions were not considered: this platform is connected to no function service"
     )
+
+
+@pytest.mark.parametrize(
+    "make", [SubmissionService, lambda platform: ResourceSubmission(platform, None, None, None, None)]
+)
+def test_an_object_of_a_cluster_says_where_it_runs(connected, make):
+    with pytest.raises(InvalidRequest, match="a job is an object"):
+        make(connected).submit_job(JobIn.model_validate(asked(), strict=False), None)

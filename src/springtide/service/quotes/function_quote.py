@@ -323,7 +323,7 @@ def _alternatives(
             change=_as_flags(options),
             finish_s=UNKNOWN if option is None else shorter.time_s(option),
             cost_usd=UNKNOWN if option is None else shorter.cost_usd(option),
-            options=options,
+            options={**options},
         )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from types import MappingProxyType
 
 from msgspec.structs import replace
 
@@ -18,7 +19,7 @@ from springtide.scheduling.functions.plan_text import money
 
 # What a place says: its quote, or why the job cannot run there at all.
 Answer = Quote | InvalidRequest
-_NAMES = {"cluster": "machines", "functions": "functions"}
+_NAMES = MappingProxyType({"cluster": "machines", "functions": "functions"})
 
 
 def answer_of(ask: Callable[[], Quote]) -> Answer:
