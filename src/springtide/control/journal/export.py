@@ -37,8 +37,8 @@ NEW_EVENTS: Mapping[str, bool] = MappingProxyType(
     }
 )
 # and fields, with the values without which it is right: defaults, and what a submission has that asks for nothing; or
-# None, if it is right without any value: that is measured at each start, a sentence that is there as text, or known
-# from the record of the service.
+# None, if it is right without any value: that is measured at each start, a sentence that is there as text or decides
+# nothing, or known from the record of the service.
 NEW_FIELDS: Mapping[str, Mapping[str, tuple[Any, ...] | None]] = MappingProxyType(
     {
         "Node": {"room": None},
@@ -50,6 +50,7 @@ NEW_FIELDS: Mapping[str, Mapping[str, tuple[Any, ...] | None]] = MappingProxyTyp
             "on_stall": ("report",),
             "start_timeout_s": (0.0, 1800.0),
             "on_nan": ("report",),
+            "place_reason": None,
         },
         "InferenceService": {"start_timeout_s": (0.0, 600.0)},
         "ProgressReported": {"is_diverged": (False,), "diverged_at_step": (None,)},
