@@ -103,7 +103,7 @@ def test_profiles_are_kept_in_the_users_cache(monkeypatch: pytest.MonkeyPatch, t
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"on": "moon"}, "on must be 'cluster' or 'functions'"),
+        ({"on": "moon"}, "on must be one of 'cluster', 'functions', 'auto'"),
         ({"on": "functions", "global_batch": (8, 64)}, "one global batch"),
         ({"micro_batch": 0}, "micro_batch must be a whole number"),
         ({"micro_batch": 64}, "more than the global batch of 32"),

@@ -276,14 +276,14 @@ class Task:
     ) -> JobHandle:
         """Submit the job to the running platform, as TrainFunction.submit does.
 
-        With on="functions" the layers are profiled first, which takes seconds to minutes, unless `profile` is the path
-        of a profile made by `springtide profile FILE --layers`.
+        With on="functions" or on="auto" the layers are profiled first, which takes seconds to minutes, unless
+        `profile` is the path of a profile made by `springtide profile FILE --layers`.
         """
         refuse_while_importing(str(self._namespace.get("__file__", "")), "submit()")
         source, options = self.source(), self.options.override(overrides)
         self.check_place(options)
         name = self.name or name_from(source.object_name)
-        return submit_job(source, options, name, client, profile=profile)
+        return submit_job(source, options, name, client, profile=profile, is_declared=True)
 
     def quote(
         self, client: Client | None = None, *, profile: str | Path | None = None, **overrides: Unpack[TrainKeywords]
@@ -291,7 +291,8 @@ class Task:
         """Ask the platform what it would do with such a job, as TrainFunction.quote does; nothing is submitted."""
         source, options = self.source(), self.options.override(overrides, "quote()")
         self.check_place(options)
-        return quote_job(source, options, self.name or name_from(source.object_name), client, profile=profile)
+        name, may_choose = self.name or name_from(source.object_name), options.values["on"] == "auto"
+        return quote_job(source, options, name, client, profile=profile, compares=may_choose)
 
     def local(self, out: str | Path | None = None, **overrides: Unpack[TrainKeywords]) -> LocalResult:
         """Train in this process on one worker, without a platform, as TrainFunction.local does.
@@ -349,14 +350,17 @@ def submit_job(
     *,
     profile: str | Path | None = None,
     on_progress: Callable[[str], None] = lambda _: None,
+    is_declared: bool = False,
 ) -> JobHandle:
     """Submit a source file as a job, named by `options` or else `name`.
 
-    For a job on functions, `profile` is the path of a profile of its layers; without one they are measured. Lines about
-    that are passed to `on_progress`. Raises as TrainFunction.submit does.
+    For a job on functions, `profile` is the path of a profile of its layers; without one they are measured. So it is
+    with `on="auto"` for a declared one. Lines about that are passed to `on_progress`. Raises as TrainFunction.submit
+    does.
     """
     connected = _connect() if client is None else client
-    request = job_request(source, options, name, connected, profile=profile, on_progress=on_progress)
+    compares = is_declared and options.values["on"] == "auto"
+    request = job_request(source, options, name, connected, profile=profile, on_progress=on_progress, compares=compares)
     return JobHandle(connected, connected.submit_job(**request).job_id)
 
 

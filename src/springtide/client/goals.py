@@ -66,11 +66,12 @@ class TrainKeywords(TypedDict, total=False):
     whether epochs count passes ("epochs") or equal training progress ("progress"). `num_samples`: the dataset's length,
     if known. `seed`, `name` and `params` (strings for `ctx.params`).
 
-    The place. `on`: "cluster" or "functions". `workers`: `st.auto`, 4, (1, 8) or "1..8". `share` and `memory`: the part
-    of its device that each worker holds, such as (0.3, 0.6) and "4GB". Only on functions: `micro_batch`: samples that
-    pass through the stages at a time; `fastest`: minimise the time, within the budget if there is one; `search`: search
-    for the number of workers and their memory while the job runs; `batch_schedule`: global batch sizes by epoch, such
-    as [(0, 64), (4, 256)]; `study`: the study that the job is a trial of.
+    The place. `on`: "cluster", "functions", or "auto" for whichever makes the goal cheapest. `workers`: `st.auto`, 4,
+    (1, 8) or "1..8". `share` and `memory`: the part of its device that each worker holds, such as (0.3, 0.6) and "4GB".
+    Only on functions: `micro_batch`: samples that pass through the stages at a time; `fastest`: minimise the time,
+    within the budget if there is one; `search`: search for the number of workers and their memory while the job runs;
+    `batch_schedule`: global batch sizes by epoch, such as [(0, 64), (4, 256)]; `study`: the study that the job is a
+    trial of.
     """
 
     deadline: str | float | None

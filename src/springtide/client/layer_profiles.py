@@ -73,7 +73,7 @@ def with_layers(
             on_progress=on_progress,
         )
     completed = {**request, "layer_profile": msgspec.to_builtins(taken.profile)}
-    if taken.stream and completed.get("on") == "functions":
+    if taken.stream and completed.get("on") in ("functions", "auto"):
         completed["stream"] = taken.stream
     elif taken.num_samples is not None:
         completed.setdefault("num_samples", taken.num_samples)

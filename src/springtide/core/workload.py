@@ -147,7 +147,8 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload
     `menu` is set for a job that runs on a function service: the ways to run it there. With `search` the number of
     workers and their memory are searched for while the job runs, starting from the menu.
     `batch_schedule` changes the global batch with the epoch (on functions); `num_samples` is the length of the dataset,
-    if it is known. `stream` names the growing dataset that the job trains on, each sample once, until it is closed.
+    if it is known. `place_reason` says why it was sent to machines or to functions, if its owner left that to the
+    platform. `stream` names the growing dataset that the job trains on, each sample once, until it is closed.
     `study` names the search over jobs that the job is a trial of. `share` is what each worker holds of a device
     (None: the whole). `container` holds the settings of its pods, on Kubernetes.
     The job counts as stalled after `stall_timeout_s` without a step (None: as the platform finds sensible for it; 0: it
@@ -194,6 +195,7 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload
     on_nan: OnNan = "report"
     belief: SpeedBelief | None = None
     confidence: float | None = None
+    place_reason: str = ""
 
     @property
     def is_on_functions(self) -> bool:

@@ -238,6 +238,22 @@ def test_run_on_functions_sends_the_layers(
     assert micro_batch == 4
 
 
+def test_run_on_auto_sends_the_layers_of_a_task_and_tells_the_place(
+    springtide: Run, client: Any, on_functions: MakeJob, task: Path, measured: list[Any]
+) -> None:
+    client.num_places = 2
+    client.add(on_functions(place_reason="on functions: they make its goal"))
+    result = springtide("run", f"{task}:wave", "--on", "auto", "--detach")
+    options = client.calls[-1][1]["options"]
+    assert (options["on"], options["num_samples"]) == ("auto", 1600)
+    assert "on functions: they make its goal" in result.output
+    springtide("run", f"{task}:fit", "--on", "auto", "--detach")
+    assert "layer_profile" not in client.calls[-1][1]["options"], "a training function cannot be cut"
+    client.num_places = 0
+    springtide("run", f"{task}:wave", "--on", "auto", "--detach")
+    assert "layer_profile" not in client.calls[-1][1]["options"], "no functions, nothing to profile for"
+
+
 def test_quote_compares_where_there_are_functions(
     springtide: Run, client: Any, task: Path, measured: list[Any]
 ) -> None:

@@ -70,7 +70,7 @@ def test_without_a_function_service_the_sentence_says_how_to_start_one(http):
     ("changes", "sentence"),
     [
         ({"options__layer_profile": None}, "needs options.layer_profile"),
-        ({"options__on": "mainframe"}, "options.on must be 'cluster' or 'functions'"),
+        ({"options__on": "mainframe"}, "options.on must be 'cluster', 'functions' or 'auto'"),
         ({"options__layer_profile": profile(0)}, "options.layer_profile.layers"),
         ({"options__layer_profile": profile(memory_mb=[2048, 4096])}, "lists of different lengths"),
         (

@@ -110,7 +110,7 @@ def test_what_a_platform_does_not_have_cannot_be_asked_for(http, platform, monke
     schemas = described(http)["components"]["schemas"]
     for model in ("JobIn", "ServiceIn"):
         assert schemas[model]["properties"]["container"] == {"type": "null"}
-    assert schemas["JobOptionsIn"]["properties"]["on"]["const"] == "cluster"
+    assert schemas["JobOptionsIn"]["properties"]["on"]["enum"] == ["cluster", "auto"]
     assert http.post("/v1/quote", json=job_body(container={})).status_code == 422
     monkeypatch.setattr(platform, "cluster", ClusterStatus)
     schemas = described(http)["components"]["schemas"]

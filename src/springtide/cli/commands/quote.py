@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from springtide.cli.jobs.job_options import JobRequest, asked_options, check_place, read_asked
+from springtide.cli.jobs.job_options import JobRequest, asked_options, check_place, read_asked, takes_layers
 from springtide.cli.jobs.offers import quote_text
 from springtide.cli.jobs.profiled import check_profile, profiled_request
 from springtide.cli.loading import as_typed, split_target
@@ -47,7 +47,7 @@ def quote(session: Session, /, target: str, script_args: tuple[str, ...], profil
     """
     asked = read_asked(target, script_args, options)
     check_place(asked)
-    on_functions = asked.options.values["on"] == "functions"
+    on_functions, on = takes_layers(asked), asked.options.values["on"]
     if profile == MEASURE and not on_functions:
         measure(session, asked)
     if profile is None or profile == MEASURE or on_functions:
@@ -63,7 +63,7 @@ def quote(session: Session, /, target: str, script_args: tuple[str, ...], profil
     else:
         answer = session.client.quote(**profiled_request(session, asked, Path(profile)))
     path, _ = split_target(target)
-    told = " --on functions" if on_functions else ""
+    told = "" if on == "cluster" else f" --on {on}"
     told += "" if profile in (None, MEASURE) else f" --profile {profile}"
     hint = f"do it: springtide run {as_typed(path)}{told}"
     session.answer(answer, quote_text(answer), hint if answer.verdict == "accepted" else "")

@@ -9,7 +9,7 @@ import click
 from msgspec.structs import replace
 
 from springtide.cli.jobs.in_cluster import K8S, check_cluster_options, cluster_options, run_in_cluster
-from springtide.cli.jobs.job_options import JobRequest, asked_options, check_place, read_asked
+from springtide.cli.jobs.job_options import JobRequest, asked_options, check_place, read_asked, takes_layers
 from springtide.cli.jobs.offers import alternative_text, refusal_text
 from springtide.cli.jobs.profiled import check_profile, profiled_request
 from springtide.cli.jobs.progress import JobWatcher, can_redraw, display, follow
@@ -50,20 +50,29 @@ def run(session: Session, /, target: str, script_args: tuple[str, ...], profile:
         where, image = options["namespace"] or "", options["image"] or ""
         run_in_cluster(session, asked, namespace=where, image=image, is_detached=options["detach"])
         return
-    if profile is None or asked.options.values["on"] == "functions":
-        client = session.client
-        handle = submit_job(asked.source, asked.options, asked.name, client, profile=profile, on_progress=session.note)
+    if profile is None or takes_layers(asked):
+        handle = submit_job(
+            asked.source,
+            asked.options,
+            asked.name,
+            session.client,
+            profile=profile,
+            on_progress=session.note,
+            is_declared=asked.is_declared,
+        )
     else:
         submitted = session.client.submit_job(**profiled_request(session, asked, Path(profile)))
         handle = JobHandle(session.client, submitted.job_id)
     job = handle.status()
     if job.state == JobState.REJECTED:
-        tell_refusal(session, job, asked, profile if asked.options.values["on"] == "functions" else None)
+        tell_refusal(session, job, asked, profile if takes_layers(asked) else None)
         raise click.exceptions.Exit(1)
     if options["detach"]:
-        held = held_line(job.share, job.enforced).rstrip("\n")
-        session.answer(job, "\n".join([f"{job.job_id} submitted", *([held] if held else [])]), _reattach(job.job_id))
+        told = (held_line(job.share, job.enforced).rstrip("\n"), job.place_reason and f"  {job.place_reason}")
+        session.answer(job, "\n".join([f"{job.job_id} submitted", *filter(None, told)]), _reattach(job.job_id))
         return
+    if job.place_reason:
+        session.note(f"{job.job_id} {job.place_reason}")
     watch(session, handle, is_script=job.kind == "script")
 
 
@@ -108,7 +117,9 @@ def tell_refusal(session: Session, job: JobStatus, asked: JobRequest, profile: s
     """Print why the job was refused, and changes with which the platform would accept it now."""
     reason, changes, told = job.reason, job.alternatives, job.alternatives
     try:
-        quote = quote_job(asked.source, asked.options, asked.name, session.client, profile=profile)
+        quote = quote_job(
+            asked.source, asked.options, asked.name, session.client, profile=profile, compares=takes_layers(asked)
+        )
     except (BackendError, CapacityError):
         # Without a quote, only the policy's own alternatives are printed.
         quote = None

@@ -73,6 +73,12 @@ def check_place(asked: JobRequest) -> None:
         refuse(f"{asked.source.object_name or asked.source.filename} is {kind}, and {ONLY_DECLARED}")
 
 
+def takes_layers(asked: JobRequest) -> bool:
+    """Whether the job may run on functions, for which its layers are profiled, and not its steps."""
+    on = asked.options.values["on"]
+    return on == "functions" or (on == "auto" and asked.is_declared)
+
+
 def _overrides(given: dict[str, Any]) -> TrainKeywords:
     overrides = given_keywords(JOB_OPTIONS, "run", given)
     if given["fastest"] and given["deadline"] is None:

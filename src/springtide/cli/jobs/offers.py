@@ -51,14 +51,15 @@ def alternative_text(offer: Alternative, on: str = "") -> str:
     """
     told = [] if offer.finish_s.p90 is None else [format_duration(offer.finish_s.p90)]
     if offer.cost_usd.p90:
-        told.append(usd(offer.cost_usd.p90) if on and "--on" not in offer.change else dollars(offer.cost_usd))
+        is_of_functions = "--on functions" in offer.change or (on and "--on" not in offer.change)
+        told.append(usd(offer.cost_usd.p90) if is_of_functions else dollars(offer.cost_usd))
     return f"{offer.change} ({', '.join(told)})" if told else offer.change
 
 
 def refusal_text(reason: str, alternatives: Sequence[str]) -> str:
     """REFUSED, the reason, and what would be accepted, including a job without the deadline."""
     offers = list(alternatives)
-    if not any(offer.startswith(BEST_EFFORT) for offer in offers):
+    if not any(BEST_EFFORT in offer for offer in offers):
         offers.append(BEST_EFFORT)
     return f"REFUSED {reason}\n  would work: {' | '.join(offers)}"
 
@@ -71,6 +72,7 @@ def quote_text(quote: Quote) -> str:
         parts.append(refusal_text(quote.reason, [alternative_text(offer, quote.on) for offer in quote.alternatives]))
     else:
         parts.append(f"ACCEPTED {quote.reason}")
+        parts += [f"  {quote.place_reason}"] if quote.place_reason else []
     parts += [f"  because {line}" for line in quote.evidence]
     if quote.share is not None:
         parts.append(held_line(quote.share, quote.enforced).rstrip("\n"))

@@ -258,13 +258,13 @@ def function_options_table(options: Sequence[FunctionQuoteOption]) -> str:
 
 
 def places_lines(quote: Quote) -> list[str]:
-    """One line for each place where the job could run; empty if there is only one."""
+    """One line for each place where the job could run; empty if there is only one. The quote's own reason is told."""
     if not quote.elsewhere:
         return []
     here = PlaceQuote(
         on=quote.on or "cluster",
         verdict=quote.verdict,
-        reason=quote.reason,
+        reason="",
         finish_s=quote.finish_s,
         cost_usd=quote.cost_usd,
     )

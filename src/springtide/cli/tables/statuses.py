@@ -367,6 +367,7 @@ def job_details(job: JobStatus, now_s: float, workers: str = "") -> str:
         # A job on functions has one coordinator as its only worker, so rows about workers and devices would mislead.
         pairs += [*function_pairs(job.functions), *search_pairs(job)]
     pairs += [
+        ("place", job.place_reason),
         *share_pairs(job),
         *(_batch_pairs(job) if has_steps else []),
         ("loss", loss_text(job)),

@@ -157,11 +157,15 @@ class Archive:
                 return JournalMark(seq, bytes(found[0][0]))
         return None
 
-    def memory_at(self, seq: int) -> Any:
-        """The policy's memory at a step that stands in no table of steps any more."""
+    def snapshot_memory(self, seq: int) -> Any:
+        """The policy's memory in the snapshot after that step, which has a checksum; None where there is none."""
         for snapshot in self.snapshots():
             if snapshot.seq == seq:
                 return msgspec.json.decode(decode_snapshot(snapshot.blob).state.memory)
+        return None
+
+    def memory_at(self, seq: int) -> Any:
+        """The policy's memory at a step that stands in no table of steps any more."""
         memory = None
         for row in self.rows(max(0, seq - LONGEST_SAME - 1)):
             if row.seq > seq:

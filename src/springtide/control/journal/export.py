@@ -37,8 +37,8 @@ NEW_EVENTS: Mapping[str, bool] = MappingProxyType(
     }
 )
 # and fields, with the values without which it is right: defaults, and what a submission has that asks for nothing; or
-# None, if it is right without any value: that is measured at each start, a sentence that is there as text, known from
-# the record of the service, or in the speeds of the job's profile.
+# None, if it is right without any value: that is measured at each start, a sentence that is there as text or decides
+# nothing, known from the record of the service, or in the speeds of the job's profile.
 NEW_FIELDS: Mapping[str, Mapping[str, tuple[Any, ...] | None]] = MappingProxyType(
     {
         "Node": {"room": None},
@@ -52,6 +52,7 @@ NEW_FIELDS: Mapping[str, Mapping[str, tuple[Any, ...] | None]] = MappingProxyTyp
             "on_nan": ("report",),
             "belief": None,
             "confidence": None,
+            "place_reason": None,
         },
         "InferenceService": {"start_timeout_s": (0.0, 600.0)},
         "ProgressReported": {"is_diverged": (False,), "diverged_at_step": (None,)},

@@ -227,6 +227,9 @@ class PostgresJournal:
 
     def _memory_at(self, seq: int) -> Any:
         """The policy's memory at a step."""
+        # Rows before a snapshot are compared with no chain: they may be damaged.
+        if (kept := self.archive.snapshot_memory(seq)) is not None:
+            return kept
         query = (
             "SELECT step FROM springtide_steps WHERE seq <= %s "
             "AND position('\"memory\":\"=\"' IN convert_from(step, 'UTF8')) = 0 ORDER BY seq DESC LIMIT 1"

@@ -194,6 +194,9 @@ class SqliteJournal:
 
     def _memory_at(self, seq: int) -> Any:
         """The policy's memory at a step. Raises JournalError."""
+        # Rows before a snapshot are compared with no chain: they may be damaged.
+        if (kept := self.archive.snapshot_memory(seq)) is not None:
+            return kept
         query = "SELECT step FROM steps WHERE seq <= ? ORDER BY seq DESC"
         with self._failing("read"):
             for (data,) in self._db.execute(query, (seq,)):

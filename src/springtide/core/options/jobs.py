@@ -31,7 +31,7 @@ from springtide.core.options.option import FlagText, ObjectField, Option, RestFi
 from springtide.core.workload import DEFAULT_GRACE_S, MAX_VIRTUAL_SHARDS, LearningRateRule, LengthUnit, OnNan, OnStall
 
 Length = Literal["epochs", "progress"]
-Where = Literal["cluster", "functions"]
+Where = Literal["cluster", "functions", "auto"]
 # The unit that a job carries, by the value of the option `length`.
 LENGTH_UNITS = MappingProxyType[Length, LengthUnit]({"epochs": "samples", "progress": "progress"})
 # Of a pipeline on functions whose owner names no size: what FuncPipe was measured with.
@@ -231,11 +231,11 @@ JOB_OPTIONS: Final[Table] = (
         flags={
             "run": FlagText(
                 "--on",
-                "Where: the platform's machines, a function service, or as an object of a Kubernetes cluster.",
+                "Where: the platform's machines, a function service, the better of both, or an object of Kubernetes.",
                 choices=("k8s",),
             )
         },
-        rest=RestField("on", "the platform's machines, or its function service"),
+        rest=RestField("on", "the platform's machines, its function service, or whichever makes its goal cheapest"),
     ),
     # The layers are profiled with it before the job is sent.
     Option(

@@ -18,10 +18,15 @@ from springtide.core.workload import MAX_VIRTUAL_SHARDS, AdaptiveBatch, shards_f
 Values = Mapping[str, Any]
 Rule = Callable[[Values, FaceWords], str | None]
 # What no request can mend: a platform without functions, and code that functions cannot run.
+NO_SERVICE: Final = "this platform is connected to no function service"
 NO_FUNCTIONS: Final = (
-    "this platform is connected to no function service; start it with one: `springtide down`, then "
+    f"{NO_SERVICE}; start it with one: `springtide down`, then "
     "`springtide up --functions emulator` (on this machine, to try it) or aws, alibaba; on Kubernetes set "
     "functions.provider"
+)
+AUTO_IS_NO_OBJECT: Final = (
+    "on Kubernetes a job is an object, which says where it runs: ask `springtide quote FILE --on auto`, then submit it "
+    "with --on functions or without"
 )
 ONLY_DECLARED: Final = (
     "only a declared job can be cut into stages for functions; write it as st.Task(model=..., dataset=..., loss=..., "
@@ -154,7 +159,7 @@ def only_functions_know(values: Values, words: FaceWords) -> str | None:
 
 def profile_is_for_functions(values: Values, words: FaceWords) -> str | None:
     """Machines are not planned from layers; a quote for them may compare with functions by a profile."""
-    if _on_functions(values) or values.get("layer_profile") is None:
+    if values.get("on") in ("functions", "auto") or values.get("layer_profile") is None:
         return None
     return (
         f"{words.name('layer_profile')} is for jobs on functions; add {words.written('on', 'functions')}, or leave it "

@@ -48,7 +48,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     samples; `efficiency_fraction` is what a sample brings against one in a batch of the initial size, and
     `goodput_samples_per_s` the speed times that.
 
-    `on` names the function service that it runs at ("": the platform's machines), `functions` what fills its places.
+    `on` names the function service that it runs at ("": the platform's machines), `functions` what fills its places,
+    `place_reason` why it runs there, if that was left to the platform.
     `search` is set where its configuration is searched for, `stream` where its dataset grows. `batch_schedule` says
     from which epoch on a step has how many samples, `study` which search over jobs it is a trial of. `share` is what
     each of its workers is to hold of a device (None: the whole), `enforced` what enforces that. `pods` are those of its
@@ -106,6 +107,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     learning_rate_factor: float | None = None
     is_diverged: bool = False
     on: str = ""
+    place_reason: str = ""
     functions: FunctionRunStatus | None = None
     search: SearchStatus | None = None
     stream: StreamStatus | None = None

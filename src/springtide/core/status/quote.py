@@ -39,7 +39,7 @@ class Alternative(msgspec.Struct, frozen=True, kw_only=True):
     change: str
     finish_s: Range = UNKNOWN
     cost_usd: Range = UNKNOWN
-    options: dict[str, float | int | None] = {}
+    options: dict[str, float | int | str | None] = {}
     num_devices: int | None = None
 
 
@@ -101,6 +101,7 @@ class Quote(msgspec.Struct, frozen=True, kw_only=True):
     what promises count on from now to the job's end or its deadline, stretch by stretch, where servers are loaned and
     taken back; empty: all there is. `on` names the function service that the quote is for ("": the platform's
     machines), `bill` is then that of the chosen option, and `elsewhere` what the job would meet at other places.
+    `place_reason` says why it is for this place where that was left to the platform (`auto`).
     `search` is set where its workers and memory would be searched for while it runs. `share` is what each of its
     workers would hold of a device (None: the whole), `enforced` what would enforce that.
     """
@@ -129,6 +130,7 @@ class Quote(msgspec.Struct, frozen=True, kw_only=True):
     bill: Bill | None = None
     function_options: tuple[FunctionQuoteOption, ...] = ()
     elsewhere: tuple[PlaceQuote, ...] = ()
+    place_reason: str = ""
     search: SearchQuote | None = None
     share: Share | None = None
     enforced: str = ""

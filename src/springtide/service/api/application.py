@@ -75,9 +75,8 @@ def build_api(
     searches = SearchReports(lambda: service_of(platform.view()))
     shares = SharingReports(platform, first_answer_s)
     streams = LiveStreams(platform, searches, shares)
-    context = routes.ApiContext(
-        platform, history, series, submissions or SubmissionService(platform), streams, quotes, pools, searches, shares
-    )
+    desk = submissions or SubmissionService(platform, quotes.quote)
+    context = routes.ApiContext(platform, history, series, desk, streams, quotes, pools, searches, shares)
     for group in (routes.platform_routes, routes.job_routes, routes.service_routes, routes.workload_routes):
         app.include_router(group(context))
     app.include_router(quote_routes(platform, quotes))

@@ -215,7 +215,7 @@ def tailored(described: dict[str, Any], *, has_pods: bool, has_functions: bool) 
             schemas[model.__name__] = _with_property(schemas[model.__name__], "container", {"type": "null"})
     options = schemas[JobOptionsIn.__name__]
     if not has_functions:
-        options = _with_property(options, "on", {"const": "cluster", "default": "cluster"})
+        options = _with_property(options, "on", {"enum": ["cluster", "auto"], "default": "cluster"})
     schemas[JobOptionsIn.__name__] = {**options, "anyOf": _PLACES if has_functions else _PLACES[:1]}
     return {**described, "components": {**described["components"], "schemas": schemas}}
 
@@ -228,7 +228,7 @@ def _with_property(schema: dict[str, Any], name: str, value: dict[str, Any]) -> 
 _PLACES = [
     {
         "properties": {
-            "on": {"const": "cluster"},
+            "on": {"enum": ["cluster", "auto"]},
             "batch_schedule": {"maxItems": 0},
             "is_fastest": {"const": False},
             "search": {"type": "null"},
@@ -252,7 +252,7 @@ def _state_bounds(schemas: dict[str, Any]) -> None:
     """Add what models do not say: which values of one field go with which of another, and the powers of two."""
     schemas[JobIn.__name__]["properties"]["options"]["anyOf"] = [
         {"properties": {"layer_profile": {"type": "null"}}},
-        {"properties": {"on": {"const": "functions"}}, "required": ["on"]},
+        {"properties": {"on": {"enum": ["functions", "auto"]}}, "required": ["on"]},
     ]
     # A script's batch is its own.
     for model in (JobIn, QuoteIn):

@@ -225,7 +225,7 @@ class HistoryIndex:
         text = f"submitted: {how}, global batch {batch}, {job.num_epochs} epochs"
         if job.goal.deadline_s is not None:
             text += f", deadline in {format_duration(job.goal.deadline_s - self._at_s)}"
-        self._write(job.job_id, "submitted", text)
+        self._write(job.job_id, "submitted", f"{text}; {job.place_reason}" if job.place_reason else text)
 
     @_record.register
     def _(self, event: events.ServiceDeployed) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from msgspec.structs import replace
 
 from springtide.control.quotes.alternatives import typed_duration
 from springtide.control.quotes.inquiry import InquiryResult, Options, arriving, changed_job
 from springtide.core.decision import FunctionAllocation, Policy, Refusal, Snapshot
-from springtide.core.errors import InvalidRequest
 from springtide.core.function_search import FunctionSearch, batch_at, steps_of
 from springtide.core.functions import Bill, FunctionMenu, FunctionOption, FunctionPlan
 from springtide.core.quantities import format_duration
@@ -18,7 +17,6 @@ from springtide.core.status.quote import (
     Alternative,
     FunctionQuoteOption,
     OptionName,
-    PlaceQuote,
     Quote,
     Range,
 )
@@ -220,22 +218,6 @@ def _searched_menu(job: TrainingJob, menus: Menus, now_s: float) -> FunctionMenu
     return search_step(arriving(job, now_s), menus.service, now_s, None).menu
 
 
-def with_other_place(quote: Quote, ask_elsewhere: Callable[[], Quote], place: str) -> Quote:
-    """Add to a quote what would happen to the same job on `place`; the job may be impossible there."""
-    try:
-        other = ask_elsewhere()
-    except InvalidRequest as error:
-        return replace(quote, elsewhere=(PlaceQuote(on=place, verdict="refused", reason=str(error)),))
-    line = PlaceQuote(
-        on=place, verdict=other.verdict, reason=other.reason, finish_s=other.finish_s, cost_usd=other.cost_usd
-    )
-    quote = replace(quote, elsewhere=(line,))
-    if quote.verdict == "refused" and other.verdict == "accepted":
-        offer = Alternative(change=f"--on {place}", finish_s=other.finish_s, cost_usd=other.cost_usd)
-        quote = replace(quote, alternatives=(*quote.alternatives, offer))
-    return replace(quote, bill=other.bill, function_options=other.function_options) if other.on else quote
-
-
 def _wait_s(answer: InquiryResult) -> float | None:
     """Seconds until the job would start: 0 if it starts at once, None if the policy does not plan ahead."""
     if _is_allocated(answer):
@@ -341,7 +323,7 @@ def _alternatives(
             change=_as_flags(options),
             finish_s=UNKNOWN if option is None else shorter.time_s(option),
             cost_usd=UNKNOWN if option is None else shorter.cost_usd(option),
-            options=options,
+            options={**options},
         )
 
 

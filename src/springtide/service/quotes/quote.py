@@ -11,17 +11,19 @@ from msgspec.structs import replace
 from springtide.control.quotes.confidence import SpeedRisk
 from springtide.control.quotes.quote import quote
 from springtide.control.records import JobRecord
-from springtide.core.errors import CapacityError
+from springtide.core.errors import CapacityError, InvalidRequest
+from springtide.core.options.rules import NO_SERVICE, ONLY_DECLARED
 from springtide.core.status.quote import Quote
 from springtide.core.workload import Entrypoint, WorkloadId
 from springtide.service.ports import PlatformLike
-from springtide.service.quotes.function_quote import quote_on_functions, with_other_place
+from springtide.service.quotes.function_quote import quote_on_functions
+from springtide.service.quotes.place_choice import answer_of, choose_place, with_other_place
 from springtide.service.status.sharing import SharingReports
 from springtide.service.submission import sources
 from springtide.service.submission.experience import experience_of
 from springtide.service.submission.function_checks import check_container, check_functions, check_machines
 from springtide.service.submission.function_menus import menus_of, service_of
-from springtide.service.submission.schemas import JobIn, check_job
+from springtide.service.submission.schemas import JobIn, check_job, placed
 from springtide.service.submission.shares import check_share
 from springtide.service.submission.submission import family_of, make_job
 
@@ -67,18 +69,27 @@ class LiveQuotes:
                 return replace(found, share=job.share, enforced=self._shares.enforced(job.share))
 
             def on_functions() -> Quote:
+                if service_of(view) is None:
+                    raise InvalidRequest(NO_SERVICE)
+                asked = placed(request, "functions")
+                if asked.source.kind == "function" and asked.options.layer_profile is None:
+                    raise InvalidRequest(f"no profile of its layers came with it: {ONLY_DECLARED}")
+                check_job(asked)
+                check_functions(asked)
                 family, has_store = family_of(request), self._platform.has_parameter_store
                 menus = menus_of(view, request, family, snapshot.now_s, has_parameter_store=has_store)
                 job = make_job(request, job_id, entrypoint, snapshot.now_s, known, menu=menus.menu, search=menus.search)
                 policy = self._platform.make_policy()
                 return quote_on_functions(snapshot, policy, job, menus, policy_name=view.policy)
 
+            if request.options.on == "auto":
+                return choose_place(answer_of(on_cluster), answer_of(on_functions))
             if request.options.on == "functions":
-                return with_other_place(on_functions(), on_cluster, "cluster")
+                return with_other_place(on_functions(), answer_of(on_cluster), "cluster")
             answer = on_cluster()
             if request.options.layer_profile is None or service_of(view) is None:
                 return answer
-            return with_other_place(answer, on_functions, "functions")
+            return with_other_place(answer, answer_of(on_functions), "functions")
 
     def offers(self, record: JobRecord) -> tuple[str, ...]:
         """Changes, as command line options, with which a refused job would be accepted now.

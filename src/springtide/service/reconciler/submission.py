@@ -30,6 +30,7 @@ from springtide.backends.kubernetes.settings import MANAGED_BY_LABEL, PLATFORM_L
 from springtide.control.records import JobRecord, ServiceRecord
 from springtide.core.containers import ContainerSettings
 from springtide.core.errors import Conflict, InvalidRequest, SpringtideError
+from springtide.core.options.rules import AUTO_IS_NO_OBJECT
 from springtide.core.quantities import validate_name
 from springtide.core.workload import WorkloadId
 from springtide.service.lookup import find_job, find_service, find_workload
@@ -76,6 +77,8 @@ class ResourceSubmission:
         check_job(request)
         check_functions(request)
         self._check_source(request.source)
+        if request.options.on == "auto":
+            raise InvalidRequest(AUTO_IS_NO_OBJECT)
         suffix, told = _name_suffix(key), request_digest(request)
         obj = training_function(
             f"{request.name}-{suffix}",

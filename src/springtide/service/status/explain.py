@@ -92,7 +92,7 @@ def _job_evidence(
     record: JobRecord, view: ViewLike, now_s: float, run: FunctionRunStatus | None, search: SearchStatus | None
 ) -> list[str]:
     status = job_status(record, now_s)
-    evidence: list[str] = []
+    evidence: list[str] = [record.job.place_reason] if record.job.place_reason else []
     if run is not None:
         evidence += function_evidence(record, run, has_search=search is not None)
         if search is not None:

@@ -77,6 +77,7 @@ def _asked_fields(job: TrainingJob) -> dict[str, Any]:
         "is_fastest": job.goal.is_fastest,
         "share": job.share,
         "on": "" if job.menu is None else job.menu.service,
+        "place_reason": job.place_reason,
         "batch_schedule": job.batch_schedule,
         "study": job.study,
     }

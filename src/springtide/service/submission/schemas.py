@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 from pydantic_core import ErrorDetails
 
 from springtide.core.errors import InvalidRequest
+from springtide.core.options.jobs import Where
 from springtide.core.options.rules import JOB_RULES, check_rules
 from springtide.core.options.words import JOB_WORDS
 from springtide.core.quantities import validate_name
@@ -234,6 +235,12 @@ def check_job(job: JobIn) -> None:
             f"options.batch.min_size {batch.min_size} is above options.batch.max_size {batch.max_size}; swap them"
         )
     check_rules(JOB_RULES, checked_values(options), JOB_WORDS["rest"])
+
+
+def placed(job: JobIn, on: Where) -> JobIn:
+    """The same request for one place: machines are sent no profile of layers."""
+    changes = {"on": on} if on == "functions" else {"on": on, "layer_profile": None}
+    return job.model_copy(update={"options": job.options.model_copy(update=changes)})
 
 
 def adaptive_batch(options: JobOptionsIn) -> AdaptiveBatch | None:

@@ -29,10 +29,11 @@ from springtide.core.function_search import FunctionSearch, batch_at
 from springtide.core.functions import FunctionMenu
 from springtide.core.options.jobs import JOB_OPTIONS
 from springtide.core.options.option import copied_fields
-from springtide.core.options.rules import SUBMISSION_RULES, check_rules
+from springtide.core.options.rules import AUTO_IS_NO_OBJECT, SUBMISSION_RULES, check_rules
 from springtide.core.options.services import SERVICE_OPTIONS
 from springtide.core.options.words import JOB_WORDS
 from springtide.core.quantities import validate_name
+from springtide.core.status.quote import Quote
 from springtide.core.workload import (
     Entrypoint,
     Goal,
@@ -60,6 +61,7 @@ from springtide.service.submission.schemas import (
     adaptive_batch,
     check_job,
     check_service,
+    placed,
 )
 from springtide.service.submission.shares import check_share, share_of
 from springtide.service.submission.unfinished import check_unfinished
@@ -75,8 +77,10 @@ class SubmissionService:
     run in parallel, so that one turn of the control loop takes in many.
     """
 
-    def __init__(self, platform: PlatformLike) -> None:
+    def __init__(self, platform: PlatformLike, ask_quote: Callable[[JobIn], Quote] | None = None) -> None:
+        """`ask_quote` finds the place of a job whose request leaves it open; without it such requests are refused."""
         self._platform = platform
+        self._ask_quote = ask_quote
         self._condition = threading.Condition()
         # Keys in use, and ids that are drawn and not journaled yet: no other request may use them meanwhile.
         self._reserved: set[str] = set()
@@ -111,6 +115,7 @@ class SubmissionService:
                         f"this Idempotency-Key was used for {known.workload_id} with another body; use a new key"
                     )
                 return known, False
+            request, place_reason = self._placed(request)
             # Planned before anything is written: a model with a layer that fits no function is refused here.
             menu = search = None
             check_share(view, share_of(request.options.share), request.options.min_workers, request.name)
@@ -132,11 +137,20 @@ class SubmissionService:
             entrypoint = sources.entrypoint_of(request.source, source_store.address(place), import_root)
             experience = experience_of(view, request, family_of(request), source_store.holds)
             job = make_job(request, job_id, entrypoint, self._platform.now_s(), experience, submit_key, menu, search)
-            job = replace(job, container=container)
+            job = replace(job, container=container, place_reason=place_reason)
             record = self._apply(JobSubmitted(job=job)).jobs[job_id]
         if record.job.submit_key != submit_key:
             raise Conflict(f"this Idempotency-Key was used for {job_id} with another body; use a new key")
         return record, True
+
+    def _placed(self, request: JobIn) -> tuple[JobIn, str]:
+        """The request with a place, and why it is that one if the platform chose it. Raises InvalidRequest."""
+        if request.options.on != "auto":
+            return request, ""
+        if self._ask_quote is None:
+            raise InvalidRequest(AUTO_IS_NO_OBJECT)
+        quote = self._ask_quote(request)
+        return placed(request, "functions" if quote.on else "cluster"), quote.place_reason
 
     def deploy_service(
         self, name: str, request: ServiceIn, container: ContainerSettings | None = None
