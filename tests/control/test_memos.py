@@ -381,6 +381,7 @@ PURE = {
         "memory_of",
         "node_of",
     ],
+    "perf/calibration.py": ["_knots"],
     "perf/communication/fabric.py": ["edges", "narrowest_bytes_per_s", "num_devices", "num_leaf_switches"],
     "perf/curve.py": ["_curve", "_fit"],
     "perf/step_estimate.py": ["_fit", "fit_model"],

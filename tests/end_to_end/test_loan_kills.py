@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 POLICY = "two-way/elastic"
 POOLS = ("--pools", "inference=1")
 # Long enough for a loan and a reclaim, twice where the control plane dies.
-NUM_EPOCHS = 40
+NUM_EPOCHS = 80
 
 
 class Nobody:

@@ -101,7 +101,7 @@ PLANTED_BUGS = (
     PlantedBug(
         "a key of idempotency is answered whatever the body",
         _SRC + "service/submission/submission.py",
-        "                if known.job.submit_key != submit_key:\n",
+        '                if not is_of_request(known.job.submit_key.partition(".")[2], request):\n',
         "                if known.job.submit_key.partition('.')[0] != submit_key.partition('.')[0]:\n",
         "tests/service/api/test_application.py::test_a_key_makes_submitting_idempotent",
     ),

@@ -126,6 +126,7 @@ def test_every_field_of_a_status_is_filled_from_the_record():
         known.job,
         share=make_share(0.5),
         study="s",
+        place_reason="on machines",
         stream="clicks",
         menu=MENU,
         batch_schedule=(BatchPhase(from_epoch=0, global_batch_size=8),),

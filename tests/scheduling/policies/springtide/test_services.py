@@ -402,6 +402,18 @@ def check_scene(scene) -> None:
     played(Remade(), arrivals, events, num_devices)
 
 
+def test_a_service_that_waits_comes_after_one_whose_loan_ends_before() -> None:
+    jobs = [("job-0", 1.0, 20, None, 1), ("job-1", 1.0, 296, 203.4, 2), ("job-2", 1.0, 20, None, 1)]
+    jobs += [("job-3", 1.0, 20, None, 1), ("job-4", 61.0, 361, 305.65, 2), ("job-5", 61.0, 20, None, 1)]
+    arrivals = [(at_s, job(name, steps, deadline_s, most=most)) for name, at_s, steps, deadline_s, most in jobs]
+    services = [service(f"s-{index}") for index in range(3)]
+    events: list[tuple[float, Event]] = [(0.0, ServiceDeployed(service=known)) for known in services]
+    events += [(3.0, load(services[0], 0)), (8.0, load(services[0], 0))]
+    for known in services[1:]:
+        events += [(150.0, load(known, 1)), (155.0, load(known, 0))]
+    check_scene((arrivals, events, 3))
+
+
 @given(scene=scenes())
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_services_that_wake_break_no_promise_and_what_is_said_is_true(scene) -> None:

@@ -425,7 +425,7 @@ class Decision:
     def _record(self, placed: Placed) -> None:
         state, snapshot = self.state, self.snapshot
         self._note_given_up()
-        waits = waiting_services(self.reservations, snapshot, placed) if snapshot.services else {}
+        waits = waiting_services(self.reservations, snapshot, placed, state.lent) if snapshot.services else {}
         # What the rest of this decision has left free is for the next one to give.
         soon_s = self.now_s + OVERDUE_S
         state.waits = {who: None if at_s is None else max(at_s, soon_s) for who, at_s in waits.items()}

@@ -76,15 +76,23 @@ def least_loan_s(view: ServiceView, *, is_held: bool) -> float:
 
 
 def waiting_services(
-    reservations: ReservationTable, snapshot: Snapshot, given: Mapping[WorkloadId, object]
+    reservations: ReservationTable,
+    snapshot: Snapshot,
+    given: Mapping[WorkloadId, object],
+    lent: Mapping[WorkloadId, float],
 ) -> dict[WorkloadId, float | None]:
-    """The services that are asked and get no device, and when each can have one by the schedules of the table."""
+    """The services that are asked and get no device, and when each can have one by the schedules of the table.
+
+    A service with a lent device comes before them when its loan ends.
+    """
     waits: dict[WorkloadId, float | None] = {}
+    profile = reservations.profile.copy() if lent else reservations.profile
+    for view in snapshot.services:
+        if view.service.service_id in lent:
+            profile.take(lent[view.service.service_id] + view.service.grace_s, math.inf, 1)
     for view in snapshot.services:
         if view.service.service_id in given or not wanted_replicas(view):
             continue
         span_s = least_loan_s(view, is_held=False) + 1e-3
-        waits[view.service.service_id] = reservations.profile.earliest(
-            len(waits) + 1, span_s, reservations.now_s, math.inf
-        )
+        waits[view.service.service_id] = profile.earliest(len(waits) + 1, span_s, reservations.now_s, math.inf)
     return waits
