@@ -108,14 +108,17 @@ def test_it_is_stopped_with_its_child_by_one_signal(tmp_path: Path) -> None:
         f"supervise.subprocess.Popen = lambda c, **o: real([sys.executable, '-S', {str(child)!r}, *c[3:]], **o)\n"
         f"sys.exit(supervise.Supervisor(['--state', {str(state)!r}, '--port', '0']).run())\n"
     )
-    parent = subprocess.Popen([sys.executable, "-c", code])
-    end_s = time.monotonic() + 30.0
-    while not (state / "platform.json").exists() and time.monotonic() < end_s:
-        time.sleep(0.02)
-    pid = json.loads((state / "platform.json").read_text())["pid"]
-    time.sleep(1.0)
-    parent.send_signal(signal.SIGTERM)
-    assert parent.wait(30.0) == 0
+    with subprocess.Popen([sys.executable, "-c", code]) as parent:
+        try:
+            told, end_s = state / "platform.json", time.monotonic() + 30.0
+            while not (told.exists() and told.read_text()) and time.monotonic() < end_s:
+                time.sleep(0.02)
+            pid = json.loads(told.read_text())["pid"]
+            time.sleep(1.0)
+            parent.send_signal(signal.SIGTERM)
+            assert parent.wait(30.0) == 0
+        finally:
+            parent.kill()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
