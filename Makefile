@@ -132,7 +132,7 @@ ci: setup browser servers compiler
 	$(SAMPLE) $(MAKE) --no-print-directory lanes RERUNS="$(RERUNS)" LANE_LIMIT_S=2700
 
 full: setup browser servers compiler
-	$(MAKE) --no-print-directory lanes RERUNS="$(RERUNS)"
+	SPRINGTIDE_DRAWS_AFRESH=1 $(MAKE) --no-print-directory lanes RERUNS="$(RERUNS)"
 	$(MAKE) --no-print-directory broken
 
 # Two chains of lanes run side by side, one that begins with what computes and one that waits for a cluster and for platforms.

@@ -12,6 +12,8 @@ Case = TypeVar("Case")
 
 # Of a sweep over crash points, steps or drawn cases one in this many is played.
 STRIDE = int(os.environ.get("SPRINGTIDE_SWEEP_STRIDE", "1"))
+# Whether property tests draw examples that no run had before.
+DRAWS_AFRESH = "SPRINGTIDE_DRAWS_AFRESH" in os.environ
 # For whole comparisons of half a minute and more whose parts other tests hold.
 only_in_full = pytest.mark.skipif(STRIDE > 1, reason="long computation: make full plays it")
 

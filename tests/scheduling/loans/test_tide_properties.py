@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from kits.scheduling import pool_world
 from kits.scheduling.loan_days import Day, nodes, turn
-from kits.simulation.sweeps import part
 from springtide.control.controller import Controller
 from springtide.core.tide import Tide
 
@@ -34,9 +33,7 @@ SHORT_DAY = Tide(day_s=16.0, bins_per_day=8)
 def test_whatever_happens_plans_stand_and_minimums_are_kept(strategy, training, tide, monkeypatch):
     monkeypatch.setattr(pool_world, "Controller", functools.partial(Controller, tide=tide))
 
-    @settings(
-        max_examples=part(12, least=4), deadline=None, phases=(Phase.generate,), suppress_health_check=list(HealthCheck)
-    )
+    @settings(max_examples=12, deadline=None, phases=(Phase.generate,), suppress_health_check=list(HealthCheck))
     @given(drawn=nodes, turns=st.lists(turn, min_size=5, max_size=25))
     def play(drawn, turns):
         day = Day(f"{strategy}/{training}", drawn)
