@@ -106,7 +106,7 @@ def test_the_quote_is_asked_with_what_a_run_would_send(client: Any, springtide: 
     result = springtide("quote", training_file, "--budget", "0.50", "--samples", "5000", "--soft", "--wait")
     assert result.exit_code == 0, result.output
     assert "ACCEPTED it is expected to finish in 7m40 .. 8m30" in result.output
-    assert "springtide run" in result.output
+    assert result.output.splitlines()[-1].endswith("--budget 0.50 --samples 5000 --soft --wait")
     ((verb, asked),) = client.calls
     assert (verb, asked["name"]) == ("quote", "fit")
     options = asked["options"]

@@ -1,4 +1,4 @@
-"""The group of a measurement: its members are connected, and nobody else is."""
+"""The group of a measurement: only its members are connected."""
 
 from __future__ import annotations
 

@@ -2,27 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-from prometheus_client import CollectorRegistry
-from starlette.testclient import TestClient
-
-from kits.service.api_fixtures import HEADERS, TOKEN
-from kits.service.function_fixtures import function_job, with_functions
+from kits.service.function_fixtures import function_job
 from springtide.core.events import JobEdited, PauseRequested, UsageReported
 from springtide.core.functions import Bill, Usage
-from springtide.service.api.application import build_api
-
-
-@pytest.fixture
-def connected(tmp_path):
-    return with_functions(tmp_path)
-
-
-@pytest.fixture
-def asking(connected):
-    app = build_api(connected, token=TOKEN, registry=CollectorRegistry())
-    with TestClient(app, base_url="http://127.0.0.1:8787", headers=HEADERS, raise_server_exceptions=False) as client:
-        yield client
 
 
 def begun(asking, connected, **options):

@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from prometheus_client import CollectorRegistry
-from starlette.testclient import TestClient
 
-from kits.service.api_fixtures import HEADERS, TOKEN, job_body
-from kits.service.function_fixtures import MIB, function_job, layer, profile, with_functions
+from kits.service.api_fixtures import job_body
+from kits.service.function_fixtures import MIB, function_job, layer, profile
 from springtide.core.events import PauseRequested, ProgressReported, UsageReported
 from springtide.core.functions import Bill, Usage
 from springtide.core.status.functions import FunctionRunStatus, PlaceStatus
 from springtide.core.wire.functions import LaneTimes
-from springtide.service.api.application import build_api
-
-
-@pytest.fixture
-def connected(tmp_path):
-    return with_functions(tmp_path)
-
-
-@pytest.fixture
-def asking(connected):
-    app = build_api(connected, token=TOKEN, registry=CollectorRegistry())
-    with TestClient(app, base_url="http://127.0.0.1:8787", headers=HEADERS, raise_server_exceptions=False) as client:
-        yield client
 
 
 def refusal(answer, status=422):

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from prometheus_client import CollectorRegistry
-from starlette.testclient import TestClient
 
-from kits.service.api_fixtures import HEADERS, TOKEN, job_body
-from kits.service.function_fixtures import function_job, layer, profile, with_functions
+from kits.service.api_fixtures import job_body
+from kits.service.function_fixtures import function_job, layer, profile
 from springtide.core.errors import InvalidRequest
 from springtide.core.status.quote import Alternative, Quote, Range
 from springtide.core.workload import TrainingJob
-from springtide.service.api.application import build_api
 from springtide.service.quotes.place_choice import choose_place
 from springtide.service.reconciler.submission import ResourceSubmission
 from springtide.service.submission.schemas import JobIn
@@ -80,18 +77,6 @@ def test_where_neither_place_makes_it_the_offers_of_both_are_listed():
     assert "--on functions --budget 3" in found.place_reason
     with pytest.raises(InvalidRequest, match="no room"):
         choose_place(InvalidRequest("no room"), InvalidRequest("no service"))
-
-
-@pytest.fixture
-def connected(tmp_path):
-    return with_functions(tmp_path)
-
-
-@pytest.fixture
-def asking(connected):
-    app = build_api(connected, token=TOKEN, registry=CollectorRegistry())
-    with TestClient(app, base_url="http://127.0.0.1:8787", headers=HEADERS, raise_server_exceptions=False) as client:
-        yield client
 
 
 def asked(**changes):

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
-from prometheus_client import CollectorRegistry
-from starlette.testclient import TestClient
 
-from kits.service.api_fixtures import HEADERS, TOKEN
-from kits.service.function_fixtures import MIB, function_job, layer, profile, with_functions
+from kits.service.function_fixtures import MIB, function_job, layer, profile
 from springtide.control.records import JobRecord, Lifecycle, StateReason
 from springtide.core.events import FunctionsMeasured, ProgressReported, StreamObserved, UsageReported
 from springtide.core.function_search import FunctionMeasurement, StreamView
@@ -17,24 +14,11 @@ from springtide.core.job_parts import JobBounds
 from springtide.core.reasons import ChosenPlan, GroupChange
 from springtide.core.status.functions import FunctionRunStatus
 from springtide.core.workload import Entrypoint, JobState, TrainingJob
-from springtide.service.api.application import build_api
 from springtide.service.status.search_reports import decided_why, excess_of, search_status, tried_of
 from springtide.service.submission.function_searches import as_of, earlier_measurements
 
 # Asked for outright, no pipeline is planned to compare with.
 DEADLINE = {"options__deadline_s": 1200.0, "options__search": True}
-
-
-@pytest.fixture
-def connected(tmp_path):
-    return with_functions(tmp_path)
-
-
-@pytest.fixture
-def asking(connected):
-    app = build_api(connected, token=TOKEN, registry=CollectorRegistry())
-    with TestClient(app, base_url="http://127.0.0.1:8787", headers=HEADERS, raise_server_exceptions=False) as client:
-        yield client
 
 
 def refusal(answer, status=422):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from springtide.cli.jobs.job_options import JobRequest, asked_options, check_place, read_asked, takes_layers
 from springtide.cli.jobs.offers import quote_text
@@ -47,7 +49,7 @@ def quote(session: Session, /, target: str, script_args: tuple[str, ...], profil
     """
     asked = read_asked(target, script_args, options)
     check_place(asked)
-    on_functions, on = takes_layers(asked), asked.options.values["on"]
+    on_functions = takes_layers(asked)
     if profile == MEASURE and not on_functions:
         measure(session, asked)
     if profile is None or profile == MEASURE or on_functions:
@@ -62,11 +64,27 @@ def quote(session: Session, /, target: str, script_args: tuple[str, ...], profil
         )
     else:
         answer = session.client.quote(**profiled_request(session, asked, Path(profile)))
-    path, _ = split_target(target)
-    told = "" if on == "cluster" else f" --on {on}"
-    told += "" if profile in (None, MEASURE) else f" --profile {profile}"
-    hint = f"do it: springtide run {as_typed(path)}{told}"
+    hint = f"do it: springtide run {_as_typed(target, profile, script_args)}"
     session.answer(answer, quote_text(answer), hint if answer.verdict == "accepted" else "")
+
+
+def _as_typed(target: str, profile: str | None, script_args: tuple[str, ...]) -> str:
+    """The arguments with which `run` submits what was quoted."""
+    path, object_name = split_target(target)
+    words = [] if profile in (None, MEASURE) else ["--profile", profile]
+    context = click.get_current_context()
+    for option in context.command.params:
+        name = option.name or ""
+        is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if not (isinstance(option, click.Option) and is_given and name in context.params and name != "profile"):
+            continue
+        value, flag = context.params[name], option.opts[-1]
+        if option.is_flag:
+            words.append(flag if value else option.secondary_opts[-1])
+        else:
+            words += [word for each in (value if option.multiple else [value]) for word in (flag, str(each))]
+    words += ["--", *script_args] if script_args else []
+    return " ".join([as_typed(path) + (f":{object_name}" if object_name else ""), *map(shlex.quote, words)])
 
 
 def measure(session: Session, asked: JobRequest) -> None:

@@ -18,7 +18,7 @@ from springtide_studies.rows import machine_facts, machine_load
 _MOST_OFF = 0.02
 _AFTER_DRIFT = 0.1
 _FEWEST = 30
-# What nobody could know beforehand is only counted.
+# What cannot be known beforehand is only counted.
 _FAILED = "with a failure"
 _TELL_EVERY = 500
 
