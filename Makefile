@@ -32,15 +32,16 @@ NUM_PROCESSES := 4
 CHAINS := chain-computing chain-waiting
 
 .PHONY: setup demo check test upgrade slow slow-computing slow-processes slow-platforms slow-alone examples kubernetes gpu \
-	broken planted golden bench ci full lanes $(CHAINS) clean browser servers compiler
+	broken planted golden bench ci full lanes $(CHAINS) clean browser servers compiler machine
 
 setup: $(STAMP)
 
-# pip, not uv: the pinned CPU build of torch is found by pip only.
+# pip, not uv: the pinned CPU build of torch is found by pip only. Modules are compiled when they are first imported: compiling all
+# of them takes longer than the rest, and most are never imported.
 $(STAMP): pyproject.toml studies/pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[runtime,functions,examples,studies,dev]' --editable ./studies
+	$(BIN)/python -m pip install --quiet --no-compile --editable '.[runtime,functions,examples,studies,dev]' --editable ./studies
 	@touch $@
 
 demo: setup
@@ -124,14 +125,19 @@ compiler:
 	  (apt-get update -qq && apt-get install -y -qq gcc libc6-dev >/dev/null) || \
 	  echo "there is no C compiler and it cannot be installed: the tests of native/ will be skipped"
 
+# Packages of Python and of Debian are installed side by side.
+machine:
+	@$(MAKE) --no-print-directory browser servers compiler & debian=$$!; \
+	$(MAKE) --no-print-directory setup && wait $$debian
+
 # A lane that fails does not stop the others, so that one run shows every failure. A test
 # that fails is run once more, and both outcomes are printed: real processes on a shared machine can miss a moment. What
 # fails twice has failed, and so has a lane with more than a handful of these.
 ci full: RERUNS := --reruns 1 --reruns-delay 2 --max-suite-reruns 5 --rerun-show-tracebacks
-ci: setup browser servers compiler
+ci: machine
 	$(SAMPLE) $(MAKE) --no-print-directory lanes RERUNS="$(RERUNS)" LANE_LIMIT_S=2700
 
-full: setup browser servers compiler
+full: machine
 	SPRINGTIDE_DRAWS_AFRESH=1 $(MAKE) --no-print-directory lanes RERUNS="$(RERUNS)"
 	$(MAKE) --no-print-directory broken
 

@@ -1,4 +1,4 @@
-"""Two compressed days on four real slots: a service under an open-loop tide, and two jobs that train on what it leaves.
+"""Compressed days (two, in CI one) on four real slots: a service under an open-loop tide, and two jobs that train on what it leaves.
 
 The service answers within its objective, its idle slot is loaned by night and back by day, and nothing is lost or run
 twice.
@@ -18,6 +18,7 @@ import pytest
 
 from kits.end_to_end.live_platform import assert_exactly_once
 from kits.end_to_end.open_loop import Answer, Tidal, ask_at, attained_fraction
+from kits.simulation.sweeps import part
 from springtide.control.controller import Controller
 from springtide.control.journal.sqlite import SqliteJournal
 from springtide.control.loop import verify
@@ -33,7 +34,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_grou
 POLICY = "tide/springtide"
 # Long enough that a night outlasts what a loan needs at least: some bins of the tide, the grace of a job and a start.
 DAY_S = 90.0
-NUM_DAYS = 2
+NUM_DAYS = part(2, least=1)
 # A batch of up to four takes 50 ms, so that one replica answers 80 requests a second at most. At night 4 are asked and
 # by day 60, which are four at once and more: with three at once a replica counts as busy, so one is enough by night and
 # two are by day.
@@ -54,8 +55,8 @@ class Double:
         os.write(self.log, "".join(f"{{number:.0f}}\\n" for number in numbers).encode())
         return [2 * number for number in numbers]
 """
-# A step of a job takes 0.2 s on one worker and half of that on two: two days of what training has.
-NUM_EPOCHS = 160
+# A step of a job takes 0.2 s on one worker and half of that on two: what training has in these days.
+NUM_EPOCHS = 80 * NUM_DAYS
 SHARD_S = 0.05
 
 
@@ -162,7 +163,7 @@ class Lived:
 
 
 async def live_through_the_days(platform, jobs: list[str]) -> Lived:
-    """First a few requests to a service at rest, then the tide; beside it somebody looks at noon of the second day."""
+    """First a few requests to a service at rest, then the tide; beside it somebody looks at noon of the last day."""
     url, headers = str(platform.http.base_url), dict(platform.http.headers)
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=50)
     headers = {"Authorization": headers["authorization"]}
@@ -171,7 +172,7 @@ async def live_through_the_days(platform, jobs: list[str]) -> Lived:
         began_s = platform.request("GET", "/v1/status")["now_s"]
         arrivals = LOAD.arrivals(NUM_DAYS * DAY_S, seed=11)
         seen, answers, probes = await asyncio.gather(
-            look(platform.state_dir, jobs, 1.5 * DAY_S),
+            look(platform.state_dir, jobs, (NUM_DAYS - 0.5) * DAY_S),
             ask_at(http, "/f/double", arrivals, first=len(calm)),
             ask_at(http, "/healthz", [number / 5 for number in range(int(NUM_DAYS * DAY_S * 5))]),
         )
@@ -237,7 +238,7 @@ def told(lived: Lived, story: Story) -> str:
     )
 
 
-def test_two_days_of_a_service_and_two_jobs(platform, tmp_path):
+def test_days_of_a_service_and_two_jobs(platform, tmp_path):
     platform.start(policy="springtide", options=("--pools", "inference=2", "--day", str(DAY_S)))
     log = tmp_path / "answered.txt"
     source = {"filename": "double.py", "text": SLOW_DOUBLE, "object_name": "Double", "kind": "class"}

@@ -120,7 +120,9 @@ def _restore_torch(settings: tuple[Any, ...] | None) -> None:
     torch.set_default_dtype(dtype)
     if num_threads is not None:
         torch.set_num_threads(num_threads)
-    torch.use_deterministic_algorithms(is_deterministic)
+    # The call imports torch's compiler: over a second of CPU time.
+    if torch.are_deterministic_algorithms_enabled() != is_deterministic:
+        torch.use_deterministic_algorithms(is_deterministic)
     torch.set_grad_enabled(has_gradients)
 
 

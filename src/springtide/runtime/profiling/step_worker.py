@@ -18,6 +18,7 @@ from springtide.runtime.data.shards import seed_everything
 from springtide.runtime.elastic.context import ElasticContext
 from springtide.runtime.process.child_member import run_member
 from springtide.runtime.process.child_processes import MemberFiles
+from springtide.runtime.process.deferred_compiler import defer_compiler
 from springtide.runtime.process.entry import as_function, load_object
 from springtide.runtime.process.exits import WorkerExit
 from springtide.runtime.profiling.exchange import DeviceTimer, MeasuredExchange, backend_of
@@ -76,6 +77,7 @@ def turns_of(local_batch_size: int, num_iterations: int) -> list[MeasuredTurn]:
 
 def _measure(spec: ProfileSpec, files: MemberFiles) -> WorkerProfile:
     torch.set_num_threads(1)
+    defer_compiler()
     device = _device_of(spec.rank)
     os.environ["GLOO_SOCKET_IFNAME"] = spec.interface
     store = c10d.FileStore(f"{spec.directory}/store", NUM_WORKERS)
