@@ -52,7 +52,15 @@ def control_plane(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     """The folder of programs of a Python that has what the control plane's image has."""
     folder = tmp_path_factory.mktemp("image") / "springtide"
     venv.create(folder, with_pip=True)
-    pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check"]
+    pip = [
+        str(folder / "bin" / "python"),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-compile",
+        "--disable-pip-version-check",
+    ]
     subprocess.run([*pip, f"{wheel}[{extras_of('control-plane')}]"], check=True, timeout=500)
     return folder / "bin"
 
