@@ -1,7 +1,7 @@
-"""Compressed days (two, in CI one) on four real slots: a service under an open-loop tide, and two jobs that train on what it leaves.
+"""Compressed days (two, in CI one) on four real slots: a service under an open-loop tide, and two jobs.
 
-The service answers within its objective, its idle slot is loaned by night and back by day, and nothing is lost or run
-twice.
+The jobs train on what it leaves. The service answers within its objective, its idle slot is loaned by night and back by
+day, and nothing is lost or run twice.
 """
 
 from __future__ import annotations
