@@ -9,10 +9,10 @@ import pytest
 
 from kits.simulation.sweeps import DRAWS_AFRESH, part
 
-# Before any test module is imported: hypothesis draws the same examples each time, but in `make full`.
-# CI plays a part of those of tests that do not say how many they want.
-hypothesis.settings.register_profile("drawn", max_examples=part(100, least=40), derandomize=not DRAWS_AFRESH)
-hypothesis.settings.load_profile("drawn")
+# The profile of the command line (pyproject.toml), before it is loaded: hypothesis draws the same examples each time,
+# but in `make full`. CI plays a part of those of tests that do not say how many they want.
+CI = hypothesis.settings.get_profile("ci")
+hypothesis.settings.register_profile("ci", CI, max_examples=part(100, least=40), derandomize=not DRAWS_AFRESH)
 
 
 @pytest.hookimpl(trylast=True)

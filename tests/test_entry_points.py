@@ -68,6 +68,7 @@ def leads_somewhere(name: str) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_dotted_names_in_the_source_lead_somewhere() -> None:
     lost = {(path.relative_to(ROOT), name) for path in SOURCES for name in names_in(path) if not leads_somewhere(name)}
     assert not lost, lost

@@ -207,6 +207,7 @@ def test_best_effort_drops_the_goal(client: Any, springtide: Run, make_job: Make
     assert not {"deadline_s", "budget_usd"} & set(asked["options"])
 
 
+@pytest.mark.slow
 def test_run_watches_until_the_end(client: Any, springtide: Run, make_job: MakeJob, training_file: str) -> None:
     ended = make_job(state="SUCCEEDED", ended_at_s=479.0, num_workers=0, num_resizes=2, step=1000)
     client.add(make_job(), make_job(), make_job(num_workers=1, num_resizes=2), ended)
@@ -324,6 +325,7 @@ def test_a_cluster_that_cannot_be(cluster: str, springtide: Run) -> None:
     assert "16x8" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_trace_under_two_policies(springtide: Run, tmp_path: Path) -> None:
     asked = ["simulate", "--trace", "generated:5", "--cluster", "1x4", "--policy", "fifo,elastic", "--seed", "3"]
     answer = json.loads(springtide(*asked, "--json", "-").stdout)

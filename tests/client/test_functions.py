@@ -340,6 +340,7 @@ def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_a_function_trains_in_this_process(
     local: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -223,6 +223,7 @@ courses = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     drawn=st.lists(courses, min_size=1, max_size=12),

@@ -17,11 +17,13 @@ from springtide.scheduling.sharing.policy import Sharing
 from springtide.testing.policy import check_policy, check_shared_policy, digest_plans
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", POLICY_NAMES)
 def test_policy_keeps_the_contract(name: str) -> None:
     check_policy(lambda: make_policy(name), num_snapshots=part(200, least=60))
 
 
+@pytest.mark.slow
 def test_plans_do_not_depend_on_the_hash_seed() -> None:
     here = [digest_plans(lambda name=name: make_policy(name)) for name in POLICY_NAMES]
     for hash_seed in ("1", "2"):
@@ -35,6 +37,7 @@ def test_plans_do_not_depend_on_the_hash_seed() -> None:
         assert dict(zip(POLICY_NAMES, done.stdout.split(), strict=True)) == dict(zip(POLICY_NAMES, here, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packer", PACKER_NAMES)
 @pytest.mark.parametrize("inner", ["elastic", "springtide"])
 def test_policy_with_parts_of_devices_keeps_the_contract(packer: str, inner: str) -> None:

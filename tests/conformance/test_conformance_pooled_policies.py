@@ -24,6 +24,7 @@ NAMES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_strategy_keeps_the_contract_of_pools(name: str) -> None:
     check_pooled_policy(lambda: make_policy(name))

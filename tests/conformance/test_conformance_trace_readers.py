@@ -41,6 +41,7 @@ def test_every_format_is_checked() -> None:
     assert set(FORMATS) <= set(CASES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_reader_keeps_the_contract(name: str, tmp_path: Path) -> None:
     read, good = CASES[name]

@@ -415,6 +415,7 @@ def cached_in(path: Path) -> list[str]:
     return sorted(found)
 
 
+@pytest.mark.slow
 def test_caches_of_functions_read_nothing_but_their_arguments() -> None:
     paths = sorted(SOURCE.rglob("*.py"))
     assert {str(path.relative_to(SOURCE)): found for path in paths if (found := cached_in(path))} == PURE

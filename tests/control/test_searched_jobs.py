@@ -146,6 +146,7 @@ def test_nothing_is_decided_anew_while_a_change_is_under_way_or_has_shown_nothin
     assert [a for a in scene.confirm() if isinstance(a, ResizeJob)] == [], "the new plan has not been measured yet"
 
 
+@pytest.mark.slow
 def test_a_measurement_replaces_the_one_of_the_same_and_stale_ones_count_for_nothing():
     scene = Scene(Goal(deadline_s=50_000.0, is_soft=True))
     plan = scene.begin()

@@ -71,6 +71,7 @@ def check(years: Years, folder: Path, keep: Retention, *, early: str, most_cpu_s
     journal.close()
 
 
+@pytest.mark.slow
 def test_a_day_in_small(tmp_path: Path) -> None:
     keep = Retention(steps_s=6 * HOUR_S, steps_bytes=MB // 10, ended_s=DAY_S / 2)
     years = begun(tmp_path, keep, 10)

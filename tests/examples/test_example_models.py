@@ -67,6 +67,7 @@ def test_cells_of_two_inputs_train_layer_by_layer() -> None:
     assert all(layer.parameter_bytes > 0 and layer.activation_bytes > 0 for layer in profile.layers)
 
 
+@pytest.mark.slow
 def test_shapes_of_the_other_two() -> None:
     resnet, bert = load("resnet101"), load("bert_large")
     with torch.device("meta"):

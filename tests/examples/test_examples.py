@@ -107,6 +107,7 @@ def test_declared_task_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     assert declared.wave.source().object_name == "wave"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "num_layers"), [("functions_gpt", 11), ("functions_digits", 10)])
 def test_jobs_for_functions_are_lists_of_layers_and_learn(
     name: str, num_layers: int, monkeypatch: pytest.MonkeyPatch

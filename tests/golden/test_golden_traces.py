@@ -19,6 +19,7 @@ def test_trace_is_as_written(scenario: str, policy: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_difference_is_reported_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path)]) == 1
     assert "differs: deadlines.edf.txt" in capsys.readouterr().out

@@ -85,6 +85,7 @@ def test_why_there_is_no_redis_is_said(monkeypatch):
     assert missing_redis() == "there is no redis-server on this machine"
 
 
+@pytest.mark.slow
 def test_a_postgres_asks_for_its_password_is_nobodys_root_and_ends():
     if missing_postgres():
         pytest.skip(missing_postgres())

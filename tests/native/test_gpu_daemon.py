@@ -75,6 +75,7 @@ def own_daemon(tmp_path: Path) -> Iterator[Daemon]:
 # --- who is who -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_process_gets_the_grant_of_its_replica_on_its_device_and_nothing_else(daemon: Daemon) -> None:
     daemon.send(entry(os.getpid(), "r0"), entry(os.getpid(), "r0", device=1))
     first, again, other = held(daemon), held(daemon), held(daemon, UUIDS[1])
@@ -127,6 +128,7 @@ def test_children_and_orphans_of_a_replica_belong_to_it(daemon: Daemon, how: str
     assert (status, pid_in_slot) == (OK, pid)
 
 
+@pytest.mark.slow
 def test_whoever_is_in_nobodys_family_is_unknown_and_that_is_said(daemon: Daemon) -> None:
     daemon.send(entry(daemon.leader().pid))
     found = ask(daemon.address)
@@ -180,6 +182,7 @@ def test_descriptors_that_a_process_sends_do_not_stay_with_the_daemon(daemon: Da
     until(lambda: daemon.num_files() == num_files, "it holds as many as before")
 
 
+@pytest.mark.slow
 def test_those_who_connect_and_say_nothing_keep_nobody_waiting(daemon: Daemon) -> None:
     daemon.send(entry(os.getpid()))
     silent = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(300)]
@@ -226,6 +229,7 @@ def test_whoever_has_no_pidfd_is_buried_as_well(tmp_path: Path) -> None:
         until(lambda: daemon.next_status().num_processes == 0, "all slots are free")
 
 
+@pytest.mark.slow
 def test_a_client_that_closes_before_the_answer_hurts_nobody(daemon: Daemon) -> None:
     """Whoever answers it writes to nobody, which must be no signal and no error."""
     daemon.send(entry(os.getpid()))
@@ -268,6 +272,7 @@ def test_a_tenant_can_hurt_nobody_but_itself(daemon: Daemon) -> None:
     assert daemon.next_status().sharing.late_p99_s < 1.0
 
 
+@pytest.mark.slow
 def test_a_tenant_with_more_processes_than_slots_is_told_that_it_is_full(daemon: Daemon) -> None:
     daemon.send(entry(os.getpid()))
     askers = [fork_asker(daemon) for _ in range(NUM_PROCESSES + 2)]
@@ -293,6 +298,7 @@ def test_whoever_is_alone_with_the_whole_device_never_waits_and_whoever_has_a_li
     mine.close()
 
 
+@pytest.mark.slow
 def test_nobody_saves_up(daemon: Daemon) -> None:
     """However long a tenant does nothing, it has the stock of a few turns and no more."""
     daemon.send(entry(os.getpid(), share=(0.3, 0.6)))
@@ -371,6 +377,7 @@ def test_a_service_in_trouble_is_granted_its_limit_at_once(daemon: Daemon, tmp_p
     mine.close()
 
 
+@pytest.mark.slow
 def test_a_memory_limit_is_in_the_grant_and_can_change(daemon: Daemon) -> None:
     daemon.send(entry(os.getpid(), memory_mb=100))
     mine = held(daemon)
@@ -453,6 +460,7 @@ def test_nobody_stops_when_the_daemon_is_killed_and_the_next_one_goes_on_where_i
     assert told["launches"] / 1000 / (told["took_ns"] / 1e9) == pytest.approx(0.4, abs=0.05)
 
 
+@pytest.mark.slow
 def test_whoever_dies_while_there_is_no_daemon_is_found_by_the_next_one(own_daemon: Daemon) -> None:
     daemon = own_daemon
     daemon.send(entry(os.getpid()))
@@ -467,6 +475,7 @@ def test_whoever_dies_while_there_is_no_daemon_is_found_by_the_next_one(own_daem
     assert daemon.tenant("r0").memory_used_mb == 0
 
 
+@pytest.mark.slow
 def test_asked_to_end_it_lets_everybody_go_and_leaves_nothing(own_daemon: Daemon) -> None:
     daemon = own_daemon
     daemon.send(entry(os.getpid()))
@@ -488,6 +497,7 @@ def test_a_second_daemon_leaves_the_first_one_alone(daemon: Daemon) -> None:
     held(daemon).close()
 
 
+@pytest.mark.slow
 def test_a_daemon_whose_socket_is_somebody_elses_ends(own_daemon: Daemon) -> None:
     daemon = own_daemon
     assert daemon.process is not None

@@ -148,6 +148,7 @@ def test_pods_are_seen_by_any_of_their_processes(tmp_path: Path) -> None:
     assert pods_seen(tmp_path) == {ONE}
 
 
+@pytest.mark.slow
 def test_every_process_of_a_pod_and_no_other_gets_its_share(daemon: Daemon, groups: Path) -> None:
     daemon.send(entry("a", ONE), entry("b", OTHER, device=1))
     first = Process(daemon, groups / "kubepods" / f"pod{ONE}" / "container")
@@ -174,6 +175,7 @@ def test_every_process_of_a_pod_and_no_other_gets_its_share(daemon: Daemon, grou
             process.close()
 
 
+@pytest.mark.slow
 def test_a_killed_daemon_is_followed_by_one_that_knows_the_pods(daemon: Daemon, groups: Path) -> None:
     daemon.send(entry("a", ONE, memory_mb=10))
     process = Process(daemon, groups / f"pod{ONE}")
@@ -200,6 +202,7 @@ def _take_number(pid: int, group: Path) -> subprocess.Popen[bytes] | None:
     return child
 
 
+@pytest.mark.slow
 def test_a_reused_number_is_not_taken_for_who_connected(daemon: Daemon, groups: Path) -> None:
     """Somebody connects and ends; a sharer's process gets the number; whoever kept the socket asks with it."""
     if not os.access("/proc/sys/kernel/ns_last_pid", os.W_OK):

@@ -62,6 +62,7 @@ def test_a_full_tenant_says_so_and_is_left_in_peace(scene: Scene) -> None:
     assert scene.daemon.num_questions == 1
 
 
+@pytest.mark.slow
 def test_a_daemon_that_never_answers_is_asked_less_and_less(scene: Scene) -> None:
     scene.daemon.answers = lambda client, question: time.sleep(0.2)
     probe = scene.probe()
@@ -84,6 +85,7 @@ def test_the_first_launches_of_all_threads_wait_for_the_first_answer(scene: Scen
     assert scene.daemon.num_questions == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrong",
     ["closed", "short answer", "long answer", "other magic", "no files", "one file", "five files", "small files",
@@ -202,6 +204,7 @@ def test_a_daemon_that_does_not_know_us_yet_leaves_us_our_files(scene: Scene) ->
     probe.end()
 
 
+@pytest.mark.slow
 def test_lost_files_are_replaced_while_threads_launch(scene: Scene) -> None:
     segment = scene.daemon.add(UUID, 7)
     segment.granted_ns = 2**62
@@ -219,6 +222,7 @@ def test_lost_files_are_replaced_while_threads_launch(scene: Scene) -> None:
     assert probe.say("bucket")["segment"] in range(8, 12)
 
 
+@pytest.mark.slow
 def test_a_thousand_new_files_leave_no_descriptor_and_no_memory(scene: Scene) -> None:
     segment = scene.daemon.add(UUID, 1)
     segment.granted_ns = 2**62

@@ -45,6 +45,7 @@ def pointers(program: Path, environment: dict[str, str], native: Native) -> tupl
     return found[DRIVER], found[native.library.name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["shared", "static"])
 def test_the_real_runtime_launches_through_us(native: Native, tmp_path: Path, kind: str) -> None:
     program = native.program("cudart_words", links=links_of(native, kind))

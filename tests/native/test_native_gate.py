@@ -89,6 +89,7 @@ def test_a_big_launch_goes_into_debt_which_the_next_pays(scene: Scene) -> None:
     assert segment.num_open == 0
 
 
+@pytest.mark.slow
 def test_a_rate_of_tokens_is_a_rate_of_device_time(scene: Scene) -> None:
     segment = scene.daemon.add(UUID, 7)
     scene.daemon.rate = 0.5

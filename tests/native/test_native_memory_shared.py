@@ -111,6 +111,7 @@ def test_one_who_died_while_adding_up_holds_nobody_up(scene: MemoryScene) -> Non
     assert now_ns() - before_ns < 10 * PATIENCE_NS
 
 
+@pytest.mark.slow
 def test_one_who_was_stopped_while_adding_up_is_waited_for_once(scene: MemoryScene) -> None:
     segment = scene.limit(8 * MIB)
     stopped, probe = scene.probe(), scene.probe()

@@ -85,6 +85,7 @@ def test_the_choice_lies_within_the_bounds_and_splits_as_told(num_workers, local
     assert (best.local_batch_size[0], best.num_passes[0]) == split_batch(size, num_workers, bounds, least)
 
 
+@pytest.mark.slow
 def test_no_batch_within_the_bounds_is_much_better_than_the_choice():
     best = best_batches(MODEL, NOISE, PLACEMENTS, BOUNDS, 128)
     for index, (num_nodes, num_workers) in enumerate(PLACEMENTS):

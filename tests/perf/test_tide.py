@@ -52,6 +52,7 @@ COURSES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COURSES)
 def test_it_misses_by_less_than_the_last_value_and_than_yesterday(name):
     (_, last, yesterday), _ = judge(range(3), **COURSES[name])
@@ -69,6 +70,7 @@ def test_a_band_holds_what_it_says(name):
         assert most > 0.99
 
 
+@pytest.mark.slow
 def test_the_week_is_used_once_two_are_known():
     weekends = COURSES["weekends"]
     (_, _, with_week), _ = judge(range(2), **weekends)

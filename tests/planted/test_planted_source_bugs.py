@@ -40,7 +40,7 @@ def test_a_planted_bug_is_found(bug: PlantedBug, tmp_path: Path) -> None:
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"),
-            *("--timeout", "90", "--basetemp", str(tmp_path / "t"), bug.test),
+            *("-m", "slow or not slow", "--timeout", "90", "--basetemp", str(tmp_path / "t"), bug.test),
         ],
         cwd=ROOT,
         env=without_coordinates(os.environ) | {"PYTHONPATH": str(tmp_path / "src"), "PYTHONDONTWRITEBYTECODE": "1"},

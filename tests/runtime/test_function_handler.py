@@ -66,6 +66,7 @@ def test_both_stores_share_the_functions_link():
     assert stores[0].beside(stores[1].store)._lanes is stores[0]._lanes
 
 
+@pytest.mark.slow
 def test_a_warm_process_keeps_nothing_of_the_order_before(monkeypatch, tmp_path):
     """The same file's name, another text: the second run must see its own."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

@@ -191,6 +191,7 @@ def test_a_second_control_plane_on_the_same_sqlite_journal_gets_the_next_term(ma
     assert terms == [1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(missing_postgres()), reason=missing_postgres() or "none")
 def test_a_superseded_platform_says_so_and_begins_nothing_more(make):
     with running_postgres() as server:

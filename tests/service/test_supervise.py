@@ -65,6 +65,7 @@ def supervised(state: Path, *script: str) -> tuple[int, str, list[dict[str, str]
     return code, log.getvalue(), [json.loads(line) for line in (state / "starts").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_one_that_ends_in_order_is_not_started_again(state: Path) -> None:
     code, said, starts = supervised(state, "up 0")
     assert (code, said, len(starts)) == (0, "", 1)
@@ -75,6 +76,7 @@ def test_one_that_never_comes_up_is_not_started_again(state: Path, code: int) ->
     assert supervised(state, f"down {code}")[::2] == (code, [{"port": "0", "restarted": ""}])
 
 
+@pytest.mark.slow
 def test_one_that_dies_is_started_again_at_the_same_address_and_knows_why(state: Path) -> None:
     code, said, starts = supervised(state, "up kill", "down 1", "up 0")
     assert code == 0
@@ -88,6 +90,7 @@ def test_one_that_dies_is_started_again_at_the_same_address_and_knows_why(state:
     assert (state / EXITS_FILE).stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.slow
 def test_one_that_dies_again_and_again_at_a_step_is_given_up(state: Path) -> None:
     code, said, starts = supervised(state, "up kill")
     assert code == 1
@@ -95,6 +98,7 @@ def test_one_that_dies_again_and_again_at_a_step_is_given_up(state: Path) -> Non
     assert f"it died {MAX_DEATHS_AT_A_STEP} times at step 0 of the journal, the last time by signal 9" in said
 
 
+@pytest.mark.slow
 def test_it_is_stopped_with_its_child_by_one_signal(tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.mkdir()

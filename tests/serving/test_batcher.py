@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,6 +36,7 @@ def queues(draw):
     ]
 
 
+@pytest.mark.slow
 @given(queues(), st.floats(1, 3), st.none() | st.floats(1, 10))
 def test_a_decision_is_sound(queue, now_s, expected):
     decision = form_batch(queue, now_s, LIMITS, expected_requests=expected)

@@ -355,6 +355,7 @@ def play(tenants: Sequence[Tenant], phases: Sequence[tuple[int, ...]], always: S
     return device
 
 
+@pytest.mark.slow
 @given(scripts())
 def test_a_tenant_that_always_has_work_is_granted_its_request_in_every_second(
     script: tuple[tuple[Tenant, ...], list[tuple[int, ...]], tuple[bool, ...]],
@@ -366,6 +367,7 @@ def test_a_tenant_that_always_has_work_is_granted_its_request_in_every_second(
             assert min(seconds_of(device, who.tenant_id)) >= who.share.request - 1e-9
 
 
+@pytest.mark.slow
 @given(scripts())
 def test_any_second_lacks_at_most_a_tenth_of_a_request(
     script: tuple[tuple[Tenant, ...], list[tuple[int, ...]], tuple[bool, ...]],
@@ -398,6 +400,7 @@ def test_late_ticks_cost_a_training_nothing_of_its_request(phase: int) -> None:
     assert granted_s >= 0.99 * 0.3 * played_s
 
 
+@pytest.mark.slow
 @given(scripts())
 def test_rates_are_bounded_and_the_same_again(
     script: tuple[tuple[Tenant, ...], list[tuple[int, ...]], tuple[bool, ...]],
@@ -423,6 +426,7 @@ def test_nothing_is_wasted_while_a_tenant_below_its_limit_wants_more(tenants: tu
         assert granted == pytest.approx(min(1.0, sum(who.share.limit for who in tenants)))
 
 
+@pytest.mark.slow
 @given(devices())
 def test_a_tenant_that_never_works_takes_nothing_from_the_others(tenants: tuple[Tenant, ...]) -> None:
     idle = tenant("idle", max(0.0, 1.0 - sum(who.share.request for who in tenants)), 1.0, is_slo=True)

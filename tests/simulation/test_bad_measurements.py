@@ -160,6 +160,7 @@ def test_a_trial_ends_at_once_when_somebody_comes() -> None:
     assert changes.of("a")[5][0] <= run.ended_s + RETRY_S + TRIED_WITHIN_S
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(part(8, least=3)))
 def test_promises_hold_and_nobody_flaps_whatever_is_misread(seed: int) -> None:
     changes = Changes()

@@ -43,6 +43,7 @@ def test_named_seed_holds_every_invariant(seed: int, policy: str) -> None:
     run_and_check(seed, policy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "first",
     [
@@ -64,6 +65,7 @@ def test_a_seed_gives_the_same_run_every_time() -> None:
     assert first.num_steps > 20
 
 
+@pytest.mark.slow
 def test_faults_of_every_kind_happen_and_hurt() -> None:
     results = [run_seed(BASE_SEED + index, "elastic", has_more_faults=index % 2 == 1) for index in range(60)]
     kinds = {kind for result in results for kind in result.faults if not kind.startswith("crash at")}

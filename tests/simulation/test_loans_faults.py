@@ -65,12 +65,14 @@ NAMED_SEEDS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "policy"), [pytest.param(s, p, id=f"{s}-{p}") for s, p, _ in NAMED_SEEDS])
 def test_named_seed_holds_every_invariant(seed: int, policy: str) -> None:
     run_and_check(seed, policy)
     run_and_check(seed, policy, num_faults=0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_few_seeds_hold_every_invariant(policy: str) -> None:
     print(f"base seed {BASE_SEED}: set SPRINGTIDE_BASE_SEED and SPRINGTIDE_LOAN_SEEDS for others")
@@ -109,11 +111,13 @@ def test_faults_of_every_kind_happen_to_loans() -> None:
     assert points >= {f"crash at {kind}.{side}" for kind in ("DrainNode", "LabelNode") for side in ("before", "after")}
 
 
+@pytest.mark.slow
 def test_a_seed_gives_the_same_run_every_time() -> None:
     assert run(7, "two-way/fifo") == run(7, "two-way/fifo")
     assert run(7, "two-way/fifo").command == "python -m springtide_studies.fault_seeds --seed 7 --policy two-way/fifo"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["tide/springtide", "two-way/elastic"])
 def test_two_processes_two_hash_seeds_one_story(policy: str) -> None:
     assert story(11, policy, "1") == story(11, policy, "4242")
@@ -222,6 +226,7 @@ def kill_everywhere(policy: str, points: tuple[str, ...], stride: int) -> int:
     return num_killed
 
 
+@pytest.mark.slow
 def test_a_control_plane_killed_between_two_effects_leaves_every_node_in_one_pool() -> None:
     assert kill_everywhere("two-way/fifo", ("start.before", "start.after"), 2) > 20
 
@@ -247,6 +252,7 @@ def lose_at_every_step(policy: str, node_id: str, stride: int, *, kills: bool = 
     return num_lost
 
 
+@pytest.mark.slow
 def test_a_node_lost_while_it_drains_or_is_labelled_comes_back_into_one_pool() -> None:
     assert lose_at_every_step("two-way/fifo", "lent-0", 4) > 10
 

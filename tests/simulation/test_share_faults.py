@@ -41,6 +41,7 @@ MAKERS: tuple[str | Callable[[], Policy], ...] = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "first",
     [
@@ -65,6 +66,7 @@ POOLED = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in sampled(range(12, 96, 12)))]
 )
@@ -88,6 +90,7 @@ def test_a_seed_with_shares_gives_the_same_run_every_time() -> None:
     assert run_seed(7, restless, has_shares=True) == run_seed(7, restless, has_shares=True)
 
 
+@pytest.mark.slow
 def test_shares_change_in_every_state_and_beside_every_trouble() -> None:
     met: Counter[str] = Counter()
     for seed in range(40):
@@ -142,6 +145,7 @@ def _lost_change(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor_module.SimExecutor, "recover", recover)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plant", [_no_bounds, _forgotten_shares, _lost_change])
 def test_planted_bugs_are_found(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)

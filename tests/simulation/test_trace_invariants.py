@@ -207,6 +207,7 @@ def assert_nobody_moves_for_nothing(case: Case, story: Story) -> None:
     assert len(needless) <= (0 if len(set(case.sizes)) == 1 else MOST_SIDEWAYS), needless
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 @given(case=cases())
 @settings(max_examples=part(25, least=8), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -264,6 +265,7 @@ def journals() -> list[str]:
     return lines
 
 
+@pytest.mark.slow
 def test_two_hash_seeds_write_the_same_journals() -> None:
     told = [
         subprocess.run(

@@ -14,6 +14,7 @@ from springtide.simulator.simulate import simulate
 from springtide.workloads.profiles import Profiles
 
 
+@pytest.mark.slow
 def test_processes_give_the_same_answer_as_one() -> None:
     told: list[tuple[str, int, int]] = []
     alone = simulate("generated:30", "2x4", ["fifo", "edf"], seed=5)

@@ -53,6 +53,7 @@ def test_what_is_kept_for_jobs_is_what_counts_as_used(tmp_path: Path) -> None:
     assert figures["rows"][0]["gpu_hours"] == pytest.approx(0.25 * 128 / 3600)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packer", PACKER_NAMES)
 def test_a_crowd_with_parts_and_whole_devices_ends_under_every_packer(tmp_path: Path, packer: str) -> None:
     shares = ("", "0.2..0.5", "0.5", "0.3..0.3", "0.7..0.8")

@@ -34,6 +34,7 @@ def frame_of(header, data=b"", length=None):
     return (len(text) if length is None else length).to_bytes(8, "little") + text + data
 
 
+@pytest.mark.slow
 @given(tensors(), st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=3))
 def test_what_is_encoded_is_decoded_and_the_formats_library_reads_it(named, words):
     data = encode(named, words)

@@ -28,6 +28,7 @@ def test_every_schedule_is_right_for_every_number_of_workers(name, n):
             assert find_faults(make_schedule(name, n, num_elements, chunks)) == []
 
 
+@pytest.mark.slow
 @given(
     name=st.sampled_from(COLLECTIVES),
     n=st.integers(1, 16),

@@ -73,6 +73,7 @@ def test_every_workload_of_pollux_and_sia_is_read() -> None:
         assert all(job.num_steps > 0 for job in trace.jobs), path
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not POLLUX.is_dir(), reason="the reduction of Philly is not here")
 def test_the_reduction_of_philly_is_read_and_drawn() -> None:
     trace = read_trace(POLLUX / "philly_jobs.csv")

@@ -22,6 +22,7 @@ WORKLOADS = DATA / "workloads-osdi21" / "workloads"
 CHEAP = "pollux:population=16:generations=6"
 
 
+@pytest.mark.slow
 @needs_data
 def test_a_journal_decides_the_same_again_and_batches_and_workers_grow():
     journal = MemoryJournal()

@@ -25,6 +25,7 @@ def check_against_highs(problem):
         assert (weights[0] * memory_mb + weights[1]) * step_s == pytest.approx(theirs.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 5, 6])
 def test_highs_finds_and_proves_the_same_optimum(seed):
     check_against_highs(drawn_problem(seed, 5, 3))

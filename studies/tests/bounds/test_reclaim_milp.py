@@ -64,6 +64,7 @@ def test_the_exact_program_finds_what_enumeration_finds(shrink_fraction):
         assert sum(cluster[number].num_devices for number in found.servers) >= needed
 
 
+@pytest.mark.slow
 @needs_solver
 @pytest.mark.parametrize("shrink_fraction", [0.0, 0.5])
 def test_ours_is_within_a_tenth_of_the_exact_program_in_every_case(shrink_fraction):
@@ -75,6 +76,7 @@ def test_ours_is_within_a_tenth_of_the_exact_program_in_every_case(shrink_fracti
         assert exact.cost - 1e-6 <= ours.cost <= 1.1 * exact.cost + 1e-6, f"seed {seed}"
 
 
+@pytest.mark.slow
 @needs_solver
 def test_fapes_greedy_is_good_by_its_own_count_and_blind_to_what_jobs_lose():
     """By the number of jobs it stays near the least on average; by lost work it cannot, as it does not look at it."""

@@ -124,6 +124,7 @@ def test_where_nothing_lives_nothing_is_hit(kind, tmp_path, monkeypatch):
         assert FAULTS[kind].inject(ChaosPlatform(tmp_path, "springtide"), random.Random(1)) == ""
 
 
+@pytest.mark.slow
 def test_disks_and_networks_fail_in_namespaces_of_their_own(tmp_path):
     run = subprocess.run(
         [sys.executable, "-c", IN_NAMESPACES, str(tmp_path)], capture_output=True, text=True, check=True

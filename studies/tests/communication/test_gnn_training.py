@@ -20,6 +20,7 @@ def mean_error(said_s: np.ndarray, measured_s: np.ndarray) -> float:
     return float(np.abs(said_s / measured_s - 1.0).mean())
 
 
+@pytest.mark.slow
 def test_a_law_is_learned_and_holds_on_placements_never_seen() -> None:
     subgraphs = drawn_subgraphs(90, 7)
     seen, unseen = lawful_samples(subgraphs[:70], 1), lawful_samples(subgraphs[70:], 2)
@@ -38,6 +39,7 @@ def test_same_seed_same_model() -> None:
     assert not np.array_equal(first.predict_s(samples[0]), other.predict_s(samples[0]))
 
 
+@pytest.mark.slow
 def test_further_samples_move_what_they_speak_of() -> None:
     """A cluster whose servers turn out half as fast between each other: the model follows, and keeps the rest."""
     subgraphs = drawn_subgraphs(24, 9)

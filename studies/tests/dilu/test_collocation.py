@@ -111,6 +111,7 @@ def test_one_surface_is_no_pair(tmp_path: Path) -> None:
         measured_models(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_small_study_runs_and_says_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dilu_collocation, "SMALL_HORIZON_S", 2.0)
     told: list[tuple[str, int, int]] = []

@@ -32,6 +32,7 @@ def answer(data):
     return answer
 
 
+@pytest.mark.slow
 def test_every_trace_has_every_arm(answer):
     assert [trace["name"] for trace in answer["traces"]] == ["bursty", "periodic", "sporadic", "hump"]
     assert [trace["is_drawn"] for trace in answer["traces"]] == [True, True, True, False]
@@ -46,6 +47,7 @@ def test_every_trace_has_every_arm(answer):
     assert abs(hump["num_requests"] - 25 * 92) < 300
 
 
+@pytest.mark.slow
 def test_the_answer_is_plain_and_the_same_again(answer, data, monkeypatch):
     monkeypatch.setattr(dilu_coscaling, "_SMALL_SECONDS", 40)
     assert msgspec.json.encode(run_study(data=data, is_small=True)) == msgspec.json.encode(answer)
@@ -98,6 +100,7 @@ def test_a_folder_without_traces_is_told(tmp_path):
         run_study(data=tmp_path, is_small=True)
 
 
+@pytest.mark.slow
 def test_some_arms_alone_are_the_two_that_are_compared_and_those(monkeypatch):
     monkeypatch.setattr(dilu_coscaling, "_SMALL_SECONDS", 10)
     answer = run_study(is_small=True, only=("dilu",))

@@ -175,6 +175,7 @@ def test_the_study_on_files_and_without(tmp_path: Path, monkeypatch: pytest.Monk
     assert [workload["name"] for workload in drawn["workloads"]] == ["drawn-20-seed3"]
 
 
+@pytest.mark.slow
 def test_foresight_needs_no_more_devices_than_the_printed_algorithm_on_average() -> None:
     """On thirty drawn workloads of a hundred: the reason why it is there at all."""
     printed = Contender(name="printed", packer=DiluPacker(foresight=False))

@@ -73,6 +73,7 @@ def test_rows_have_their_bounds_and_baselines(data: Path) -> None:
     assert "| instances-40 |" in bench_packing.markdown(report)
 
 
+@pytest.mark.slow
 def test_slow_decisions_and_too_many_devices_do_not_pass(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = bench(data, step_s=0.1)
     failed = {row["case"] for row in slow["rows"] if row["passed"] is False}

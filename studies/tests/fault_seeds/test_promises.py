@@ -76,6 +76,7 @@ def test_jobs_have_profiles_that_are_true_and_deadlines_and_nothing_else_changes
     assert not tight.workload.loads, "no service takes devices from promises"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_faults", [0.0, None])
 def test_promises_are_given_and_refused(num_faults):
     results = [run_seed(seed, "springtide", num_faults=num_faults, has_promises=True) for seed in range(6)]

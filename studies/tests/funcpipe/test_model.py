@@ -65,6 +65,7 @@ def test_a_large_model_is_both_faster_and_cheaper_in_a_pipeline() -> None:
     assert lambda_ml.sync_s > lambda_ml.computation_s
 
 
+@pytest.mark.slow
 def test_faster_links_help_those_more_who_exchange_more() -> None:
     slow, fast = at_bandwidth("bert-large", 1.0), at_bandwidth("bert-large", 20.0)
     gain = [
@@ -75,6 +76,7 @@ def test_faster_links_help_those_more_who_exchange_more() -> None:
     assert 1.0 < gain[0] < gain[1]
 
 
+@pytest.mark.slow
 def test_rivals_are_never_better_under_the_same_weights() -> None:
     profile = lambda_profile("resnet101")
     ours = {point.alpha_2: point for point in pipeline_points(profile, 64, FUNCPIPE)}

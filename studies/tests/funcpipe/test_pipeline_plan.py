@@ -62,6 +62,7 @@ def test_a_plan_that_is_not_the_best_fails(monkeypatch):
     assert "1 models differ" in _criterion([row])
 
 
+@pytest.mark.slow
 def test_the_report_passes_only_with_an_oracle(monkeypatch):
     monkeypatch.setattr(bench_pipeline_plan, "MODELS", ("resnet101",))
     monkeypatch.setattr(bench_pipeline_plan, "_MEASURED_LAYERS", 4)

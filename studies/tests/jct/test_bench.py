@@ -136,6 +136,7 @@ def test_a_policy_that_fails_costs_the_others_nothing(folder: Path, monkeypatch:
     assert "failed" in markdown(report)
 
 
+@pytest.mark.slow
 def test_processes_of_their_own_say_the_same(folder: Path) -> None:
     cases = [
         JctCase(

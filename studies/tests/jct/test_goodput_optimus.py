@@ -32,6 +32,7 @@ def published_s(policy, workload):
     return json.loads((DATA / "published-osdi21" / f"jobload_{policy}-1.0.json").read_text())["jcts"][workload]
 
 
+@pytest.mark.slow
 @needs_data
 def test_tiresias_ends_every_job_at_the_published_second(truths):
     found, published = (
@@ -42,6 +43,7 @@ def test_tiresias_ends_every_job_at_the_published_second(truths):
     assert sum(found.values()) / len(found) == pytest.approx(3469.69375, abs=0.01)
 
 
+@pytest.mark.slow
 @needs_data
 def test_optimus_ends_nearly_every_job_at_the_published_second(truths):
     found, published = (

@@ -34,6 +34,7 @@ def test_the_tide_goes_on_for_a_day_after_the_jobs() -> None:
     assert (tide.num_servers, tide.days, tide.devices_per_server) == (4, 4, 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["dedicated/fifo", "two-way/fifo"])
 def test_a_run_and_its_figures(policy: str) -> None:
     setting = msgspec.structs.replace(SMALL, policy=policy)

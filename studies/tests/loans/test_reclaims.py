@@ -69,6 +69,7 @@ def watched(*steps: Story, until_s: float = 200.0, lost_s: Sequence[float] = (0.
     return minimums
 
 
+@pytest.mark.slow
 def test_a_preempted_job_is_an_interruption_and_the_reclaim_lasts_until_replicas_serve() -> None:
     minimums = watched(
         BEGIN,
@@ -91,6 +92,7 @@ def test_a_preempted_job_is_an_interruption_and_the_reclaim_lasts_until_replicas
     assert (summary["reclaim_reckoned_device_s"], summary["reclaim_lost_device_s"]) == (40.0, 20.0)
 
 
+@pytest.mark.slow
 def test_a_job_that_only_gets_smaller_is_not_interrupted() -> None:
     minimums = watched(
         BEGIN,

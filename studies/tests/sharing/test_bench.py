@@ -111,6 +111,7 @@ def test_a_request_goes_out_when_it_is_due_although_the_one_before_has_no_answer
     assert unanswered[0].status == 0
 
 
+@pytest.mark.slow
 def test_a_connection_that_the_server_closed_meanwhile_fails_no_request():
     num_connections = 0
 

@@ -182,6 +182,7 @@ def test_nothing_is_left_of_a_job_in_a_parameter_store_that_stays(bench_of: Call
     assert parameters.keys("") == ["jobs/other/wire/1.1/000000001/x"]
 
 
+@pytest.mark.slow
 def test_a_cancelled_job_keeps_its_states(bench_of: Callable[..., Bench]) -> None:
     bench = bench_of(total_steps=1000)
     bench.train()
@@ -194,6 +195,7 @@ def test_a_cancelled_job_keeps_its_states(bench_of: Callable[..., Bench]) -> Non
     assert parts == {"bundle", "control", "job", "state"}
 
 
+@pytest.mark.slow
 def test_actions_may_be_repeated(bench_of: Callable[..., Bench]) -> None:
     bench = bench_of()
     bench.executor.start(bench.start_of())
@@ -213,6 +215,7 @@ def test_actions_may_be_repeated(bench_of: Callable[..., Bench]) -> None:
     assert len(bench.of(events.ReplicaReady)) == 1
 
 
+@pytest.mark.slow
 def test_a_killed_function_is_replaced(bench_of: Callable[..., Bench]) -> None:
     bench = bench_of(total_steps=20)
     bench.provider.kills[2] = 5
@@ -227,6 +230,7 @@ def test_a_killed_function_is_replaced(bench_of: Callable[..., Bench]) -> None:
     assert steps == list(range(1, 21))
 
 
+@pytest.mark.slow
 def test_preempted_and_started_again_it_goes_on(bench_of: Callable[..., Bench]) -> None:
     bench = bench_of(total_steps=100)
     bench.train()
@@ -259,6 +263,7 @@ def test_an_error_of_the_user_s_code_is_told_once(bench_of: Callable[..., Bench]
     assert bench.provider.num_invocations == 4
 
 
+@pytest.mark.slow
 def test_a_provider_that_takes_nothing_is_named(bench_of: Callable[..., Bench]) -> None:
     bench = bench_of()
     bench.provider.refusal = "access denied: the role may not be used; attach lambda:InvokeFunction"
@@ -287,6 +292,7 @@ def test_code_that_is_gone_fails_the_job(bench_of: Callable[..., Bench]) -> None
     bench.end(JobState.FAILED)
 
 
+@pytest.mark.slow
 def test_functions_go_on_while_the_control_plane_is_away(bench_of: Callable[..., Bench]) -> None:
     bench = bench_of(total_steps=60)
     bench.train()
@@ -322,6 +328,7 @@ def test_what_was_cut_off_is_begun_anew(bench_of: Callable[..., Bench]) -> None:
     bench.take(events.JobFinished)
 
 
+@pytest.mark.slow
 def test_an_older_coordinator_finds_itself_fenced(bench_of: Callable[..., Bench]) -> None:
     bench = bench_of(total_steps=1000)
     bench.train()
@@ -341,6 +348,7 @@ def test_an_older_coordinator_finds_itself_fenced(bench_of: Callable[..., Bench]
     assert (after.generation, after.verb) == (9, "run")
 
 
+@pytest.mark.slow
 def test_a_budget_stops_it_with_a_checkpoint(bench_of: Callable[..., Bench]) -> None:
     bench = bench_of(total_steps=2000)
     bench.job = type(bench.job)(
@@ -358,6 +366,7 @@ def test_a_budget_stops_it_with_a_checkpoint(bench_of: Callable[..., Bench]) -> 
     bench.take(events.ReplicaStopped)
 
 
+@pytest.mark.slow
 def test_a_goal_that_is_durable_holds_for_who_runs(bench_of: Callable[..., Bench]) -> None:
     bench = bench_of(total_steps=100_000)
     bench.train()

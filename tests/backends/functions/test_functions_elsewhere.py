@@ -175,6 +175,7 @@ def test_code_that_is_not_in_the_store_fails_the_job(site_of: Callable[..., Site
     assert "holds no code workloads/j/source/task.py" in failed.error
 
 
+@pytest.mark.slow
 def test_one_on_an_empty_disk_goes_on_with_the_functions_of_the_one_before(site_of: Callable[..., Site]) -> None:
     site = site_of(total_steps=80)
     site.provider.waits_at = 40
@@ -204,6 +205,7 @@ def test_one_on_an_empty_disk_goes_on_with_the_functions_of_the_one_before(site_
     wait_until(lambda: b"step 60/80" in site.copy("logs/j.1.0.log"))
 
 
+@pytest.mark.slow
 def test_one_that_was_asleep_neither_directs_nor_invokes_nor_tells(site_of: Callable[..., Site]) -> None:
     """The first goes on by itself all the while, as a process does that does not know that it was replaced."""
     site = site_of(total_steps=150)
@@ -225,6 +227,7 @@ def test_one_that_was_asleep_neither_directs_nor_invokes_nor_tells(site_of: Call
     assert status.num_redone_steps == 0
 
 
+@pytest.mark.slow
 def test_a_job_that_rested_when_the_disk_was_lost_is_cleared_and_known(site_of: Callable[..., Site]) -> None:
     site = site_of(total_steps=1000)
     site.train()
@@ -243,6 +246,7 @@ def test_a_job_that_rested_when_the_disk_was_lost_is_cleared_and_known(site_of: 
     assert site.store.keys("jobs/j/state/")
 
 
+@pytest.mark.slow
 def test_a_job_that_rested_goes_on_elsewhere_from_its_state_with_its_bill(site_of: Callable[..., Site]) -> None:
     site = site_of(total_steps=100)
     site.train()
@@ -269,6 +273,7 @@ def test_a_job_that_rested_goes_on_elsewhere_from_its_state_with_its_bill(site_o
     assert (notes.term, notes.used_incarnations) == (2, 8)
 
 
+@pytest.mark.slow
 def test_nobody_is_invoked_whose_number_cannot_be_noted(
     site_of: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,6 +300,7 @@ def test_nobody_is_invoked_whose_number_cannot_be_noted(
     assert site.provider.num_invocations == 0
 
 
+@pytest.mark.slow
 def test_a_store_that_is_away_for_a_moment_costs_no_retry_when_another_takes_over(
     site_of: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:

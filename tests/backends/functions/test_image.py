@@ -30,6 +30,7 @@ def report():
     return size_report()
 
 
+@pytest.mark.slow
 def test_what_is_required_comes_along_and_the_platform_stays_at_home(report):
     names = {package.name for package in report.packages}
     assert {"torch", "numpy", "awslambdaric", "obstore", "springtide", "typing-extensions"} <= names
@@ -57,6 +58,7 @@ def test_an_image_that_cannot_load_torch_is_told(report):
         assert "public.ecr.aws/lambda/python:3.11" not in dockerfile("lambda")
 
 
+@pytest.mark.slow
 def test_the_build_context_is_complete_and_can_be_written_again(tmp_path):
     out = tmp_path / "image"
     write_package(out)
@@ -76,6 +78,7 @@ def test_the_build_context_is_complete_and_can_be_written_again(tmp_path):
     assert DEFAULT_HANDLER in recipe
 
 
+@pytest.mark.slow
 def test_function_computes_image_serves_http_and_needs_no_lambda_runtime(tmp_path):
     report = write_package(tmp_path / "image", "alibaba")
     assert "awslambdaric" not in {package.name for package in report.packages}

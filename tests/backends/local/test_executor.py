@@ -209,6 +209,7 @@ def test_a_command_that_does_not_exist_is_a_loss(platform_of: Callable[..., Plat
     assert "could not be started" in platform.until(ReplicaLost).reason
 
 
+@pytest.mark.slow
 def test_a_stopped_process_is_lost_and_killed(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "SUSPECT_AFTER_S", 0.4)
     monkeypatch.setattr(watch, "LOST_AFTER_S", 0.8)
@@ -273,6 +274,7 @@ def test_ending_a_job_ends_its_workers(platform: Platform) -> None:
     platform.barrier()
 
 
+@pytest.mark.slow
 def test_a_broken_group_whose_members_all_live_is_reported(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("springtide.backends.control_channel.reports.LOST_AFTER_S", 0.2)
     monkeypatch.setattr("springtide.backends.control_channel.reports._BREAK_CHECK_S", 0.1)
@@ -298,6 +300,7 @@ def test_outside_events_wake_the_loop(platform: Platform) -> None:
     assert list(platform.executor.wait(None)) == [event]
 
 
+@pytest.mark.slow
 def test_spawns_are_limited_at_once(platform_of: Callable[..., Platform], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("springtide.backends.local.launcher.MAX_SPAWNS_AT_ONCE", 2)
     platform = platform_of()

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from kits.local.local_platform import Platform, living_workers, start
 from springtide.core.actions import PreemptJob, ResizeJob, StopReplica
 from springtide.core.events import (
@@ -42,6 +44,7 @@ def form(generation: int, *replica_ids: str, forced: bool = False) -> ResizeJob:
     )
 
 
+@pytest.mark.slow
 def test_living_workers_are_adopted_and_go_on(platform_of: Callable[..., Platform]) -> None:
     first = platform_of()
     first.executor.recover(Standing())
@@ -87,6 +90,7 @@ def test_the_dead_are_reported_and_those_asked_to_stop_are_not_lost(platform_of:
     assert len(second.events) == 2
 
 
+@pytest.mark.slow
 def test_a_foreign_worker_is_fenced(platform_of: Callable[..., Platform]) -> None:
     first = platform_of()
     first.executor.recover(Standing())

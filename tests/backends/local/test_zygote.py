@@ -47,6 +47,7 @@ def test_a_worker_is_forked_and_its_exit_code_is_known(zygote_platform_of: Calla
     assert platform.until(ReplicaLost).exit_code == 4
 
 
+@pytest.mark.slow
 def test_a_dead_zygote_is_replaced_and_its_workers_live_on(zygote_platform_of: Callable[..., Platform]) -> None:
     platform = zygote_platform_of()
     platform.executor.recover(Standing())
@@ -62,6 +63,7 @@ def test_a_dead_zygote_is_replaced_and_its_workers_live_on(zygote_platform_of: C
     assert platform.until(ReplicaLost).replica_id == "r0"
 
 
+@pytest.mark.slow
 def test_a_request_that_kills_the_zygote_is_given_up(zygote_platform_of: Callable[..., Platform]) -> None:
     platform = zygote_platform_of()
     platform.executor.recover(Standing())
@@ -79,6 +81,7 @@ def test_a_zygote_that_does_not_come_up_loses_the_start(zygote_platform_of: Call
     assert lost.reason == "the process that starts workers does not come up: no torch here"
 
 
+@pytest.mark.slow
 def test_the_next_executor_takes_over_the_zygote(zygote_platform_of: Callable[..., Platform]) -> None:
     platform = zygote_platform_of()
     platform.executor.recover(Standing())

@@ -2,11 +2,13 @@
 
 import json
 
+import pytest
 from click.testing import CliRunner
 
 from springtide.cli.main import cli
 
 
+@pytest.mark.slow
 def test_it_says_how_large_the_image_gets_and_writes_its_recipe(tmp_path):
     told = CliRunner().invoke(cli, ["package", "--out", str(tmp_path / "image")])
     assert told.exit_code == 0, told.output
@@ -17,6 +19,7 @@ def test_it_says_how_large_the_image_gets_and_writes_its_recipe(tmp_path):
     assert (tmp_path / "image" / "Dockerfile").is_file()
 
 
+@pytest.mark.slow
 def test_sizes_alone_write_nothing_and_json_is_one_document(tmp_path):
     told = CliRunner().invoke(cli, ["package", "--sizes-only", "--out", str(tmp_path / "image"), "--json"])
     assert json.loads(told.output)["fits_image"] is True

@@ -78,6 +78,7 @@ def test_the_check_tries_every_plan(file):
         assert any(point["step_s"] == pytest.approx(row["step_s"]) for point in answer["front"]["points"])
 
 
+@pytest.mark.slow
 def test_a_front_of_many_layers_is_a_sweep(tmp_path):
     path = tmp_path / "large.json"
     path.write_bytes(msgspec.json.encode(profile_of(16)))

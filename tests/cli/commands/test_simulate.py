@@ -16,6 +16,7 @@ Run = Callable[..., Result]
 ASKED = ("simulate", "--trace", "generated:20", "--cluster", "1x4", "--seed", "3")
 
 
+@pytest.mark.slow
 def test_answer_report_and_series(springtide: Run, tmp_path: Path) -> None:
     output, report = tmp_path / "out.json", tmp_path / "report.html"
     done = springtide(*ASKED, "--policy", "fifo,elastic", "--json", str(output), "--html", str(report), "--jobs", "9")

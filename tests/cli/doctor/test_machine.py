@@ -30,6 +30,7 @@ def _torch(monkeypatch: pytest.MonkeyPatch, stdout: bytes, stderr: bytes = b"") 
 GOOD = b'{"version": "2.13.0", "gloo": true, "gpus": []}\n'
 
 
+@pytest.mark.slow
 def test_a_machine_that_is_well(springtide: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     _torch(monkeypatch, GOOD)
     result = springtide("doctor", "--json")
@@ -40,6 +41,7 @@ def test_a_machine_that_is_well(springtide: Run, monkeypatch: pytest.MonkeyPatch
     assert (result.exit_code, answer["passed"]) == (0, True)
 
 
+@pytest.mark.slow
 def test_without_torch(springtide: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     _torch(monkeypatch, b"", b"Traceback\nModuleNotFoundError: No module named 'torch'\n")
     result = springtide("doctor")
@@ -48,6 +50,7 @@ def test_without_torch(springtide: Run, monkeypatch: pytest.MonkeyPatch) -> None
     assert "pip install 'springtide[runtime]'" in result.output
 
 
+@pytest.mark.slow
 def test_a_token_that_others_can_read(springtide: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _torch(monkeypatch, GOOD)
     token = tmp_path / "token"
@@ -56,6 +59,7 @@ def test_a_token_that_others_can_read(springtide: Run, monkeypatch: pytest.Monke
     assert f"chmod 600 {token}" in springtide("doctor").output
 
 
+@pytest.mark.slow
 def test_a_platform_that_died(springtide: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _torch(monkeypatch, GOOD)
     process = subprocess.Popen(["true"])
@@ -68,6 +72,7 @@ def test_a_platform_that_died(springtide: Run, monkeypatch: pytest.MonkeyPatch, 
     assert result.exit_code == 1
 
 
+@pytest.mark.slow
 def test_every_complaint_has_a_mend(springtide: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _torch(monkeypatch, b'{"version": "1", "gloo": false, "gpus": []}')
     (tmp_path / "platform.json").write_text(json.dumps({"pid": os.getpid(), "url": "http://127.0.0.1:1"}))
@@ -93,6 +98,7 @@ def _said_of_pools(springtide: Run) -> dict[str, Any]:
     return dict(found)
 
 
+@pytest.mark.slow
 def test_the_pools_that_the_next_platform_would_have(springtide: Run, settings: pytest.MonkeyPatch) -> None:
     assert "share the slots" in _said_of_pools(springtide)["text"]
     settings.setenv("SPRINGTIDE_POOLS", "inference=2")
@@ -105,6 +111,7 @@ def test_the_pools_that_the_next_platform_would_have(springtide: Run, settings: 
     assert "SPRINGTIDE_POOLS" in said["mend"]
 
 
+@pytest.mark.slow
 def test_the_pools_of_the_platform_that_runs(springtide: Run, client: Any, settings: pytest.MonkeyPatch) -> None:
     running = PlatformFile(pid=1, url="http://127.0.0.1:1")
     settings.setattr(doctor, "running_platform", lambda state_dir: running)

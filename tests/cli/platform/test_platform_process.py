@@ -61,6 +61,7 @@ def test_a_state_directory_without_a_readable_platform(content: bytes | None, tm
     assert running_platform(tmp_path) is None
 
 
+@pytest.mark.slow
 def test_a_platform_runs_only_if_it_answers(tmp_path: Path, url: str) -> None:
     written = f'{{"pid": {os.getpid()}, "url": "{url}", "version": "0"}}'
     (tmp_path / "platform.json").write_text(written, encoding="ascii")
@@ -105,6 +106,7 @@ def test_a_platform_that_does_not_start_says_why(tmp_path: Path, monkeypatch: py
         start_platform(tmp_path / "other", None, "elastic", 0)
 
 
+@pytest.mark.slow
 def test_a_platform_that_answers_is_returned(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program = (
         "import json, os, pathlib, time\n"

@@ -383,6 +383,7 @@ def test_config_show_keeps_passwords_to_itself(springtide: Run, home: Path, monk
     assert resolve("functions_parameter_store").value == "redis://:secret@h:6379/0"
 
 
+@pytest.mark.slow
 def test_doctor_says_what_stands_between_the_settings_and_a_job(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (check,) = check_functions(home / "state")
     assert (check.verdict, check.text) == ("ok", "not used")

@@ -211,6 +211,7 @@ def test_one_surface_shows_the_trials_and_the_optimum(springtide: Run, surface: 
     assert "none meets it" in refused.output
 
 
+@pytest.mark.slow
 def test_several_surfaces_are_a_table_and_a_range_of_slos_a_summary(springtide: Run, surface: Path) -> None:
     two = springtide("profile", "--surface", str(surface), "--surface", str(surface), "--exec", "20ms", "--exec", "1s")
     assert two.exit_code == 0, two.output

@@ -71,6 +71,7 @@ def end_backends(url):
         )
 
 
+@pytest.mark.slow
 def test_what_was_appended_comes_back_in_order(url, monkeypatch):
     monkeypatch.setattr("springtide.control.journal.postgres.PAGE_STEPS", 3)
     journal = PostgresJournal(url)
@@ -504,6 +505,7 @@ def state_at_start(journal):
     return data_of(controller.state)
 
 
+@pytest.mark.slow
 def test_it_begins_at_a_snapshot_and_keeps_every_step_in_segments(url, cuts):
     journal, state = cuts
     assert state_at_start(journal) == state
@@ -529,6 +531,7 @@ def test_it_begins_at_a_snapshot_and_keeps_every_step_in_segments(url, cuts):
         assert connection.execute("SELECT count(*) FROM springtide_segment_contents").fetchone() == (1,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("edit", "damage"),
     [
@@ -549,6 +552,7 @@ def test_damage_beside_the_steps_is_told_and_not_used(url, cuts, edit, damage):
     assert damage in inspect_journal(journal).damaged_past
 
 
+@pytest.mark.slow
 def test_a_control_plane_of_an_older_term_cuts_nothing(url, cuts):
     journal, _ = cuts
     before = len(journal.archive.segments()), journal.archive.newest_mark()

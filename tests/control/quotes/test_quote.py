@@ -166,6 +166,7 @@ def test_a_deadline_that_has_passed_is_told_as_that():
     assert answer.reason.startswith("its deadline has passed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", POLICY_NAMES)
 def test_every_policy_can_be_asked_about_every_kind_of_job(name):
     running = training_job("old", minutes=60, deadline_s=1500, most=8)

@@ -172,6 +172,7 @@ def check_case(seed):
     return [offer.change.split()[0] for offer in answer.alternatives]
 
 
+@pytest.mark.slow
 def test_a_counter_offer_about_parts_that_is_submitted_is_admitted():
     offered = [change for seed in range(25) for change in check_case(seed)]
     assert len(offered) > 25

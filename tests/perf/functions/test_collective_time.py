@@ -41,6 +41,7 @@ def link(rate=70 * MB, latency_s=0.0, **more) -> StoreLink:
     return StoreLink(up_bytes_per_s=rate, down_bytes_per_s=rate, latency_s=latency_s, **more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COLLECTIVES)
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 8, 13])
 def test_the_closed_form_is_what_the_walk_takes(name, n):

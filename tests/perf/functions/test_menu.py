@@ -80,6 +80,7 @@ def test_a_step_longer_than_a_lifetime_is_refused():
         menu_of(drawn_profile(1, 12), short, 256)
 
 
+@pytest.mark.slow
 def test_options_that_do_not_fit_a_lifetime_are_left_out():
     whole = menu_of(drawn_profile(1, 12), SERVICE, 64)
     lifetime_s = 1.5 * whole.options[0].step_s

@@ -55,6 +55,7 @@ def assert_every_sample_once(plane):
     assert num_seen == 200 * plane.job.num_epochs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["adascale", "linear"])
 def test_a_batch_that_changes_with_the_workers_gives_the_bits_of_one_worker(make_plane, tmp_path, monkeypatch, rule):
     plane = make_plane(step_s=0.005, num_epochs=8, batch=batch(rule))
@@ -76,6 +77,7 @@ def test_a_batch_that_changes_with_the_workers_gives_the_bits_of_one_worker(make
     assert any(report.grad_var for report in plane.of(Progress))
 
 
+@pytest.mark.slow
 def test_a_length_in_progress_takes_more_samples_on_larger_batches(make_plane, tmp_path, monkeypatch):
     plane = make_plane(num_epochs=4, batch=batch(), length_unit="progress")
     plane.start_group("a", "b", batch=64)

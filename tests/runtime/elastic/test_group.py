@@ -46,6 +46,7 @@ class HungGroup:
         return self.work
 
 
+@pytest.mark.slow
 def test_an_abort_ends_an_operation_that_misses_the_shutdown_of_its_sockets():
     group = Group(c10d.HashStore(), 0, 1, CPU, timeout_s=3600.0)
     group.world_size, group._process_group = 2, HungGroup()
@@ -167,6 +168,7 @@ def everything_given_back():
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_a_group_fails_in_which_a_process_of_the_account_took_a_members_place_and_the_next_one_forms():
     with everything_given_back(), socket.socket() as intruder:
         with expecting(c10d.HashStore()) as (address, ended):
@@ -184,6 +186,7 @@ def test_a_group_fails_in_which_a_process_of_the_account_took_a_members_place_an
         assert [output.tolist() for output in outputs] == [[1.0, 2.0]] * 2
 
 
+@pytest.mark.slow
 def test_an_attempt_that_fails_while_strangers_are_refused_gives_everything_back(monkeypatch):
     monkeypatch.setattr(group_module, "FORM_TIMEOUT_S", 0.3)
     # So that gloo's thread always waits for an answer.

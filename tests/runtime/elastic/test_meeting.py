@@ -69,6 +69,7 @@ place.set("half", b"x" * 1000)
 """
 
 
+@pytest.mark.slow
 def test_a_member_killed_while_it_sets_a_key_leaves_nothing_that_others_read(tmp_path):
     ended = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "g1")], env=dict(os.environ))
     assert ended.returncode == -signal.SIGKILL

@@ -92,6 +92,7 @@ def reduce_over(world_size, vectors, num_summed):
     return results
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.sampled_from([4, 8]), st.integers(1, 40), st.integers(0, 2**31), st.data())
 def test_every_world_size_gives_the_same_bits(num_shards, num_elements, seed, data):

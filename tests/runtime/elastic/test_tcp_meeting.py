@@ -218,6 +218,7 @@ def test_a_group_forms_only_among_those_who_have_its_key(rendezvous):
         group.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["", KEY])
 def test_connections_that_say_nothing_hold_neither_threads_nor_descriptors(rendezvous, key, monkeypatch):
     monkeypatch.setattr(handshake, "PROVE_S", 0.3)

@@ -60,6 +60,7 @@ def test_a_step_tells_when_it_completed_a_global_one_so_that_a_scheduler_can_fol
     plane.wait_finished()
 
 
+@pytest.mark.slow
 def test_two_workers_give_the_same_bits_as_one(make_plane, static_hash):
     plane = make_plane()
     plane.start_group("a", "b")
@@ -103,6 +104,7 @@ def test_a_run_resized_1_3_2_4_gives_the_same_bits_as_a_static_one(make_plane, s
     assert plane.result_hash() == static_hash(optimizer=optimizer, num_epochs=12)
 
 
+@pytest.mark.slow
 def test_growing_and_shrinking_reports_switches_with_their_direction(make_plane):
     plane = make_plane(step_s=0.01, num_epochs=20)
     plane.start_group("a")

@@ -115,6 +115,7 @@ def take_up(plane, plan, incarnations, step):
     )
 
 
+@pytest.mark.slow
 def test_replicas_stay_join_and_leave_at_one_boundary(plane, monkeypatch):
     builds = []
     build = place_worker.build_place_worker
@@ -149,6 +150,7 @@ def test_replicas_stay_join_and_leave_at_one_boundary(plane, monkeypatch):
     assert report.totals.num_steps == 9 - step - 1
 
 
+@pytest.mark.slow
 def test_a_leaver_returns_as_stopped(plane, monkeypatch):
     gate = hold_at(monkeypatch, 3)
     plane.start()
@@ -163,6 +165,7 @@ def test_a_leaver_returns_as_stopped(plane, monkeypatch):
     assert plane.losses()[0] == pytest.approx(undisturbed_losses(), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_other_memory_is_taken_over_by_functions_that_load_the_state(plane, monkeypatch):
     gate = hold_at(monkeypatch, 3)
     plane.start()
@@ -197,6 +200,7 @@ def test_a_change_that_is_called_off_ends_joiners_and_those_who_wait(plane, monk
     assert plane.meta(step, 0) is not None
 
 
+@pytest.mark.slow
 def test_a_successor_does_not_follow_a_joiner_into_its_place(plane, monkeypatch):
     """It was called to follow one function; another one fills the place now."""
     gate = hold_at(monkeypatch, 3)
@@ -217,6 +221,7 @@ def test_a_successor_does_not_follow_a_joiner_into_its_place(plane, monkeypatch)
     assert successor.result.outcome == "superseded"
 
 
+@pytest.mark.slow
 def test_an_attempt_of_the_past_does_not_say_what_is_saved(plane, monkeypatch):
     """A state that was saved, and removed because the step is redone, is saved again when its step comes again."""
     gate = hold_at(monkeypatch, 5)
@@ -265,6 +270,7 @@ def test_a_wire_s_failures_are_told_apart(plane):
     wire.close()
 
 
+@pytest.mark.slow
 def test_functions_whose_wire_breaks_wait_for_a_new_attempt(plane, monkeypatch):
     """Nobody is restarted because a parameter store was: the step is redone."""
     wires = []
@@ -296,6 +302,7 @@ def test_functions_whose_wire_breaks_wait_for_a_new_attempt(plane, monkeypatch):
     assert len(wires) == 2
 
 
+@pytest.mark.slow
 def test_a_killed_stayer_is_no_reason_to_hang(plane, monkeypatch):
     gate = hold_at(monkeypatch, 3)
     plane.start()

@@ -79,6 +79,7 @@ def undisturbed():
     return *plane.losses(), model_of(plane, 9), plane
 
 
+@pytest.mark.slow
 def test_a_run_to_its_end(undisturbed):
     losses, counts, model, plane = undisturbed
     assert list(losses) == list(range(1, 10))
@@ -120,6 +121,7 @@ def test_nothing_is_left_on_the_wire_but_the_last_exchange(undisturbed):
     assert all("/000000008/sync/" in key for key in left), left
 
 
+@pytest.mark.slow
 def test_it_learns_what_training_in_one_process_learns(make_plane, tmp_path):
     """Without batch normalisation the cut does not matter: the same model as `task.local()` learns."""
     source = SOURCE.replace("nn.BatchNorm1d(9), ", "nn.Tanh(), ")
@@ -139,6 +141,7 @@ def test_it_learns_what_training_in_one_process_learns(make_plane, tmp_path):
     assert plane.losses()[0][9] == pytest.approx(result.loss, abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "step", "kind"),
     [
@@ -166,6 +169,7 @@ def test_a_function_that_dies_in_a_step_is_replaced(
     assert plane.report(Place(0, 0), plane.record.incarnations["0.0"]).ids_digest == plane.meta(9, 0).ids_digest
 
 
+@pytest.mark.slow
 def test_an_update_is_made_once_when_the_step_is_given_up_before_all_of_it_has_gone_out(make_plane, monkeypatch):
     """The last stage has updated and still sends its gradient when the one that waits for it dies."""
     plan = plan_of(2, 1)
@@ -206,6 +210,7 @@ def test_an_update_is_made_once_when_the_step_is_given_up_before_all_of_it_has_g
     assert all(torch.equal(found[name], tensor) for name, tensor in model.items())
 
 
+@pytest.mark.slow
 def test_a_function_near_the_end_of_its_lifetime_hands_over_to_a_warm_one(make_plane, monkeypatch, undisturbed):
     """It leaves at a boundary; nobody else notices, and the attempt stays the same."""
     context = Context()
@@ -233,6 +238,7 @@ def test_a_function_near_the_end_of_its_lifetime_hands_over_to_a_warm_one(make_p
     assert all(torch.equal(found[name], tensor) for name, tensor in model.items())
 
 
+@pytest.mark.slow
 def test_a_successor_tells_on_what_the_one_before_it_has_told(make_plane, monkeypatch):
     """Its last report need not have been read by the time its successor is heard of."""
     context = Context()
@@ -252,6 +258,7 @@ def test_a_successor_tells_on_what_the_one_before_it_has_told(make_plane, monkey
     assert [step for step, _, _ in told] == [step for step, _, _ in others] == list(range(1, 10))
 
 
+@pytest.mark.slow
 def test_a_successor_whose_forerunner_dies_takes_the_records_state(make_plane, monkeypatch, undisturbed):
     kill_once(monkeypatch, Place(1, 0), 5, "forward")
     plane = make_plane()
@@ -277,6 +284,7 @@ def test_everyone_stops_after_the_same_step(make_plane, num_stages, num_replicas
     assert plane.newest_saved() == 4
 
 
+@pytest.mark.slow
 def test_a_stopped_job_goes_on_under_another_cut(make_plane, undisturbed):
     plane = make_plane(last_step=4, save_every=100)
     plane.start()
@@ -298,6 +306,7 @@ def test_a_stopped_job_goes_on_under_another_cut(make_plane, undisturbed):
     assert model_of(plane, 9).keys() == model.keys()
 
 
+@pytest.mark.slow
 def test_whoever_is_told_to_stop_returns_and_writes_nothing(make_plane):
     plane = make_plane(epochs=1000)
     plane.start()
@@ -309,6 +318,7 @@ def test_whoever_is_told_to_stop_returns_and_writes_nothing(make_plane):
     assert all(plane.report(place).phase == "training" for place in plane.places)
 
 
+@pytest.mark.slow
 def test_whoever_is_not_named_any_more_leaves(make_plane):
     plane = make_plane(epochs=1000)
     plane.start()
@@ -319,6 +329,7 @@ def test_whoever_is_not_named_any_more_leaves(make_plane):
     assert {invoked.result.outcome for invoked in plane.invoked} == {"superseded"}
 
 
+@pytest.mark.slow
 def test_a_newer_generation_supersedes(make_plane):
     plane = make_plane(epochs=1000)
     plane.start()

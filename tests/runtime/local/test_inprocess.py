@@ -30,6 +30,7 @@ def local_hash(path):
     return digest.hexdigest()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_the_same_bits_as_one_worker_of_the_platform(make_plane, tmp_path, monkeypatch, optimizer):
     # 200 samples in batches of 16 leave a last batch with empty shards; the model drops out, normalises and is noisy.

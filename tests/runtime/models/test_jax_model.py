@@ -40,6 +40,7 @@ def make():
     return FACTORY({})
 
 
+@pytest.mark.slow
 def test_replicas_of_a_jax_model_train_as_one():
     job = job_of(batch=6, epochs=2)
     one, many = Replicas(make, 1, job=job, micro_batch_size=6), Replicas(make, 3, job=job)
@@ -120,6 +121,7 @@ def test_a_model_may_have_another_size_in_each_epoch():
     assert joiner.model.weights["hidden"]["w"].shape == (6, 7)
 
 
+@pytest.mark.slow
 def test_an_optimizer_as_those_of_optax():
     class Sgd:
         def init(self, weights):

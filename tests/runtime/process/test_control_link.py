@@ -85,6 +85,7 @@ def plane(tmp_path):
         yield plane
 
 
+@pytest.mark.slow
 def test_hello_comes_first_and_heartbeats_follow(plane, tmp_path):
     with closing(ControlLink(make_spec(tmp_path / "c.sock"))) as link:
         link.update(generation=3, step=7, is_ready=True, address="a")
@@ -126,6 +127,7 @@ def test_progress_is_not_kept_for_repetition(plane, tmp_path):
         assert isinstance(plane.next(), Ready)
 
 
+@pytest.mark.slow
 def test_held_progress_is_sent_once_no_other_follows(plane, tmp_path):
     told = [Progress(generation=1, step=step, total_steps=9, world_size=1) for step in (3, 4, 5)]
     with closing(ControlLink(make_spec(tmp_path / "c.sock"))) as link:

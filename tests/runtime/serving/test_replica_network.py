@@ -123,6 +123,7 @@ class Caller:
         self.connection.close()
 
 
+@pytest.mark.slow
 def test_who_knows_the_secret_is_served_and_drained(tmp_path):
     with closing(Pod(tmp_path)) as pod:
         address = pod.plane.next(Ready).address
@@ -151,6 +152,7 @@ def test_who_knows_the_secret_is_served_and_drained(tmp_path):
         assert pod.process.wait(30) == 0
 
 
+@pytest.mark.slow
 def test_term_drains_as_a_deleted_pod_does(tmp_path):
     with closing(Pod(tmp_path)) as pod, closing(Caller(pod.plane.next(Ready).address).greet()) as gateway:
         assert isinstance(gateway.next(), Welcome)
@@ -191,6 +193,7 @@ def test_whoever_does_not_know_the_secret_gets_nothing(tmp_path):
         assert recorded.next() is None, "nobody proves themselves twice"
 
 
+@pytest.mark.slow
 def test_unauthenticated_peers_cannot_keep_the_gateway_out(tmp_path):
     with closing(Pod(tmp_path)) as pod, ExitStack() as stack:
         address = pod.plane.next(Ready).address
@@ -223,12 +226,14 @@ def test_health_speaks_the_open_inference_protocol(tmp_path):
             assert answer.endswith(b"\r\n\r\n")
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_load_is_never_ready(tmp_path):
     with closing(Pod(tmp_path, name="Broken")) as pod:
         assert "no weights here" in pod.plane.next(Failed).error
         assert pod.process.wait(30) == 1
 
 
+@pytest.mark.slow
 def test_health_is_there_while_the_source_is_fetched(tmp_path, monkeypatch):
     host = next(_hosts)
     spec = make_spec(tmp_path, listen_host=host)

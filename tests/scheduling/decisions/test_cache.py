@@ -77,6 +77,7 @@ def changed(snapshot: Snapshot, plan: Plan, rng: np.random.Generator) -> Snapsho
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*NAMES, *COMPOSED])
 @settings(max_examples=part(12, least=4), deadline=None)
 @given(seed=st.integers(0, 10_000))

@@ -119,6 +119,7 @@ def values(reads: Reads, row: Any) -> list[object]:
     return [projection.value(row) for projection in reads.jobs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROWS)
 @settings(max_examples=part(200, least=66), deadline=None)
 @given(st.data())
@@ -131,6 +132,7 @@ def test_jobs_have_one_fingerprint_exactly_if_all_projections_agree(name: str, d
     assert (first == second) == same
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROWS)
 @settings(max_examples=part(200, least=66), deadline=None)
 @given(st.data())
@@ -189,6 +191,7 @@ def test_the_order_of_views_does_not_matter(name: str, data: st.DataObject) -> N
     assert fingerprint(reads, row_of, snapshot_of(jobs, services)) == fingerprint(reads, row_of, turned)
 
 
+@pytest.mark.slow
 @settings(max_examples=part(100, least=33), deadline=None)
 @given(st.data())
 def test_kept_digests_give_what_new_ones_give(data: st.DataObject) -> None:

@@ -61,6 +61,7 @@ def test_sizes_are_few_within_a_node_and_finer_above():
     assert size_grid(64) == [1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64]
 
 
+@pytest.mark.slow
 def test_the_speed_on_one_batch_is_the_best_of_all_batches_that_are_kept_to_the_end():
     noises = {stretch: (1.0, 2.0 + 0.5 * stretch) for stretch in range(20, 54)}
     pace = FamilySpeed(JobFamily(steps=KNOWN, noise=noises), [1, 4, 8], 4, view("a").job)

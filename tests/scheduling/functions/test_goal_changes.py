@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
 from msgspec.structs import replace
 
 from kits.job_parts import with_fields
@@ -127,6 +128,7 @@ def test_what_was_tried_is_compared_by_what_it_took() -> None:
     assert decide(job, now_s=NOW_S, held={"a": held(MIDDLE)}).allocations[WorkloadId("a")] == held(MIDDLE)
 
 
+@pytest.mark.slow
 def test_moves_for_a_goal_come_to_an_end_whatever_is_found_on_the_way() -> None:
     """Every way takes another time than predicted, which is seen only there: nobody goes in circles."""
     random = Random(7)

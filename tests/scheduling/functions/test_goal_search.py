@@ -144,6 +144,7 @@ def test_fastest_within_a_budget_is_found_and_kept(seed):
     assert took_s <= 1.25 * float(seconds[usd <= budget_usd].min())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_another_deadline_is_aimed_for_from_where_it_is(seed):
     world = World(30 + seed)

@@ -27,6 +27,7 @@ TRAINING = ("fifo", "elastic", "springtide", "fapes:round_s=30")
 SHORT_DAY = Tide(day_s=16.0, bins_per_day=8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tide", [Tide(), SHORT_DAY], ids=["unknown", "known"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("training", TRAINING)

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -218,6 +219,7 @@ def test_every_plan_is_sound(sizes: list[int], steps: list[dict[WorkloadId, int]
         held = plan
 
 
+@pytest.mark.slow
 @settings(max_examples=part(300, least=100), deadline=None)
 @given(sizes=EVEN, steps=st.lists(POWERS, min_size=1, max_size=8))
 def test_powers_of_two_that_may_move_always_find_a_compact_place(
@@ -315,6 +317,7 @@ def test_a_plan_that_is_carried_out_step_by_step_is_reached(
     assert as_sets(carrier.held()) == as_sets(plan)
 
 
+@pytest.mark.slow
 @settings(max_examples=part(300, least=100), deadline=None)
 @given(
     sizes=SIZES,
@@ -361,6 +364,7 @@ print(digest.hexdigest())
 """
 
 
+@pytest.mark.slow
 def test_the_hash_seed_does_not_matter() -> None:
     stories = {
         subprocess.run(

@@ -354,6 +354,7 @@ def test_logs_are_answered_with_the_replica_before_each_line(http, platform):
     assert http.get(f"/v1/workloads/{job.job_id}/logs?replica={job.job_id}.9").status_code == 404
 
 
+@pytest.mark.slow
 def test_shutdown_is_passed_on(http, platform):
     assert http.post("/v1/shutdown", json={"stop_workers": False}).status_code == 202
     assert platform.shutdowns == [False]
@@ -420,6 +421,7 @@ def test_every_operation_is_described_with_the_shape_of_its_answer(http, app):
     assert "src=" not in page
 
 
+@pytest.mark.slow
 def test_the_stream_tells_every_change_and_skips_what_was_seen(platform):
     app = build_api(platform, token=TOKEN, registry=CollectorRegistry())
     with Served(app) as url, httpx2.Client(base_url=url, headers=HEADERS, trust_env=False) as http:
@@ -442,6 +444,7 @@ def test_the_stream_tells_every_change_and_skips_what_was_seen(platform):
         assert first == f"id: {seqs[1]}"
 
 
+@pytest.mark.slow
 def test_following_logs_ends_with_the_job(platform):
     app = build_api(platform, token=TOKEN, registry=CollectorRegistry())
     with Served(app) as url, httpx2.Client(base_url=url, headers=HEADERS, trust_env=False) as http:

@@ -144,6 +144,7 @@ def test_the_route_table_is_walked(app):
     assert len(api_routes(app)) >= 17
 
 
+@pytest.mark.slow
 def test_no_route_opens_without_the_token(app, stranger, unchanged):
     attempts = [
         {},
@@ -165,6 +166,7 @@ def test_no_route_opens_without_the_token(app, stranger, unchanged):
             assert answer.headers["www-authenticate"].startswith("Bearer")
 
 
+@pytest.mark.slow
 def test_no_route_answers_to_a_foreign_host_or_origin(app, http, unchanged):
     for method, path in api_routes(app):
         address = filled(path, "digits")
@@ -199,6 +201,7 @@ BODY_ROUTES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", WRONG_SHAPES)
 def test_no_route_takes_json_of_another_shape(app, http, case, unchanged):
     for method, path in api_routes(app):
@@ -275,6 +278,7 @@ def test_a_source_above_a_mebibyte_is_refused(http, unchanged):
     assert_refused(http.post("/v1/jobs", json=job_body(source__text=text)), 413)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("object_name", ["", "a.b", "1x", "fit()", "x" * 129, "a b", None, 5])
 def test_bad_object_names(http, object_name, unchanged):
     assert_refused(http.post("/v1/jobs", json=job_body(source__object_name=object_name)), 422)
@@ -295,6 +299,7 @@ def test_bad_args(http, args, unchanged):
     assert_refused(http.post("/v1/jobs", json=job_body(source__args=args)), 422)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("option", "value"), BAD_OPTIONS, ids=lambda value: str(value)[:20])
 def test_bad_job_options(http, option, value, unchanged):
     answer = http.post("/v1/jobs", json=job_body(options={"max_workers": 2, option: value}))

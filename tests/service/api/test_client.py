@@ -92,6 +92,7 @@ def test_a_key_submits_once(client):
     assert client.submit_job("digits", JOB_SOURCE).job_id != first.job_id
 
 
+@pytest.mark.slow
 def test_the_stream_survives_every_line_break_that_unicode_knows(client, platform):
     job = client.submit_job("digits", JOB_SOURCE)
     platform.run_job(job.job_id)
@@ -104,6 +105,7 @@ def test_the_stream_survives_every_line_break_that_unicode_knows(client, platfor
     stream.close()
 
 
+@pytest.mark.slow
 def test_logs_are_followed_until_the_job_ends(client, platform):
     job = client.submit_job("digits", JOB_SOURCE)
     folder = platform.workload_dir(job.job_id) / "logs"

@@ -36,6 +36,7 @@ def serving(protocol):
         listener.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "beginning",
     [b"", b"GET / HTTP/1.1\r\nX-Slow: ", b"GET / HTTP/1.1\r\nHost: a\r\n\r\nGET / HTTP/1.1\r\nX-Slow: "],

@@ -120,6 +120,7 @@ def test_names_are_names(http, name):
     assert http.get("/v1/data").json() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "status"),
     [

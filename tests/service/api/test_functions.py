@@ -113,6 +113,7 @@ def test_a_quote_prices_each_item_and_compares_with_machines(asking, connected):
     assert not connected.view().jobs, "asking changes nothing"
 
 
+@pytest.mark.slow
 def test_a_quote_counts_the_wait_for_a_place(asking, connected):
     alone = asking.post("/v1/quote", json=function_job()).json()
     assert alone["start_s"] == 0.0
@@ -138,6 +139,7 @@ def test_a_quote_for_machines_compares_with_functions(asking):
     assert other["cost_usd"]["p90"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "why", "flag"),
     [

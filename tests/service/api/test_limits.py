@@ -85,6 +85,7 @@ def dribble(connection, answer):
             connection.sendall(b" ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/v1/jobs", "/f/double", "/v2/models/double/infer"])
 def test_a_body_that_dribbles_in_ends_with_a_408_and_its_connection(path):
     with serving(hasty_app(body_s=0.3)) as (_, address), socket.create_connection(address, timeout=20.0) as loris:
@@ -166,6 +167,7 @@ def test_a_connection_whose_answer_came_early_goes_on_after_the_rest_of_the_body
         assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "path"),
     [

@@ -197,6 +197,7 @@ def test_a_service_whose_replicas_have_sent_no_schema_is_described_too():
     assert infer_schema(None)["required"] == ["inputs"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "options", "status"),
     [

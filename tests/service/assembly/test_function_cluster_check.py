@@ -93,6 +93,7 @@ def test_without_keys_nobody_is_asked_as_whoever_runs_the_command(asked: list[An
     assert asked[0].access_key_secret == "b"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "store_url", "setting"),
     [
@@ -124,6 +125,7 @@ def test_a_store_is_tried_with_the_secrets_keys_only(monkeypatch: pytest.MonkeyP
     assert (told.verdict, OWN_KEYS["FUNCTIONS_AWS_ACCESS_KEY_ID"] in told.text.split()) == ("fail", False)
 
 
+@pytest.mark.slow
 def test_an_account_is_asked_through_its_api() -> None:
     """The clouds' own library against a double of the services: nothing is made, and each answer is understood."""
     trust = {"Statement": [{"Effect": "Allow", "Principal": {"Service": "lambda.amazonaws.com"}}]}

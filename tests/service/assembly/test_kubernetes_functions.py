@@ -115,6 +115,7 @@ def test_a_role_that_is_none_is_told_as_the_setting(tmp_path: Path) -> None:
     assert "--functions" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_an_emulator_elsewhere_says_itself_what_it_is(tmp_path: Path, emulator: EmulatorAddress) -> None:
     given = FunctionsSettings(provider="emulator", endpoint=emulator.endpoint, places=3)
     functions = ClusterFunctions.connect(settings_of(given, f"file://{tmp_path}/store"), tmp_path, {})

@@ -146,6 +146,7 @@ def test_waiting_requests_are_batched_and_different_parameters_are_not_mixed(tmp
     run(scenario)
 
 
+@pytest.mark.slow
 def test_no_answer_crosses_to_another_request(tmp_path):
     async def scenario(harness):
         async with FakeReplica(tmp_path, "r1") as one, FakeReplica(tmp_path, "r2") as two:
@@ -430,6 +431,7 @@ BAD_BODIES = [
 ]
 
 
+@pytest.mark.slow
 def test_bad_input_is_always_the_callers_fault(tmp_path):
     async def scenario(harness):
         async with FakeReplica(tmp_path) as replica:
@@ -508,6 +510,7 @@ def test_a_client_that_leaves_takes_its_request_out_of_the_queue(tmp_path):
     run(scenario)
 
 
+@pytest.mark.slow
 def test_the_open_inference_protocol(tmp_path):
     async def scenario(harness):
         async with FakeReplica(tmp_path) as replica:

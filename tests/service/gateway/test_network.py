@@ -159,6 +159,7 @@ async def serving(harness, *replicas):
     await harness.until(lambda: harness.gateway.num_ready("double") == len(replicas))
 
 
+@pytest.mark.slow
 def test_a_call_over_the_network_and_a_drain_that_loses_nothing(tmp_path):
     async def scenario(harness):
         async with Pod(tmp_path, "r1") as one, Pod(tmp_path, "r2") as two:
@@ -187,6 +188,7 @@ def test_a_call_over_the_network_and_a_drain_that_loses_nothing(tmp_path):
     run(scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shows_challenge", [True, False])
 def test_whoever_has_a_replicas_address_gets_no_request(tmp_path, shows_challenge):
     async def scenario(harness):
@@ -204,6 +206,7 @@ def test_whoever_has_a_replicas_address_gets_no_request(tmp_path, shows_challeng
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_gateway_without_the_right_secret_is_told_nothing(tmp_path):
     async def scenario(harness):
         async with Pod(tmp_path, "r1") as pod:
@@ -246,6 +249,7 @@ def far_away():
         ip("netns", "del", name)
 
 
+@pytest.mark.slow
 def test_a_machine_that_vanishes_without_a_word_is_replaced(tmp_path, far_away):
     inside, host, cut = far_away
 

@@ -60,6 +60,7 @@ class Story:
         )
 
 
+@pytest.mark.slow
 def test_an_index_that_begins_at_a_snapshot_tells_the_same(steps: list[tuple[int, Step]]) -> None:
     whole = Story().add(steps)
     assert whole.history.handovers(), "the day has no loans"

@@ -90,6 +90,7 @@ def submitted(asking, body):
     return answer.json()
 
 
+@pytest.mark.slow
 def test_a_job_goes_where_its_quote_says_and_the_reason_is_journaled(asking, connected):
     body = asked(options__deadline_s=500.0, options__profile_steps_per_s={"1": 0.01})
     quote = asking.post("/v1/quote", json=body).json()

@@ -59,6 +59,7 @@ def tell_measured(connected, job_id, *measurements):
         connected.submit(FunctionsMeasured(job_id=job_id, generation=record.group.generation, measurement=one))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

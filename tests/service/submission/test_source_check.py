@@ -106,6 +106,7 @@ def test_it_holds_nothing_of_the_process_that_asks(monkeypatch: pytest.MonkeyPat
         sources.close()
 
 
+@pytest.mark.slow
 def test_only_so_many_wait() -> None:
     sources = SourceCheck()
     sources._turn.acquire()

@@ -47,6 +47,7 @@ def digests(options: str, hash_seed: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", ["", "error_fraction=0.3, mtbf_hours=1.0, repair_hours=0.1"])
 def test_two_processes_two_hash_seeds_one_journal(options: str) -> None:
     first, second = digests(options, "1"), digests(options, "4242")
@@ -61,6 +62,7 @@ def test_a_played_journal_decides_the_same_again() -> None:
     assert verify(Controller(make_policy("elastic"), overheads=told), journal) > 20
 
 
+@pytest.mark.slow
 def test_faults_and_error_end_every_job_and_are_named_as_causes() -> None:
     answer = simulate("generated:60", "4x2", ["elastic"], seed=3, error_fraction=0.5, mtbf_hours=0.5, repair_hours=0.2)
     figures = answer["policies"]["elastic"]
@@ -141,6 +143,7 @@ class Flapping:
         return Plan(allocations={first: PoolAllocation(device_ids=(device,))}, reasons={first: "starts"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [Hasty(), Flapping()])
 def test_a_policy_that_goes_round_in_circles_is_found(policy: Policy) -> None:
     with pytest.raises(InvariantViolation) as found:

@@ -148,6 +148,7 @@ def check(policy: str, case: Case) -> None:
         assert reclaim.labelled_s is None or reclaim.labelled_s - reclaim.drained_s <= 15.0 + 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 @given(case=cases())
 @settings(
@@ -197,6 +198,7 @@ def test_loans_are_made_taken_back_and_paid_for() -> None:
     assert means[1] < means[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["two-way/fifo", "tide/springtide"])
 def test_the_same_case_gives_the_same_journal(policy: str) -> None:
     stories = Story(), Story()
@@ -206,6 +208,7 @@ def test_the_same_case_gives_the_same_journal(policy: str) -> None:
     assert len(stories[0].steps) > 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["two-way/fifo", "tide/springtide"])
 def test_minimums_hold_when_nodes_fail_as_long_as_there_are_devices(policy: str) -> None:
     names = [node.node_id for node in BUSY.nodes()]

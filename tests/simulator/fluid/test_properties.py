@@ -78,6 +78,7 @@ CLUSTERS = st.sampled_from([(1, 2), (1, 8), (2, 4), (3, 3), (4, 2)])
 OVERHEADS = st.sampled_from(["elasticflow", "none", "measured"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 @given(trace=traces(), tables=profiles(), cluster=CLUSTERS, overhead=OVERHEADS)
 @settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

@@ -158,6 +158,7 @@ def test_every_weighted_optimum_is_on_the_front_of_every_plan():
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(part(20, least=8)))
 def test_sharper_bounds_find_the_same_and_are_sharper(seed, monkeypatch):
     problem = drawn_problem(seed, 6, 4)

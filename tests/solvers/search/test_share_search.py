@@ -63,6 +63,7 @@ def test_the_optimum_of_all_settings_is_found_by_few_trials(model: tuple[float, 
     assert found.reason in ("settled", "most trials")
 
 
+@pytest.mark.slow
 def test_noise_costs_little_and_the_bound_is_kept_all_the_same() -> None:
     losses, published_losses, num_trials = [], [], []
     for seed in range(12):

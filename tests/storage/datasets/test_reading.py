@@ -92,6 +92,7 @@ def test_the_cache_keeps_to_its_bounds_and_every_read_is_right(store, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_cache_that_is_never_closed_leaves_nothing_on_the_disk(store, tmp_path):
     put(store)
     reader = DatasetReader(store, "digits", ShardCache(tmp_path, memory_bytes=1))

@@ -106,6 +106,7 @@ def test_folders_go_with_their_last_object_and_never_under_a_writer(tmp_path):
         assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_durable", [False, True])
 def test_writers_and_deleters_of_one_folder_never_trip_each_other(tmp_path, is_durable):
     """Each delete takes the empty folders away, all the way up, while others are about to write into them."""

@@ -22,6 +22,7 @@ def test_a_store_in_order_is_timed_and_left_as_it_was(tmp_path):
     assert probe_store("memory://test-probe", VirtualTime().pace()).put_s == 0.0
 
 
+@pytest.mark.slow
 def test_real_servers_are_in_order(redis_server, s3_server, s3_credentials):
     for url in (redis_server.redis_url, s3_server.s3_url("tests", "probed")):
         assert probe_store(url).get_s < 60.0

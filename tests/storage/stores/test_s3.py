@@ -200,6 +200,7 @@ def test_what_a_server_refuses_is_said_once_with_its_mend(status, code, words):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_wait_asks_for_the_key_at_growing_intervals_and_counts_every_miss():
     time = VirtualTime()
     with scripted((404, error("NoSuchKey"))) as (endpoint, asked):

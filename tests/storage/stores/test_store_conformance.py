@@ -33,6 +33,7 @@ def url(request, tmp_path):
     }[kind]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("url", STORES, indirect=True)
 def test_a_store_keeps_the_contract(url, request):
     link = DuplexLink(up_bytes_per_s=1e9, down_bytes_per_s=1e9, latency_s=0.0001)

@@ -47,6 +47,7 @@ def all_keys(store):
     return [key.removeprefix(store.prefix) for key in store.store.keys(store.prefix)]
 
 
+@pytest.mark.slow
 def test_of_all_who_replace_one_version_exactly_one_gets_through(url):
     store = open_store(url)
     assert store.get_version("a/number") is None

@@ -250,6 +250,7 @@ def test_without_overhead_every_promise_is_kept(seed):
     assert figures["admitted_and_broken"] == 0
 
 
+@pytest.mark.slow
 def test_with_overhead_the_reserve_breaks_fewer_promises():
     plain = [play(trace_of(seed), ElasticFlow(), overhead="elasticflow", strict=False) for seed in range(4)]
     careful = [
@@ -266,6 +267,7 @@ def test_the_others_run_to_the_end(policy):
     assert figures["deadlines_met"] > 0
 
 
+@pytest.mark.slow
 def test_the_artifacts_faults_cost_deadlines():
     mended = [play(trace_of(seed), ElasticFlow(), strict=False)["deadlines_met"] for seed in range(4)]
     faulty = [play(trace_of(seed), ElasticFlowArtifact(), strict=False)["deadlines_met"] for seed in range(4)]

@@ -82,6 +82,7 @@ def test_what_it_ran_on_is_remembered_beyond_its_measurements():
     assert counts(plan)["a"] == 8
 
 
+@pytest.mark.slow
 def test_everybody_gets_something_before_anybody_gets_more():
     views = [measured(f"j{index}", 1, 2, 4, at_s=-500.0) for index in range(16)]
     plan = look(snapshot(*views), Pollux())

@@ -40,6 +40,7 @@ def test_it_is_never_better_than_the_optimum_and_repeatable(seed):
     assert found == bayes(problem, WEIGHTS, seed=seed, num_rounds=40)
 
 
+@pytest.mark.slow
 def test_more_rounds_find_no_worse_plan_and_guided_ones_better_than_drawn_ones():
     guided, drawn = [], []
     for seed in range(6):

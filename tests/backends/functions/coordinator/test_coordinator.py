@@ -349,6 +349,7 @@ def check_any_end(world: World) -> None:
         assert all(step <= world.total_steps for step in steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", sampled(range(0, 300, 25)))
 def test_whatever_happens_it_ends_and_nothing_is_made_twice(first: int) -> None:
     finished = 0

@@ -288,6 +288,7 @@ def changing(world: World) -> Callable[[], None]:
     return change
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", sampled(range(0, 200, 25)))
 def test_a_death_while_the_number_of_replicas_changes(first: int) -> None:
     finished = 0

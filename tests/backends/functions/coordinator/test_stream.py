@@ -300,6 +300,7 @@ def play_seeds(seeds: range) -> int:
     return finished
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 12, 6))
 def test_whatever_happens_to_a_stream(first: int) -> None:
     assert play_seeds(range(first, first + 6)) >= 5

@@ -384,6 +384,7 @@ def play_seeds(seeds: range) -> tuple[int, int]:
     return finished, num_changes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 18, 6))
 def test_whatever_happens_while_plans_change(first: int) -> None:
     finished, num_changes = play_seeds(range(first, first + 6))

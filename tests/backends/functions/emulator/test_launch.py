@@ -70,6 +70,7 @@ def client_of(address, key=None):
     )
 
 
+@pytest.mark.slow
 def test_a_function_answers_and_is_charged_by_its_report_line(caller):
     end = caller.call({"text": "hello"})
     assert end.outcome == "returned"
@@ -123,6 +124,7 @@ def test_memory_above_the_limit_ends_it(caller, emulated):
     assert end.duration_s < 15
 
 
+@pytest.mark.slow
 def test_what_a_function_leaves_behind_ends_with_it(caller, emulated):
     child = caller.result({"do": "child"})["pid"]
     daemon = caller.result({"do": "child", "daemon": True})["pid"]
@@ -150,6 +152,7 @@ def test_a_kill_by_chance_is_told_from_a_limit(caller, emulated):
     assert running.get(timeout=LIMIT_S).outcome == "killed"
 
 
+@pytest.mark.slow
 def test_above_the_concurrency_it_throttles(emulated, caller):
     # The provider would say so by itself; a client of another process is told by the service.
     running = [caller.start({"do": "sleep", "seconds": 1.0}) for _ in range(3)]
@@ -222,6 +225,7 @@ def test_the_log_can_be_read_from_a_moment_on(caller):
     assert caller.provider.tail(lines[-1].at_s + 3600) == []
 
 
+@pytest.mark.slow
 def test_the_lifetime_is_a_limit(tmp_path):
     with running_emulator(tmp_path, service=small_service(lifetime_s=1, memory_mb=(128,))) as (_, provider):
         end = Caller(provider).call({"do": "sleep", "seconds": 30}, memory_mb=128)
@@ -230,6 +234,7 @@ def test_the_lifetime_is_a_limit(tmp_path):
     assert end.duration_s >= 1
 
 
+@pytest.mark.slow
 def test_a_lost_invocation_is_never_run_nor_answered(tmp_path):
     service = small_service(lifetime_s=1, memory_mb=(128,))
     with running_emulator(tmp_path, service=service) as (address, provider):
@@ -238,6 +243,7 @@ def test_a_lost_invocation_is_never_run_nor_answered(tmp_path):
         assert emulator_status(address)["counts"]["num_cold_starts"] == 0
 
 
+@pytest.mark.slow
 def test_nothing_outlives_an_emulator_that_is_killed(tmp_path):
     with running_emulator(tmp_path) as (address, provider):
         caller = Caller(provider)
@@ -308,6 +314,7 @@ def can_make_groups():
     return groups is not None
 
 
+@pytest.mark.slow
 def test_a_platform_that_comes_back_finds_its_emulator(tmp_path):
     with running_emulator(tmp_path) as (address, _), running_emulator(tmp_path) as (again, provider):
         assert again == address

@@ -120,6 +120,7 @@ def test_stop_and_go_stops_who_is_in_debt_and_lets_go_who_has_paid(spinner):
     wait_until(lambda: read_stat(spinner.pid).state != "T")
 
 
+@pytest.mark.slow
 def test_a_control_group_holds_a_process_to_its_share(spinner):
     groups = make_cpu_groups(f"springtide-test-{os.getpid()}")
     if groups is None:

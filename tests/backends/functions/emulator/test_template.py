@@ -35,6 +35,7 @@ def template_of(emulator_pid):
     raise AssertionError("there is no template")
 
 
+@pytest.mark.slow
 def test_a_forked_function_is_as_one_that_was_started(caller):
     seen = caller.result({"text": "hello"})
     assert seen["echo"] == {"text": "hello"}
@@ -43,6 +44,7 @@ def test_a_forked_function_is_as_one_that_was_started(caller):
     assert caller.result({})["pid"] == seen["pid"]
 
 
+@pytest.mark.slow
 def test_functions_share_nothing_but_their_start(caller, emulated):
     running = caller.start({"do": "sleep", "seconds": 0.5})
     other = caller.result({})
@@ -69,6 +71,7 @@ def test_a_template_that_dies_takes_its_functions_and_is_made_anew(caller, emula
     assert caller.call({}).outcome == "returned"
 
 
+@pytest.mark.slow
 def test_a_module_that_cannot_be_imported_is_told_to_who_needs_it(tmp_path):
     options = {"warm_template": True, "preload": ("no_such_module",), "service": small_service(memory_mb=(128,))}
     with running_emulator(tmp_path, **options) as (_, provider):

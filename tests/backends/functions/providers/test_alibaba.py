@@ -47,6 +47,7 @@ def provider(double):
     provider.close()
 
 
+@pytest.mark.slow
 def test_deploying_creates_and_then_changes(double, provider):
     provider.deploy([1024, 2048])
     made = double.functions["springtide-2048"]

@@ -114,6 +114,7 @@ def test_errors_of_functions_are_told_apart(payload, log, outcome, sentence):
     assert end.payload == b""
 
 
+@pytest.mark.slow
 def test_deploying_twice_changes_nothing_and_another_environment_does(emulated):
     address, _ = emulated
     provider = LambdaProvider(settings_for(address, function_prefix="twice"), small_service())
@@ -129,6 +130,7 @@ def test_deploying_twice_changes_nothing_and_another_environment_does(emulated):
     provider.close()
 
 
+@pytest.mark.slow
 def test_a_zip_file_is_code_as_well_and_new_code_replaces_it(emulated, tmp_path):
     address, _ = emulated
     path = tmp_path / "code.zip"
@@ -213,6 +215,7 @@ def test_a_profile_that_is_not_there_is_said(monkeypatch):
         LambdaProvider(LambdaSettings(**GOOD), aws_lambda())
 
 
+@pytest.mark.slow
 def test_the_emulator_is_not_looked_for_behind_a_proxy(emulated, monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     monkeypatch.delenv("NO_PROXY", raising=False)

@@ -347,6 +347,7 @@ def test_an_error_within_a_watch() -> None:
             run_with(server, watch)
 
 
+@pytest.mark.slow
 def test_a_watch_that_is_silent_for_too_long_is_ended() -> None:
     never = threading.Event()
 

@@ -107,6 +107,7 @@ def test_nobody_has_the_name_of_another() -> None:
     assert identity_of_this_process() != identity_of_this_process()
 
 
+@pytest.mark.slow
 def test_the_first_one_leads_and_the_second_waits_until_it_is_silent() -> None:
     async def story(server: LeaseServer) -> None:
         one = Process(server, "one")
@@ -146,6 +147,7 @@ def test_who_is_known_to_have_ended_is_followed_at_once() -> None:
     run(story)
 
 
+@pytest.mark.slow
 def test_a_holder_that_asked_for_longer_is_given_longer() -> None:
     async def story(server: LeaseServer) -> None:
         server.hold("patient", lease_s=3)
@@ -159,6 +161,7 @@ def test_a_holder_that_asked_for_longer_is_given_longer() -> None:
     run(story)
 
 
+@pytest.mark.slow
 def test_trouble_that_passes_costs_no_lead() -> None:
     async def story(server: LeaseServer) -> None:
         one = Process(server, "one")

@@ -260,6 +260,7 @@ def petrified(certificate: Path) -> Iterator[str]:
                 each.close()
 
 
+@pytest.mark.slow
 def test_what_ends_beside_a_server_that_is_stopped_leaves_nothing_open(tmp_path: Path) -> None:
     """Whatever is still open when its loop ends complains from the collector of garbage, which pytest takes amiss."""
     certificate = make_certificate(tmp_path)

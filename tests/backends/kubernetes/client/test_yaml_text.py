@@ -18,6 +18,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(VALUES.filter(lambda value: value is not None), max_size=3))
 def test_what_is_written_is_read_again(documents: list[object]) -> None:
     assert read_yaml(write_yaml(documents), "it") == documents
@@ -101,6 +102,7 @@ def test_what_is_said_twice_is_written_twice() -> None:
     assert text == "---\none:\n  app: springtide\nother:\n  app: springtide\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [

@@ -102,6 +102,7 @@ def held(agent: ShareAgent) -> dict[str, tuple[float, float]]:
     return {tenant.replica_id: (tenant.request, tenant.limit) for tenant in tenants}
 
 
+@pytest.mark.slow
 def test_the_daemon_knows_what_the_pods_of_the_node_say(tmp_path: Path, pods: Pods, server: ScriptedServer) -> None:
     pods.put(pod("r-0"), pod("whole", share=None), pod("far", node="m"))
 
@@ -179,6 +180,7 @@ def test_sharers_whose_processes_cannot_be_seen_are_told(
     run(tmp_path, server, scenario)
 
 
+@pytest.mark.slow
 def test_a_driver_that_comes_up_late_is_waited_for(tmp_path: Path, pods: Pods, server: ScriptedServer) -> None:
     pods.put(pod("r-0"))
     found = iter([(), (Gpu(number=1, uuid=UUID),)])

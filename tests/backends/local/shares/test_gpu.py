@@ -114,6 +114,7 @@ def environment_of(pid: int) -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines if "=" in line)
 
 
+@pytest.mark.slow
 def test_processes_on_a_gpu_get_the_library_and_their_device_by_uuid(
     gpu_platform: Callable[[], Platform], library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +141,7 @@ def test_before_anybody_shares_it_is_told_what_will_hold_them(
     assert status.enforced.startswith("no device is shared yet; once one is, shares of a GPU are held by a library")
 
 
+@pytest.mark.slow
 def test_sharers_are_told_of_changed_and_let_go(gpu_platform: Callable[[], Platform], library: Path) -> None:
     platform = gpu_platform()
     run(platform, sharing("r0"), sharing("r1"))
@@ -217,6 +219,7 @@ def test_a_platform_that_ends_leaves_no_trace(gpu_platform: Callable[[], Platfor
     assert not segments.exists() or not list(segments.iterdir())
 
 
+@pytest.mark.slow
 def test_a_process_from_before_the_library_is_told_of(
     gpu_platform: Callable[[], Platform], library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,6 +241,7 @@ def test_a_process_from_before_the_library_is_told_of(
     )
 
 
+@pytest.mark.slow
 def test_a_zygote_from_before_the_library_is_replaced_and_its_workers_live_on(
     platform_of: Callable[..., Platform], library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,6 +302,7 @@ def test_gpus_without_a_known_uuid_cannot_be_held(platform_of: Callable[..., Pla
         assert "nvidia-smi does not tell the UUIDs" in status.enforced
 
 
+@pytest.mark.slow
 def test_devices_of_both_kinds_are_told_of_together(platform_of: Callable[..., Platform], library: Path) -> None:
     nodes = [make_node("cpu", 1), make_node("local", 2, kind="gpu")]
     platform = platform_of(nodes=nodes, gpus=GPUS)

@@ -88,6 +88,7 @@ def test_an_error_in_any_lane_ends_the_step(lane):
     assert not [thread for thread in begun if thread.name.startswith("springtide-")]
 
 
+@pytest.mark.slow
 def test_whoever_waits_is_asked_whether_to_go_on():
     def check():
         raise Asked

@@ -130,6 +130,7 @@ def assert_same(pipeline, expected, *, atol=1e-5):
 SHAPES = [(1, 1), (3, 1), (2, 2), (3, 2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_stages", "num_replicas"), SHAPES)
 @pytest.mark.parametrize("name", ["mlp", "gpt", "cells"])
 def test_training_equals_one_process_on_whole_batches(name, num_stages, num_replicas):
@@ -143,6 +144,7 @@ def test_training_equals_one_process_on_whole_batches(name, num_stages, num_repl
     assert_same(pipeline, parts.model.state_dict())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_stages", "num_replicas"), SHAPES)
 def test_training_with_batch_normalisation_equals_one_process_on_the_same_micro_batches(num_stages, num_replicas):
     job = job_of(batch=12, epochs=5)
@@ -176,6 +178,7 @@ def test_gradients_equal_those_of_one_process(num_stages, num_replicas):
         assert torch.allclose(found[name], gradient, atol=1e-6, rtol=0), name
 
 
+@pytest.mark.slow
 def test_every_sample_is_used_once_an_epoch_whatever_is_left_for_its_last_batch():
     """40 samples in batches of 16: the last has 8, fewer than 3 x 4 micro-batches of 2 hold; then one of 3 samples."""
     job = job_of(batch=16, epochs=2)
@@ -203,6 +206,7 @@ def test_a_batch_smaller_than_the_replicas_leaves_some_of_them_without_work():
     assert [outcomes[Place(0, replica)][1].num_samples for replica in range(3)] == [0, 0, 1]
 
 
+@pytest.mark.slow
 def test_chance_depends_on_the_place_and_not_on_the_run():
     job = job_of()
     runs = []

@@ -303,6 +303,7 @@ def test_words():
     assert "lower --workers" in words.no_room(False, 9, 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parameters", [{}, {"filtering": False, "topology": False, "batch": False, "starts": False}])
 def test_any_state_is_survived(parameters):
     check_policy(lambda: Fapes(**parameters), num_snapshots=60, seed=3)

@@ -254,6 +254,7 @@ def _draw(rng: np.random.Generator, num_jobs: int, most: int) -> list[tuple[floa
     return arrivals
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(st.integers(0, 2**20), st.integers(1, 4), st.sampled_from([2, 4, 8]))
 def test_every_promise_is_kept_whatever_comes(seed: int, nodes: int, per_node: int) -> None:
@@ -268,6 +269,7 @@ def test_every_promise_is_kept_whatever_comes(seed: int, nodes: int, per_node: i
             assert run.state is JobState.SUCCEEDED
 
 
+@pytest.mark.slow
 def test_it_packs_more_than_first_come_first_served_would() -> None:
     rng = np.random.default_rng(7)
     arrivals = _draw(rng, 120, 16)

@@ -315,6 +315,7 @@ def check_conflict(conflict) -> None:
     )
 
 
+@pytest.mark.slow
 @given(conflict=conflicts())
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_a_stronger_claim_never_loses_a_device_to_a_weaker_one(conflict) -> None:
@@ -358,6 +359,7 @@ def played(policy, arrivals, events, num_devices: int) -> FluidRunResult:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slack_s", [0.0, 5.0, 500.0])
 def test_a_request_every_ten_seconds_for_an_hour_breaks_no_promise(slack_s: float) -> None:
     watched = Remade()
@@ -414,6 +416,7 @@ def test_a_service_that_waits_comes_after_one_whose_loan_ends_before() -> None:
     check_scene((arrivals, events, 3))
 
 
+@pytest.mark.slow
 @given(scene=scenes())
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_services_that_wake_break_no_promise_and_what_is_said_is_true(scene) -> None:
