@@ -15,7 +15,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # milliseconds. The rules of the house are among the checks, so the fast lane does not play them again there.
 SURE := $(addprefix tests/,conformance core golden perf replay scheduling serving simulation simulator solvers testing \
 	workloads) studies/tests
-# Tests that measure, check a running service's objective or need most of the memory run after all others, in three groups that
+# Tests that measure, check a running service's objective or need most of the memory run after all others, in four groups that
 # together leave half of two processors free: those of functions and of the tide mostly wait, but must not wait for long.
 # A worker of pytest that dies leaves `loadgroup` waiting for ever (pytest-xdist 3.8, issues 1323 and 1378), so only lanes with
 # groups of tests use it, and these end as failed at once. In CI a lane that hangs is interrupted and shows what it was at.
@@ -23,7 +23,7 @@ SPREAD := --dist worksteal
 GROUPS := --dist loadgroup --max-worker-restart 0
 LANE_LIMIT_S := 36000
 ALONE := $(addprefix tests/end_to_end/test_,tide_live.py sharing_bench_live.py gpu_sharing_live.py \
-	goodput_live.py quote_live.py functions.py)
+	goodput_live.py quote_live.py functions.py) tests/native/test_gpu_daemon.py tests/native/test_gpu_daemon_soak.py
 # A fixed part of the sweeps over seeds, crash points and kills, for CI. `make full` plays all of them.
 SAMPLE := SPRINGTIDE_SEEDS=60 SPRINGTIDE_LOAN_SEEDS=30 SPRINGTIDE_SWEEP_STRIDE=20 SPRINGTIDE_KILLS=8
 # How many tests run at a time: one that computes keeps a core busy, one of real processes a sixth of it.
@@ -60,7 +60,7 @@ test: setup servers compiler
 slow: slow-computing slow-processes slow-platforms slow-alone
 
 slow-computing: setup servers compiler
-	$(PYTEST) -m slow --timeout 600 -n $(NUM_COMPUTING) $(SPREAD) $(COMPUTING)
+	$(PYTEST) -m slow --timeout 600 -n $(NUM_COMPUTING) $(SPREAD) $(COMPUTING) $(ALONE:%=--ignore=%)
 
 slow-processes: setup browser servers compiler
 	$(PYTEST) -m slow --timeout 600 -n $(NUM_PROCESSES) $(GROUPS) tests \
@@ -88,9 +88,9 @@ planted: setup
 	$(PYTEST) -m "slow or not slow" --timeout 600 -n 2 tests/planted
 
 # The cluster that KUBECONFIG names, or a lab of this machine's own where there is one; otherwise its tests say that they
-# are skipped. One of the two has the lab with nodes, the other an API server of its own.
+# are skipped. One of the three has the lab with nodes, each other one an API server of its own.
 kubernetes: setup servers
-	$(PYTEST) -m kubernetes -rs --timeout 900 -n 2 --dist loadfile --max-worker-restart 0 tests/kubernetes
+	$(PYTEST) -m kubernetes -rs --timeout 900 -n 3 --dist loadfile --max-worker-restart 0 tests/kubernetes
 
 gpu: setup compiler
 	$(PYTEST) -m gpu -rs --timeout 600

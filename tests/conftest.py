@@ -7,12 +7,11 @@ import socket
 import hypothesis
 import pytest
 
-from kits.simulation.sweeps import DRAWS_AFRESH, part
+from kits.simulation.sweeps import DRAWS_AFRESH
 
-# The profile of the command line (pyproject.toml), before it is loaded: hypothesis draws the same examples each time,
-# but in `make full`. CI plays a part of those of tests that do not say how many they want.
+# The profile of the command line (pyproject.toml), before it is loaded: each run draws the same examples, but `make full`.
 CI = hypothesis.settings.get_profile("ci")
-hypothesis.settings.register_profile("ci", CI, max_examples=part(100, least=40), derandomize=not DRAWS_AFRESH)
+hypothesis.settings.register_profile("ci", CI, derandomize=not DRAWS_AFRESH)
 
 
 @pytest.hookimpl(trylast=True)

@@ -49,6 +49,9 @@ from springtide.backends.sharing.gpu.table import EXIT_TAKEN, SOCKET_NAME, STATU
 from springtide.core.wire.shares import SlotWriter, make_slots
 from springtide.core.wire.workers import encode_frame
 
+# They measure: see ALONE in the Makefile.
+pytestmark = pytest.mark.xdist_group("gpu daemon")
+
 
 @pytest.fixture(scope="module")
 def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:

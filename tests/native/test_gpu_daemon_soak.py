@@ -28,6 +28,8 @@ from kits.native.native_build import Native
 from kits.simulation.sweeps import part
 from springtide.backends.sharing.gpu.segments import OK
 
+# They measure: see ALONE in the Makefile.
+pytestmark = pytest.mark.xdist_group("gpu daemon")
 SANITIZED = False
 NUM_RECONNECTS = part(1000)
 NUM_KILLS = part(50, least=12)
