@@ -9,7 +9,7 @@ import pytest
 
 from kits.simulation.sweeps import DRAWS_AFRESH
 
-# The profile of the command line (pyproject.toml), before it is loaded: each run draws the same examples, but `make full`.
+# The profile of the command line (pyproject.toml), before it is loaded: runs draw the same examples, but `make full`.
 CI = hypothesis.settings.get_profile("ci")
 hypothesis.settings.register_profile("ci", CI, derandomize=not DRAWS_AFRESH)
 
