@@ -502,6 +502,16 @@ def test_text_reaches_terminals_by_one_way() -> None:
     assert not printing, f"print by springtide.cli.terminal: {printing}"
 
 
+def test_types_are_decoded_by_one_way() -> None:
+    """Two threads that are the first to decode a type crash the process: `core/decoding.py` keeps them apart."""
+    by_itself = re.compile(
+        r"msgspec\.convert\(|msgspec\.(json|msgpack)\.(Decoder\(|decode\((?:[^()]|\([^()]*\))*\btype=)"
+    )
+    product = [path for path in PYTHON_FILES if not name_of(path).startswith("studies/")]
+    found = [name_of(path) for path in product if by_itself.search(path.read_text(encoding="utf-8"))]
+    assert found == ["core/decoding.py"], "decode by springtide.core.decoding"
+
+
 def test_no_bytes_become_objects_or_code() -> None:
     found = []
     for path in PYTHON_FILES:

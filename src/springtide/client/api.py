@@ -16,6 +16,7 @@ from urllib.parse import quote, urlsplit
 import httpx2
 import msgspec
 
+from springtide.core.decoding import decode_json
 from springtide.core.errors import (
     BackendError,
     CapacityError,
@@ -385,7 +386,7 @@ def default_state_dir() -> Path:
 
 def _find_url(folder: Path) -> str:
     try:
-        return msgspec.json.decode((folder / "platform.json").read_bytes(), type=_Address).url
+        return decode_json((folder / "platform.json").read_bytes(), _Address).url
     except FileNotFoundError:
         raise BackendError(f"{NOT_RUNNING} (there is none in {folder})") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -428,7 +429,7 @@ def _encode(value: Any) -> bytes:
 
 def _decode(data: bytes | msgspec.Raw, answer_type: type[AnswerT]) -> AnswerT:
     try:
-        return msgspec.json.decode(data, type=answer_type)
+        return decode_json(data, answer_type)
     except (ValueError, RecursionError) as error:
         raise BackendError(f"the platform's answer cannot be read ({error}); is it another version?") from None
 
@@ -436,7 +437,7 @@ def _decode(data: bytes | msgspec.Raw, answer_type: type[AnswerT]) -> AnswerT:
 def _error_of(response: httpx2.Response) -> SpringtideError:
     """The error for an unsuccessful response, with the platform's sentence as its message."""
     try:
-        problem = msgspec.json.decode(response.content, type=_Problem).error
+        problem = decode_json(response.content, _Problem).error
     except (ValueError, RecursionError):
         problem = _ProblemDetail(f"the platform answered {response.status_code} without a reason")
     message = problem.message

@@ -13,6 +13,7 @@ from typing import Literal
 
 import msgspec
 
+from springtide.core.decoding import decode_json
 from springtide.core.errors import BackendError, InvalidRequest
 from springtide.core.status.platform import ProgressPoint
 from springtide.storage.files import write_durable
@@ -156,7 +157,7 @@ def read_study(path: Path) -> Study | None:
     """The saved study, None if there is no file. Raises InvalidRequest if the file is not a study."""
     try:
         data = path.read_bytes() if path.stat().st_size <= _MAX_BYTES else b""
-        found = msgspec.json.decode(data, type=Study)
+        found = decode_json(data, Study)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError) as error:

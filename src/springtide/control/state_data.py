@@ -9,6 +9,7 @@ import msgspec
 
 from springtide.control.records import JobRecord, PlatformState, ServiceRecord
 from springtide.core.decision import Drain
+from springtide.core.decoding import decode_msgpack
 from springtide.core.errors import JournalError
 from springtide.core.job_parts import JobOutcome
 from springtide.core.resources import Node, NodeId, Pool
@@ -88,6 +89,6 @@ def encode_snapshot(snapshot: PlatformSnapshot) -> bytes:
 def decode_snapshot(blob: bytes) -> PlatformSnapshot:
     """Return what `encode_snapshot` was given. Raises JournalError."""
     try:
-        return msgspec.msgpack.decode(zlib.decompress(blob), type=PlatformSnapshot)
+        return decode_msgpack(zlib.decompress(blob), PlatformSnapshot)
     except (ValueError, TypeError, RecursionError, zlib.error) as error:
         raise JournalError(f"a snapshot of the journal cannot be read: {error}") from error

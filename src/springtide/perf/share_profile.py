@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from springtide.core.decoding import decode_json
 from springtide.core.errors import InvalidRequest, StorageError
 from springtide.core.shares import Share
 from springtide.solvers.search.share_bisection import SharePair, ThroughputTrial
@@ -193,7 +194,7 @@ def read_share_profiles(path: Path) -> tuple[ShareProfile, ...]:
     if len(data) > _MAX_FILE_BYTES:
         raise InvalidRequest(f"{path} is over {_MAX_FILE_BYTES >> 20} MiB, which no share profile is; {again}")
     try:
-        profiles = msgspec.json.decode(data, type=ShareProfileFile).profiles
+        profiles = decode_json(data, ShareProfileFile).profiles
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{path} is no share profile ({error}); {again}") from None
     for profile in profiles:

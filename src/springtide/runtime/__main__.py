@@ -42,9 +42,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _read(path: Path, kind: type[T]) -> T:
     # Imported here because the preStop hook needs no decoding and must start fast.
-    import msgspec
+    from springtide.core.decoding import decode_json
 
-    return msgspec.json.decode(path.read_bytes(), type=kind)
+    return decode_json(path.read_bytes(), kind)
 
 
 def main(arguments: list[str]) -> int:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from springtide.core.decoding import decode_json
 from springtide.core.errors import (
     BackendError,
     CheckpointError,
@@ -82,7 +83,7 @@ def read_order(event: Any) -> Order:
         if len(data) > MAX_ORDER_BYTES:
             raise InvalidRequest(f"an order has at most {MAX_ORDER_BYTES:,} bytes, this one {len(data):,}")
         # Encoded and decoded again, so that the types' bounds are checked: the payload came through other hands.
-        order: Order = msgspec.json.decode(data, type=Order)
+        order: Order = decode_json(data, Order)  # type: ignore[arg-type]
     except (msgspec.MsgspecError, TypeError, RecursionError) as error:
         raise InvalidRequest(f"the payload is no order for a function: {error}") from None
     counts = (order.micro_batch_size - 1, order.num_rounds - 1) if isinstance(order, ProfileOrder) else _counts(order)

@@ -11,6 +11,7 @@ from typing import Any, Literal, cast, get_origin, get_type_hints
 import msgspec
 
 from springtide.core.decision import Policy
+from springtide.core.decoding import convert
 from springtide.core.errors import InvalidRequest
 from springtide.core.plugins import load_from_studies, offered
 
@@ -196,7 +197,7 @@ def _convert(name: str, key: str, text: str, kind: Any) -> Any:
         value = text.split("+")
     try:
         # Not strict: what comes as text may be a number or a truth value.
-        return msgspec.convert(value, kind, strict=False)
+        return convert(value, kind, strict=False)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"the policy {name} does not take {key}={text}: {error}") from error
 

@@ -27,6 +27,7 @@ from springtide.control.records import JobRecord, ServiceRecord
 from springtide.control.state_data import PlatformSnapshot
 from springtide.control.upkeep import JournalUpkeep
 from springtide.core.decision import Overheads, Policy, Schedule, Snapshot, TimeClaim
+from springtide.core.decoding import decode_json
 from springtide.core.errors import BackendError, JournalDamaged, JournalError, PolicyError, Superseded
 from springtide.core.events import ClockAnchored, Event, NodeJoined, NodeLost, PlatformStarted, PlatformStopping
 from springtide.core.job_parts import JobOutcome
@@ -205,7 +206,7 @@ class Platform:
         self._upkeep.begin(seq, self._journal.last_now_s())
 
     def _take_anchor(self, kept: bytes) -> None:
-        self._last_anchor = msgspec.json.decode(kept, type=ClockAnchored)
+        self._last_anchor = decode_json(kept, ClockAnchored)
 
     def start(self, on_stop: Callable[[], None]) -> None:
         """Recover from the journal and start the loop. `on_stop` is called once when the loop has ended."""

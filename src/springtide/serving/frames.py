@@ -15,10 +15,11 @@ from __future__ import annotations
 import hmac
 import secrets
 import struct
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
+from springtide.core.decoding import msgpack_decoder
 from springtide.core.errors import BackendError
 from springtide.core.tokens import proof_of
 from springtide.core.workload import ReplicaId
@@ -129,8 +130,8 @@ class FrameReader(Generic[M]):
     `max_frame_bytes` may be changed between two calls of `feed`.
     """
 
-    def __init__(self, message_type: object, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
-        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(message_type)
+    def __init__(self, message_type: Any, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._decoder: msgspec.msgpack.Decoder[M] = msgpack_decoder(message_type)
         self._buffer = bytearray()
         self.max_frame_bytes = max_frame_bytes
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from springtide.core.decoding import decode_json
 from springtide.core.errors import InvalidRequest
 from springtide.serving.schema import MalformedRequest, Parameter, ServiceSchema
 
@@ -46,7 +47,7 @@ class InferRequest(msgspec.Struct, frozen=True, kw_only=True):
 def parse_infer(body: bytes) -> InferRequest:
     """Decode the body. Raises MalformedRequest."""
     try:
-        return msgspec.json.decode(body, type=InferRequest)
+        return decode_json(body, InferRequest)
     except RecursionError:
         raise MalformedRequest("the body is nested too deeply") from None
     except ValueError as error:

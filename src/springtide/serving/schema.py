@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from springtide.core.decoding import decoder_of_made_type
 from springtide.core.errors import InvalidRequest
 
 METHOD = "predict"
@@ -149,7 +150,7 @@ def derive_schema(served: type) -> ServiceSchema:
 
 def call_decoder(served: type) -> msgspec.json.Decoder[Any]:
     """Return a decoder of calls: a struct with a field for each parameter, UNSET if it was not sent."""
-    return msgspec.json.Decoder(_derive(served)[1])
+    return decoder_of_made_type(_derive(served)[1])
 
 
 def _derive(served: type) -> tuple[ServiceSchema, type[msgspec.Struct]]:

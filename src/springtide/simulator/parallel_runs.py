@@ -15,6 +15,7 @@ from typing import IO, Any
 
 import msgspec
 
+from springtide.core.decoding import decode_json
 from springtide.core.errors import InvalidRequest, SpringtideError
 
 Progress = Callable[[str, int, int], None]
@@ -76,7 +77,7 @@ def play_in_processes(
             process.stdin.close()
             last = _Line(failure="its process ended without an answer")
             for output in process.stdout:
-                line = msgspec.json.decode(output, type=_Line)
+                line = decode_json(output, _Line)
                 if line.progress is None:
                     last = line
                 else:
@@ -117,7 +118,7 @@ def play_request(data: bytes, out: IO[bytes]) -> None:
         out.write(msgspec.json.encode(line) + b"\n")
         out.flush()
 
-    request = msgspec.json.decode(data, type=StudyRequest)
+    request = decode_json(data, StudyRequest)
     try:
         answer = _play(request, lambda num_ended, num_jobs: write(_Line(progress=(num_ended, num_jobs))))
     except InvalidRequest as error:

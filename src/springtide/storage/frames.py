@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from springtide.core.decoding import decode_json, json_decoder
 from springtide.core.errors import StorageError
 
 # Bytes of one element by the format's type names, in the order in which its library sorts types: the widest come last.
@@ -158,11 +159,11 @@ def decode(data: bytes | bytearray | memoryview, limits: FrameLimits = DEFAULT_L
 
 def _header(text: memoryview, limits: FrameLimits) -> tuple[dict[str, _Entry], dict[str, str]]:
     try:
-        raw = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-        metadata = msgspec.json.decode(raw.pop(_METADATA, msgspec.Raw(b"{}")), type=dict[str, str])
+        raw = decode_json(text, dict[str, msgspec.Raw])
+        metadata = decode_json(raw.pop(_METADATA, msgspec.Raw(b"{}")), dict[str, str])
         if len(raw) > limits.max_tensors:
             raise StorageError(f"a frame of {len(raw)} tensors is over the limit of {limits.max_tensors}")
-        decoder = msgspec.json.Decoder(_Entry)
+        decoder = json_decoder(_Entry)
         return {name: decoder.decode(entry) for name, entry in raw.items()}, metadata
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise StorageError(f"a frame's header is not what the format asks for: {error}") from None

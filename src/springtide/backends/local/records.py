@@ -9,6 +9,7 @@ from urllib.parse import quote
 import msgspec
 
 from springtide.backends.processes import ProcessIdentity
+from springtide.core.decoding import decode_json
 from springtide.core.workload import ReplicaId, WorkloadId
 from springtide.storage.files import make_private, write_durable
 
@@ -53,7 +54,7 @@ class WorkerRecords:
         records = {}
         for path in sorted(self._directory.glob("*.json")):
             try:
-                record = msgspec.json.decode(path.read_bytes(), type=WorkerRecord)
+                record = decode_json(path.read_bytes(), WorkerRecord)
             except (OSError, ValueError, RecursionError):
                 path.unlink(missing_ok=True)
                 continue

@@ -11,6 +11,7 @@ import msgspec
 
 from springtide.backends.processes import ProcessIdentity
 from springtide.backends.sharing.gpu.table import GpuTenantEntry
+from springtide.core.decoding import decode_json
 from springtide.core.errors import BackendError
 from springtide.core.resources import DeviceId
 from springtide.core.shares import Share
@@ -104,6 +105,6 @@ def write_whole(path: Path, message: msgspec.Struct) -> None:
 def read_whole(path: Path, kind: type[T]) -> T | None:
     """Return what `write_whole` last wrote there; None if it is missing or unreadable."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return decode_json(path.read_bytes(), kind)
     except (OSError, ValueError):
         return None

@@ -19,6 +19,7 @@ from types import TracebackType
 import msgspec
 
 from springtide.backends.sharing.fixed_share import FixedShare
+from springtide.core.decoding import decode_json
 from springtide.core.errors import BackendError, InvalidRequest
 from springtide.core.quantities import format_duration
 from springtide.runtime.process.child_processes import MemberError, MemberFiles
@@ -197,7 +198,7 @@ class ShareTrials:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=10.0)
         with contextlib.suppress(OSError):
-            error = msgspec.json.decode(self._files.error.read_bytes(), type=MemberError)
+            error = decode_json(self._files.error.read_bytes(), MemberError)
             raise (InvalidRequest if error.is_refused else BackendError)(error.sentence)
         raise BackendError(f"the process that ran it has ended ({self._process.returncode}){self._log_tail()}")
 

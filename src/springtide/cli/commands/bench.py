@@ -17,6 +17,7 @@ import msgspec
 from springtide.cli import terminal
 from springtide.cli.session import Session, common_options, refuse
 from springtide.cli.tables.columns import align, number
+from springtide.core.decoding import decode_json
 from springtide.core.errors import BackendError
 from springtide.core.plugins import load_from_studies
 
@@ -172,7 +173,7 @@ def measure_apart(started: Sequence[str], *, small: bool, seed: int | None = Non
     command += [] if seed is None else ["--seed", str(seed)]
     measured = subprocess.run(command, stdout=subprocess.PIPE, check=False)
     try:
-        report: Report = msgspec.json.decode(measured.stdout, type=Report)
+        report: Report = decode_json(measured.stdout, Report)
     except ValueError:
         raise BackendError(
             f"the measurement ended with code {measured.returncode} and no numbers; `springtide doctor` may say why"

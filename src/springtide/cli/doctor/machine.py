@@ -23,6 +23,7 @@ from springtide.cli.session import Session, common_options
 from springtide.cli.settings import resolve
 from springtide.cli.tables.columns import count
 from springtide.cli.tables.statuses import silence
+from springtide.core.decoding import decode_json
 from springtide.core.errors import InvalidRequest, SpringtideError
 from springtide.core.status.platform import PlatformStatus
 from springtide.core.status.pools import PoolStatus
@@ -81,7 +82,7 @@ def _check_torch() -> Iterator[Check]:
         )
         return
     try:
-        torch = msgspec.json.decode(asked.stdout.strip().splitlines()[-1] if asked.stdout.strip() else b"", type=_Torch)
+        torch = decode_json(asked.stdout.strip().splitlines()[-1] if asked.stdout.strip() else b"", _Torch)
     except ValueError:
         said = asked.stderr.decode("utf-8", "replace").strip().splitlines()
         yield Check("torch", "fail", said[-1] if said else "it cannot be imported", "pip install 'springtide[runtime]'")

@@ -26,6 +26,7 @@ from springtide.cli.platform.up_functions import NAMES_OF_FUNCTIONS, function_op
 from springtide.cli.session import Session, common_options, complain
 from springtide.cli.settings import resolve
 from springtide.cli.tables.columns import count
+from springtide.core.decoding import convert
 from springtide.core.errors import BackendError, SpringtideError
 from springtide.core.quantities import format_duration
 from springtide.core.status.logins import NewLogin, SignedOut
@@ -89,9 +90,7 @@ def _start_options(given: dict[str, Any]) -> _StartOptions:
     """The flags, completed by the settings. Raises InvalidRequest, also for a contradiction between them."""
     found = {name: resolve(name, flag).value for name, flag in given.items()}
     found["policy"] = _check_pools(str(found["policy"]), str(found["pools"] or ""), found["slots"])
-    return msgspec.convert(
-        {**found, "port": found["port"] or 0, "pools": found["pools"] or ""}, _StartOptions, strict=False
-    )
+    return convert({**found, "port": found["port"] or 0, "pools": found["pools"] or ""}, _StartOptions, strict=False)
 
 
 def _check_pools(policy: str, pools: str, slots: Any) -> str:

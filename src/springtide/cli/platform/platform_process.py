@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from springtide.core.decoding import decode_json
 from springtide.core.errors import BackendError, InvalidRequest
 from springtide.storage.files import open_private
 
@@ -28,7 +29,7 @@ class PlatformFile(msgspec.Struct, frozen=True):
 def read_platform(state_dir: Path) -> PlatformFile | None:
     """The content of platform.json; None if it does not exist or cannot be read."""
     try:
-        return msgspec.json.decode((state_dir / "platform.json").read_bytes(), type=PlatformFile)
+        return decode_json((state_dir / "platform.json").read_bytes(), PlatformFile)
     except (OSError, ValueError, RecursionError):
         return None
 

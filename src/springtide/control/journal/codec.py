@@ -9,6 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from springtide.control.journal.chain import Row
+from springtide.core.decoding import decode_json
 from springtide.core.errors import JournalError
 from springtide.core.ports import Step
 
@@ -60,7 +61,7 @@ def encode_step(step: Step) -> bytes:
 def decode_step(data: bytes) -> Step:
     """Return the step that `encode_step` wrote. Raises JournalError if it is not one."""
     try:
-        return msgspec.json.decode(data, type=Step)
+        return decode_json(data, Step)
     except (ValueError, TypeError, RecursionError) as error:
         raise JournalError(f"a step of the journal cannot be read: {error}") from error
 

@@ -17,6 +17,7 @@ import msgspec
 
 from springtide.control.journal.database import Database
 from springtide.control.records import JobRecord, ServiceRecord
+from springtide.core.decoding import decode_msgpack
 from springtide.core.errors import JournalError
 from springtide.core.workload import WorkloadId
 
@@ -268,7 +269,7 @@ def _decoded(genesis: bytes, row_id: str, at_s: float, content: bytes, checksum:
         return None
     kind: type[Ended] = EndedService if row_id.startswith(_SERVICE) else EndedJob
     try:
-        return msgspec.msgpack.decode(zlib.decompress(content), type=kind)
+        return decode_msgpack(zlib.decompress(content), kind)
     except (ValueError, TypeError, RecursionError, zlib.error):
         return None
 

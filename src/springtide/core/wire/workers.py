@@ -10,10 +10,11 @@ that were not acknowledged. A worker that loses its control plane goes on traini
 from __future__ import annotations
 
 import struct
-from typing import Annotated, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 
+from springtide.core.decoding import msgpack_decoder
 from springtide.core.errors import BackendError
 from springtide.core.shares import Share
 from springtide.core.workload import (
@@ -286,8 +287,8 @@ def encode_frame(message: msgspec.Struct) -> bytes:
 class FrameDecoder(Generic[M]):
     """Cuts a byte stream into messages of the given type union. Raises BackendError on anything malformed."""
 
-    def __init__(self, message_type: object) -> None:
-        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(message_type)
+    def __init__(self, message_type: Any) -> None:
+        self._decoder: msgspec.msgpack.Decoder[M] = msgpack_decoder(message_type)
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[M]:

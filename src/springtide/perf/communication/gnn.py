@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from springtide.core.decoding import decode_json
 from springtide.core.errors import InvalidRequest
 from springtide.perf.communication.fabric import Subgraph
 from springtide.perf.communication.gnn_graph import Floats, Ints, Vocabulary, batch_of, compile_subgraph
@@ -166,7 +167,7 @@ def load_model(stored: bytes) -> GraphModel:
     """Load a model stored by `save_model`. Raises InvalidRequest for any other bytes or format."""
     try:
         with np.load(BytesIO(stored), allow_pickle=False) as archive:
-            header = msgspec.json.decode(archive["header"].tobytes(), type=_Header)
+            header = decode_json(archive["header"].tobytes(), _Header)
             members = [
                 {key.split("/", 1)[1]: archive[key] for key in archive.files if key.startswith(f"{index}/")}
                 for index in range(header.num_members)

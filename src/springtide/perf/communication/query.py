@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from springtide.core.decoding import decode_json
 from springtide.core.errors import InvalidRequest
 from springtide.core.resources import DeviceId, Node, Topology
 from springtide.perf.communication.fabric import Fabric, Links, Subgraph
@@ -77,7 +78,7 @@ class CommunicationModel(Protocol):
 def read_samples(path: Path) -> SampleFile:
     """Read a file of samples. Raises InvalidRequest if it cannot be read or is invalid."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=SampleFile)
+        return decode_json(path.read_bytes(), SampleFile)
     except OSError as error:
         raise InvalidRequest(f"{path} cannot be read ({error.strerror}); name a file of measured samples") from None
     except msgspec.DecodeError as error:

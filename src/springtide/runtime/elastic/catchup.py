@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 import torch
 
+from springtide.core.decoding import convert
 from springtide.core.errors import CollectiveError, PeerLost
 from springtide.core.workload import ReplicaId
 from springtide.runtime.elastic.group import wait_for_keys
@@ -392,7 +393,7 @@ class CatchupReceiver:
                     header = receive_header(link)
                     if header["kind"] == "switch":
                         self._take_switch(link, header)
-                        return msgspec.convert(header["cursor"], Cursor)
+                        return convert(header["cursor"], Cursor)
                     (self._take_bucket if header["kind"] == "bucket" else self._take_step)(link, header)
                     link.sendall(_ACK.pack(header["step"]))
         except (PeerLost, OSError, ValueError, KeyError, TypeError, RuntimeError):

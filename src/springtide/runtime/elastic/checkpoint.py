@@ -23,6 +23,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from springtide.core.decoding import convert
 from springtide.core.errors import CheckpointError, Fenced, StorageError
 from springtide.core.workload import Checkpoint
 from springtide.runtime.elastic.training_cursor import Cursor
@@ -191,7 +192,7 @@ def _cursor(manifest: Mapping[str, Any]) -> Cursor:
     step = int(manifest["step"])
     if "cursor" not in manifest:
         return Cursor(step=step, num_seen=None, progress=float(step))
-    cursor = msgspec.convert(manifest["cursor"], Cursor)
+    cursor = convert(manifest["cursor"], Cursor)
     if cursor.step != step:
         raise CheckpointError(f"the checkpoint of step {step} has the cursor of step {cursor.step}")
     return cursor

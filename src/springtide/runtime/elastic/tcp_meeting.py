@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 from torch._C import _distributed_c10d as c10d
 
+from springtide.core.decoding import msgpack_decoder
 from springtide.runtime.elastic.handshake import Entrance, prove, receive_exactly
 
 _POLL_S = 0.005
@@ -30,8 +31,8 @@ _CONNECTIONS_OF_A_MEMBER = 3
 _SPARE_CONNECTIONS = 32
 _LENGTH = struct.Struct(">I")
 _ENCODER = msgspec.msgpack.Encoder()
-_REQUEST = msgspec.msgpack.Decoder(tuple[str, list[str], bytes])
-_ANSWER = msgspec.msgpack.Decoder(tuple[bool, bytes])
+_REQUEST = msgpack_decoder(tuple[str, list[str], bytes])
+_ANSWER = msgpack_decoder(tuple[bool, bytes])
 
 
 class MeetingHost:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import torch
 
+from springtide.core.decoding import convert
 from springtide.core.errors import PeerLost
 from springtide.runtime.elastic.group import Group, wait_for_keys
 from springtide.runtime.elastic.step_log import StepMemory
@@ -103,7 +104,7 @@ def receive_state(group: Group, state: TrainingState, rank: int, step_log: StepM
                 group.receive(as_bytes(landing), rank)
                 tensor.copy_(landing)
     step_log.take_over(header["steps"])
-    return msgspec.convert(header["cursor"], Cursor)
+    return convert(header["cursor"], Cursor)
 
 
 def _num_bytes(tensor: torch.Tensor) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from springtide.core.decoding import decode_json
 from springtide.core.errors import ObjectMissing, StorageError
 from springtide.core.ports import Store
 from springtide.core.wire.functions import MAX_RECORD_BYTES, ControlRecord, FunctionOrder, Keys, Place
@@ -130,6 +131,6 @@ class ControlWatch:
         try:
             if len(data) > MAX_RECORD_BYTES:
                 raise ValueError(f"it has {len(data)} bytes")
-            return msgspec.json.decode(data, type=ControlRecord)
+            return decode_json(data, ControlRecord)
         except (msgspec.MsgspecError, ValueError) as error:
             raise StorageError(f"the control record is unreadable: {error}") from None

@@ -9,6 +9,7 @@ import hashlib
 
 import msgspec
 
+from springtide.core.decoding import decode_json
 from springtide.core.errors import CheckpointError, ObjectMissing, StorageError
 from springtide.core.functions import MAX_LAYERS
 from springtide.core.ports import Store
@@ -50,7 +51,7 @@ def read_meta(store: Store, keys: Keys, step: int, stage: int) -> StageState | N
     try:
         if len(data) > MAX_RECORD_BYTES:
             raise ValueError(f"{len(data)} bytes")
-        meta = msgspec.json.decode(data, type=StageState)
+        meta = decode_json(data, StageState)
     except (msgspec.MsgspecError, ValueError) as error:
         raise CheckpointError(f"the record of stage {stage}'s state after step {step} is unreadable: {error}") from None
     if meta.stage != stage or meta.step != step or meta.key != keys.state(step, stage):

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from springtide.core.decoding import json_decoder
 from springtide.core.errors import InvalidRequest, ObjectMissing, StorageError
 from springtide.core.ports import Store
 from springtide.core.wire.functions import MAX_RECORD_BYTES, Keys
@@ -21,7 +22,7 @@ from springtide.runtime.process.entry import load_object
 from springtide.storage.workloads.artifacts import fetch_code
 
 # Made once: two threads that made it at a time, as invocations in one process do, could crash the interpreter.
-_JOB = msgspec.json.Decoder(TrainingJob)
+_JOB = json_decoder(TrainingJob)
 
 
 class UserSource:

@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from springtide.collectives.communicator import Communicator
+from springtide.core.decoding import decode_json
 from springtide.core.errors import CollectiveError, InvalidRequest, ObjectMissing, StorageError
 from springtide.core.functions import FunctionPlan
 from springtide.core.ports import Store
@@ -188,7 +189,7 @@ class FunctionWorker:
             data = self._store.wait(self._keys.left(self._place, incarnation), timeout_s)
         except ObjectMissing:
             return None
-        return msgspec.json.decode(data, type=_Left)
+        return decode_json(data, _Left)
 
     def _begin(self, step: int) -> None:
         """Enter the record's attempt with the state after `step` steps, in memory or loaded from the store."""

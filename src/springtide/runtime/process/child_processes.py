@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from springtide.core.decoding import decode_json
 from springtide.core.errors import BackendError, InvalidRequest
 from springtide.core.quantities import format_duration
 from springtide.storage.files import open_private
@@ -161,7 +162,7 @@ class MeasurementProcesses:
     def _errors(self) -> Iterator[MemberError]:
         for name in self._processes:
             with contextlib.suppress(OSError):
-                yield msgspec.json.decode(self.files(name).error.read_bytes(), type=MemberError)
+                yield decode_json(self.files(name).error.read_bytes(), MemberError)
 
     def _raise(self, codes: Mapping[str, int | None]) -> None:
         errors = sorted(self._errors(), key=lambda error: not error.is_cause)

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from springtide.core.decoding import decode_json
 from springtide.core.errors import InvalidRequest, StorageError
 from springtide.core.tokens import replica_token
 from springtide.core.wire.workers import WorkerSpec
@@ -38,7 +39,7 @@ def read_spec(environment: Mapping[str, str]) -> WorkerSpec:
     if not text:
         raise InvalidRequest(f"the environment has no {SPEC_VARIABLE}: what is this worker to do?")
     try:
-        spec = msgspec.json.decode(text, type=WorkerSpec)
+        spec = decode_json(text, WorkerSpec)
     except msgspec.MsgspecError as error:
         raise InvalidRequest(f"{SPEC_VARIABLE} is not the spec of a worker: {error}") from None
     token = spec.token

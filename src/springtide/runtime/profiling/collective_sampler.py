@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from springtide.core.decoding import decode_json
 from springtide.core.errors import InvalidRequest
 from springtide.core.resources import Device, DeviceId, Node, NodeId
 from springtide.perf.communication.fabric import SERVERS, Links
@@ -198,7 +199,7 @@ def _run_members(
         processes.wait()
         results = [processes.files(f"worker-{rank}").result.read_bytes() for rank in range(len(places))]
     # The first member of a group reports the group's times.
-    measured = [entry for result in results for entry in msgspec.json.decode(result, type=list[CollectiveTimes])]
+    measured = [entry for result in results for entry in decode_json(result, list[CollectiveTimes])]
     return sorted(measured, key=lambda entry: (len(entry.group), entry.group, entry.num_bytes))
 
 

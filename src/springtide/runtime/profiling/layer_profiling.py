@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from springtide.core.decoding import decode_json
 from springtide.core.errors import BackendError, InvalidRequest, SpringtideError
 from springtide.core.functions import MAX_LAYERS, ModelProfile
 from springtide.core.workload import Entrypoint
@@ -117,7 +118,7 @@ def profile_source_layers(
             processes.wait()
         except BackendError as error:
             raise BackendError(f"the layers of {name} could not be profiled: {error}") from None
-        taken = msgspec.json.decode(processes.files(spec.name).result.read_bytes(), type=TaskProfile)
+        taken = decode_json(processes.files(spec.name).result.read_bytes(), TaskProfile)
     return LayerProfileFile(
         profile=taken.profile,
         num_samples=taken.num_samples,
@@ -197,7 +198,7 @@ def read_layer_profile(path: Path) -> LayerProfileFile:
     """Read what `write_layer_profile` or `springtide profile --layers` wrote. Raises InvalidRequest."""
     try:
         data = path.read_bytes() if path.stat().st_size <= _MAX_FILE_BYTES else b""
-        found = msgspec.json.decode(data, type=LayerProfileFile)
+        found = decode_json(data, LayerProfileFile)
     except (OSError, msgspec.MsgspecError) as error:
         reason = getattr(error, "strerror", "") or error
         raise InvalidRequest(

@@ -10,6 +10,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from springtide.core.decoding import decode_json
 from springtide.core.workload import Entrypoint, TrainingJob
 
 # The entry point of the process: python -m MODULE SPEC.
@@ -85,4 +86,4 @@ class JsonLines:
                 return None
             self._rest += chunk
         line, _, self._rest = self._rest.partition(b"\n")
-        return msgspec.json.decode(line, type=kind)
+        return decode_json(line, kind)

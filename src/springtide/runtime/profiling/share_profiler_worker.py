@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from springtide.core.decoding import decode_json
 from springtide.core.errors import InvalidRequest
 from springtide.core.workload import TrainingJob
 from springtide.runtime.process.child_member import run_member
@@ -79,7 +80,7 @@ class ProfilerOrders:
 
 def main(spec_path: str) -> NoReturn:
     """Run until no more orders come, and end the process."""
-    spec = msgspec.json.decode(Path(spec_path).read_bytes(), type=ShareSpec)
+    spec = decode_json(Path(spec_path).read_bytes(), ShareSpec)
     work = _serve if spec.kind == "inference" else _train
     run_member(
         MemberFiles(Path(spec.directory), spec.name),

@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+from springtide.core.decoding import decode_json
 from springtide.core.errors import BackendError, InvalidRequest
 from springtide.core.resources import Device, DeviceId, Node, NodeId
 from springtide.core.workload import Entrypoint, GradientBucket, StepProfile
@@ -209,7 +210,7 @@ def _run_workers(
             )
         processes.wait()
         results = [processes.files(spec.name).result.read_bytes() for spec in specs]
-    return [msgspec.json.decode(result, type=WorkerProfile) for result in results]
+    return [decode_json(result, WorkerProfile) for result in results]
 
 
 def _combine(
@@ -397,7 +398,7 @@ def timeline_of(
 def read_profile(path: Path) -> FunctionProfile:
     """Read a profile that `springtide profile` wrote. Raises InvalidRequest."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=FunctionProfile)
+        return decode_json(path.read_bytes(), FunctionProfile)
     except OSError as error:
         raise InvalidRequest(f"{path} cannot be read: {error.strerror or error}") from None
     except msgspec.DecodeError:

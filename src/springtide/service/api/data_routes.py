@@ -21,6 +21,7 @@ from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from springtide.core.decoding import convert
 from springtide.core.errors import CapacityError, Conflict, InvalidRequest, NotFound, StorageError
 from springtide.core.ports import Store
 from springtide.core.quantities import validate_name
@@ -283,7 +284,7 @@ def _decoded(body: bytes) -> DatasetChange:
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise Malformed(f"the body is not valid JSON: {error}") from None
     try:
-        return msgspec.convert(value, type=DatasetChange)
+        return convert(value, DatasetChange)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"this is no change of a dataset: {error}") from None
 

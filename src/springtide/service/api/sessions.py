@@ -14,6 +14,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from springtide.core.decoding import decode_json
 from springtide.core.errors import StorageError
 from springtide.core.status.logins import NewLogin, SignedOut
 from springtide.service.api import openapi
@@ -100,7 +101,7 @@ class BrowserSessions:
         if self._path is None:
             return {}
         with contextlib.suppress(OSError, msgspec.DecodeError), self._path.open("rb") as file:
-            return msgspec.json.decode(file.read(_MAX_FILE_BYTES), type=dict[str, float])
+            return decode_json(file.read(_MAX_FILE_BYTES), dict[str, float])
         return {}
 
     def _write(self) -> None:

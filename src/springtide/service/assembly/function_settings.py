@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from springtide.backends.functions.parameter_store.address import EXAMPLE, is_fixed, parse_hosted
+from springtide.core.decoding import decode_json
 from springtide.core.errors import InvalidRequest, InvalidSetting, SettingName
 from springtide.storage.files import write_durable
 
@@ -190,7 +191,7 @@ def write_settings(state_dir: Path, settings: FunctionSettings | None) -> Path |
 def read_settings(path: Path) -> FunctionSettings:
     """Read the settings that `write_settings` wrote. Raises InvalidRequest."""
     try:
-        settings = msgspec.json.decode(path.read_bytes(), type=FunctionSettings)
+        settings = decode_json(path.read_bytes(), FunctionSettings)
     except (OSError, ValueError, RecursionError) as error:
         raise InvalidRequest(
             f"{path} cannot be read: {error}; start with `springtide up --functions ...` again"

@@ -17,6 +17,7 @@ import msgspec
 
 from springtide.control.quotes.budget import goal_parts, money
 from springtide.core import actions, events
+from springtide.core.decoding import decode_msgpack
 from springtide.core.functions import FunctionPlan
 from springtide.core.job_parts import GradientNoise
 from springtide.core.ports import Step
@@ -139,7 +140,7 @@ class HistoryIndex:
     def take(self, data: bytes) -> None:
         """Go on from what `kept` returned. Raises JournalError."""
         with self._lock:
-            own, pools = msgspec.msgpack.decode(data, type=tuple[bytes, bytes])
+            own, pools = decode_msgpack(data, tuple[bytes, bytes])
             unpack(self, _KEPT, own)
             self._pools.take(pools)
 
@@ -503,9 +504,9 @@ class HistoryIndex:
 
 def entries_of(kept: bytes) -> tuple[HistoryEntry, ...]:
     """The lines that `HistoryIndex.kept_of_job` returned."""
-    return msgspec.msgpack.decode(kept, type=tuple[HistoryEntry, ...])
+    return decode_msgpack(kept, tuple[HistoryEntry, ...])
 
 
 def pools_part(kept: bytes) -> bytes:
     """Of what `HistoryIndex.kept` returned, what its PoolHistory keeps."""
-    return msgspec.msgpack.decode(kept, type=tuple[bytes, bytes])[1]
+    return decode_msgpack(kept, tuple[bytes, bytes])[1]

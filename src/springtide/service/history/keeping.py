@@ -8,6 +8,7 @@ from typing import Any, Protocol, get_args, get_origin
 
 import msgspec
 
+from springtide.core.decoding import convert, decode_msgpack
 from springtide.core.errors import JournalError
 from springtide.core.workload import WorkloadId
 
@@ -78,11 +79,9 @@ def packed(owner: object, fields: Mapping[str, Any]) -> bytes:
 def unpack(owner: object, fields: Mapping[str, Any], data: bytes) -> None:
     """Set the attributes that `packed` was given; those that it did not know stay. Raises JournalError."""
     try:
-        found = msgspec.msgpack.decode(data, type=dict[str, msgspec.Raw])
+        found = decode_msgpack(data, dict[str, msgspec.Raw])
         values = {
-            name: msgspec.msgpack.decode(found[name], type=kind, dec_hook=_typed)
-            for name, kind in fields.items()
-            if name in found
+            name: decode_msgpack(found[name], kind, dec_hook=_typed) for name, kind in fields.items() if name in found
         }
     except (ValueError, TypeError) as error:
         raise JournalError(f"what was kept of the journal's steps cannot be read: {error}") from error
@@ -99,5 +98,5 @@ def _plain(value: object) -> object:
 
 def _typed(kind: Any, value: Any) -> Any:
     if get_origin(kind) is deque:
-        return deque(msgspec.convert(value, list[get_args(kind)[0]]))  # type: ignore[misc]
+        return deque(convert(value, list[get_args(kind)[0]]))  # type: ignore[misc, arg-type]
     raise NotImplementedError(str(kind))

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from springtide.core.decoding import decode_msgpack
 from springtide.core.events import JobFinished, JobsArchived, JobSubmitted, ProgressReported
 from springtide.core.job_parts import GradientNoise
 from springtide.core.ports import Step
@@ -121,7 +122,7 @@ class SeriesIndex:
 
 def points_of(kept: bytes) -> tuple[ProgressPoint, ...]:
     """The points that `SeriesIndex.kept_of_job` returned."""
-    return msgspec.msgpack.decode(kept, type=tuple[ProgressPoint, ...])
+    return decode_msgpack(kept, tuple[ProgressPoint, ...])
 
 
 def planned_of(view: ViewLike, now_s: float) -> tuple[Planned, ...]:

@@ -6,6 +6,7 @@ from contextlib import suppress
 
 import msgspec
 
+from springtide.core.decoding import convert
 from springtide.core.errors import InvalidRequest
 from springtide.core.function_search import FunctionSearch, batch_at
 from springtide.core.functions import FunctionMenu, FunctionService, ModelProfile
@@ -51,7 +52,7 @@ def menus_of(
         raise InvalidRequest(NO_FUNCTIONS)
     given = request.options.layer_profile
     assert given is not None
-    taken = msgspec.convert(given.model_dump(), ModelProfile)
+    taken = convert(given.model_dump(), ModelProfile)
     options = request.options
     search = search_of(view, options, taken, service, family, has_parameter_store=has_parameter_store)
     if search is None:

@@ -18,6 +18,7 @@ from typing import Protocol
 
 import msgspec
 
+from springtide.core.decoding import decode_json
 from springtide.core.errors import InvalidRequest, JournalError, StorageError
 
 LOG = logging.getLogger("springtide.submission")
@@ -158,7 +159,7 @@ class Quarantine:
         if text is None:
             return {}
         try:
-            found = msgspec.json.decode(text, type=dict[str, Intake])
+            found = decode_json(text, dict[str, Intake])
         except msgspec.DecodeError as error:
             LOG.warning("what was being taken in cannot be read, and is forgotten: %s", error)
             return {}

@@ -15,6 +15,7 @@ from typing import IO
 
 import msgspec
 
+from springtide.core.decoding import decode_json
 from springtide.core.errors import CapacityError, InvalidRequest
 
 _SERVER = Path(__file__).with_name("compile_server.py")
@@ -97,7 +98,7 @@ class SourceCheck:
                 stdin.flush()
                 head = stdout.read(_LENGTH.size)
                 if len(head) == _LENGTH.size:
-                    return msgspec.json.decode(stdout.read(_LENGTH.unpack(head)[0]), type=dict[str, str])
+                    return decode_json(stdout.read(_LENGTH.unpack(head)[0]), dict[str, str])
             except (OSError, msgspec.DecodeError):
                 pass
             self._drop()

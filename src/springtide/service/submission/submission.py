@@ -7,13 +7,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-import msgspec
 from msgspec.structs import replace
 
 from springtide.control.quotes.budget import money
 from springtide.control.quotes.confidence import SpeedRisk
 from springtide.control.records import JobRecord, ServiceRecord
 from springtide.core.containers import ContainerSettings
+from springtide.core.decoding import convert
 from springtide.core.errors import Conflict, InvalidRequest
 from springtide.core.events import (
     CancelRequested,
@@ -429,7 +429,7 @@ def make_job(
 def _step_profile(options: JobOptionsIn) -> StepProfile | None:
     if options.step_profile is None:
         return None
-    return msgspec.convert(options.step_profile.model_dump(), StepProfile)
+    return convert(options.step_profile.model_dump(), StepProfile)
 
 
 def family_of(request: JobIn) -> str:

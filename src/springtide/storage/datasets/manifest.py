@@ -15,6 +15,7 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
+from springtide.core.decoding import decode_json
 from springtide.core.errors import InvalidRequest, StorageError
 
 # The paper cuts datasets into parts of up to 250 MB (SMLT, section 5.1); a frame is longer by its header.
@@ -248,7 +249,7 @@ def _decoded(what: str, data: bytes, kind: type[RecordT]) -> RecordT:
     if len(data) > MAX_RECORD_BYTES:
         raise _broken(what, f"it has {len(data):,} bytes")
     try:
-        return msgspec.json.decode(data, type=kind)
+        return decode_json(data, kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise _broken(what, str(error)) from None
 

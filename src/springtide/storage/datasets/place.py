@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from springtide.core.decoding import decode_json
 from springtide.core.errors import InvalidRequest
 
 # Written by service/function_settings.py; only one of its fields is needed here.
@@ -23,7 +24,7 @@ def data_store_url(state_dir: Path) -> str:
     """
     path = state_dir / _SETTINGS_FILE
     try:
-        settings = msgspec.json.decode(path.read_bytes(), type=_Settings)
+        settings = decode_json(path.read_bytes(), _Settings)
     except FileNotFoundError:
         settings = _Settings()
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:

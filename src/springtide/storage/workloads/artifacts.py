@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from springtide.core.decoding import decode_json
 from springtide.core.errors import ObjectMissing, StorageError
 from springtide.core.ports import Store
 from springtide.storage.bundles import DEFAULT_LIMITS, BundleLimits, pack, unpack
@@ -65,7 +66,7 @@ class Artifacts:
         try:
             if len(data) > MAX_MARK_BYTES:
                 raise ValueError(f"it has {len(data)} bytes")
-            found = msgspec.json.decode(data, type=Artifact)
+            found = decode_json(data, Artifact)
         except (msgspec.MsgspecError, ValueError):
             # An unreadable mark counts as missing, so that the bytes are put again.
             return None
@@ -144,7 +145,7 @@ def fetch_code(store: Store, reference: bytes, into: Path, limits: BundleLimits 
     try:
         if len(reference) > MAX_MARK_BYTES:
             raise ValueError(f"it has {len(reference)} bytes")
-        artifact = msgspec.json.decode(reference, type=Artifact)
+        artifact = decode_json(reference, Artifact)
     except (msgspec.MsgspecError, ValueError) as error:
         raise StorageError(
             f"the job's code cannot be found ({error}); nothing was written; submit the job again"

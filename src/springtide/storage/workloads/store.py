@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from springtide.core.decoding import decode_json
 from springtide.core.errors import Fenced, ObjectMissing, StorageError
 from springtide.core.workload import Checkpoint, ReplicaId, WorkloadId
 from springtide.storage.files import make_private
@@ -81,7 +82,7 @@ class WorkloadStore:
             known = (WorkloadHead(), "")
         else:
             try:
-                known = (msgspec.json.decode(found[0], type=WorkloadHead), found[1])
+                known = (decode_json(found[0], WorkloadHead), found[1])
             except msgspec.MsgspecError as error:
                 raise StorageError(f"{self.key('head')} is unreadable: {error}") from error
         self._known = known

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from springtide.backends.functions.emulator.config import EmulatorConfig
+from springtide.core.decoding import decode_json
 from springtide.core.errors import BackendError
 from springtide.perf.functions.services import emulator
 
@@ -43,7 +44,7 @@ def _config_of(text: str) -> EmulatorConfig:
     if not text:
         return EmulatorConfig(service=emulator())
     data = text.encode() if text.lstrip().startswith("{") else Path(text).read_bytes()
-    return msgspec.json.decode(data, type=EmulatorConfig)
+    return decode_json(data, EmulatorConfig)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from starlette.routing import Route
 
 from springtide.backends.functions.emulator.config import EmulatorFaults
 from springtide.backends.functions.emulator.fleet import Fleet, Injection, summary
+from springtide.core.decoding import decode_json
 
 _MAX_BODY_BYTES = 1 << 16
 _OK = b"{}"
@@ -69,11 +70,11 @@ class AdminApi:
         return Response(msgspec.json.encode(self._fleet.config.service), media_type="application/json")
 
     def _faults(self, request: Request, body: bytes) -> Response:
-        self._fleet.set_faults(msgspec.json.decode(body, type=EmulatorFaults))
+        self._fleet.set_faults(decode_json(body, EmulatorFaults))
         return Response(_OK, media_type="application/json")
 
     def _inject(self, request: Request, body: bytes) -> Response:
-        self._fleet.inject(msgspec.json.decode(body, type=Injection))
+        self._fleet.inject(decode_json(body, Injection))
         return Response(_OK, media_type="application/json")
 
     def _kill(self, request: Request, body: bytes) -> Response:

@@ -24,6 +24,7 @@ from springtide.backends.processes import (
     signal_group,
     spawn_detached,
 )
+from springtide.core.decoding import convert, decode_json
 from springtide.core.errors import BackendError
 from springtide.core.functions import FunctionService
 from springtide.storage.files import make_private
@@ -50,7 +51,7 @@ class EmulatorAddress(msgspec.Struct, frozen=True, kw_only=True):
 
 def find_emulator(state_dir: Path) -> EmulatorAddress | None:
     try:
-        address = msgspec.json.decode((state_dir / RECORD_NAME).read_bytes(), type=EmulatorAddress)
+        address = decode_json((state_dir / RECORD_NAME).read_bytes(), EmulatorAddress)
     except (OSError, msgspec.DecodeError):
         return None
     return address if address.process is not None and live_stat(address.process) is not None else None
@@ -119,7 +120,7 @@ def emulator_status(address: EmulatorAddress) -> dict[str, Any]:
 def emulator_service(address: EmulatorAddress) -> FunctionService:
     """The service that it emulates. Raises BackendError."""
     try:
-        return msgspec.convert(_ask(address, "GET", "/admin/service", b""), FunctionService)
+        return convert(_ask(address, "GET", "/admin/service", b""), FunctionService)
     except msgspec.ValidationError as error:
         raise BackendError(f"the emulator at {address.endpoint} is of another version: {error}") from None
 

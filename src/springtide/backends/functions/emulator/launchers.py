@@ -17,6 +17,7 @@ import msgspec
 
 from springtide.backends.functions.emulator import cage
 from springtide.backends.functions.emulator.template import ForkAnswer, ForkRequest
+from springtide.core.decoding import decode_json
 from springtide.core.errors import BackendError
 
 _TEMPLATE_START_S = 120.0
@@ -179,7 +180,7 @@ class TemplateLauncher:
         if not data:
             self._on_hang_up()
             return
-        answer = msgspec.json.decode(data, type=ForkAnswer)
+        answer = decode_json(data, ForkAnswer)
         if not answer.instance:
             assert self._ready is not None
             self._ready.set_result(None)

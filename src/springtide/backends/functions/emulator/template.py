@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from springtide.backends.functions.emulator.cage import EXIT_NOT_CAGED, enter
+from springtide.core.decoding import decode_json
 
 _MAX_REQUEST_BYTES = 1 << 17
 _POLL_S = 5.0
@@ -93,7 +94,7 @@ def _serve(channel: socket.socket) -> None:
             data, descriptors, _, _ = socket.recv_fds(channel, _MAX_REQUEST_BYTES, 1)
             if not data:
                 return
-            request = msgspec.json.decode(data, type=ForkRequest)
+            request = decode_json(data, ForkRequest)
             own_pid = os.getpid()
             pid = os.fork()
             if pid == 0:

@@ -14,6 +14,7 @@ from urllib.parse import quote
 import msgspec
 
 from springtide.backends.functions.parameter_store.redis_ping import answers
+from springtide.core.decoding import decode_json
 from springtide.core.errors import SpringtideError, StorageError
 from springtide.storage.files import write_durable
 
@@ -318,7 +319,7 @@ class HostedParameters:
     def _take_over(self, path: Path, adoption_s: float) -> None:
         """What an earlier platform left: for its job, if that goes on; else it ends after a while."""
         try:
-            note = msgspec.json.decode(path.read_bytes(), type=_Note)
+            note = decode_json(path.read_bytes(), _Note)
         except (OSError, ValueError) as error:
             _log.warning("%s cannot be read (%s); a parameter store may run on", path, error)
             path.unlink(missing_ok=True)

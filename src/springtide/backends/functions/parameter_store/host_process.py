@@ -24,6 +24,7 @@ from springtide.backends.processes import (
     signal_group,
     spawn_detached,
 )
+from springtide.core.decoding import decode_json
 from springtide.core.errors import BackendError, InvalidSetting, SettingName
 from springtide.storage.files import write_durable
 
@@ -160,7 +161,7 @@ def find_binary(binary: str) -> str:
 
 
 def _process_of(server: ParameterStoreHost) -> _Process:
-    return msgspec.json.decode(server.identity, type=_Process)
+    return decode_json(server.identity, _Process)
 
 
 def _free_port() -> int:

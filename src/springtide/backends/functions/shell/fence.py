@@ -14,6 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from springtide.backends.functions.shell.notes import Notes
+from springtide.core.decoding import decode_json
 from springtide.core.errors import Fenced, StorageError
 from springtide.core.functions import FunctionPlan, FunctionStage
 from springtide.core.wire.functions import MAX_RECORD_BYTES, ControlRecord, Keys
@@ -126,6 +127,6 @@ def decoded(data: bytes, kind: type[T], what: str) -> T:
     try:
         if len(data) > MAX_RECORD_BYTES:
             raise ValueError(f"it has {len(data)} bytes")
-        return msgspec.json.decode(data, type=kind)
+        return decode_json(data, kind)
     except (msgspec.MsgspecError, ValueError) as error:
         raise StorageError(f"{what} is unreadable: {error}") from None

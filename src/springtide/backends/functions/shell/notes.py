@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from springtide.core.decoding import decode_json
 from springtide.core.errors import StorageError
 from springtide.core.functions import Usage
 from springtide.core.status.functions import FunctionRunStatus
@@ -114,7 +115,7 @@ class CoordinatorFiles:
     def read(self) -> Notes:
         """The notes of the previous coordinator, or empty ones."""
         try:
-            return msgspec.json.decode(self._notes_path.read_bytes(), type=Notes)
+            return decode_json(self._notes_path.read_bytes(), Notes)
         except FileNotFoundError:
             return Notes()
         except (OSError, msgspec.MsgspecError) as error:
@@ -197,6 +198,6 @@ def status_path(work_dir: Path) -> Path:
 def read_status(work_dir: Path) -> FunctionRunStatus | None:
     """The saved status; None where there is none."""
     try:
-        return msgspec.json.decode(status_path(work_dir).read_bytes(), type=FunctionRunStatus)
+        return decode_json(status_path(work_dir).read_bytes(), FunctionRunStatus)
     except (OSError, msgspec.MsgspecError):
         return None

@@ -31,6 +31,7 @@ from springtide.backends.functions.shell.notes import (
 )
 from springtide.backends.functions.shell.objects import JobObjects
 from springtide.core.actions import StartReplica
+from springtide.core.decoding import decode_json
 from springtide.core.errors import BackendError, Fenced, InvalidRequest, StorageError
 from springtide.core.events import Event, JobFailed, ReplicaLost, ReplicaReady, ReplicaStopped, UsageReported
 from springtide.core.functions import Usage
@@ -324,7 +325,7 @@ class CoordinatorShell:
         outcome, error = end.outcome, end.error
         if outcome == "returned":
             try:
-                result = msgspec.json.decode(end.payload, type=FunctionResult)
+                result = decode_json(end.payload, FunctionResult)
             except msgspec.MsgspecError as reason:
                 outcome, error = "failed", f"its answer is unreadable: {reason}"
         if outcome not in ("throttled", "refused"):

@@ -17,6 +17,7 @@ from typing import Protocol
 
 import msgspec
 
+from springtide.core.decoding import decode_json
 from springtide.core.errors import BackendError
 
 # How long a token read from a file is used: the kubelet renews it at four fifths of its lifetime.
@@ -111,7 +112,7 @@ class TokenCommand:
         try:
             if process.returncode != 0:
                 raise ValueError(err.decode(errors="replace").strip() or f"exit code {process.returncode}")
-            status = msgspec.json.decode(out, type=_Credential).status
+            status = decode_json(out, _Credential).status
             if not status.token:
                 raise ValueError("its answer has no token (client certificates by a command are not taken)")
             expires_at_s = datetime.datetime.fromisoformat(status.expires_at).timestamp() if status.expires_at else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from springtide.core.decoding import decode_json
 from springtide.core.errors import BackendError
 
 
@@ -118,7 +119,7 @@ class _Status(msgspec.Struct):
 def error_of(status: int, body: bytes, retry_after: str = "") -> KubeApiError:
     """The error for an answer. `retry_after` is the header of that name."""
     try:
-        told = msgspec.json.decode(body, type=_Status)
+        told = decode_json(body, _Status)
     except msgspec.MsgspecError:
         # The answer may be from a proxy, in a format of its own.
         told = _Status(message=body[:300].decode(errors="replace").strip())

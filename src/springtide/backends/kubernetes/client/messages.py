@@ -9,6 +9,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from springtide.backends.kubernetes.client.kinds import ACCESS_REVIEW, Key, Kind, Object, number_of
+from springtide.core.decoding import json_decoder
 
 ItemT = TypeVar("ItemT")
 # The items of all pages, and the version that they are of.
@@ -91,10 +92,10 @@ class Page(msgspec.Struct, Generic[ItemT]):
     items: list[ItemT] | None = None
 
 
-event_decoder = msgspec.json.Decoder(_Event)
-decode_objects = msgspec.json.Decoder(Page[Object]).decode
-decode_heads = msgspec.json.Decoder(Page[ResponseHead]).decode
-decode_object = msgspec.json.Decoder(Object).decode
+event_decoder = json_decoder(_Event)
+decode_objects = json_decoder(Page[Object]).decode
+decode_heads = json_decoder(Page[ResponseHead]).decode
+decode_object = json_decoder(Object).decode
 encode = msgspec.json.Encoder().encode
 
 

@@ -19,6 +19,7 @@ import springtide
 from springtide.backends.kubernetes.client.yaml_text import read_yaml
 from springtide.backends.kubernetes.settings import KubernetesSettings, PodSettings
 from springtide.control.journal.retention import retention_of
+from springtide.core.decoding import convert
 from springtide.core.errors import InvalidRequest
 
 # Names of objects leave room for a suffix; namespaces are DNS labels.
@@ -115,7 +116,7 @@ def settings_from(values: Mapping[str, Any], place: str) -> SettingsFile:
     # Helm puts values of its own beside a chart's: a file taken from there is as good as any.
     given = {key: value for key, value in values.items() if key != "global"}
     try:
-        settings = msgspec.convert(given, SettingsFile)
+        settings = convert(given, SettingsFile)
     except (msgspec.ValidationError, RecursionError) as error:
         raise InvalidRequest(f"{place}: {error}; docs/kubernetes.md lists the settings") from None
     check_settings(settings, place)

@@ -17,6 +17,7 @@ from springtide.backends.kubernetes.settings import KubernetesSettings
 from springtide.backends.sharing.gpu.library import LIBRARY_NAME, PRELOAD_VARIABLE
 from springtide.backends.sharing.gpu.segments import SOCKET_VARIABLE
 from springtide.backends.sharing.gpu.table import TENANT_SOCKET_NAME
+from springtide.core.decoding import decode_json
 from springtide.core.resources import Device, DeviceId
 from springtide.core.shares import Share
 from springtide.core.status.shares import SharingStatus, TenantStatus
@@ -107,7 +108,7 @@ def share_of(pod: Mapping[str, Any]) -> Share | None:
     """The share in a pod's annotation; None if there is none or it is invalid."""
     text = (pod.get("metadata", {}).get("annotations") or {}).get(SHARE_ANNOTATION, "")
     try:
-        told = msgspec.json.decode(text, type=_Told)
+        told = decode_json(text, _Told)
     except ValueError:
         return None
     if not (0.0 < told.request <= told.limit <= 1.0 and 0 <= told.memory_mb <= 1 << 40):

@@ -16,6 +16,7 @@ from springtide.backends.kubernetes.pods.shares import is_enforced, share_parts
 from springtide.backends.kubernetes.settings import KubernetesSettings
 from springtide.core.actions import StartReplica
 from springtide.core.containers import ContainerSettings
+from springtide.core.decoding import decode_json
 from springtide.core.errors import BackendError
 from springtide.core.resources import Device
 from springtide.core.wire.workers import WorkerSpec
@@ -124,7 +125,7 @@ def spec_of(pod: Mapping[str, Any]) -> WorkerSpec | None:
         for variable in container.get("env", ()):
             if variable.get("name") == SPEC_VARIABLE:
                 try:
-                    return msgspec.json.decode(_unescape(variable.get("value", "")), type=WorkerSpec)
+                    return decode_json(_unescape(variable.get("value", "")), WorkerSpec)
                 except (ValueError, RecursionError):
                     return None
     return None

@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-import msgspec
-
 from springtide.backends.kubernetes.resources import schema
 from springtide.backends.kubernetes.resources.schema import Schema
+from springtide.core.decoding import convert
 from springtide.core.errors import InvalidRequest
 from springtide.core.function_search import BatchPhase
 from springtide.core.options.kinds import (
@@ -91,7 +90,7 @@ def checked_values(table: Table, spec: Spec) -> dict[str, Any]:
             case CountRange(may_be_auto=False):
                 values[option.name] = parse_range(value, where, lowest=option.kind.lowest)
             case Phases():
-                phases = msgspec.convert(_read(option.kind, value, where), tuple[BatchPhase, ...])
+                phases = convert(_read(option.kind, value, where), tuple[BatchPhase, ...])
                 check_ascending(phases, where)
                 values[option.name] = phases
             case _:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from springtide.core.decoding import decode_json
 from springtide.core.errors import InvalidRequest
 from springtide.core.functions import MIB, LayerProfile, ModelProfile
 
@@ -72,12 +73,12 @@ def decode_profile(data: bytes, origin: str) -> ModelProfile:
     `origin` names it in the error. Raises InvalidRequest.
     """
     try:
-        keys = msgspec.json.decode(data, type=dict[str, msgspec.Raw]).keys()
+        keys = decode_json(data, dict[str, msgspec.Raw]).keys()
         if "profile" in keys:
-            return msgspec.json.decode(data, type=_ProfileOutput).profile
+            return decode_json(data, _ProfileOutput).profile
         if "T_fc" in keys:
-            return msgspec.json.decode(data, type=PaperProfile).as_profile()
-        return msgspec.json.decode(data, type=ModelProfile)
+            return decode_json(data, PaperProfile).as_profile()
+        return decode_json(data, ModelProfile)
     except msgspec.MsgspecError as error:
         raise InvalidRequest(
             f"{origin} is no layer profile ({error}); make one with `springtide profile FILE --layers`, or write "
