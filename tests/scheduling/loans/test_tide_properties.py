@@ -92,6 +92,25 @@ DRAWN_DAYS = {
         ],
         [("lose", 2), ("submit", 1, 6, True), ("deploy", 1, 1), ("deliver", 5), ("scale", 0, 4, 4), ("deploy", 4, 4)],
     ),
+    "a part of a node for that of a larger one": (
+        "fapes:round_s=30",
+        [
+            ("inference", "training", 3, True),
+            ("inference", "shared", 1, False),
+            ("shared", "inference", 2, True),
+            ("shared", "inference", 3, True),
+            ("inference", "inference", 2, True),
+        ],
+        [
+            ("deploy", 1, 1),
+            ("deploy", 0, 0),
+            ("submit", 1, 5, True),
+            ("scale", 1, 2, 2),
+            ("lose", 1),
+            ("deploy", 3, 3),
+            ("deploy", 2, 2),
+        ],
+    ),
     "a replica that may move once another has stopped": (
         "elastic",
         [("inference", "inference", 3, False), ("inference", "inference", 4, False)],

@@ -185,7 +185,8 @@ class _Choice:
             # Also on a node that is about to leave the inference pool and still has its replicas.
             if self.supply < needed and not node.jobs:
                 self._add(node, reason)
-        for node in self.pools.nodes:
+        # The smallest first: a node that was taken because the others were not enough does not replace them.
+        for node in sorted(self.pools.nodes, key=lambda node: node.num_devices):
             is_part = node.heading == "shared" and not node.is_idle and not is_common(node)
             if is_part and (is_minimum or node.owner != "training"):
                 num_free = node.num_devices - node.num_serving
