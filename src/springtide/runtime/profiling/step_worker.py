@@ -111,7 +111,7 @@ def make_default_group(exchange: MeasuredExchange, store: c10d.Store, rank: int,
     backend = backend_of(device)
     if device.type == "cpu":
         backend = "guarded"
-        dist.Backend.register_backend(backend, lambda *_: exchange.group, devices=["cpu"])  # type: ignore[no-untyped-call]
+        dist.Backend.register_backend(backend, lambda *_: exchange.group, devices=["cpu"])
     dist.init_process_group(backend, store=store, rank=rank, world_size=exchange.num_members)
 
 
