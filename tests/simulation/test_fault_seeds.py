@@ -31,6 +31,10 @@ NAMED_SEEDS = [
     (48, "elastic", "new bounds below what an inelastic job holds do not stop the loop"),
     (151, "fifo", "a node that is cut off while the control plane restarts is not forgotten"),
 ]
+# With the kinds of faults that the others do not have.
+NAMED_SEEDS_WITH_MORE = [
+    (9420004, "goodput", "a policy tells that it decides anew when a back-off ends, also where that stops survivors"),
+]
 
 
 def run_and_check(seed: int, policy: str, *, has_more_faults: bool = False) -> None:
@@ -41,6 +45,11 @@ def run_and_check(seed: int, policy: str, *, has_more_faults: bool = False) -> N
 @pytest.mark.parametrize(("seed", "policy"), [pytest.param(s, p, id=f"{s}-{p}") for s, p, _ in NAMED_SEEDS])
 def test_named_seed_holds_every_invariant(seed: int, policy: str) -> None:
     run_and_check(seed, policy)
+
+
+@pytest.mark.parametrize(("seed", "policy"), [pytest.param(s, p, id=f"{s}-{p}") for s, p, _ in NAMED_SEEDS_WITH_MORE])
+def test_named_seed_with_more_faults_holds_every_invariant(seed: int, policy: str) -> None:
+    run_and_check(seed, policy, has_more_faults=True)
 
 
 @pytest.mark.slow

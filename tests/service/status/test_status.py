@@ -317,3 +317,30 @@ def test_the_gpu_that_a_worker_found_is_told_wherever_its_device_is():
     assert lines(one) == ["what its workers see as their GPU: fit-1.0 on n1/0: MIG-7a (NVIDIA H100)"]
     assert lines(many)[0].endswith("fit-1.7 on n1/7: MIG-7a (NVIDIA H100); and 2 more")
     assert lines(record(replicas=(place,))) == []
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "limit"),
+    [
+        (0.0, "nothing limits how long it waits for that (start_timeout=none)"),
+        (90.0, "it has 1m30 for that (start_timeout=1m30)"),
+    ],
+)
+def test_why_names_the_image_that_cannot_be_had_and_what_limits_the_wait(timeout_s, limit):
+    held = ReplicaRecord(
+        replica_id="w.0",
+        device_id="n/0",
+        state=ReplicaState.STARTING,
+        generation=1,
+        started_at_s=1.0,
+        held_up_by="ErrImagePull: image registry/x:1: no such host",
+        is_stuck=True,
+    )
+    job, served = record(JobState.STARTING, replicas=(held,)), service(replicas=(held, held))
+    known = [
+        (replace(job, job=replace(job.job, start_timeout_s=timeout_s)), "w.0 cannot"),
+        (replace(served, service=replace(served.service, start_timeout_s=timeout_s)), "w.0 (and 1 more) cannot"),
+    ]
+    for each, who in known:
+        told = f"{who} start: {held.held_up_by}; only a person can mend that, and {limit}"
+        assert told in explain(each, view_of(each), (), 5.0).evidence

@@ -50,14 +50,14 @@ class MeasuredExchange:
         self.num_members = num_members
         self._device = device
         try:
-            self._group = _connect(store, rank, num_members, device, address, timeout_s)
+            self.group = _connect(store, rank, num_members, device, address, timeout_s)
         except RuntimeError as error:
             raise LostPeer(str(error).partition("\n")[0]) from error
         self._one = torch.zeros(1, device=device)
 
     def start(self, tensor: torch.Tensor) -> Any:
         """Start to sum the tensor over all members, in place; returns torch's work object to wait for."""
-        return self._group.allreduce([tensor], c10d.AllreduceOptions())
+        return self.group.allreduce([tensor], c10d.AllreduceOptions())
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
         """Sum the tensor over all members, in place; on a GPU this only queues the sum. Raises LostPeer."""
@@ -78,7 +78,7 @@ class MeasuredExchange:
         options: Any = c10d.AllreduceOptions()
         options.reduceOp = c10d.ReduceOp.MAX
         try:
-            self._group.allreduce([tensor], options).wait()
+            self.group.allreduce([tensor], options).wait()
         except RuntimeError as error:
             raise LostPeer(str(error).partition("\n")[0]) from error
         return [float(value) for value in tensor.cpu()]

@@ -38,7 +38,7 @@ Part = Literal["forward", "backward", "update"]
 class ProfileSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What one of the two workers is to do. `directory` is the measurement's folder, `name` that of the worker's files.
 
-    The worker is reached at `address` on the network interface `interface`.
+    The worker is reached at `address`.
     """
 
     entrypoint: Entrypoint
@@ -50,7 +50,6 @@ class ProfileSpec(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     directory: str
     address: str = "127.0.0.1"
-    interface: str = "lo"
 
 
 class ProfiledIteration(msgspec.Struct, frozen=True, kw_only=True):
@@ -197,7 +196,7 @@ def _run_workers(
             nodes = (0, network.num_nodes - 1)
             prefixes = [made.prefix(node) for node in nodes]
             specs = [
-                msgspec.structs.replace(spec, address=made.address(node), interface=made.INTERFACE)
+                msgspec.structs.replace(spec, address=made.address(node))
                 for spec, node in zip(specs, nodes, strict=True)
             ]
         processes = stack.enter_context(MeasurementProcesses(deadline_s=deadline_s, on_progress=on_progress))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import statistics
 from collections import defaultdict
 from pathlib import Path
@@ -79,12 +78,9 @@ def _measure(spec: ProfileSpec, files: MemberFiles) -> WorkerProfile:
     torch.set_num_threads(1)
     defer_compiler()
     device = _device_of(spec.rank)
-    os.environ["GLOO_SOCKET_IFNAME"] = spec.interface
     store = c10d.FileStore(f"{spec.directory}/store", NUM_WORKERS)
-    dist.init_process_group(
-        backend_of(device), store=c10d.PrefixStore("ddp", store), rank=spec.rank, world_size=NUM_WORKERS
-    )
     exchange = MeasuredExchange(c10d.PrefixStore("exchange", store), spec.rank, NUM_WORKERS, device, spec.address)
+    make_default_group(exchange, c10d.PrefixStore("ddp", store), spec.rank, device)
     samples = _time_ladder(exchange, device)
     turns = turns_of(spec.local_batch_size, spec.num_iterations)
     on_progress = files.report_progress if spec.rank == 0 else lambda _: None
@@ -107,6 +103,16 @@ def _measure(spec: ProfileSpec, files: MemberFiles) -> WorkerProfile:
         f"{spec.entrypoint.object_name} returned after {steps.step} iterations and a profile takes "
         f"{steps.num_iterations}; loop over all of ctx.batches(dataset), or ask for fewer with --iterations"
     )
+
+
+def make_default_group(exchange: MeasuredExchange, store: c10d.Store, rank: int, device: torch.device) -> None:
+    """Make the group that DistributedDataParallel uses. On CPUs it is that of the exchange, which is guarded: one of
+    gloo's own would take connections from other accounts."""
+    backend = backend_of(device)
+    if device.type == "cpu":
+        backend = "guarded"
+        dist.Backend.register_backend(backend, lambda *_: exchange.group, devices=["cpu"])
+    dist.init_process_group(backend, store=store, rank=rank, world_size=exchange.num_members)
 
 
 def _device_of(rank: int) -> torch.device:

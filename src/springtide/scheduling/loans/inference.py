@@ -237,7 +237,8 @@ def _start(holdings: Sequence[Holding], slots: Sequence[Slot], pools: PoolState)
         mine = given[holding.need.service_id]
         starting, most = holding.need.view.num_starting, holding.need.maximum
         if holding.leaves:
-            spare = max(0, most - holding.num_live)
+            num_kept = min(len(holding.leaves), max(0, holding.count - len(holding.stays) + starting))
+            spare = max(0, most - len(holding.stays) - num_kept)
             if not spare and not starting and mine and mine[0].kind == FREE and mine[0].device_id not in dropped:
                 # The maximum allows no replica more than now: one has to stop before its successor starts.
                 spare = 1

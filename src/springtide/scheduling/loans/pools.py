@@ -7,11 +7,12 @@ elsewhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Literal, Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from springtide.core.decision import EMPTY, Capacity, Drain, JobView, Relabel, ServiceView, Snapshot
 from springtide.core.resources import DeviceId, NodeId, Pool, Topology
@@ -194,17 +195,22 @@ def pool_state(snapshot: Snapshot, forecasters: Forecasters | None = None) -> Po
     return PoolState(
         snapshot=snapshot,
         nodes=nodes,
-        needs=tuple(_need(view) for view in snapshot.services),
+        needs=tuple(_need(view, nodes) for view in snapshot.services),
         forecasters=forecasters or Forecasters(),
     )
 
 
-def _need(view: ServiceView) -> Need:
-    minimum = min(view.min_replicas, view.max_replicas)
+def _need(view: ServiceView, nodes: Sequence[NodeView]) -> Need:
+    minimum, load = min(view.min_replicas, view.max_replicas), view
+    if view.num_starting:
+        # A replica that moves runs twice until its successor is ready: that is not what the load was found to need.
+        who = view.service.service_id
+        leaving = sum(node.replicas.get(who, 0) for node in nodes if node.drain and node.heading == "training")
+        load = replace(view, num_ready=view.num_ready - min(leaving, view.num_starting, view.num_ready))
     return Need(
         view=view,
         minimum=minimum,
-        wanted=max(minimum, min(view.max_replicas, _wanted(view))),
+        wanted=max(minimum, min(view.max_replicas, _wanted(load))),
         maximum=view.max_replicas,
     )
 

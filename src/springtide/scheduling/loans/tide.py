@@ -153,7 +153,7 @@ class _Choice:
             node
             for node in self.pools.nodes
             if node.node_id not in self.serving
-            and node.heading != "shared"
+            and (node.heading != "shared" or (node.is_idle and not is_common(node)))
             and (is_minimum or node.owner != "training" or node.heading == "inference")
         ]
         return sorted(found, key=lambda node: (node.heading != "inference", node.owner != "inference"))
@@ -185,8 +185,10 @@ class _Choice:
             # Also on a node that is about to leave the inference pool and still has its replicas.
             if self.supply < needed and not node.jobs:
                 self._add(node, reason)
-        for node in self.pools.nodes:
-            if node.heading == "shared" and not is_common(node) and (is_minimum or node.owner != "training"):
+        # The smallest first: a node that was taken because the others were not enough does not replace them.
+        for node in sorted(self.pools.nodes, key=lambda node: node.num_devices):
+            is_part = node.heading == "shared" and not node.is_idle and not is_common(node)
+            if is_part and (is_minimum or node.owner != "training"):
                 num_free = node.num_devices - node.num_serving
                 if self.supply < needed and node.node_id not in self.parted and num_free:
                     self.supply += num_free
@@ -307,18 +309,35 @@ class _Choice:
         for node in sorted(serving, key=lambda node: (node.owner == "inference", node.num_serving)):
             # Without a forecast, a margin of half a node keeps a small rise from bringing the node back at once.
             margin = 0 if wide.is_known else node.num_devices // 2
-            is_spare = node.replicas and not node.jobs and self.supply - node.num_devices >= needed + margin
-            if is_spare and (node.drain is None or node.drain.pool == "training"):
+            is_spare = node.replicas and not node.jobs and self._at_hand() - node.num_devices >= needed + margin
+            if is_spare and (node.drain.pool == "training" if node.drain is not None else self._is_settled(node)):
                 del self.serving[node.node_id]
                 self.supply -= node.num_devices
 
+    def _at_hand(self) -> int:
+        """The supply without devices on loaned parts that jobs hold: those are taken where they are needed, no more."""
+        return self.supply - sum(node.num_training for node in self.pools.nodes if node.node_id in self.parted)
+
+    def _is_settled(self, node: NodeView) -> bool:
+        """Whether services have what they want, and none of those on it has a replica that starts or stops."""
+        held = self.pools.snapshot.allocations
+        ready = {need.service_id: need.view.num_ready for need in self.pools.needs}
+        missing = sum(max(0, need.wanted - need.view.num_ready - need.view.num_starting) for need in self.pools.needs)
+        free = sum(
+            each.num_devices - each.num_training - each.num_serving
+            for each in self.pools.nodes
+            if each.node_id in self.serving or each.heading == "shared"
+        )
+        return missing <= free and all(held[who].num_devices == ready.get(who) for who in node.replicas)
+
     def _part(self) -> None:
         """Loan the devices that no service will need on nodes of which services hold only a part."""
-        surplus = self.supply - max(self.pools.wanted, self.held)
+        surplus = self._at_hand() - max(self.pools.wanted, self.held)
         for node in sorted(self.pools.nodes, key=lambda node: node.num_serving):
             num_free = node.num_devices - node.num_serving
             is_part = node.node_id in self.serving and node.replicas and not node.jobs and 0 < num_free <= surplus
-            if is_part and node.pool == "inference" and self._has_parts(node) and self._is_wanted():
+            is_open = node.pool == "inference" and self._has_parts(node) and self._is_settled(node)
+            if is_part and is_open and self._is_wanted():
                 surplus -= num_free
                 self.parted[node.node_id] = loaned_text(self.pools, self.outlook)
 

@@ -53,7 +53,7 @@ def explain(
         evidence, next_steps = _service_evidence(record, view, now_s), _service_next_steps(record)
         if pools is not None:
             evidence += service_pool_evidence(record, pools, now_s, graces_by_node(view))
-    evidence += _devices_seen(record)
+    evidence += [*_held_up(record), *_devices_seen(record)]
     if sharing is not None:
         evidence += share_evidence(record, view, sharing)
     return Explanation(
@@ -77,6 +77,22 @@ def _reason(record: JobRecord | ServiceRecord) -> str:
             return f"trains as {words(record.runs_as.plan)}"
         return f"trains with {_count(record.world_size, 'worker')}"
     return f"it is {record.state.value}"
+
+
+def _held_up(record: JobRecord | ServiceRecord) -> list[str]:
+    """What only a person can end that keeps replicas from starting, and for how long they wait for that."""
+    stuck = [each for each in record.replicas if each.is_stuck]
+    if not stuck:
+        return []
+    timeout_s = (record.job if isinstance(record, JobRecord) else record.service).start_timeout_s
+    limit = (
+        f"it has {format_duration(timeout_s)} for that" if timeout_s else "nothing limits how long it waits for that"
+    )
+    others = f" (and {len(stuck) - 1} more)" if len(stuck) > 1 else ""
+    return [
+        f"{stuck[0].replica_id}{others} cannot start: {stuck[0].held_up_by}; only a person can mend that, and {limit} "
+        f"(start_timeout={format_duration(timeout_s) if timeout_s else 'none'})"
+    ]
 
 
 def _devices_seen(record: JobRecord | ServiceRecord) -> list[str]:

@@ -80,6 +80,15 @@ def test_rounds_wait_for_their_boundary_and_events_do_not():
         assert each.decide(later).revisit_at_s == 120.0
 
 
+def test_the_plan_tells_that_the_end_of_a_back_off_changes_it():
+    one, two = view("a", steps=KNOWN, noise=NOISE, total=1e7), view("b", steps=KNOWN, noise=NOISE, starts_at_s=70.0)
+    plan = Goodput().decide(snapshot(one, two, now_s=61.0))
+    assert plan.revisit_at_s == 70.0
+    later = Goodput().decide(snapshot(one, two, memory=plan.memory, now_s=plan.revisit_at_s))
+    assert "b" in later.allocations
+    assert later.revisit_at_s == 120.0
+
+
 def test_unknown_length_is_what_others_of_the_family_took():
     policy = Goodput()
     old = view("old", steps=KNOWN, noise=NOISE, progress=5000.0, total=None)

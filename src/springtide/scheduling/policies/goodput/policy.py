@@ -118,7 +118,7 @@ class Goodput:
             """Whether anything has changed since the last decision."""
             return state is None or state["fingerprint"] != self._fingerprint(snapshot, known.memory.read(state), known)
 
-        return decide_in_rounds(
+        plan = decide_in_rounds(
             repr(self),
             self.round_s or self.revisit_s,
             snapshot,
@@ -126,6 +126,11 @@ class Goodput:
             foresee=_foresee,
             is_due=None if self.round_s else is_due,
         )
+        if self.round_s or plan.revisit_at_s is None:
+            return plan
+        # The end of a back-off is a change as well, and no event tells of it.
+        ends_s = [view.restarts.starts_at_s for view in snapshot.jobs if is_waiting(view, snapshot.now_s)]
+        return msgspec.structs.replace(plan, revisit_at_s=min([plan.revisit_at_s, *ends_s]))
 
     def _fingerprint(self, snapshot: Snapshot, families: Mapping[str, JobFamily], known: DerivedFamilies) -> str:
         news: dict[WorkloadId, JobNews] = {}
