@@ -20,6 +20,7 @@ from springtide.core.decision import (
     Plan,
     Policy,
     PoolAllocation,
+    PromiseCondition,
     Schedule,
     Snapshot,
     TimeClaim,
@@ -73,8 +74,9 @@ class Controller:
         # The policy's planned schedules, for status pages. A restarted control plane gets them again with its first
         # step, so they are not part of the state.
         self.future: Mapping[WorkloadId, Schedule] = {}
-        # What the policy's reasons claim about time, likewise.
+        # What the policy's reasons claim about time, and what deadlines wait for, likewise.
         self.claims: Mapping[WorkloadId, TimeClaim] = {}
+        self.conditions: Mapping[WorkloadId, PromiseCondition] = {}
         self._wakeup_at_s: float | None = None
         self._is_recovered = False
 
@@ -128,7 +130,7 @@ class Controller:
             memory=plan.memory,
         )
         self._apply_outcome(step)
-        self.future, self.claims = plan.future, plan.claims
+        self.future, self.claims, self.conditions = plan.future, plan.claims, plan.conditions
         return step
 
     def begin_at(self, state: PlatformState) -> None:

@@ -58,6 +58,7 @@ class View:
     future: dict = field(default_factory=dict)
     ended: object = field(default_factory=NoEndedJobs)
     claims: dict = field(default_factory=dict)
+    conditions: dict = field(default_factory=dict)
     outcomes: tuple = ()
 
 
@@ -151,6 +152,7 @@ class PlatformDouble:
                 self.policy_name,
                 self.controller.future,
                 claims=self.controller.claims,
+                conditions=self.controller.conditions,
                 outcomes=state.outcomes,
             )
             for listener in self.listeners:

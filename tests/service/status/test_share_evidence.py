@@ -34,6 +34,7 @@ class View:
     nodes: tuple = (make_node("local", 2),)
     future: dict = field(default_factory=dict)
     claims: dict = field(default_factory=dict)
+    conditions: dict = field(default_factory=dict)
 
 
 def replicas(name: str, share: Share | None, *devices: str) -> tuple[ReplicaRecord, ...]:

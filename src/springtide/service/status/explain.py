@@ -131,6 +131,8 @@ def _job_evidence(
         if status.slack_s is not None:
             sentence += f", slack {format_duration(status.slack_s)}"
         evidence.append(sentence)
+        condition = view.conditions.get(record.workload_id)
+        evidence += [] if condition is None else [condition.text()]
     if record.changes.num_resizes or record.restarts.num_restarts or record.changes.num_preemptions:
         evidence.append(
             f"resized {record.changes.num_resizes}, preempted {record.changes.num_preemptions}, "

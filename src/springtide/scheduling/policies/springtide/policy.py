@@ -169,6 +169,7 @@ def _updated_plan(snapshot: Snapshot, derived: DerivedPromises, state: State, pl
         future=future,
         reasons=reasons,
         claims=claims_of(reasons, snapshot, allocations, state),
+        conditions=state.conditions,
         revisit_at_s=_revisit_at_s(snapshot, state),
         memory=snapshot.memory,
     )
@@ -193,6 +194,7 @@ def _build_plan(
         ),
         reasons=reasons,
         claims=claims_of(reasons, snapshot, allocations, state),
+        conditions=state.conditions,
         revisit_at_s=_revisit_at_s(snapshot, state),
         memory=memory,
     )
@@ -215,8 +217,8 @@ def _admitted(rows: Sequence[PromiseRow], entries: Mapping[str, Entry]) -> dict[
         row.job_id: entries[row.job_id].end_s
         for row in rows
         if row.view.promise.admitted_at_s is None
-        and row.can_promise
         and row.job_id in entries
+        and entries[row.job_id].is_promised
         and entries[row.job_id].runs
     }
 
