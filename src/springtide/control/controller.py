@@ -74,9 +74,10 @@ class Controller:
         # The policy's planned schedules, for status pages. A restarted control plane gets them again with its first
         # step, so they are not part of the state.
         self.future: Mapping[WorkloadId, Schedule] = {}
-        # What the policy's reasons claim about time, and what deadlines wait for, likewise.
+        # What the policy's reasons claim about time, what deadlines wait for, what a device-second is worth, likewise.
         self.claims: Mapping[WorkloadId, TimeClaim] = {}
         self.conditions: Mapping[WorkloadId, PromiseCondition] = {}
+        self.price_s: float | None = None
         self._wakeup_at_s: float | None = None
         self._is_recovered = False
 
@@ -130,7 +131,8 @@ class Controller:
             memory=plan.memory,
         )
         self._apply_outcome(step)
-        self.future, self.claims, self.conditions = plan.future, plan.claims, plan.conditions
+        self.future, self.claims = plan.future, plan.claims
+        self.conditions, self.price_s = plan.conditions, plan.price_s
         return step
 
     def begin_at(self, state: PlatformState) -> None:

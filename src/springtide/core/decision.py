@@ -243,10 +243,27 @@ def _three_digits(value: float, rounded: Callable[[float], int]) -> str:
     return f"{rounded(value / unit) * unit:.3g}"
 
 
+class DeviceTrade(msgspec.Struct, frozen=True, kw_only=True):
+    """Why the number of a workload's devices changes by `num_devices` (negative: it loses them).
+
+    `to` are those that gain devices while it loses some, first the ones that have a claim to them, else all others.
+    `here_s` is what a device-second is worth to this workload, in seconds that all jobs together save by it, `there_s`
+    what it is worth to those in `to`; None where a claim decided and not a price.
+    """
+
+    num_devices: int
+    to: tuple[WorkloadId, ...] = ()
+    here_s: float | None = None
+    there_s: float | None = None
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The whole wanted state, never a list of changes: a workload that is not named holds nothing.
 
     `reasons` gives one dominant reason for each workload whose allocation differs from what it requested or held.
+    `price_s` is what a device-second is worth now, by the last device that was given to a job: so many seconds all jobs
+    together save by it (0.0: devices are idle; None: the policy has no prices). `trades` are the changes that were
+    decided just now, for display.
     `claims` says what some of these reasons claim about time, and `conditions` when deadlines of jobs that were never
     measured will be promised, also for display: they are not journaled.
     `plan_reasons` says why jobs on functions run as the functions of their allocation, without naming these.
@@ -266,6 +283,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     reasons: Mapping[WorkloadId, str] = EMPTY
     claims: Mapping[WorkloadId, TimeClaim] = EMPTY
     conditions: Mapping[WorkloadId, PromiseCondition] = EMPTY
+    price_s: float | None = None
+    trades: Mapping[WorkloadId, DeviceTrade] = EMPTY
     plan_reasons: Mapping[WorkloadId, str] = EMPTY
     revisit_at_s: float | None = None
     memory: Any = None

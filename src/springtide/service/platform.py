@@ -98,6 +98,7 @@ class PlatformView(msgspec.Struct, frozen=True, kw_only=True):
     ended: EndedJobsLike = NoEndedJobs()
     claims: Mapping[WorkloadId, TimeClaim] = {}
     conditions: Mapping[WorkloadId, PromiseCondition] = {}
+    price_s: float | None = None
     outcomes: tuple[JobOutcome, ...] = ()
 
 
@@ -462,6 +463,7 @@ class Platform:
             ended=self._journal.ended,
             claims=self._controller.claims,
             conditions=self._controller.conditions,
+            price_s=self._controller.price_s,
             outcomes=state.outcomes,
         )
 

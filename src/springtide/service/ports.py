@@ -80,6 +80,11 @@ class ViewLike(Protocol):
         ...
 
     @property
+    def price_s(self) -> float | None:
+        """What a device-second is worth now, in seconds that all jobs save by it; None if the policy has no prices."""
+        ...
+
+    @property
     def outcomes(self) -> tuple[JobOutcome, ...]:
         """How the last jobs came out against what was expected of them."""
         ...

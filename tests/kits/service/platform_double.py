@@ -59,6 +59,7 @@ class View:
     ended: object = field(default_factory=NoEndedJobs)
     claims: dict = field(default_factory=dict)
     conditions: dict = field(default_factory=dict)
+    price_s: float | None = None
     outcomes: tuple = ()
 
 
@@ -153,6 +154,7 @@ class PlatformDouble:
                 self.controller.future,
                 claims=self.controller.claims,
                 conditions=self.controller.conditions,
+                price_s=self.controller.price_s,
                 outcomes=state.outcomes,
             )
             for listener in self.listeners:

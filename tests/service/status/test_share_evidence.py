@@ -35,6 +35,7 @@ class View:
     future: dict = field(default_factory=dict)
     claims: dict = field(default_factory=dict)
     conditions: dict = field(default_factory=dict)
+    price_s: float | None = None
 
 
 def replicas(name: str, share: Share | None, *devices: str) -> tuple[ReplicaRecord, ...]:

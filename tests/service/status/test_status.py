@@ -284,6 +284,21 @@ def test_why_tells_what_is_planned():
     assert "expected start: not known, because it is not known how long 'other' will take" in unknown.evidence
 
 
+@pytest.mark.parametrize(
+    ("price_s", "told"),
+    [
+        (1.2345, "a device-second is worth 1.2 s now: so much the last device given saves all jobs together"),
+        (0.0, "a device-second is worth nothing more now: every job has what it gains by"),
+    ],
+)
+def test_why_says_what_a_device_second_is_worth(price_s, told):
+    known = record(JobState.RUNNING)
+    answer = explain(known, dataclasses.replace(view_of(known), price_s=price_s), (), 5.0)
+    assert (answer.device_second_worth_s, told in answer.evidence) == (price_s, True)
+    over = record(JobState.SUCCEEDED)
+    assert explain(over, dataclasses.replace(view_of(over), price_s=price_s), (), 5.0).device_second_worth_s is None
+
+
 def test_what_a_promise_waits_for_is_told_until_the_job_has_ended():
     known = record(JobState.RUNNING, deadline_s=60.0)
     condition = PromiseCondition(step_s=0.4567, num_workers=2)

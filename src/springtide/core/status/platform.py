@@ -227,7 +227,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to `why`: the one dominant reason, what it rests on, and what could be done.
 
     `expected_start_at_s` is when a job that waits is planned to start, `expected_finish_at_s` when an unfinished one is
-    planned to end; None where that is not known.
+    planned to end; None where that is not known. `device_second_worth_s` is how many seconds all jobs together save by
+    one more second of the last device that was given out (0.0: devices are idle); None if the policy has no prices.
     """
 
     workload_id: str
@@ -239,6 +240,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     history: tuple[HistoryEntry, ...]
     expected_start_at_s: float | None = None
     expected_finish_at_s: float | None = None
+    device_second_worth_s: float | None = None
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):

@@ -146,6 +146,20 @@ def test_a_promised_first_run_is_tried_on_more_where_it_can_afford_to_stand_stil
         assert after.future["new"][-1].end_s <= deadline_s
 
 
+def test_others_are_planned_anew_for_it_within_their_deadlines() -> None:
+    platform, view = Platform(), unknown(140.0)
+    other = make_view("other", steps=210, least=4, most=4, ask=4, deadline_s=300.0, profile={4: 4.2})
+    other = with_fields(other, starts_at_s=100.0)
+    first = platform.ask(0.0, view, other)
+    assert first.future["other"][0].start_s == 100.0
+    # By its speed it is done at 95 s; at nine tenths of it, it is in the way.
+    measured = running(view, 1 / 10.5, at_s=SETTLE_S, step=210)
+    plan = platform.ask(SETTLE_S, measured, with_fields(other, admitted_at_s=0.0))
+    assert 100.0 < plan.admitted["new"] < 140.0
+    assert plan.future["other"][0].start_s >= plan.admitted["new"]
+    assert plan.future["other"][-1].end_s <= 300.0
+
+
 def test_a_deadline_that_its_owner_gets_promised_is_one_in_the_table_too() -> None:
     platform, view = Platform(), unknown(500.0)
     platform.ask(0.0, view)

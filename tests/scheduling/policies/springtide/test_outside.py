@@ -138,7 +138,7 @@ def test_a_trial_goes_back_at_once_when_somebody_comes_and_does_not_count() -> N
     other = make_view("b", at_s=428.0, steps=500)
     plan = platform.ask(428.0, view, other)
     assert counts(plan) == {"a": 1, "b": 1}
-    assert plan.reasons["a"] == "others need devices, too"
+    assert plan.reasons["a"] == "'b' needs 1 device"
     assert platform.memory["trials"] == {"a": [0, 0]}
 
 

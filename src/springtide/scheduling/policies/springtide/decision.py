@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from springtide.core.decision import EMPTY, PoolAllocation, Refusal, Snapshot
+from springtide.core.decision import EMPTY, DeviceTrade, PoolAllocation, Refusal, Snapshot
 from springtide.core.resources import Topology
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.decisions.cache import RowTable
@@ -29,7 +29,7 @@ from springtide.scheduling.policies.springtide.outside import Trials, is_cut_sho
 from springtide.scheduling.policies.springtide.places import assign_devices
 from springtide.scheduling.policies.springtide.reasons import (
     devices_text,
-    why_fewer_devices,
+    trade_notes,
     why_impossible,
     why_no_room,
     why_service_waits,
@@ -80,6 +80,7 @@ class Decision:
         self.now_s = snapshot.now_s
         self.allocations: Mapping[WorkloadId, PoolAllocation] = {}
         self.rejected: dict[WorkloadId, Refusal] = {}
+        self.trades: Mapping[WorkloadId, DeviceTrade] = EMPTY
         self.notes: dict[WorkloadId, str] = {}
         self.needs: ServiceNeeds = NO_NEEDS
         self.last_chances_s: list[float] = []
@@ -136,6 +137,7 @@ class Decision:
             state.batches = self.batches.set_batches(placed, self.reservations.entries)
 
         # 7. Record what was decided, and when to decide again.
+        state.price_s, self.trades = market.price_s, market.trades(self.snapshot, placed)
         self._record(placed)
 
     # --- 1. what is true now ----------------------------------------------------------------------------------------
@@ -440,7 +442,8 @@ class Decision:
             self.notes[service_id] = why_service_waits(
                 self.reservations, self.by_id, len(snapshot.cluster.device_ids())
             )
-        state.notes = self._shrinking(placed) | self.trials.reasons(self.rows, snapshot, placed) | self.notes
+        traded = trade_notes(self.trades, snapshot, self.reservations)
+        state.notes = traded | self.trials.reasons(self.rows, snapshot, placed) | self.notes
         state.newcomers.clear()
         state.pinned.clear()
         places = {workload_id: allocation.device_ids for workload_id, allocation in placed.items()}
@@ -459,19 +462,6 @@ class Decision:
         state, entries = self.state, self.reservations.entries
         late = [key for key, entry in entries.items() if entry.is_promised and entry.is_late]
         state.given_up = {key: state.given_up.get(key) or self.notes.get(WorkloadId(key), GIVEN_UP) for key in late}
-
-    def _shrinking(self, placed: Placed) -> dict[WorkloadId, str]:
-        """Why jobs get fewer devices in time for their deadlines, where it is not for the deadline of another."""
-        held, now_s = self.snapshot.allocations, self.now_s
-        losers = [
-            WorkloadId(key)
-            for key, entry in self.reservations.entries.items()
-            if not entry.is_late
-            and (mine := held.get(WorkloadId(key))) is not None
-            and mine.num_devices > entry.size_at(now_s)
-        ]
-        why = why_fewer_devices(self.snapshot, placed, self.reservations.entries) if losers else ""
-        return dict.fromkeys(losers, why) if why else {}
 
     def _next_moment_s(self) -> float | None:
         """When a schedule changes, a waiting job has its last chance, or a job should have ended."""

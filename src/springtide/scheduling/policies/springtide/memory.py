@@ -48,9 +48,10 @@ class State:
 
     `lent` are the services with a first replica on a device that a promise needs later, and when each has to leave.
     `waits` are those that are asked and have no device, and when they can have one. `given_up` says why promised jobs
-    are late. `conditions` are what deadlines wait for that may be promised once their jobs are measured. `families` is
-    what is known of jobs that may change their batch (families/learning.py), `batches` are those decided for them.
-    `sure` are the speeds by number of devices that those in the table and promised first runs are planned on.
+    are late. `price_s` is what a device-second was worth at the last decision, `conditions` what deadlines wait for
+    that may be promised once their jobs are measured. `families` is what is known of jobs that may change their batch
+    (families/learning.py), `batches` are those decided for them. `sure` are the speeds by number of devices that those
+    in the table and promised first runs are planned on.
     """
 
     def __init__(self, reservations: ReservationTable) -> None:
@@ -80,6 +81,7 @@ class State:
         self.waits: dict[WorkloadId, float | None] = {}
         self.given_up: dict[str, str] = {}
         self.conditions: dict[WorkloadId, PromiseCondition] = {}
+        self.price_s = 0.0
         self.families: dict[str, Any] | None = None
         self.batches: dict[WorkloadId, int] = {}
         self.sure: dict[WorkloadId, dict[int, float]] = {}
@@ -114,6 +116,7 @@ class State:
                 if self.conditions
                 else {}
             ),
+            **({"price_s": self.price_s} if self.price_s else {}),
             **({"families": self.families} if self.families is not None else {}),
             **({"sure": {str(who): _pairs(rates) for who, rates in self.sure.items()}} if self.sure else {}),
             **({"batches": {str(job_id): size for job_id, size in self.batches.items()}} if self.batches else {}),
@@ -184,6 +187,7 @@ def decode(
     state.given_up = dict(memory.get("given_up", {}))
     for who, (step_s, size, measured_s) in memory.get("conditions", {}).items():
         state.conditions[WorkloadId(who)] = PromiseCondition(step_s=step_s, num_workers=size, measured_s=measured_s)
+    state.price_s = memory.get("price_s", 0.0)
     state.families = memory.get("families")
     state.sure = {WorkloadId(job_id): dict(found) for job_id, found in memory.get("sure", {}).items()}
     for job_id in state.sure.keys() & rows.keys():
