@@ -150,7 +150,7 @@ def test_a_trial_ends_at_once_when_somebody_comes() -> None:
     given_up_s = changes.of("a")[4][0]
     assert given_up_s == 550.0
     assert next(why for at_s, _, _, why in changes.all if at_s == given_up_s) == (
-        "resized 2 -> 1 (promised deadlines need the devices)"
+        "resized 2 -> 1 ('late' needs 1 device for a promised deadline)"
     )
     run = played.runs["late"]
     assert run.admitted_s == 550.0

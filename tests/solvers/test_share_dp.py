@@ -13,6 +13,7 @@ from springtide.solvers.share_dp import (
     best_shares,
     concave_hull,
     hull_segments,
+    marginal_value,
     shares_along_hulls,
     work_weights,
     work_weights_of_many,
@@ -124,3 +125,10 @@ def test_segments_of_many_hulls_are_those_of_each() -> None:
         assert np.cumsum([0, *widths[rows == job]]).tolist() == corners
         assert (np.diff(slopes[rows == job]) <= 1e-12).all()
     assert [len(found) for found in hull_segments(sizes[:0], values[:0])] == [0, 0, 0]
+
+
+def test_the_last_unit_is_worth_the_slope_that_it_lies_on() -> None:
+    sizes, values = np.array([[1, 2, 4], [1, 3, 0]]), np.array([[3.0, 4.0, 5.0], [2.5, 6.5, 0.0]])
+    # 3, then 2.5, then twice 2, then 1, then twice a half: seven units in all.
+    slopes = [3.0, 3.0, 2.5, 2.0, 2.0, 1.0, 0.5, 0.5, 0.0]
+    assert [marginal_value(sizes, values, capacity) for capacity in range(9)] == slopes

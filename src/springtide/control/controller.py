@@ -20,6 +20,7 @@ from springtide.core.decision import (
     Plan,
     Policy,
     PoolAllocation,
+    PromiseCondition,
     Schedule,
     Snapshot,
     TimeClaim,
@@ -73,8 +74,10 @@ class Controller:
         # The policy's planned schedules, for status pages. A restarted control plane gets them again with its first
         # step, so they are not part of the state.
         self.future: Mapping[WorkloadId, Schedule] = {}
-        # What the policy's reasons claim about time, likewise.
+        # What the policy's reasons claim about time, what deadlines wait for, what a device-second is worth, likewise.
         self.claims: Mapping[WorkloadId, TimeClaim] = {}
+        self.conditions: Mapping[WorkloadId, PromiseCondition] = {}
+        self.price_s: float | None = None
         self._wakeup_at_s: float | None = None
         self._is_recovered = False
 
@@ -129,6 +132,7 @@ class Controller:
         )
         self._apply_outcome(step)
         self.future, self.claims = plan.future, plan.claims
+        self.conditions, self.price_s = plan.conditions, plan.price_s
         return step
 
     def begin_at(self, state: PlatformState) -> None:

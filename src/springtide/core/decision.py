@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
@@ -215,11 +215,57 @@ class TimeClaim(msgspec.Struct, frozen=True, kw_only=True):
     at_s: float | None = None
 
 
+class PromiseCondition(msgspec.Struct, frozen=True, kw_only=True):
+    """What the deadline of a job whose speed was not known waits for, to be promised.
+
+    It is promised once its speed is measured, if a step on `num_workers` takes `step_s` or less (0.0: so many devices
+    are not free for long enough). `measured_s` is set where it was measured and is slower than that.
+    """
+
+    step_s: float
+    num_workers: int
+    measured_s: float | None = None
+
+    def text(self) -> str:
+        """The sentence for people."""
+        workers = "1 worker" if self.num_workers == 1 else f"{self.num_workers} workers"
+        if self.step_s <= 0.0:
+            return f"its deadline is pursued and not promised: no room for {workers} is free for long enough before it"
+        needed = f"{_three_digits(self.step_s, math.floor)} s"
+        if self.measured_s is None:
+            return f"its deadline is promised once its speed is measured, if a step takes <= {needed} on {workers}"
+        measured = f"{_three_digits(self.measured_s, math.ceil)} s"
+        return f"its deadline is pursued and not promised: a step takes {measured} on {workers}, more than {needed}"
+
+
+def _three_digits(value: float, rounded: Callable[[float], int]) -> str:
+    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return f"{rounded(value / unit) * unit:.3g}"
+
+
+class DeviceTrade(msgspec.Struct, frozen=True, kw_only=True):
+    """Why the number of a workload's devices changes by `num_devices` (negative: it loses them).
+
+    `to` are those that gain devices while it loses some, first the ones that have a claim to them, else all others.
+    `here_s` is what a device-second is worth to this workload, in seconds that all jobs together save by it, `there_s`
+    what it is worth to those in `to`; None where a claim decided and not a price.
+    """
+
+    num_devices: int
+    to: tuple[WorkloadId, ...] = ()
+    here_s: float | None = None
+    there_s: float | None = None
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The whole wanted state, never a list of changes: a workload that is not named holds nothing.
 
     `reasons` gives one dominant reason for each workload whose allocation differs from what it requested or held.
-    `claims` says what some of these reasons claim about time, also for display: they are not journaled.
+    `price_s` is what a device-second is worth now, by the last device that was given to a job: so many seconds all jobs
+    together save by it (0.0: devices are idle; None: the policy has no prices). `trades` are the changes that were
+    decided just now, for display.
+    `claims` says what some of these reasons claim about time, and `conditions` when deadlines of jobs that were never
+    measured will be promised, also for display: they are not journaled.
     `plan_reasons` says why jobs on functions run as the functions of their allocation, without naming these.
     `admitted` names jobs whose deadline is promised from now on, with the planned finish of each (absolute seconds).
     `future` holds planned schedules, for display only: they are not journaled.
@@ -236,6 +282,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     future: Mapping[WorkloadId, Schedule] = EMPTY
     reasons: Mapping[WorkloadId, str] = EMPTY
     claims: Mapping[WorkloadId, TimeClaim] = EMPTY
+    conditions: Mapping[WorkloadId, PromiseCondition] = EMPTY
+    price_s: float | None = None
+    trades: Mapping[WorkloadId, DeviceTrade] = EMPTY
     plan_reasons: Mapping[WorkloadId, str] = EMPTY
     revisit_at_s: float | None = None
     memory: Any = None

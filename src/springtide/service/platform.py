@@ -26,7 +26,7 @@ from springtide.control.quotes.budget import WithinBudget
 from springtide.control.records import JobRecord, ServiceRecord
 from springtide.control.state_data import PlatformSnapshot
 from springtide.control.upkeep import JournalUpkeep
-from springtide.core.decision import Overheads, Policy, Schedule, Snapshot, TimeClaim
+from springtide.core.decision import Overheads, Policy, PromiseCondition, Schedule, Snapshot, TimeClaim
 from springtide.core.decoding import decode_json
 from springtide.core.errors import BackendError, JournalDamaged, JournalError, PolicyError, Superseded
 from springtide.core.events import ClockAnchored, Event, NodeJoined, NodeLost, PlatformStarted, PlatformStopping
@@ -97,6 +97,8 @@ class PlatformView(msgspec.Struct, frozen=True, kw_only=True):
     future: Mapping[WorkloadId, Schedule] = {}
     ended: EndedJobsLike = NoEndedJobs()
     claims: Mapping[WorkloadId, TimeClaim] = {}
+    conditions: Mapping[WorkloadId, PromiseCondition] = {}
+    price_s: float | None = None
     outcomes: tuple[JobOutcome, ...] = ()
 
 
@@ -460,6 +462,8 @@ class Platform:
             future=self._controller.future,
             ended=self._journal.ended,
             claims=self._controller.claims,
+            conditions=self._controller.conditions,
+            price_s=self._controller.price_s,
             outcomes=state.outcomes,
         )
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from springtide.control.journal.ended import EndedJobsLike
 from springtide.control.records import JobRecord, ServiceRecord
 from springtide.core.containers import ContainerSettings
-from springtide.core.decision import Policy, Schedule, Snapshot, TimeClaim
+from springtide.core.decision import Policy, PromiseCondition, Schedule, Snapshot, TimeClaim
 from springtide.core.events import Event
 from springtide.core.job_parts import JobOutcome
 from springtide.core.ports import Step
@@ -72,6 +72,16 @@ class ViewLike(Protocol):
     @property
     def claims(self) -> Mapping[WorkloadId, TimeClaim]:
         """What the policy's reasons claim about time; empty for a policy that says nothing of it."""
+        ...
+
+    @property
+    def conditions(self) -> Mapping[WorkloadId, PromiseCondition]:
+        """What the deadlines of jobs that were never measured wait for, to be promised."""
+        ...
+
+    @property
+    def price_s(self) -> float | None:
+        """What a device-second is worth now, in seconds that all jobs save by it; None if the policy has no prices."""
         ...
 
     @property

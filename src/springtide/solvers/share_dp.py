@@ -215,6 +215,17 @@ def shares_along_hulls(sizes: Ints, values: Floats, capacity: int) -> Ints:
     return shares
 
 
+def marginal_value(sizes: Ints, values: Floats, capacity: int) -> float:
+    """What the last unit of the capacity is worth along the concave hulls; 0.0 if they do not take all of it.
+
+    `sizes` and `values` have the shape [J, S]. Without any capacity it is what the first unit would be worth.
+    """
+    _, slopes, widths = hull_segments(sizes, values)
+    order = np.argsort(-slopes, kind="stable")
+    index = int(np.searchsorted(np.cumsum(widths[order]), capacity, side="left"))
+    return float(slopes[order][index]) if index < len(order) else 0.0
+
+
 def _padded(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
     """Rows of different lengths as one array, with zeros behind their ends."""
     found = np.zeros((len(rows), max(map(len, rows))), dtype=rows[0].dtype)

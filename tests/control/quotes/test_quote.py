@@ -117,6 +117,16 @@ def test_what_is_not_known_is_said():
     assert answer.speed_source == "unknown"
 
 
+def test_a_first_run_is_told_how_fast_it_has_to_be_to_be_promised():
+    job = training_job(deadline_s=100, profile_steps_per_s={})
+    answer = quote(platform(make_policy("springtide")).snapshot(0.0), make_policy("springtide"), job)
+    assert (answer.verdict, answer.is_promised) == ("accepted", False)
+    assert answer.promised_if.step_s == pytest.approx(0.9 * 100.0 / 600, rel=1e-3)
+    assert answer.promised_if.num_workers == 8
+    words = "its deadline is promised once its speed is measured, if a step takes <= 0.149 s on 8 workers"
+    assert f"its speed is not known yet; {words}: run it once" in answer.reason
+
+
 def test_a_policy_that_promises_nothing_is_played_forward():
     running = training_job("old", minutes=10, most=2)
     controller = platform(make_policy("fifo"), running, devices=2)

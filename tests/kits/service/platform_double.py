@@ -58,6 +58,8 @@ class View:
     future: dict = field(default_factory=dict)
     ended: object = field(default_factory=NoEndedJobs)
     claims: dict = field(default_factory=dict)
+    conditions: dict = field(default_factory=dict)
+    price_s: float | None = None
     outcomes: tuple = ()
 
 
@@ -151,6 +153,8 @@ class PlatformDouble:
                 self.policy_name,
                 self.controller.future,
                 claims=self.controller.claims,
+                conditions=self.controller.conditions,
+                price_s=self.controller.price_s,
                 outcomes=state.outcomes,
             )
             for listener in self.listeners:

@@ -34,6 +34,8 @@ class View:
     nodes: tuple = (make_node("local", 2),)
     future: dict = field(default_factory=dict)
     claims: dict = field(default_factory=dict)
+    conditions: dict = field(default_factory=dict)
+    price_s: float | None = None
 
 
 def replicas(name: str, share: Share | None, *devices: str) -> tuple[ReplicaRecord, ...]:

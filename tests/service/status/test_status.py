@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from msgspec.structs import replace
 
 from kits.job_parts import with_fields
 from kits.scheduling.menu_jobs import MENU
 from kits.service.platform_double import View
+from springtide.backends.kubernetes.resources.status import job_conditions
+from springtide.backends.kubernetes.resources.status_schema import ConditionType
+from springtide.cli.tables.statuses import job_details
 from springtide.control.records import (
     JobRecord,
     Lifecycle,
@@ -17,7 +22,7 @@ from springtide.control.records import (
     ServiceState,
     StateReason,
 )
-from springtide.core.decision import PlannedRun
+from springtide.core.decision import PlannedRun, PromiseCondition
 from springtide.core.function_search import BatchPhase
 from springtide.core.functions import Bill
 from springtide.core.job_parts import GradientNoise, JobBounds
@@ -140,9 +145,10 @@ def test_every_field_of_a_status_is_filled_from_the_record():
     status = job_status(known, 9.0, planned=planned, usd_per_device_hour=1.0, search=search, enforced="by tests")
     plain = job_status(record(), 9.0)
     same = {name for name in JobStatus.__struct_fields__ if getattr(status, name) == getattr(plain, name)}
-    # It has started, so no start is planned, and neither diverged nor stalled; the rest both have in common.
+    # It has started, so no start is planned, its promise waits for nothing, and it is neither diverged nor stalled; the
+    # rest both have in common.
     assert same == {"job_id", "name", "kind", "state", "submitted_at_s", "min_workers", "max_workers", "num_epochs"} | {
-        *("planned_start_at_s", "pods", "is_diverged", "stalled_since_s")
+        *("planned_start_at_s", "promised_if", "pods", "is_diverged", "stalled_since_s")
     }
 
 
@@ -276,6 +282,38 @@ def test_why_tells_what_is_planned():
     assert (why.expected_start_at_s, why.expected_finish_at_s) == (65.0, 125.0)
     unknown = explain(known, view_of(known), (), 5.0, JobForecast(unknown=("other",)))
     assert "expected start: not known, because it is not known how long 'other' will take" in unknown.evidence
+
+
+@pytest.mark.parametrize(
+    ("price_s", "told"),
+    [
+        (1.2345, "a device-second is worth 1.2 s now: so much the last device given saves all jobs together"),
+        (0.0, "a device-second is worth nothing more now: every job has what it gains by"),
+    ],
+)
+def test_why_says_what_a_device_second_is_worth(price_s, told):
+    known = record(JobState.RUNNING)
+    answer = explain(known, dataclasses.replace(view_of(known), price_s=price_s), (), 5.0)
+    assert (answer.device_second_worth_s, told in answer.evidence) == (price_s, True)
+    over = record(JobState.SUCCEEDED)
+    assert explain(over, dataclasses.replace(view_of(over), price_s=price_s), (), 5.0).device_second_worth_s is None
+
+
+def test_what_a_promise_waits_for_is_told_until_the_job_has_ended():
+    known = record(JobState.RUNNING, deadline_s=60.0)
+    condition = PromiseCondition(step_s=0.4567, num_workers=2)
+    view = dataclasses.replace(view_of(known), conditions={known.workload_id: condition})
+    (told,) = platform_status(view, 5.0, 0.0).jobs
+    assert told.promised_if == condition
+    words = "its deadline is promised once its speed is measured, if a step takes <= 0.456 s on 2 workers"
+    assert words in explain(known, view, (), 5.0).evidence
+    assert words in job_details(told, now_s=5.0)
+    (promised,) = [known for known in job_conditions(told, []) if known.type is ConditionType.PROMISED]
+    assert (promised.is_true, promised.message) == (False, words)
+    assert job_status(record(JobState.SUCCEEDED), 5.0, condition=condition).promised_if is None
+    slow = PromiseCondition(step_s=0.4567, num_workers=2, measured_s=0.4568)
+    assert "a step takes 0.457 s on 2 workers, more than 0.456 s" in slow.text()
+    assert "no room for 1 worker is free" in PromiseCondition(step_s=0.0, num_workers=1).text()
 
 
 def test_what_is_promised_and_planned_is_in_the_status():

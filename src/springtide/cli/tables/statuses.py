@@ -375,6 +375,7 @@ def job_details(job: JobStatus, now_s: float, workers: str = "") -> str:
         ("speed", "" if job.samples_per_s is None or has_ended else f"{job.samples_per_s:.0f} samples/s"),
         ("time left", "" if job.eta_s is None or has_ended else duration(job.eta_s)),
         ("deadline", deadline_text(job, now_s) + (" (promised)" if job.is_promised else "")),
+        ("promise", "" if job.promised_if is None else job.promised_if.text()),
         ("planned", _planned_text(job, now_s)),
         ("slack", "" if job.slack_s is None or has_ended else slack(job.slack_s)),
     ]

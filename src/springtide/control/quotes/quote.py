@@ -83,6 +83,7 @@ class _QuoteBuilder:
         self._now_s = inquiry.snapshot.now_s
         self._answer = inquiry.ask(job)
         self._curve = known_curve(self._answer.view)
+        self._condition = self._answer.plan.conditions.get(job.job_id)
         self._pools = PoolContext(inquiry.snapshot, self._answer.plan)
         self._counts_on = counted_on(self._pools, self._answer.plan, self._until_s())
 
@@ -121,6 +122,7 @@ class _QuoteBuilder:
             options=self._options(schedule if answer.is_accepted else None),
             schedule=planned if answer.is_accepted else (),
             is_promised=answer.is_promised,
+            promised_if=self._condition,
             probability=probability,
             confidence=self._job.confidence,
             start_s=planned[0].start_s if planned else None,
@@ -213,7 +215,9 @@ class _QuoteBuilder:
         if self._curve is None:
             unknown = "its length is" if self._answer.view.total_steps is None else "its speed is"
             text = f"{unknown} not known yet"
-            if goal.deadline_s is not None:
+            if self._condition is not None:
+                text += f"; {self._condition.text()}"
+            elif goal.deadline_s is not None:
                 text += ", so its deadline is pursued and not promised"
             return f"{text}: run it once, or measure it with `springtide quote FILE --profile`"
         if goal.waits and not self._answer.is_promised and self._is_refused_without_waiting():

@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from springtide.core.decision import PromiseCondition
 from springtide.core.function_search import BatchPhase
 from springtide.core.shares import Share
 from springtide.core.status.functions import FunctionRunStatus
@@ -39,8 +40,9 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A training job. `eta_s` is the predicted time left, `slack_s` what is left of the deadline after it.
 
     `resize_pause_s` holds the newest pause of each direction (grow, shrink, replace, recover): from the end of the
-    last step before the change to the start of the first step after it. `is_promised` says that its deadline is; the
-    planned moments are those of a policy that plans ahead. `cost_usd` is what its device-seconds have cost so far.
+    last step before the change to the start of the first step after it. `is_promised` says that its deadline is,
+    `promised_if` what that waits for where its speed was not known; the planned moments are those of a policy that
+    plans ahead. `cost_usd` is what its device-seconds have cost so far.
 
     `is_diverged`: the newest loss is NaN or infinite, and `loss` None. `global_batch_size` is what a step is made
     of now, `initial_batch_size` what it began with, and `batch_bounds` what it may become (None: it never changes,
@@ -94,6 +96,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     alternatives: tuple[str, ...]
     replicas: tuple[ReplicaStatus, ...]
     is_promised: bool = False
+    promised_if: PromiseCondition | None = None
     planned_start_at_s: float | None = None
     planned_finish_at_s: float | None = None
     cost_usd: float | None = None
@@ -224,7 +227,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to `why`: the one dominant reason, what it rests on, and what could be done.
 
     `expected_start_at_s` is when a job that waits is planned to start, `expected_finish_at_s` when an unfinished one is
-    planned to end; None where that is not known.
+    planned to end; None where that is not known. `device_second_worth_s` is how many seconds all jobs together save by
+    one more second of the last device that was given out (0.0: devices are idle); None if the policy has no prices.
     """
 
     workload_id: str
@@ -236,6 +240,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     history: tuple[HistoryEntry, ...]
     expected_start_at_s: float | None = None
     expected_finish_at_s: float | None = None
+    device_second_worth_s: float | None = None
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):

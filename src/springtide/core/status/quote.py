@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from springtide.core.decision import PlannedRun
+from springtide.core.decision import PlannedRun, PromiseCondition
 from springtide.core.functions import Bill, FunctionPlan
 from springtide.core.shares import Share
 from springtide.core.status.search import SearchQuote
@@ -92,7 +92,8 @@ class Quote(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to `quote`. Nothing was changed by asking.
 
     `verdict` is what a submission at this moment would get. `is_promised` says that the policy guarantees the
-    deadline; otherwise `finish_s` is an expectation. `probability` is that of the deadline being kept, with failures
+    deadline; otherwise `finish_s` is an expectation. `promised_if` is what a promise waits for where the speed is not
+    known. `probability` is that of the deadline being kept, with failures
     and errors of the speed counted (None: there is none, or nothing tells how far off the speed may be), `confidence`
     the one that was asked for. `workers` is what it would train on for most of the time, `minimum_share`
     the fewest workers that make the deadline if it has them from now on. `schedule` is the planned
@@ -117,6 +118,7 @@ class Quote(msgspec.Struct, frozen=True, kw_only=True):
     options: tuple[QuoteOption, ...] = ()
     schedule: tuple[PlannedRun, ...] = ()
     is_promised: bool = False
+    promised_if: PromiseCondition | None = None
     probability: float | None = None
     confidence: float | None = None
     start_s: float | None = None

@@ -125,7 +125,7 @@ class ApiContext:
 
         `pods` are the pods of all workloads, if the caller has grouped them already.
         """
-        planned = self.platform.view().future.get(record.workload_id, ())
+        view = self.platform.view()
         price = self.platform.usd_per_device_hour
         live = self.platform.function_status(record.workload_id)
         now_s = self.platform.now_s()
@@ -133,7 +133,8 @@ class ApiContext:
         status = job_status(
             record,
             now_s,
-            planned=planned,
+            planned=view.future.get(record.workload_id, ()),
+            condition=view.conditions.get(record.workload_id),
             usd_per_device_hour=price,
             live=live,
             search=search,

@@ -99,6 +99,7 @@ class StatusWriter:
             record,
             now_s,
             planned=planned,
+            condition=view.conditions.get(record.workload_id),
             usd_per_device_hour=platform.usd_per_device_hour,
             live=platform.function_status(record.workload_id),
         )

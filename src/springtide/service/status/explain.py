@@ -42,6 +42,7 @@ def explain(
     `sharing` what is granted on shared devices.
     """
     if isinstance(record, JobRecord):
+        price_s = None if record.job.is_on_functions or record.lifecycle.state.is_terminal else view.price_s
         run = function_run(record, live)
         evidence = [*_job_evidence(record, view, now_s, run, search), *_last_changes(record, history, now_s)]
         if pools is not None:
@@ -53,7 +54,8 @@ def explain(
         evidence, next_steps = _service_evidence(record, view, now_s), _service_next_steps(record)
         if pools is not None:
             evidence += service_pool_evidence(record, pools, now_s, graces_by_node(view))
-    evidence += [*_held_up(record), *_devices_seen(record)]
+        price_s = None
+    evidence += [*_held_up(record), *_worth(price_s), *_devices_seen(record)]
     if sharing is not None:
         evidence += share_evidence(record, view, sharing)
     return Explanation(
@@ -66,7 +68,16 @@ def explain(
         history=history[-MAX_HISTORY:],
         expected_start_at_s=None if outlook is None or record.replicas else outlook.start_at_s,
         expected_finish_at_s=None if outlook is None else outlook.finish_at_s,
+        device_second_worth_s=price_s,
     )
+
+
+def _worth(price_s: float | None) -> list[str]:
+    if price_s is None:
+        return []
+    if price_s == 0.0:
+        return ["a device-second is worth nothing more now: every job has what it gains by"]
+    return [f"a device-second is worth {price_s:.2g} s now: so much the last device given saves all jobs together"]
 
 
 def _reason(record: JobRecord | ServiceRecord) -> str:
@@ -147,6 +158,8 @@ def _job_evidence(
         if status.slack_s is not None:
             sentence += f", slack {format_duration(status.slack_s)}"
         evidence.append(sentence)
+        condition = view.conditions.get(record.workload_id)
+        evidence += [] if condition is None else [condition.text()]
     if record.changes.num_resizes or record.restarts.num_restarts or record.changes.num_preemptions:
         evidence.append(
             f"resized {record.changes.num_resizes}, preempted {record.changes.num_preemptions}, "

@@ -9,7 +9,7 @@ from msgspec.structs import asdict, replace
 
 from springtide import __version__
 from springtide.control.records import JobRecord, Lifecycle, ReplicaRecord, ReplicaState, SavedState, ServiceRecord
-from springtide.core.decision import EMPTY, Drain, Schedule
+from springtide.core.decision import EMPTY, Drain, PromiseCondition, Schedule
 from springtide.core.resources import DeviceId, NodeId
 from springtide.core.status.functions import FunctionRunStatus
 from springtide.core.status.platform import (
@@ -43,17 +43,20 @@ def job_status(
     live: FunctionRunStatus | None = None,
     search: SearchStatus | None = None,
     enforced: str = "",
+    condition: PromiseCondition | None = None,
 ) -> JobStatus:
     """Return what users are told about one job at this instant.
 
     `planned` is what the policy intends for it, `live` what its coordinator on functions reports, `search` what is
-    known of the search for its workers and memory, `enforced` what enforces shares.
+    known of the search for its workers and memory, `enforced` what enforces shares, `condition` what its deadline waits
+    for, to be promised.
     """
     return JobStatus(
         **_asked_fields(record.job),
         **_lifecycle_fields(record.lifecycle),
         **_group_fields(record),
         **_outlook_fields(record, planned, now_s),
+        promised_if=None if record.lifecycle.state.is_terminal else condition,
         **_progress_fields(record),
         **_speed_fields(record),
         **_change_fields(record),
@@ -364,6 +367,7 @@ def platform_status(
                 record,
                 now_s,
                 planned=view.future.get(record.workload_id, ()),
+                condition=view.conditions.get(record.workload_id),
                 usd_per_device_hour=usd_per_device_hour,
                 # Long-ended jobs show their functions only where one job is asked for.
                 live=live_of(record.workload_id) if record.replicas or _has_just_ended(record, now_s) else None,

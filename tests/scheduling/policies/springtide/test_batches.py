@@ -93,13 +93,22 @@ def test_without_a_measured_family_nothing_is_promised_and_the_job_runs():
     assert plan.allocations["due"].num_devices == 1
 
 
-def test_a_job_that_runs_is_not_promised_anything_afterwards():
+def test_a_job_that_runs_is_promised_only_once_it_was_measured_for_long_enough():
     first = decide(snapshot(due(1e6)))
     running = due(1e6, state=JobState.RUNNING, steps=KNOWN, noise=NOISE, progress=50.0)
-    running = replace(running, started_at_s=5.0)
-    plan = decide(snapshot(running, held={"due": first.allocations["due"].device_ids}, memory=first.memory, now_s=60.0))
+    running = with_fields(running, started_at_s=5.0, throughput_samples_per_s={1: 30.0}, num_replicas=1)
+    held = {"due": first.allocations["due"].device_ids}
+    plan = decide(snapshot(running, held=held, memory=first.memory, now_s=60.0))
     assert (plan.admitted, plan.rejected) == ({}, {})
     assert plan.allocations["due"].num_devices > 1
+    settled = with_fields(running, resized_at_s=30.0, progress_at_s=59.0)
+    plan = decide(snapshot(settled, held=held, memory=first.memory, now_s=60.0))
+    assert plan.admitted["due"] <= 1e6
+    # Nine tenths of what its family was measured at, on one batch.
+    (kept,) = plan.memory["families"]["families"].values()
+    speed = FamilySpeed(read_family(kept), [1, 2, 4], 4, view("a").job)
+    known = dict(plan.memory["sure"]["due"])
+    assert known[1] == pytest.approx(0.9 * speed.rates_of_one_batch(50.0, 10_000.0)[0])
 
 
 @pytest.mark.parametrize("has_due", [False, True])

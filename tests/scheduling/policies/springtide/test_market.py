@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from kits.scheduling.rival_platform import make_view
+from kits.scheduling.rival_platform import counts, look, make_view
 from springtide.core.decision import PoolAllocation, Snapshot
 from springtide.core.resources import Topology, make_node
-from springtide.core.workload import WorkloadId
+from springtide.core.workload import JobState, WorkloadId
 from springtide.scheduling.policies.springtide.market import Market
 from springtide.scheduling.policies.springtide.memory import costs_of, entry_of
+from springtide.scheduling.policies.springtide.policy import Springtide
 from springtide.scheduling.policies.springtide.rows import PromiseRow
 from springtide.solvers.reservations.reservation_table import ReservationTable, verify
 
@@ -38,11 +43,14 @@ class World:
             assert self.table.admit(entry_of(row, row.steps_left(0.0, 0), since_s=0.0))
         self.rows = [PromiseRow(view) for view in outside]
 
+    def market(self, num_surplus: int = 0, kept: Mapping[str, int] | None = None) -> Market:
+        return Market(self.table, self.rows, self.snapshot, num_surplus, dict(kept or {}))
+
     def share(
         self, *, num_surplus: int = 0, num_kept_idle: int = 0, kept: Mapping[str, int] | None = None
     ) -> dict[str, int]:
         """The devices of every job after one choice."""
-        market = Market(self.table, self.rows, self.snapshot, num_surplus, dict(kept or {}))
+        market = self.market(num_surplus, kept)
         market.share_reserved(num_kept_idle)
         assert verify(self.table) == []
         counts = market.share_outside((), num_surplus)
@@ -123,3 +131,115 @@ def test_nothing_changes_for_less_than_a_change_costs() -> None:
     costs = world.table.costs
     world.table.costs = costs._replace(now=lambda n: 100.0, later=[100.0] * len(costs.later))
     assert world.share() == {"short": 1}
+
+
+def values_of(market: Market) -> dict[str, dict[int, float]]:
+    """What each size of each bid is worth, by the market's own weights."""
+    weighted = market._weighted()
+    return {
+        bid.job_id: {0: 0.0} | {int(n): float(v) for n, v in zip(market._sizes[i], weighted[i], strict=True) if n}
+        for i, bid in enumerate(market._bids)
+    }
+
+
+def value_at(values: Mapping[int, float], count: int) -> float:
+    return max(value for n, value in values.items() if n <= count)
+
+
+def steps_along_hull(points: Mapping[int, float]) -> list[float]:
+    """What each unit adds along the upper hull of these points."""
+    line = [
+        max(
+            points[a] + (points[b] - points[a]) * (x - a) / (b - a) if b > a else points[a]
+            for a in points
+            for b in points
+            if a <= x <= b
+        )
+        for x in range(max(points) + 1)
+    ]
+    rising = [max(line[: x + 1]) for x in range(len(line))]
+    return [after - before for before, after in pairwise(rising)]
+
+
+JOBS = st.lists(
+    st.tuples(st.integers(50, 5000), st.floats(0.3, 1.0), st.sampled_from((0, 1, 2, 4))), min_size=1, max_size=6
+)
+
+
+@settings(max_examples=30)
+@given(jobs=JOBS, num_promised=st.integers(0, 2))
+def test_the_price_is_what_the_last_device_is_worth_and_changes_are_told_as_they_were_weighed(jobs, num_promised):
+    views, held = [], {}
+    for index, (steps, power, count) in enumerate(jobs):
+        rates = {n: n**power for n in (1, 2, 4, 8)}
+        due_s = 1e6 if index < num_promised else None
+        views.append(make_view(f"j{index}", steps=steps, profile=rates, deadline_s=due_s, state=JobState.RUNNING))
+        if index >= num_promised and 0 < count <= 8 - num_promised - sum(held.values()):
+            held[f"j{index}"] = count
+    world = World(tuple(views[:num_promised]), tuple(views[num_promised:]), held)
+    market = world.market()
+    spare = market._spare - market._num_floors
+    market.share_reserved(0)
+    price_s = market.price_s
+    values = values_of(market)
+    units = sorted(
+        step
+        for bid in market._bids
+        for step in steps_along_hull(
+            {
+                n - bid.floor: value - value_at(values[bid.job_id], bid.floor)
+                for n, value in values[bid.job_id].items()
+                if n >= bid.floor
+            }
+            | {0: 0.0}
+        )
+    )
+    units.reverse()
+    if price_s:
+        assert price_s == pytest.approx(units[max(spare, 1) - 1])
+    else:
+        assert sum(unit > 1e-12 for unit in units) <= spare
+    given_counts = market.share_outside((), 0)
+    counts = {**{key: entry.size_at(0.0) for key, entry in world.table.entries.items()}, **given_counts}
+    placed = {who: PoolAllocation(device_ids=DEVICES[:count]) for who, count in counts.items() if count}
+    trades = market.trades(world.snapshot, placed)
+    assert {who: trade.num_devices for who, trade in trades.items()} == {
+        who: counts.get(who, 0) - n for who, n in held.items() if counts.get(who, 0) != n
+    }
+    for who, trade in trades.items():
+        if trade.here_s is not None:
+            gained = value_at(values[who], counts.get(who, 0)) - value_at(values[who], held[who])
+            assert trade.here_s == pytest.approx(gained / trade.num_devices)
+        if trade.num_devices < 0 and trade.there_s is not None:
+            rise = {w: counts[w] - held.get(w, 0) for w in trade.to}
+            gain = sum(value_at(values[w], counts[w]) - value_at(values[w], held.get(w, 0)) for w in rise)
+            assert min(rise.values()) > 0
+            assert trade.there_s == pytest.approx(gain / sum(rise.values()))
+    if not num_promised and len(held) == len(views) and market._weights is not None:
+        # To leave everything as it was would have been worth no more.
+        assert sum(value_at(values[w], counts[w]) - value_at(values[w], held[w]) for w in held) >= -1e-9
+
+
+def test_who_loses_devices_is_told_who_has_them_and_why_they_are_worth_more_there() -> None:
+    slow = make_view("slow", steps=5000, profile=FLAT, state=JobState.RUNNING)
+    first = look(Springtide(), [slow])
+    assert counts(first) == {"slow": 8}
+    held = {"slow": list(range(8))}
+    short = make_view("short", steps=100, profile=LINEAR)
+    plan = look(Springtide(), [slow, short], held=held, memory=first.memory)
+    trade = plan.trades["slow"]
+    assert (trade.num_devices, trade.to) == (counts(plan)["slow"] - 8, ("short",))
+    assert plan.price_s > 0.0
+    assert trade.there_s > trade.here_s > 0.0
+    assert plan.reasons["slow"] == (
+        f"'short' gains more by {-trade.num_devices} devices: a device-second saves all jobs "
+        f"{trade.there_s:.2g} s there, {trade.here_s:.2g} s here"
+    )
+    # Where nobody wants the devices that are left they are worth nothing.
+    narrow = make_view("narrow", steps=100, most=1)
+    assert look(Springtide(), [narrow]).price_s == 0.0
+    # A claim is no matter of prices.
+    due = make_view("due", steps=760, deadline_s=100.0, profile=LINEAR)
+    plan = look(Springtide(), [slow, due], held=held, memory=first.memory)
+    assert plan.trades["slow"].there_s is None
+    assert plan.reasons["slow"] == "'due' needs 8 devices for a promised deadline"

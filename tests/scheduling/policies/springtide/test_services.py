@@ -113,7 +113,7 @@ def test_a_first_replica_waits_for_a_promise_without_slack() -> None:
 def test_a_first_replica_takes_what_a_promise_can_spare() -> None:
     _, plan = wakes(1200.0, asked(service()))
     assert {who: given.num_devices for who, given in plan.allocations.items()} == {"fit": 1, "s": 1}
-    assert plan.reasons["fit"] == "'s' needs a device; it keeps its deadline without it"
+    assert plan.reasons["fit"] == "'s' needs 1 device; it keeps its deadline with fewer"
     assert plan.claims["fit"] == TimeClaim(code="kept_in_time", at_s=plan.future["fit"][-1].end_s)
     assert plan.future["fit"][-1].end_s <= 1200.0
 

@@ -130,7 +130,8 @@ def _promised(job: JobStatus) -> Condition:
     state = JobState(job.state)
     if state.is_terminal:
         return Condition(ConditionType.PROMISED, False, Reason.ENDED, f"it has ended: {job.state}")
-    return Condition(ConditionType.PROMISED, False, Reason.NOT_PROMISED, job.reason or "its deadline is not promised")
+    why = job.promised_if.text() if job.promised_if is not None else job.reason or "its deadline is not promised"
+    return Condition(ConditionType.PROMISED, False, Reason.NOT_PROMISED, why)
 
 
 def _running(job: JobStatus, pods: list[PodStatus]) -> Condition:

@@ -30,7 +30,6 @@ class AdaptiveBatches:
         self._memory, self._state, self._snapshot = memory, state, snapshot
         self.candidates: dict[WorkloadId, JobCandidates] = {}
         views = [view for view in snapshot.jobs if view.job.batch is not None]
-        state.sure = {job_id: state.sure[job_id] for view in views if (job_id := view.job.job_id) in state.sure}
         families = memory.learn(state.families, views, snapshot.now_s)
         state.families = memory.write(families, views) if families else None
         if state.families is not None:
@@ -72,7 +71,6 @@ class AdaptiveBatches:
             size = row.batch_on(len({node_of[device] for device in given.device_ids}), given.num_devices)
             batches[job_id] = size
             placed[job_id] = _with_batch(given, size, self._snapshot.allocations.get(job_id))
-        self._state.sure = {job_id: found for job_id, found in self._state.sure.items() if job_id in reserved}
         return batches
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from springtide.core.decision import EMPTY, PoolAllocation, Refusal, Snapshot
+from springtide.core.decision import EMPTY, DeviceTrade, PoolAllocation, Refusal, Snapshot
 from springtide.core.resources import Topology
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.decisions.cache import RowTable
@@ -21,6 +21,7 @@ from springtide.scheduling.policies.springtide.capacity import (
     has_more_devices,
     promisable_capacity,
 )
+from springtide.scheduling.policies.springtide.first_runs import FirstRuns
 from springtide.scheduling.policies.springtide.market import Market
 from springtide.scheduling.policies.springtide.memory import State, costs_of, deviates, entry_of
 from springtide.scheduling.policies.springtide.moves import Placed, jobs_to_stop_first, not_taken, survivors
@@ -28,7 +29,7 @@ from springtide.scheduling.policies.springtide.outside import Trials, is_cut_sho
 from springtide.scheduling.policies.springtide.places import assign_devices
 from springtide.scheduling.policies.springtide.reasons import (
     devices_text,
-    why_fewer_devices,
+    trade_notes,
     why_impossible,
     why_no_room,
     why_service_waits,
@@ -79,12 +80,16 @@ class Decision:
         self.now_s = snapshot.now_s
         self.allocations: Mapping[WorkloadId, PoolAllocation] = {}
         self.rejected: dict[WorkloadId, Refusal] = {}
+        self.trades: Mapping[WorkloadId, DeviceTrade] = EMPTY
         self.notes: dict[WorkloadId, str] = {}
         self.needs: ServiceNeeds = NO_NEEDS
         self.last_chances_s: list[float] = []
         self.newcomers: dict[WorkloadId, tuple[float, Entry]] = {}
         self.staying = StayingJobs()
         self.survivors = survivors(snapshot, self.rows) if snapshot.allocations else {}
+        jobs = [row.view.job for row in self.rows]
+        has_unknown = any(job.goal.is_hard and (job.batch or not job.profile_steps_per_s) for job in jobs)
+        self.first_runs = FirstRuns(state, snapshot, self.by_id, self.batches) if has_unknown else None
         self.trials = Trials(state, self.by_id, self.now_s)
         largest = max((len(row.rates) - 1 for row in self.rows), default=1)
         state.change_s = snapshot.overheads.change_s
@@ -109,9 +114,12 @@ class Decision:
         if any(entry.is_promised for entry in self._catch_up()) and services != self.needs.least:
             services = self._serve_again()
 
-        # 4. Admit new and waiting jobs. For those that wait, only a job that left or more devices can make room.
+        # 4. Admit new and waiting jobs; promise what was pursued and is measured by now. For those that wait, only a
+        # job that left or more devices can make room.
         has_new_room = has_left or has_more_devices(capacity_before, state.promisable, self.now_s)
         outside = self._admit(has_new_room)
+        if self.first_runs is not None:
+            self.first_runs.promise(has_new_room=has_new_room)
 
         # 5. Share the devices that no promise needs now among all jobs that gain by them, in the table or not.
         candidates = self.batches.candidates if self.batches is not None else EMPTY
@@ -129,6 +137,7 @@ class Decision:
             state.batches = self.batches.set_batches(placed, self.reservations.entries)
 
         # 7. Record what was decided, and when to decide again.
+        state.price_s, self.trades = market.price_s, market.trades(self.snapshot, placed)
         self._record(placed)
 
     # --- 1. what is true now ----------------------------------------------------------------------------------------
@@ -282,25 +291,25 @@ class Decision:
                 bool(entry.held) and planned and planned[0].start_s < now_s and row.job_id not in state.devices
             )
             is_overdue = bool(planned) and planned[-1].end_s <= now_s
-            # No device could be planned for it so far: the cluster had lost its nodes, for example.
-            is_unplanned = not planned
+            # No device could be planned for it so far (the cluster had lost its nodes, say), or not as a promise.
+            is_unplanned = not planned or (row.can_promise and not entry.is_promised)
             # Its owner moved the deadline before its planned end.
             is_planned_too_late = (
                 bool(row.view.bounds.num_edits and planned) and not entry.is_late and planned[-1].end_s > row.deadline_s
             )
             is_deviating = is_prevented or deviates(row, state)
-            if is_deviating and not entry.is_promised and starts_at_s <= now_s:
+            if is_deviating and starts_at_s <= now_s:
                 is_deviating = not is_cut_short(row, state, now_s)
             if not (is_deviating or has_lost_devices or is_overdue or is_unplanned or is_planned_too_late):
                 continue
-            if self.batches is not None:
-                self.batches.plan_on_family(row)
+            if self.first_runs is not None:
+                self.first_runs.plan_on_known(row)
             held = 0 if starts_at_s > now_s else num_held(self.snapshot, row)
             left = row.steps_left(now_s, held)
             if is_overdue:
                 left = max(left, OVERDUE_S * row.rates[row.sizes[0]])
             anew = entry_of(row, left, since_s=now_s, ready_s=starts_at_s, scale=row.scale, held=held)
-            anew.is_promised, anew.is_late = entry.is_promised, False
+            anew.is_promised = anew.is_promised or entry.is_promised
             state.scales[row.job_id] = row.scale
             factor = state.slowed.pop(row.job_id, 1.0)
             if factor != 1.0 and held and row.scale == 1.0:
@@ -334,8 +343,8 @@ class Decision:
         for row in self.rows:
             if row.job_id in self.reservations.entries:
                 continue
-            if self.batches is not None:
-                self.batches.plan_on_family(row)
+            if self.first_runs is not None:
+                self.first_runs.plan_on_known(row)
             if not (row.can_promise or row.attempts_deadline):
                 outside.append(row)
                 continue
@@ -433,7 +442,8 @@ class Decision:
             self.notes[service_id] = why_service_waits(
                 self.reservations, self.by_id, len(snapshot.cluster.device_ids())
             )
-        state.notes = self._shrinking(placed) | self.trials.reasons(self.rows, snapshot, placed) | self.notes
+        traded = trade_notes(self.trades, snapshot, self.reservations)
+        state.notes = traded | self.trials.reasons(self.rows, snapshot, placed) | self.notes
         state.newcomers.clear()
         state.pinned.clear()
         places = {workload_id: allocation.device_ids for workload_id, allocation in placed.items()}
@@ -442,6 +452,8 @@ class Decision:
         state.stop_first = sorted(jobs_to_stop_first(snapshot, placed)) if snapshot.allocations else []
         self.reservations.commit()
         state.slowed = {key: factor for key, factor in state.slowed.items() if key in self.reservations.entries}
+        state.sure = {job_id: rates for job_id, rates in state.sure.items() if job_id in self.reservations.entries}
+        state.conditions = {} if self.first_runs is None else self.first_runs.conditions(placed)
         state.until_s = self._next_moment_s()
         self.allocations = placed
 
@@ -450,19 +462,6 @@ class Decision:
         state, entries = self.state, self.reservations.entries
         late = [key for key, entry in entries.items() if entry.is_promised and entry.is_late]
         state.given_up = {key: state.given_up.get(key) or self.notes.get(WorkloadId(key), GIVEN_UP) for key in late}
-
-    def _shrinking(self, placed: Placed) -> dict[WorkloadId, str]:
-        """Why jobs get fewer devices in time for their deadlines, where it is not for the deadline of another."""
-        held, now_s = self.snapshot.allocations, self.now_s
-        losers = [
-            WorkloadId(key)
-            for key, entry in self.reservations.entries.items()
-            if not entry.is_late
-            and (mine := held.get(WorkloadId(key))) is not None
-            and mine.num_devices > entry.size_at(now_s)
-        ]
-        why = why_fewer_devices(self.snapshot, placed, self.reservations.entries) if losers else ""
-        return dict.fromkeys(losers, why) if why else {}
 
     def _next_moment_s(self) -> float | None:
         """When a schedule changes, a waiting job has its last chance, or a job should have ended."""

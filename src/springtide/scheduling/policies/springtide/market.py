@@ -13,12 +13,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from springtide.core.decision import EMPTY, Snapshot
+from springtide.core.decision import EMPTY, DeviceTrade, PoolAllocation, Snapshot
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.families.candidates import JobCandidates
 from springtide.scheduling.policies.springtide.rows import PromiseRow, num_held
 from springtide.solvers.reservations.reservation_table import FILL_EFFORT, Entry, ReservationTable
-from springtide.solvers.share_dp import best_shares, shares_along_hulls, work_weights_of_many
+from springtide.solvers.share_dp import best_shares, marginal_value, shares_along_hulls, work_weights_of_many
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -78,7 +78,7 @@ class Market:
 
     `rows` are the jobs outside the reservation table, `candidates` those of them whose batch may change, `kept` maps
     jobs to a number of devices that they keep whatever was measured there. `num_surplus` devices are present that no
-    promise may use.
+    promise may use. `price_s` is what the last device given out is worth (`Plan.price_s`).
     """
 
     def __init__(
@@ -91,6 +91,7 @@ class Market:
         candidates: Mapping[WorkloadId, JobCandidates] = EMPTY,
     ) -> None:
         self._reservations, self._num_surplus = reservations, num_surplus
+        self.price_s = 0.0
         self._now_s = reservations.now_s
         jobs = [OutsideJob(row, num_held(snapshot, row), candidates.get(row.job_id)) for row in rows]
         able = [job for job in jobs if job.view.restarts.starts_at_s <= self._now_s or job.held]
@@ -149,6 +150,41 @@ class Market:
                 counts[job.job_id] = job.held
                 left -= job.held - count
         return counts
+
+    # --- what changes are worth ---------------------------------------------------------------------------------------
+
+    def trades(self, snapshot: Snapshot, placed: Mapping[WorkloadId, PoolAllocation]) -> dict[WorkloadId, DeviceTrade]:
+        """Every change of the number of devices that a workload holds, and who has these devices instead."""
+        before = {who: given.num_devices for who, given in snapshot.allocations.items()}
+        after = {who: given.num_devices for who, given in placed.items()}
+        more = {who: n for who in after | before if (n := after.get(who, 0) - before.get(who, 0))}
+        takers = sorted([who for who, n in more.items() if n > 0], key=lambda who: (-more[who], who))
+        saved = {who: self._saved_s(who, before.get(who, 0), after.get(who, 0)) for who in more}
+        # Who gets no more than its floor has a claim to it.
+        claims = tuple([who for who in takers if who not in self._index or after[who] <= self._bid(who).floor])
+        gained = [value for who in takers if (value := saved[who]) is not None]
+        there_s = sum(gained) / sum(more[who] for who in takers) if gained and not claims else None
+        trades: dict[WorkloadId, DeviceTrade] = {}
+        for who, count in more.items():
+            value = None if who in claims else saved[who]
+            here_s = None if value is None else value / count
+            if count < 0:
+                trades[who] = DeviceTrade(num_devices=count, to=claims or tuple(takers), here_s=here_s, there_s=there_s)
+            elif before.get(who):
+                trades[who] = DeviceTrade(num_devices=count, here_s=here_s)
+        return trades
+
+    def _bid(self, job_id: WorkloadId) -> Bid:
+        return self._bids[self._index[job_id]]
+
+    def _saved_s(self, job_id: WorkloadId, before: int, after: int) -> float | None:
+        """How many seconds all jobs save in a second by this change; None if it was not weighed against others."""
+        if self._weights is None or job_id not in self._index:
+            return None
+        index = self._index[job_id]
+        values, sizes = self._weights[index] * self._worth[index], self._sizes[index]
+        held, given = (float(np.where((sizes > 0) & (sizes <= n), values, 0.0).max()) for n in (before, after))
+        return given - held
 
     # --- floors: what a job outside the table has in any case, if there is enough -------------------------------------
 
@@ -229,6 +265,7 @@ class Market:
         self._seconds = seconds
         self._worth: Floats = reach_s / (reach_s + lost_s) / seconds
         self._weights: Floats | None = None
+        self._index = {bid.job_id: index for index, bid in enumerate(bids)}
 
     def _weighted(self) -> Floats:
         """What each size is worth beside all others. Shape [bids, sizes]."""
@@ -255,6 +292,7 @@ class Market:
         at_floor = np.where(sizes == at_least[:, None], values, 0.0).max(axis=1)
         more = np.maximum(sizes - at_least[:, None], 0)
         gains = np.where(more > 0, values - at_floor[:, None], 0.0)
+        self.price_s = max(self.price_s, marginal_value(more, gains, spare))
         if more.size * (spare + 1) <= MAX_CELLS:
             kept = more > 0
             choices = [(more[i][kept[i]], gains[i][kept[i]]) for i in range(len(rows))]

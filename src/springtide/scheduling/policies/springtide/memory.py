@@ -6,7 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from springtide.core.decision import Overheads, PoolAllocation, Snapshot
+from msgspec.structs import astuple
+
+from springtide.core.decision import Overheads, PoolAllocation, PromiseCondition, Snapshot
 from springtide.core.resources import DeviceId
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.placement.topology import Layout
@@ -24,6 +26,8 @@ PAD_S = 0.01
 DEVIATION_FRACTION = 0.02
 # and this many steps, since only whole steps are reported.
 DEVIATION_STEPS = 2.0
+# A first run that is promised is expected to be ahead: it deviates by that only beyond this part of the steps left.
+AHEAD_FRACTION = 0.05
 
 Devices = Sequence[DeviceId]
 
@@ -44,8 +48,10 @@ class State:
 
     `lent` are the services with a first replica on a device that a promise needs later, and when each has to leave.
     `waits` are those that are asked and have no device, and when they can have one. `given_up` says why promised jobs
-    are late. `families` is what is known of jobs that may change their batch (families/learning.py), `batches` are the
-    batches decided for them, `sure` the speeds by number of devices that those in the table are planned on.
+    are late. `price_s` is what a device-second was worth at the last decision, `conditions` what deadlines wait for
+    that may be promised once their jobs are measured. `families` is what is known of jobs that may change their batch
+    (families/learning.py), `batches` are those decided for them. `sure` are the speeds by number of devices that those
+    in the table and promised first runs are planned on.
     """
 
     def __init__(self, reservations: ReservationTable) -> None:
@@ -74,6 +80,8 @@ class State:
         self.lent: dict[WorkloadId, float] = {}
         self.waits: dict[WorkloadId, float | None] = {}
         self.given_up: dict[str, str] = {}
+        self.conditions: dict[WorkloadId, PromiseCondition] = {}
+        self.price_s = 0.0
         self.families: dict[str, Any] | None = None
         self.batches: dict[WorkloadId, int] = {}
         self.sure: dict[WorkloadId, dict[int, float]] = {}
@@ -103,6 +111,12 @@ class State:
             **({"lent": sorted(self.lent)} if self.lent else {}),
             **({"waits": {str(who): at_s for who, at_s in self.waits.items()}} if self.waits else {}),
             **({"given_up": dict(self.given_up)} if self.given_up else {}),
+            **(
+                {"conditions": {str(who): list(astuple(known)) for who, known in self.conditions.items()}}
+                if self.conditions
+                else {}
+            ),
+            **({"price_s": self.price_s} if self.price_s else {}),
             **({"families": self.families} if self.families is not None else {}),
             **({"sure": {str(who): _pairs(rates) for who, rates in self.sure.items()}} if self.sure else {}),
             **({"batches": {str(job_id): size for job_id, size in self.batches.items()}} if self.batches else {}),
@@ -171,6 +185,9 @@ def decode(
     state.lent = {WorkloadId(who): math.inf for who in memory.get("lent", ())}
     state.waits = {WorkloadId(who): at_s for who, at_s in memory.get("waits", {}).items()}
     state.given_up = dict(memory.get("given_up", {}))
+    for who, (step_s, size, measured_s) in memory.get("conditions", {}).items():
+        state.conditions[WorkloadId(who)] = PromiseCondition(step_s=step_s, num_workers=size, measured_s=measured_s)
+    state.price_s = memory.get("price_s", 0.0)
     state.families = memory.get("families")
     state.sure = {WorkloadId(job_id): dict(found) for job_id, found in memory.get("sure", {}).items()}
     for job_id in state.sure.keys() & rows.keys():
@@ -304,7 +321,10 @@ def deviates(row: PromiseRow, state: State) -> bool:
         return False
     done = work_done(entry.committed, entry.rates, reported_at_s)
     expected = total - entry.work + done
-    return abs(expected - row.done) > DEVIATION_STEPS + DEVIATION_FRACTION * done
+    most = DEVIATION_STEPS + DEVIATION_FRACTION * done
+    is_sure = row.job_id in state.sure and row.view.job.batch is None
+    more = AHEAD_FRACTION * max(0.0, total - expected) if is_sure else 0.0
+    return not -most - more <= expected - row.done <= most
 
 
 def same_devices(one: Devices | None, other: Devices | None) -> bool:

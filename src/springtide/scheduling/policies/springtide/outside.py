@@ -49,9 +49,9 @@ def is_cut_short(row: PromiseRow, state: State, now_s: float) -> bool:
 
 
 def _constant_size(entry: Entry, now_s: float) -> int:
-    """The size at which a job of the table is to run to its end; 0 if its size will change, or if it is promised, late
-    or fixed."""
-    is_free = not (entry.is_promised or entry.is_late or entry.is_fixed)
+    """The size at which a job of the table is to run to its end; 0 if its size will change, or if it is late or
+    fixed."""
+    is_free = not (entry.is_late or entry.is_fixed)
     return entry.size_at(now_s) if is_free and len(entry.runs) == 1 else 0
 
 
@@ -122,21 +122,26 @@ class Trials:
             span_s = reservations.costs.later[size] + SETTLE_S
             if reservations.profile.least(now_s, now_s + span_s) < sum(counts.values()) + size - count:
                 continue
-            due_s = self._due_s(row)
+            is_untried = size not in row.view.learnt.throughput_samples_per_s
+            # A promise counts on no more devices than were measured, so that its job does not grow there otherwise.
+            due_s = now_s if is_untried and entry is not None and entry.is_promised else self._due_s(row)
             if due_s > now_s:
                 self.moments_s.append(due_s)
                 continue
             if entry is None:
                 counts[row.job_id] = size
-            elif not self._enlarge(entry, size, sum(counts.values())):
+            elif not self._enlarge(entry, count, size, sum(counts.values())):
                 continue
             state.trials[row.job_id] = (size, state.trials.get(row.job_id, (0, 0))[1] + 1)
 
-    def _enlarge(self, entry: Entry, size: int, num_others: int) -> bool:
+    def _enlarge(self, entry: Entry, count: int, size: int, num_others: int) -> bool:
         """Plan a job of the table on `size` devices from now on, at its present estimate of speed; returns whether that
-        fits."""
+        fits. A promised one has to keep its deadline although it stands still in the trial and goes back to `count`."""
         reservations, now_s = self._state.reservations, self._now_s
         overhead_s = reservations.costs.now(size)
+        if entry.is_promised:
+            slower_s = entry.left / entry.rates[count] - entry.left / entry.rates[size]
+            overhead_s += SETTLE_S + reservations.costs.later[count] + max(0.0, slower_s)
         end_s = reservations.costs.end_s(size, now_s, now_s + overhead_s + entry.left / entry.rates[size])
         before = entry.runs
         reservations.change_runs(entry, ())

@@ -127,7 +127,8 @@ class Springtide(msgspec.Struct, frozen=True, kw_only=True):
         derived.number_devices(snapshot.cluster)
         memory = state.encode(derived.index_of)
         derived.wanted = decision.allocations
-        return _build_plan(snapshot, state, derived.wanted, kept, decision.rejected, memory)
+        plan = _build_plan(snapshot, state, derived.wanted, kept, decision.rejected, memory)
+        return replace(plan, trades=decision.trades)
 
 
 def _restored_plan(snapshot: Snapshot, derived: DerivedPromises, state: State) -> Plan:
@@ -160,7 +161,9 @@ def _updated_plan(snapshot: Snapshot, derived: DerivedPromises, state: State, pl
     if not (changed or snapshot.services or plan.rejected):
         # What should have ended meanwhile is not said to be in time any more.
         claims = {who: claim for who, claim in plan.claims.items() if not _is_past(claim, snapshot.now_s)}
-        return replace(plan, future=future, claims=claims if len(claims) < len(plan.claims) else plan.claims)
+        return replace(
+            plan, future=future, claims=claims if len(claims) < len(plan.claims) else plan.claims, trades=EMPTY
+        )
     allocations = _without_stopped_jobs(snapshot, state, derived.wanted)
     reasons = same_reasons(plan.reasons, changed, snapshot, allocations, rows, state)
     return Plan(
@@ -169,6 +172,8 @@ def _updated_plan(snapshot: Snapshot, derived: DerivedPromises, state: State, pl
         future=future,
         reasons=reasons,
         claims=claims_of(reasons, snapshot, allocations, state),
+        conditions=state.conditions,
+        price_s=state.price_s,
         revisit_at_s=_revisit_at_s(snapshot, state),
         memory=snapshot.memory,
     )
@@ -193,6 +198,8 @@ def _build_plan(
         ),
         reasons=reasons,
         claims=claims_of(reasons, snapshot, allocations, state),
+        conditions=state.conditions,
+        price_s=state.price_s,
         revisit_at_s=_revisit_at_s(snapshot, state),
         memory=memory,
     )
@@ -215,8 +222,8 @@ def _admitted(rows: Sequence[PromiseRow], entries: Mapping[str, Entry]) -> dict[
         row.job_id: entries[row.job_id].end_s
         for row in rows
         if row.view.promise.admitted_at_s is None
-        and row.can_promise
         and row.job_id in entries
+        and entries[row.job_id].is_promised
         and entries[row.job_id].runs
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from springtide.core.decision import PlannedRun, PoolAllocation, Schedule, Snapshot, TimeClaim
+from springtide.core.decision import DeviceTrade, PlannedRun, PoolAllocation, Schedule, Snapshot, TimeClaim
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.policies.springtide.memory import State
 from springtide.scheduling.policies.springtide.rows import PromiseRow
@@ -77,27 +77,46 @@ def why_service_waits(reservations: ReservationTable, rows: Mapping[WorkloadId, 
     return f"waits for a device: promised deadlines need them ({named})"
 
 
-def why_fewer_devices(
-    snapshot: Snapshot, placed: Mapping[WorkloadId, PoolAllocation], entries: Mapping[str, Entry]
-) -> str:
-    """Why jobs get fewer devices in time for their deadlines, if it is not for the deadline of another: then empty."""
-    names = {
-        who: name
-        for who, name in _names(snapshot).items()
-        if who in placed
-        and placed[who].num_devices > (snapshot.allocations[who].num_devices if who in snapshot.allocations else 0)
-    }
-    if any(who in entries for who in names):
+def trade_notes(
+    trades: Mapping[WorkloadId, DeviceTrade], snapshot: Snapshot, reservations: ReservationTable
+) -> dict[WorkloadId, str]:
+    """Why the number of a workload's devices changes, in words, where these trades say more than `_why` does."""
+    notes: dict[WorkloadId, str] = {}
+    names = _names(snapshot) if trades else {}
+    for who, trade in trades.items():
+        entry, held = reservations.entries.get(who), snapshot.allocations.get(who)
+        before = held.num_devices if held is not None else 0
+        after = before + trade.num_devices
+        if trade.num_devices > 0:
+            if trade.here_s is not None:
+                why = _why(before, after, entry, reservations)
+                notes[who] = f"{why}; a device-second here saves all jobs {trade.here_s:.2g} s"
+        elif entry is None or not entry.is_late:
+            kept = "" if entry is None else "it keeps its deadline with fewer" if after else "it goes on in time later"
+            gone = _taken(trade, names, reservations) or ("it needs fewer devices" if kept else "")
+            if gone:
+                notes[who] = f"{gone}; {kept}" if kept else gone
+    return notes
+
+
+def _taken(trade: DeviceTrade, names: Mapping[WorkloadId, str], reservations: ReservationTable) -> str:
+    """Who has the devices instead, and why; empty if nobody has."""
+    known = [repr(names[who]) for who in trade.to[:NUM_NAMED] if who in names]
+    if not known:
         return ""
-    who, winner = next(iter(names.items()), (WorkloadId(""), ""))
-    is_new = who not in snapshot.allocations
-    return (
-        f"'{winner}' needs a device; it keeps its deadline without it"
-        if winner and is_new
-        else f"'{winner}' gains more by the devices; it keeps its deadline with fewer"
-        if winner
-        else "it keeps its deadline with fewer devices"
-    )
+    more = len(trade.to) - len(known)
+    who = ", ".join(known) + (f" and {more} more" if more else "")
+    is_one, num_given = len(trade.to) == 1, devices_text(-trade.num_devices)
+    if trade.there_s is None:
+        entries = [reservations.entries.get(taker) for taker in trade.to]
+        is_promised = all(entry is not None and entry.is_promised for entry in entries)
+        return f"{who} {'needs' if is_one else 'need'} {num_given}" + (
+            " for a promised deadline" if is_promised else ""
+        )
+    text = f"{who} {'gains' if is_one else 'gain'} more by {num_given}"
+    if trade.here_s is None or trade.here_s > trade.there_s:
+        return text
+    return f"{text}: a device-second saves all jobs {trade.there_s:.2g} s there, {trade.here_s:.2g} s here"
 
 
 def _names(snapshot: Snapshot) -> dict[WorkloadId, str]:

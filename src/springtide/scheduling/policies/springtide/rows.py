@@ -37,14 +37,15 @@ class PromiseRow:
     `rates[n]` is steps/s on n devices by the profile, or as measured if there is none. `scale` is the measured speed
     over the profiled one. `sizes` are the numbers of devices that the job is given.
 
-    `can_promise`: profile and length were known when the job came, so its hard deadline is promised or it is refused.
-    `attempts_deadline`: it has a hard deadline, but its speed was measured only while it ran, so that it is planned to
-    meet the deadline without a promise.
+    `can_promise`: profile and length were known when the job came, so its hard deadline is promised or it is refused;
+    or it is promised already. `attempts_deadline`: it has a hard deadline, but its speed was measured only while it
+    ran, so that it is planned to meet the deadline without a promise. `is_first_run`: its deadline is not promised,
+    and may be once its speed is measured for long enough (first_runs.py).
 
-    `trial_sizes` are the sizes it may be tried on although it was slow there; a job with a profile or a promise has
-    none. `is_settled`: its speed at its present size counts as measured. `speed_bucket` is its speed on its smallest
-    size, on a logarithmic scale in steps of a tenth; None if unknown. `curve_sizes` are the sizes by the job's own
-    curve, also after `plan_on` has replaced them.
+    `trial_sizes` are the sizes it may be tried on although it was slow there; a job with a profile has none.
+    `is_settled`: its speed at its present size counts as measured. `speed_bucket` is its speed on its smallest size, on
+    a logarithmic scale in steps of a tenth; None if unknown. `curve_sizes` are the sizes by the job's own curve, also
+    after `plan_on` has replaced them.
     """
 
     __slots__ = (
@@ -52,6 +53,7 @@ class PromiseRow:
         "can_promise",
         "curve_sizes",
         "deadline_s",
+        "is_first_run",
         "is_known",
         "is_settled",
         "job_id",
@@ -90,12 +92,13 @@ class PromiseRow:
         deadline_s = job.goal.deadline_s
         self.deadline_s = math.inf if deadline_s is None else deadline_s
         is_hard = self.is_known and job.goal.is_hard
-        self.can_promise = is_hard and curve.source == "profile"
+        is_promised = view.promise.admitted_at_s is not None
+        self.can_promise = is_hard and (curve.source == "profile" or is_promised)
         self.attempts_deadline = is_hard and not self.can_promise
+        is_measured = job.goal.is_hard and curve.source == "measured" and self.total is not None
+        self.is_first_run = is_measured and not is_promised
         # The sizes of a job that may change its batch are tried by what its family has measured (batches.py).
-        is_tried = (
-            job.elastic and job.batch is None and curve.source == "measured" and view.promise.admitted_at_s is None
-        )
+        is_tried = job.elastic and job.batch is None and curve.source == "measured"
         self.trial_sizes: tuple[int, ...] = (
             _granted(range(view.bounds.min_workers, most_workers(view) + 1)) if is_tried and has_speed else ()
         )
@@ -180,8 +183,10 @@ def _measured(row: PromiseRow) -> object:
     any step of it is, and its gradient noise, since either may be the first of its family."""
     if row.trial_sizes:
         return row.view.changes.resized_at_s, row.is_settled
-    learnt = row.view.learnt
-    return (bool(learnt.step_times), learnt.noise is not None) if row.view.job.batch is not None else None
+    learnt, is_settled = row.view.learnt, row.is_first_run and row.is_settled
+    if row.view.job.batch is None:
+        return is_settled or None
+    return (bool(learnt.step_times), learnt.noise is not None, *[True] * is_settled)
 
 
 READS = Reads(
