@@ -54,6 +54,14 @@ class ModelChoice:
         self._worth = [0.0] * len(self._capacity)
         self.prices: Floats = np.zeros(len(self._capacity))
         self._num_left = 0
+        # The segments of all jobs on each model, the best first.
+        self._segments: list[tuple[Ints, Floats, Floats]] = []
+        for k in range(len(capacity)):
+            more = np.maximum(sizes[:, k] - floors[:, k, None], 0)
+            gains = np.where(more > 0, self._values[:, k] - self._at_floor[:, k, None], 0.0)
+            rows, slopes, widths = hull_segments(more, gains)
+            order = np.argsort(-slopes, kind="stable")
+            self._segments.append((rows[order], slopes[order], widths[order]))
 
     def run(self) -> list[int]:
         """Choose. Returns the model of each job."""
@@ -130,17 +138,14 @@ class ModelChoice:
     def _update(self, touched: Sequence[int] | set[int] | range) -> None:
         """The value of these models' devices, and the price of one, with the jobs that have the model now."""
         for k in touched:
-            mine = np.flatnonzero(self.models == k)
-            floors, at_floor = self._floors[mine, k], self._at_floor[mine, k]
-            more = np.maximum(self._sizes[mine, k] - floors[:, None], 0)
-            gains = np.where(more > 0, self._values[mine, k] - at_floor[:, None], 0.0)
-            left = max(0, self._capacity[k] - int(floors.sum()))
-            _, slopes, widths = hull_segments(more, gains)
-            order = np.argsort(-slopes, kind="stable")
-            slopes, widths = slopes[order], widths[order]
+            rows, slopes, widths = self._segments[k]
+            mine = self.models == k
+            here = mine[rows]
+            slopes, widths = slopes[here], widths[here]
+            left = max(0, self._capacity[k] - int(self._floors[mine, k].sum()))
             ends = np.cumsum(widths)
             taken = np.clip(left - (ends - widths), 0.0, widths)
-            self._worth[k] = float(at_floor.sum() + slopes @ taken)
+            self._worth[k] = float(self._at_floor[mine, k].sum() + slopes @ taken)
             full = int(np.searchsorted(ends, left, side="right"))
             self.prices[k] = slopes[full] if full < len(slopes) else 0.0
 

@@ -52,7 +52,7 @@ class Claimed(NamedTuple):
     @property
     def first(self) -> ModelRow:
         """Its row on the model that it has, else on the first that it may have."""
-        return self.rows[self.home] if self.home in self.rows else next(iter(self.rows.values()))
+        return next(iter(self.rows.values())) if self.home is None else self.rows[self.home]
 
 
 def has_hard_goal(view: JobView) -> bool:

@@ -11,8 +11,8 @@ from typing import Any, Generic, TypeVar
 
 from msgspec.structs import replace
 
-from springtide.core.decision import Allocation, Capacity, JobView, Plan, PoolAllocation, Refusal, Snapshot
-from springtide.core.resources import Node, Topology
+from springtide.core.decision import Allocation, Capacity, JobView, Plan, Refusal, Snapshot
+from springtide.core.resources import DeviceId, Node, Topology
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.decisions.fingerprint import (
     BOUNDS,
@@ -76,7 +76,7 @@ class MixedPlans(Generic[Part]):
         self._known, self._known_from = KnownSpeeds({}), None
         self._shown: dict[tuple[WorkloadId, str], tuple[JobView, int, KnownSpeeds, JobView]] = {}
         self._rows: dict[tuple[WorkloadId, str], tuple[JobView, ModelRow]] = {}
-        self._given: dict[tuple[WorkloadId, str], tuple[Allocation, PoolAllocation | None]] = {}
+        self._given: dict[WorkloadId, tuple[Allocation, Topology, dict[str, Allocation]]] = {}
 
     def plan(self, ask: Callable[[Snapshot, Part], Plan], snapshot: Snapshot) -> Plan:
         """The plan for this snapshot; `ask` plans the devices of one model."""
@@ -126,21 +126,36 @@ class MixedPlans(Generic[Part]):
             last = self._rows[key] = (view, model_row(view))
         return last[1]
 
-    def given(self, workload_id: WorkloadId, held: Allocation, part: Topology, model: str) -> PoolAllocation | None:
-        """What the workload holds of one model; None if nothing."""
-        key = (workload_id, model)
-        last = self._given.get(key)
-        if last is None or last[0] is not held:
-            mine = tuple(at for at in held.device_ids if at in part.device_set)
-            found = held if len(mine) == held.num_devices else replace(held, device_ids=mine) if mine else None
-            last = self._given[key] = (held, found)
-        return last[1]
+    def held(self, snapshot: Snapshot) -> dict[str, dict[WorkloadId, Allocation]]:
+        """What each workload holds, by model."""
+        model_of = snapshot.cluster.accelerator_of
+        found: dict[str, dict[WorkloadId, Allocation]] = {model: {} for model in snapshot.cluster.accelerators}
+        given: dict[WorkloadId, tuple[Allocation, Topology, dict[str, Allocation]]] = {}
+        for who, allocation in snapshot.allocations.items():
+            known = self._given.get(who)
+            if known is None or known[0] is not allocation or known[1] is not snapshot.cluster:
+                devices: dict[str, list[DeviceId]] = {}
+                for device in allocation.device_ids:
+                    if device in model_of:
+                        devices.setdefault(model_of[device], []).append(device)
+                parts = {
+                    model: allocation
+                    if len(mine) == allocation.num_devices
+                    else replace(allocation, device_ids=tuple(mine))
+                    for model, mine in devices.items()
+                }
+                known = (allocation, snapshot.cluster, parts)
+            given[who] = known
+            for model, part in known[2].items():
+                if model in found:
+                    found[model][who] = part
+        self._given = given
+        return found
 
     def forget(self, snapshot: Snapshot) -> None:
         """Forget the jobs that are gone."""
-        present = {view.job.job_id for view in snapshot.jobs} | snapshot.allocations.keys()
+        present = {view.job.job_id for view in snapshot.jobs}
         self._shown = {key: kept for key, kept in self._shown.items() if key[0] in present}
-        self._given = {key: kept for key, kept in self._given.items() if key[0] in present}
         self._rows = {key: kept for key, kept in self._rows.items() if key[0] in present}
 
 
@@ -150,6 +165,7 @@ class _Turn(Generic[Part]):
     def __init__(self, kept: MixedPlans[Part], ask: Callable[[Snapshot, Part], Plan], snapshot: Snapshot) -> None:
         self._kept, self._ask, self._snapshot = kept, ask, snapshot
         self._models = snapshot.cluster.accelerators
+        self._held = kept.held(snapshot)
         memory = snapshot.memory
         # A memory for one model is offered to each: it takes from it what is said of its own jobs.
         self._memory: Mapping[str, Any] = memory if _is_ours(memory) else {"plans": dict.fromkeys(self._models, memory)}
@@ -200,9 +216,7 @@ class _Turn(Generic[Part]):
         return self._kept.row(self._view_on(view, model), model)
 
     def _view_on(self, view: JobView, model: str) -> JobView:
-        held = self._snapshot.allocations.get(view.job.job_id)
-        part = self._kept.cluster(self._snapshot.cluster, model)
-        mine = self._kept.given(view.job.job_id, held, part, model) if held is not None else None
+        mine = self._held[model].get(view.job.job_id)
         return self._kept.shown(view, model, 0 if mine is None else mine.num_devices, self._known)
 
     # --- plans by model ----------------------------------------------------------------------------------------------
@@ -211,16 +225,12 @@ class _Turn(Generic[Part]):
         """Plan the devices of one model with the jobs that have it now, from what was planned the last time."""
         snapshot = self._snapshot
         part = self._kept.cluster(snapshot.cluster, model)
-        held: dict[WorkloadId, Allocation] = {}
-        for who, allocation in snapshot.allocations.items():
-            if (mine := self._kept.given(who, allocation, part, model)) is not None:
-                held[who] = mine
         shown = replace(
             snapshot,
             cluster=part,
             jobs=tuple([self._view_on(v, model) for v in snapshot.jobs if self._homes[v.job.job_id] == model]),
             services=tuple(v for v in snapshot.services if self._homes[v.service.service_id] == model),
-            allocations=held,
+            allocations=self._held[model],
             memory=self._memory["plans"].get(model),
             capacity=_least_capacity(snapshot, len(part.device_ids())),
         )
@@ -326,14 +336,12 @@ class _Turn(Generic[Part]):
     def _movers(self, allocations: Mapping[WorkloadId, Allocation]) -> dict[WorkloadId, str]:
         """The jobs that hold devices of another model than the one they are planned on, and what is said of them."""
         found: dict[WorkloadId, str] = {}
-        for view in self._snapshot.jobs:
-            held, job_id = self._snapshot.allocations.get(view.job.job_id), view.job.job_id
-            home = self._homes[job_id]
-            part = self._kept.cluster(self._snapshot.cluster, home)
-            if held is None or job_id not in allocations:
-                continue
-            if self._kept.given(job_id, held, part, home) is not held:
-                found[job_id] = f"goes on on {home or 'other devices'}: it gains more there than the change costs"
+        jobs = {view.job.job_id for view in self._snapshot.jobs} & allocations.keys()
+        for model, held in self._held.items():
+            for job_id in held:
+                home = self._homes.get(job_id, model)
+                if job_id in jobs and home != model:
+                    found[job_id] = f"goes on on {home or 'other devices'}: it gains more there than the change costs"
         return found
 
     def _written(self, fingerprint: str) -> dict[str, Any]:
