@@ -24,12 +24,14 @@ from springtide_studies.rows import machine_facts, machine_load, markdown_table,
 
 CLUSTER = "3x4:v100,3x4:p100,3x4:k80"
 OURS, BASELINE = "springtide", "gavel"
-_POLICIES: Mapping[str, Callable[[], Policy]] = {
-    OURS: Springtide,
-    "springtide without models": WithoutModels,
-    BASELINE: Gavel,
-    "gavel makespan": lambda: Gavel(objective="makespan"),
-    "sia": SiaByModel,
+# Each with whether its jobs are elastic: the rivals' have the number of devices that they ask for.
+_POLICIES: Mapping[str, tuple[Callable[[], Policy], bool]] = {
+    OURS: (Springtide, True),
+    "springtide, fixed sizes": (Springtide, False),
+    "springtide without models": (WithoutModels, True),
+    BASELINE: (Gavel, False),
+    "gavel makespan": (lambda: Gavel(objective="makespan"), False),
+    "sia": (SiaByModel, False),
 }
 _FIGURES = ("jct_mean_s", "jct_p90_s", "makespan_s", "unfairness_mean", "unfairness_p90", "changes_mean")
 
@@ -57,8 +59,10 @@ def _figures(found: FluidRunResult, num_devices: int) -> dict[str, float]:
     times = ends - starts
     overlap = np.clip(np.minimum(ends[:, None], ends) - np.maximum(starts[:, None], starts), 0.0, None)
     company = overlap.sum(axis=1) / times
-    scales = np.array([run.job.max_workers for run in runs])
-    rates = np.array([np.mean([speeds[run.job.max_workers] for speeds in run.job.profiles.values()]) for run in runs])
+    scales = np.array([run.job.requested_workers or 1 for run in runs])
+    rates = np.array(
+        [np.mean([speeds[n] for speeds in run.job.profiles.values()]) for run, n in zip(runs, scales, strict=True)]
+    )
     part = np.minimum(1.0, num_devices / company / scales)
     unfairness = times * rates * part / np.array([run.length for run in runs])
     return {
@@ -86,9 +90,9 @@ def run_bench(
     rows: list[dict[str, Any]] = []
     for case, rate in (("arriving", jobs_per_hour), ("all at once", 0.0)):
         for seed in seeds:
-            jobs = draw_jobs(tables, num_jobs, seed, rate)
             policies: dict[str, dict[str, Any]] = {}
-            for name, make in _POLICIES.items():
+            for name, (make, is_elastic) in _POLICIES.items():
+                jobs = draw_jobs(tables, num_jobs, seed, rate, is_elastic=is_elastic)
                 policies[name] = run_case(make(), jobs, timer)
                 tell(f"{case}, seed {seed}, {name}: {policies[name]['jct_mean_s']:,.0f} s on average")
             rows.append(_row(f"{case}, seed {seed}", policies))
@@ -154,8 +158,8 @@ BENCH = Bench(
     run=_run,
     options=[
         click.Option(["--data"], metavar="DIR", help="Gavel's folder of throughputs; without it a table is drawn."),
-        click.Option(["--jobs"], type=click.IntRange(min=1), default=150, help="Jobs of a trace. [default: 150]"),
-        click.Option(["--rate"], type=click.FloatRange(min=0.1), default=4.0, help="Jobs an hour. [default: 4]"),
+        click.Option(["--jobs"], type=click.IntRange(min=1), default=100, help="Jobs of a trace. [default: 100]"),
+        click.Option(["--rate"], type=click.FloatRange(min=0.1), default=0.6, help="Jobs an hour. [default: 0.6]"),
         seeds_option(3),
         seed_option(),
     ],

@@ -51,8 +51,11 @@ def draw_throughputs(seed: int) -> Throughputs:
     return found
 
 
-def draw_jobs(tables: Throughputs, num_jobs: int, seed: int, jobs_per_hour: float) -> list[tuple[float, TrainingJob]]:
-    """Jobs of fixed numbers of devices that arrive at random; all at once if `jobs_per_hour` is 0."""
+def draw_jobs(
+    tables: Throughputs, num_jobs: int, seed: int, jobs_per_hour: float, *, is_elastic: bool = False
+) -> list[tuple[float, TrainingJob]]:
+    """Jobs that arrive at random; all at once if `jobs_per_hour` is 0. Each has the devices that it asks for, or,
+    if it is elastic, any number for which its variant was measured."""
     rng = np.random.default_rng(np.random.SeedSequence([seed, num_jobs]))
     by_scale = {scale: [name for name, each in tables if each == scale] for scale in _SCALES}
     at_s = 0.0
@@ -64,6 +67,7 @@ def draw_jobs(tables: Throughputs, num_jobs: int, seed: int, jobs_per_hour: floa
         span = _SHORT if rng.random() < _SHORT_PART else _LONG
         duration_s = 60.0 * 10.0 ** float(rng.uniform(*span))
         rates = tables[name, scale]
+        sizes = [each for each in _SCALES if (name, each) in tables] if is_elastic else [scale]
         found.append(
             (
                 at_s,
@@ -71,13 +75,13 @@ def draw_jobs(tables: Throughputs, num_jobs: int, seed: int, jobs_per_hour: floa
                     job_id=WorkloadId(f"job-{number:04d}"),
                     name=f"job-{number:04d}",
                     entrypoint=Entrypoint(source_path="", object_name="train"),
-                    min_workers=scale,
-                    max_workers=scale,
+                    min_workers=sizes[0],
+                    max_workers=sizes[-1],
                     requested_workers=scale,
-                    num_virtual_shards=max(_LEAST_SHARDS, scale),
+                    num_virtual_shards=max(_LEAST_SHARDS, sizes[-1]),
                     total_steps=max(1, round(duration_s * rates["v100"])),
-                    family=f"{name} x{scale}",
-                    profiles={model: {scale: rate} for model, rate in rates.items()},
+                    family=name,
+                    profiles={model: {each: tables[name, each][model] for each in sizes} for model in MODELS},
                 ),
             )
         )

@@ -118,7 +118,7 @@ class SiaByModel(msgspec.Struct, frozen=True, kw_only=True):
     Gavel's tables have one of each.
     """
 
-    round_s: float = 60.0
+    round_s: float = 360.0
     power: float = -0.5
     waiting_cost: float = 1.1
 
