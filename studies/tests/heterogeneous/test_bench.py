@@ -14,6 +14,7 @@ from springtide_studies.heterogeneous.jobs import MODELS, draw_jobs, draw_throug
 GAVEL = Path(__file__).parents[4] / "shared" / "data" / "gavel"
 
 
+@pytest.mark.slow
 def test_every_rule_ends_all_jobs_and_ours_is_compared_with_gavel() -> None:
     report = run_bench(draw_throughputs(0), num_jobs=10, jobs_per_hour=2.0, seeds=[0], timer=lambda: 0.0)
     assert [row["case"] for row in report["rows"]] == ["arriving, seed 0", "all at once, seed 0"]
