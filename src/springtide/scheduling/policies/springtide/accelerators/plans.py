@@ -178,6 +178,9 @@ class _Turn(Generic[Part]):
 
     def plan(self) -> Plan:
         now_s = self._snapshot.now_s
+        if not self._models:
+            waiting = {view.job.job_id: "waiting: there is no device" for view in self._snapshot.jobs}
+            return Plan(reasons=waiting, memory=self._snapshot.memory)
         fingerprint = self._kept.fingerprints.of(self._snapshot)
         is_valid = fingerprint == self._memory.get("fingerprint") and (self._until_s is None or now_s < self._until_s)
         is_valid = is_valid and all(view.job.job_id in self._homes for view in self._snapshot.jobs)
