@@ -140,7 +140,13 @@ def test_homes_are_kept_and_cannot_be_another_model_for_what_is_not_resized():
     view = job("a", 8.0, 1.0, most=1, elastic=False, state=JobState.RUNNING)
     snapshot = replace(cluster.snapshot, jobs=(view,), allocations={WorkloadId("a"): held})
     known = KnownSpeeds({})
-    choice = HomeChoice(snapshot, {}, known, lambda v, model: model_row(known.view_on(v, model)))
+    choice = HomeChoice(
+        snapshot,
+        {},
+        {FAST: {}, SLOW: {WorkloadId("a"): held}},
+        known,
+        lambda v, model: model_row(known.view_on(v, model)),
+    )
     assert choice.homes == {"a": SLOW}
     assert not choice.may_move
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from springtide.core.decision import JobView, ServiceView, Snapshot
+from springtide.core.decision import Allocation, JobView, ServiceView, Snapshot
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.policies.springtide.accelerators.speeds import KnownSpeeds
 from springtide.scheduling.policies.springtide.market import COMPANY, HORIZON_S, LEAST_LEFT_S
@@ -39,6 +39,7 @@ def model_row(view: JobView) -> ModelRow:
 
 
 RowOf = Callable[[JobView, str], ModelRow]
+HeldOn = Mapping[str, Mapping[WorkloadId, Allocation]]
 
 
 class Claimed(NamedTuple):
@@ -64,8 +65,11 @@ class HomeChoice:
     """`homes` maps each workload to its model. `options` are the models on which the deadline of a job may be promised
     that is not promised yet, the best one first. `may_move`: whether any job could have another model later."""
 
-    def __init__(self, snapshot: Snapshot, before: Mapping[WorkloadId, str], known: KnownSpeeds, row_of: RowOf) -> None:
-        self._snapshot, self._before, self._known, self._row_of = snapshot, before, known, row_of
+    def __init__(
+        self, snapshot: Snapshot, before: Mapping[WorkloadId, str], held: HeldOn, known: KnownSpeeds, row_of: RowOf
+    ) -> None:
+        """`before` are the models that workloads had, `held` what they hold by model."""
+        self._snapshot, self._before, self._held, self._known, self._row_of = snapshot, before, held, known, row_of
         cluster = snapshot.cluster
         self._models = cluster.accelerators
         self._index_of = {model: index for index, model in enumerate(self._models)}
@@ -80,28 +84,26 @@ class HomeChoice:
         if claimed:
             self._choose(claimed)
 
-    def _home(self, workload_id: WorkloadId, held: Counter[str]) -> str | None:
+    def _home(self, workload_id: WorkloadId, held: Mapping[str, int]) -> str | None:
         """The model that the workload was given, or of which it holds most devices; None if it has none here."""
         home = self._before.get(workload_id)
         if home in self._index_of:
             return home
-        return held.most_common(1)[0][0] if held else None
+        return max(held, key=lambda model: held[model]) if held else None
 
-    def _held(self, workload_id: WorkloadId) -> Counter[str]:
+    def _counts(self, workload_id: WorkloadId) -> dict[str, int]:
         """How many devices of each model the workload holds."""
-        given = self._snapshot.allocations.get(workload_id)
-        model_of = self._snapshot.cluster.accelerator_of
-        return Counter([model_of[at] for at in given.device_ids if at in model_of] if given is not None else ())
+        return {model: held[workload_id].num_devices for model, held in self._held.items() if workload_id in held}
 
     def _place_service(self, view: ServiceView) -> None:
         """All replicas of a service are on one model: the one that it has, else the one with most devices left."""
         service_id = view.service.service_id
-        home = self._home(service_id, self._held(service_id)) or self._models[int(np.argmax(self._capacity))]
+        home = self._home(service_id, self._counts(service_id)) or self._models[int(np.argmax(self._capacity))]
         self.homes[service_id] = home
         self._capacity[self._index_of[home]] -= wanted_replicas(view)
 
     def _claimed(self, view: JobView) -> Claimed:
-        held = self._held(view.job.job_id)
+        held = self._counts(view.job.job_id)
         home = self._home(view.job.job_id, held)
         # A job that cannot be resized stays where it runs, and one that is on its way to another model goes there.
         is_bound = held and (not view.job.elastic or any(model != home for model in held))
@@ -113,7 +115,7 @@ class HomeChoice:
         least = view.bounds.min_workers if view.job.elastic else view.num_replicas or view.bounds.max_workers
         able = [model for model in models if least <= self._num_of[model]] or models
         rows = {model: self._row_of(view, model) for model in able}
-        return Claimed(view, rows, held[home] if home is not None else 0, home if home in rows else None)
+        return Claimed(view, rows, held.get(home, 0) if home is not None else 0, home if home in rows else None)
 
     def _choose(self, claimed: Sequence[Claimed]) -> None:
         sizes, values, floors = self._values(claimed)

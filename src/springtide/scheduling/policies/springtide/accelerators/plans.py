@@ -211,7 +211,7 @@ class _Turn(Generic[Part]):
         snapshot = self._snapshot
         self._kept.forget(snapshot)
         self._known = self._known.learn(snapshot.jobs)
-        choice = HomeChoice(snapshot, self._homes, self._known, self._row)
+        choice = HomeChoice(snapshot, self._homes, self._held, self._known, self._row)
         self._homes, self._options, self._stuck = choice.homes, choice.options, []
         self._until_s = snapshot.now_s + REVISIT_S if choice.may_move else None
 
