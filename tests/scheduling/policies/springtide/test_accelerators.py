@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
+from kits.scheduling.loan_views import service
 from kits.scheduling.rival_platform import make_view
 from springtide.core.decision import JobView, Overheads, Plan, PoolAllocation, Snapshot
 from springtide.core.job_parts import DeadlinePromise, LearntSpeed
@@ -189,6 +190,30 @@ def test_a_promise_goes_on_on_the_other_model_when_its_own_has_gone():
     plan = cluster.look(view, now_s=10.0)
     assert cluster.places()["a"][0] == SLOW
     assert not [claim for claim in plan.claims.values() if claim.code == "given_up"]
+
+
+def test_without_any_device_jobs_wait_and_what_was_promised_is_remembered():
+    cluster = Cluster()
+    view = job("a", 2.0, 1.0, steps=800, deadline_s=1000.0)
+    cluster.look(view)
+    view = replace(view, promise=DeadlinePromise(admitted_at_s=0.0, promised_finish_s=100.0))
+    before = cluster.snapshot
+    cluster.snapshot = replace(before, cluster=Topology(), allocations={})
+    plan = cluster.look(view, now_s=10.0)
+    assert plan.reasons == {"a": "waiting: there is no device"}
+    assert plan.memory == before.memory
+    cluster.snapshot = replace(cluster.snapshot, cluster=before.cluster)
+    cluster.look(view, now_s=20.0)
+    assert cluster.places()["a"][0] == FAST
+
+
+def test_the_replicas_of_a_service_are_on_one_model_and_stay_there():
+    cluster = Cluster(2, 4)
+    cluster.snapshot = replace(cluster.snapshot, services=(service("s", low=2, high=3, load=2)[0],))
+    cluster.look()
+    assert cluster.places() == {"s": (SLOW, 2)}
+    cluster.look(*[job(name, 1.0, 9.0, steps=9000) for name in "abc"], now_s=5.0)
+    assert cluster.places()["s"] == (SLOW, 2)
 
 
 def test_a_promise_made_on_one_model_is_kept_when_another_joins():
