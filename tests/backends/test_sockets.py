@@ -56,10 +56,11 @@ def test_a_machine_without_gpus_offers_slots(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_gpus_are_offered_before_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho 'GPU 0: A (UUID: GPU-1)'\necho 'GPU 1: A (UUID: GPU-2)'\n")
+    program.write_text("#!/bin/sh\necho 'GPU 0: A 1 (UUID: GPU-1)'\necho 'GPU 1: B (UUID: GPU-2)'\n")
     program.chmod(0o700)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert [device.kind for device in devices.discover_node().devices] == ["gpu", "gpu"]
+    assert [device.accelerator for device in devices.discover_node().devices] == ["A-1", "B"]
     assert len(devices.discover_node(1).devices) == 1
     program.write_text("#!/bin/sh\nexit 9\n")
     assert {device.kind for device in devices.discover_node(2).devices} == {"cpu"}

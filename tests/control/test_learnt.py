@@ -49,6 +49,25 @@ def test_other_costs_stay_as_they_are():
     assert learnt_overheads(prior, (9.0,) * 20) == Overheads(change_s=9.0, fresh_s=1.0, fresh_per_doubling_s=2.0)
 
 
+def test_speeds_are_kept_by_the_model_of_the_devices(stage):
+    nodes = [make_node("v", 2, accelerator="V100"), make_node("t", 2, accelerator="T4")]
+    stage.tell(*[events.NodeJoined(node=node) for node in nodes], events.JobSubmitted(job=a_job("a")))
+    for at_s, node, speed in ((10.0, "v", 90.0), (20.0, "t", 30.0)):
+        stage.policy.wish = {"a": [f"{node}/0"]}
+        stage.tell(at_s=at_s)
+        replica_id = next(each.replica_id for each in stage.job("a").replicas if each.device_id == f"{node}/0")
+        stage.tell(events.ReplicaReady(workload_id="a", replica_id=replica_id), at_s=at_s + 1.0)
+        stage.tell(resized(stage, "a", "replace"), at_s=at_s + 2.0)
+        generation = stage.job("a").group.generation
+        report = {"job_id": "a", "generation": generation, "step": 1, "total_steps": 9, "world_size": 1}
+        report |= {"samples_per_s": speed, "step_s": 0.5, "local_batch_size": 1}
+        stage.tell(events.ProgressReported(**report), at_s=at_s + 8.0)
+    learnt = stage.job("a").learnt
+    assert learnt.by_accelerator == {"V100": {1: 90.0}, "T4": {1: 30.0}}
+    assert learnt.throughput_samples_per_s == learnt.by_accelerator["T4"]
+    assert [step.accelerator for step in learnt.step_times] == ["V100", "T4"]
+
+
 # --- in the controller -----------------------------------------------------------------------------------------------
 
 

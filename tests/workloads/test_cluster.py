@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from springtide.core.errors import InvalidRequest
+from springtide.core.resources import Topology
 from springtide.workloads.cluster import cluster_nodes, parse_cluster
 
 
@@ -46,4 +47,17 @@ def test_a_tree_of_switches_nests():
 @pytest.mark.parametrize("text", ["16x8@6+6", "16x8@", "16x8@a+b", "1000x8@10x10", "16x8@0+16"])
 def test_switches_that_do_not_fit_are_refused(text):
     with pytest.raises(InvalidRequest, match="switches"):
+        cluster_nodes(text)
+
+
+def test_a_cluster_of_several_models_names_them_and_numbers_its_nodes_on():
+    nodes = cluster_nodes("2x4:NVIDIA-V100,1x8:T4")
+    assert [(node.node_id, len(node.devices)) for node in nodes] == [("node-000", 4), ("node-001", 4), ("node-002", 8)]
+    assert [node.devices[0].accelerator for node in nodes] == ["NVIDIA-V100", "NVIDIA-V100", "T4"]
+    assert Topology(nodes=tuple(nodes)).accelerators == ("NVIDIA-V100", "T4")
+
+
+@pytest.mark.parametrize("text", ["2x4,2x4:T4", "2x4:", "2x4:T4@1+1", "90000x9:A,90000x9:B"])
+def test_a_part_without_its_model_or_with_switches_is_refused(text):
+    with pytest.raises(InvalidRequest, match=r"8x4:V100|give a smaller"):
         cluster_nodes(text)

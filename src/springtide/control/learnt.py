@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec.structs import replace
@@ -69,11 +70,20 @@ def with_report(record: JobRecord, event: events.ProgressReported, state: Platfo
 def _learnt(record: JobRecord, event: events.ProgressReported, state: PlatformState, now_s: float) -> LearntSpeed:
     """The job's speed on the reported number of workers, the time of a step there, and its gradient noise."""
     found: dict[str, Any] = {}
+    accelerator = _accelerator(record, state)
     if event.samples_per_s is not None:
         found["samples_per_s"] = event.samples_per_s
     if event.samples_per_s:
-        found["span"], speed = _smoothed_speed(record, event, event.samples_per_s, now_s)
-        found["throughput_samples_per_s"] = {**record.learnt.throughput_samples_per_s, event.world_size: speed}
+        known = record.learnt.throughput_samples_per_s
+        if accelerator and record.learnt.by_accelerator:
+            known = record.learnt.by_accelerator.get(accelerator, {})
+        found["span"], speed = _smoothed_speed(known, record, event, event.samples_per_s, now_s)
+        found["throughput_samples_per_s"] = {**known, event.world_size: speed}
+        if accelerator:
+            found["by_accelerator"] = {
+                **record.learnt.by_accelerator,
+                accelerator: found["throughput_samples_per_s"],
+            }
     if event.grad_sqr is not None and event.grad_var is not None:
         found["noise"] = GradientNoise(grad_sqr=event.grad_sqr, grad_var=event.grad_var)
     if event.step_s is not None and event.local_batch_size and event.generation == record.group.generation:
@@ -83,16 +93,37 @@ def _learnt(record: JobRecord, event: events.ProgressReported, state: PlatformSt
         placement = tuple(sorted((nodes.count(node) for node in dict.fromkeys(nodes)), reverse=True))
         if len(nodes) == event.world_size and None not in nodes:
             measured = StepTime(
-                placement=placement, local_batch_size=event.local_batch_size, step_s=event.step_s, sync_s=event.sync_s
+                placement=placement,
+                local_batch_size=event.local_batch_size,
+                step_s=event.step_s,
+                sync_s=event.sync_s,
+                accelerator=accelerator,
             )
-            key = (placement, event.local_batch_size)
-            others = [known for known in record.learnt.step_times if (known.placement, known.local_batch_size) != key]
+            others = [known for known in record.learnt.step_times if not known.is_of_same(measured)]
             found["step_times"] = (*others, measured)[-MAX_STEP_TIMES:]
     return replace(record.learnt, **found) if found else record.learnt
 
 
+def _accelerator(record: JobRecord, state: PlatformState) -> str:
+    """The model of the devices of the job's group; empty if it is not known, or they differ."""
+    topology = state.topology()
+    if topology.accelerators == ("",):
+        return ""
+    members = set(record.group.members)
+    found = {
+        topology.accelerator_of.get(replica.device_id, "")
+        for replica in record.replicas
+        if replica.replica_id in members
+    }
+    return found.pop() if len(found) == 1 else ""
+
+
 def _smoothed_speed(
-    record: JobRecord, event: events.ProgressReported, samples_per_s: float, now_s: float
+    known_speeds: Mapping[int, float],
+    record: JobRecord,
+    event: events.ProgressReported,
+    samples_per_s: float,
+    now_s: float,
 ) -> tuple[SpeedReportSpan, float]:
     """The span that a report belongs to, and the moving average of the speed on its number of workers.
 
@@ -101,7 +132,7 @@ def _smoothed_speed(
     moment = record.learnt.span
     is_new = moment is None or now_s - moment.began_s >= MOMENT_S or moment.generation != event.generation
     if moment is None or is_new:
-        known = record.learnt.throughput_samples_per_s.get(event.world_size)
+        known = known_speeds.get(event.world_size)
         moment = SpeedReportSpan(generation=event.generation, began_s=now_s, samples_per_s=known)
     if moment.samples_per_s is None:
         return moment, samples_per_s

@@ -19,12 +19,19 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
 
     `step_s` covers one forward and backward pass over `local_batch_size` samples on every worker, the exchange of
     gradients and the update; `sync_s` is the part of it that a further pass before the exchange would not add.
+    `accelerator` is the model of the devices (empty: not known, or several).
     """
 
     placement: tuple[int, ...]
     local_batch_size: int
     step_s: float
     sync_s: float | None = None
+    accelerator: str = ""
+
+    def is_of_same(self, other: StepTime) -> bool:
+        """Whether both are measurements of the same placement, local batch size and model of device."""
+        mine = (self.placement, self.local_batch_size, self.accelerator)
+        return mine == (other.placement, other.local_batch_size, other.accelerator)
 
 
 class GradientNoise(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +101,9 @@ class LearntSpeed(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured of the job's speed and cost while it ran.
 
     `throughput_samples_per_s` maps world size to the average speed, `samples_per_s` is the newest report and `span` the
-    span that it belongs to. `step_times` holds the newest measurement of each placement and local batch size,
+    span that it belongs to. `by_accelerator` has the same average speeds by the model of the devices, where that is
+    known; the former are then those on the model of the last report. `step_times` holds the newest measurement of each
+    placement, local batch size and model,
     `measurements` those of the plans of a job on functions, the newest last. Functions with `too_small_mb` of memory or
     less ran out of it.
     """
@@ -102,6 +111,7 @@ class LearntSpeed(msgspec.Struct, frozen=True, kw_only=True):
     samples_per_s: float | None = None
     throughput_samples_per_s: Mapping[int, float] = {}
     span: SpeedReportSpan | None = None
+    by_accelerator: Mapping[str, Mapping[int, float]] = {}
     step_times: tuple[StepTime, ...] = ()
     noise: GradientNoise | None = None
     measurements: tuple[FunctionMeasurement, ...] = ()

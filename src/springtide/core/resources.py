@@ -76,7 +76,8 @@ class NodeRoom(msgspec.Struct, frozen=True, kw_only=True):
 class Device(msgspec.Struct, frozen=True, kw_only=True):
     """What one replica holds, whole or a share of it: a GPU, a CPU slot, or a place for a job on functions.
 
-    `memory_mb` is the memory that its sharers divide (0: not counted).
+    `memory_mb` is the memory that its sharers divide (0: not counted). `accelerator` is its model
+    (`NVIDIA-A100-SXM4-80GB`; empty: not known): workers on different models differ in speed.
     """
 
     device_id: DeviceId
@@ -84,6 +85,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     kind: DeviceKind = "cpu"
     memory_mb: int = 0
+    accelerator: str = ""
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,6 +149,16 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return {device.device_id: device.memory_mb for device in self.devices() if device.memory_mb}
 
     @cached_property
+    def accelerator_of(self) -> dict[DeviceId, str]:
+        """The model of every device."""
+        return {device.device_id: device.accelerator for device in self.devices()}
+
+    @cached_property
+    def accelerators(self) -> tuple[str, ...]:
+        """The models of the devices of machines, in the order in which they are first met."""
+        return tuple(dict.fromkeys(device.accelerator for device in self.machines.devices()))
+
+    @cached_property
     def by_id(self) -> dict[NodeId, Node]:
         """Every node by its id."""
         return {node.node_id: node for node in self.nodes}
@@ -191,11 +203,19 @@ def make_node(
     switches: tuple[str, ...] = (),
     isolates_devices: bool = False,
     memory_mb: int = 0,
+    accelerator: str = "",
 ) -> Node:
     """Build a node whose devices are named `<name>/<index>`, each with `memory_mb` of memory (0: not counted)."""
     node_id = NodeId(name)
     devices = tuple(
-        Device(device_id=DeviceId(f"{name}/{index}"), node_id=node_id, index=index, kind=kind, memory_mb=memory_mb)
+        Device(
+            device_id=DeviceId(f"{name}/{index}"),
+            node_id=node_id,
+            index=index,
+            kind=kind,
+            memory_mb=memory_mb,
+            accelerator=accelerator,
+        )
         for index in range(num_devices)
     )
     return Node(

@@ -136,7 +136,8 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload
 
     `total_steps` is the job's length, if it is known before the job runs. `profile_steps_per_s` maps a number of
     workers to optimizer steps a second, measured before the job ran (compact placement, at `global_batch_size`); empty
-    if nothing is known. `batch` lets policies choose the global batch size while the job runs; `global_batch_size` is
+    if nothing is known. `profiles` has the same by model of device (`Device.accelerator`), where it is known on which
+    model it was measured. `batch` lets policies choose the global batch size while the job runs; `global_batch_size` is
     then the initial one, and length and progress are counted in steps of that size (`length_unit`: by samples seen, or
     by scale-invariant progress, where a step on a larger batch counts as its gain; Pollux, section 3.1).
     `belief` says what that profile rests on, if the job is to show how far off it was; its speeds are so slow that a
@@ -176,6 +177,7 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload
     owner: str = ""
     total_steps: int | None = None
     profile_steps_per_s: dict[int, float] = {}
+    profiles: dict[str, dict[int, float]] = {}
     requested_workers: int | None = None
     batch: AdaptiveBatch | None = None
     length_unit: LengthUnit = "samples"

@@ -22,7 +22,7 @@ from springtide.simulator.fluid.play import FluidRunResult, play
 from springtide.simulator.fluid.rules import OverheadRule, ProfiledSpeeds, Speeds, overhead_rule
 from springtide.simulator.fluid.trace import TraceJobs, read_jobs
 from springtide.simulator.parallel_runs import Progress, play_in_processes
-from springtide.workloads.cluster import cluster_nodes, parse_cluster
+from springtide.workloads.cluster import cluster_nodes
 from springtide.workloads.profiles import Profiles
 from springtide.workloads.trace import Trace
 
@@ -150,8 +150,9 @@ class _Simulation:
         options: SimulationOptions,
         profiles: str | Path | Profiles | None,
     ) -> None:
-        num_nodes, devices_per_node = parse_cluster(cluster)
-        num_devices = num_nodes * devices_per_node
+        self._nodes = cluster_nodes(cluster)
+        num_devices = sum(len(node.devices) for node in self._nodes)
+        devices_per_node = max(len(node.devices) for node in self._nodes)
         self._options = options
         self._profiles = profiles
         self._rule = overhead_rule(options.overhead, num_devices)
@@ -176,7 +177,6 @@ class _Simulation:
             )
         self._arrivals = jobs.arrivals
         self._has_shares = any(job.share is not None for _, job in jobs.arrivals)
-        self._nodes = cluster_nodes(cluster)
         self.answer = _header(trace, cluster, num_devices, options, self._rule, jobs)
 
     def play(

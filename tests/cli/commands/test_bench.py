@@ -57,6 +57,7 @@ def test_options_belong_to_benches(springtide: Run) -> None:
         ("funcpipe", "markdown only seed"),
         ("gateway", ""),
         ("goals", "markdown only scenario seed seeds"),
+        ("heterogeneous", "data jobs markdown rate seed seeds"),
         ("interpose", "launches seed"),
         (
             "jct",

@@ -25,7 +25,10 @@ def discover_node(num_slots: int | None = None, *, name: str = "local") -> Node:
     if not gpus:
         return make_node(name, num_slots or os.cpu_count() or 1, kind="cpu")
     node = make_node(name, len(gpus), kind="gpu")
-    devices = [replace(device, memory_mb=gpu.memory_mb) for device, gpu in zip(node.devices, gpus, strict=True)]
+    devices = [
+        replace(device, memory_mb=gpu.memory_mb, accelerator=gpu.name.replace(" ", "-"))
+        for device, gpu in zip(node.devices, gpus, strict=True)
+    ]
     return replace(node, devices=tuple(devices))
 
 
@@ -58,5 +61,5 @@ def split_node(node: Node, pools: Mapping[Pool, int]) -> tuple[Node, ...]:
 
 def _part_of(node: Node, device: Device, pool: Pool) -> Node:
     name = NodeId(f"{node.node_id}-{device.index}")
-    part = Device(device_id=DeviceId(f"{name}/0"), node_id=name, index=0, kind=device.kind, memory_mb=device.memory_mb)
+    part = replace(device, device_id=DeviceId(f"{name}/0"), node_id=name, index=0)
     return Node(node_id=name, devices=(part,), pool=pool, home=pool, switches=node.switches)

@@ -35,6 +35,7 @@ BENCHES: Mapping[str, str] = MappingProxyType(
         "funcpipe": "functions in a pipeline beside LambdaML, HybridPS, TPDMP and Bayes, as in FuncPipe's figures",
         "gateway": "what the gateway adds to a call of a replica: time and CPU",
         "goals": "goals met by search in a world that is not its model, beside the best of all and other methods",
+        "heterogeneous": "completion times on devices of three models, beside Gavel's policies and Sia's rule",
         "interpose": "what the CUDA interposition library adds to a launch, beside a stub driver; on no device",
         "jct": "how long jobs take under each policy that chooses workers and batch sizes, beside Pollux and the bound",
         "kubernetes": "1,000 nodes x 8, 2,000 jobs on a real API server: bind rate, watch lag, CPU, turns; slow API",

@@ -72,7 +72,7 @@ def _load_study(name: str) -> SimulatedStudy:
 
 @click.command(cls=_SimulateCommand)
 @click.option("--trace", metavar="generated:N|FILE", help="The jobs that arrive.")
-@click.option("--cluster", metavar="NODESxDEVICES", help="What they share: 16x8.")
+@click.option("--cluster", metavar="NODESxDEVICES", help="What they share: 16x8, or 8x4:V100,4x8:T4.")
 @click.option("--from-live", is_flag=True, help="Play the running platform forward instead of a trace.")
 @click.option("--policy", metavar="P[,P..]", help="See `springtide policies`. With --study: these of its rows.")
 @click.option(

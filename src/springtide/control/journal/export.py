@@ -42,6 +42,7 @@ NEW_EVENTS: Mapping[str, bool] = MappingProxyType(
 NEW_FIELDS: Mapping[str, Mapping[str, tuple[Any, ...] | None]] = MappingProxyType(
     {
         "Node": {"room": None},
+        "Device": {"accelerator": None},
         "StartReplica": {"change": None},
         "ResizeJob": {"change": None},
         "ServiceDeployed": {"first_replica": None},
@@ -53,6 +54,7 @@ NEW_FIELDS: Mapping[str, Mapping[str, tuple[Any, ...] | None]] = MappingProxyTyp
             "belief": None,
             "confidence": None,
             "place_reason": None,
+            "profiles": None,
         },
         "InferenceService": {"start_timeout_s": (0.0, 600.0)},
         "ProgressReported": {"is_diverged": (False,), "diverged_at_step": (None,)},

@@ -187,10 +187,10 @@ def grown(cluster: Topology, num_devices: int) -> Topology:
     if missing <= 0 or not cluster.nodes:
         return cluster
     last = cluster.nodes[-1]
-    kind = last.devices[0].kind if last.devices else "cpu"
+    like = last.devices[0] if last.devices else Device(device_id=DeviceId(""), node_id=last.node_id, index=0)
 
     def device(node_id: NodeId, index: int) -> Device:
-        return Device(device_id=DeviceId(f"{node_id}/{index}"), node_id=node_id, index=index, kind=kind)
+        return replace(like, device_id=DeviceId(f"{node_id}/{index}"), node_id=node_id, index=index, memory_mb=0)
 
     if len(cluster.nodes) == 1:
         more = tuple(device(last.node_id, len(devices) + index) for index in range(missing))

@@ -177,6 +177,7 @@ class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True):
     device_id: str
     node_id: str
     kind: str
+    accelerator: str = ""
     workload_id: str | None
     workload_name: str | None
     replica_id: str | None

@@ -320,6 +320,7 @@ def device_statuses(view: ViewLike) -> tuple[DeviceStatus, ...]:
                     device_id=device.device_id,
                     node_id=device.node_id,
                     kind=device.kind,
+                    accelerator=device.accelerator,
                     workload_id=holder[0].workload_id if holder else None,
                     workload_name=name_of(holder[0]) if holder else None,
                     replica_id=holder[1].replica_id if holder else None,

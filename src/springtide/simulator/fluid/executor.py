@@ -255,6 +255,7 @@ class FluidExecutor:
         """Let these workers train after their overhead, or after `left_s` of it. Returns the pause."""
         devices = [run.replicas[replica_id].device_id for replica_id in members]
         bits, run.placement = self.nodes.group(devices, keeps_order=self.speeds.rings_by_rank)
+        run.accelerators = self.nodes.accelerators_of(devices)
         pause_s = left_s
         if pause_s is None:
             pause_s = self.rule.pause_s(run, len(members), is_fresh=self.nodes.is_fresh(bits))

@@ -17,6 +17,8 @@ class FluidNodes:
         self._nodes = {node.node_id: node for node in nodes}
         self._rank_of = {node.node_id: rank for rank, node in enumerate(nodes)}
         self._bit_of = {device_id: 1 << index for index, device_id in enumerate(self.node_of)}
+        models = {d.device_id: d.accelerator for node in nodes for d in node.devices}
+        self._model_of = models if any(models.values()) else {}
         self._used_sets: set[int] = set()
         self._down: set[NodeId] = set()
 
@@ -46,6 +48,10 @@ class FluidNodes:
         node = self._nodes.get(node_id)
         if node is not None and node.pool != pool:
             self._nodes[node_id] = replace(node, pool=pool, home=node.owner)
+
+    def accelerators_of(self, device_ids: Iterable[DeviceId]) -> tuple[str, ...]:
+        """The models of these devices; empty where no device says its model."""
+        return tuple(sorted({self._model_of[device_id] for device_id in device_ids})) if self._model_of else ()
 
     # --- groups ------------------------------------------------------------------------------------------------------
 

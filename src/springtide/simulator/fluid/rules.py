@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
@@ -182,6 +182,7 @@ class ProfiledSpeeds:
 
     `error_fraction` is the standard deviation of a log-normal factor of mean 1 that is drawn for each job from `seed`
     in order of arrival, so that every policy meets the same truth. `factor` is by how much all are faster beside that.
+    On devices whose model is known a job's profile for it counts, or what `true_profile` says of job and model.
     """
 
     report_every_s = _REPORT_EVERY_S
@@ -195,6 +196,7 @@ class ProfiledSpeeds:
         seed: int = 0,
         feels_placement: bool = True,
         factor: float = 1.0,
+        true_profile: Callable[[TrainingJob, str], Mapping[int, float]] | None = None,
     ) -> None:
         if not (math.isfinite(error_fraction) and 0.0 <= error_fraction <= 10.0):
             raise InvalidRequest(
@@ -203,6 +205,7 @@ class ProfiledSpeeds:
         self._devices_per_node = devices_per_node
         self._feels_placement = feels_placement
         self._factor = factor
+        self._true_profile = true_profile
         self._sigma = math.sqrt(math.log1p(error_fraction**2))
         self._rng = np.random.default_rng(np.random.SeedSequence([seed, 1]))
         self._curves: dict[tuple[tuple[int, float], ...], tuple[float, ...]] = {}
@@ -228,7 +231,9 @@ class ProfiledSpeeds:
             return RunSpeed(run.error / entry.step_s, 0.0, run.length)
         size = sum(run.placement)
         fraction = self.placed_fraction(size, len(run.placement))
-        steps_per_s = run.curve[min(size, len(run.curve) - 1)] * fraction
+        # Workers on different models wait for the slowest of them.
+        curves = [self._curve_on(run.job, model) for model in run.accelerators] or [run.curve]
+        steps_per_s = min(curve[min(size, len(curve) - 1)] for curve in curves) * fraction
         efficiency = steps_per_s / run.single_steps_per_s if run.single_steps_per_s else 0.0
         return RunSpeed(steps_per_s * run.error, efficiency, run.length, fraction < 1.0)
 
@@ -265,7 +270,15 @@ class ProfiledSpeeds:
         """Steps a second on 0, 1, 2, .. devices, compactly placed, as profiled; on functions, as recommended."""
         if job.menu is not None:
             return 0.0, 1.0 / job.menu.options[job.menu.recommended].step_s
-        key = tuple(job.profile_steps_per_s.items())
+        return self._interpolated(job.profile_steps_per_s)
+
+    def _curve_on(self, job: TrainingJob, model: str) -> tuple[float, ...]:
+        """The same on devices of one model; where nothing is known of that, as on any."""
+        told = self._true_profile(job, model) if self._true_profile is not None else job.profiles.get(model)
+        return self._interpolated(told or job.profile_steps_per_s)
+
+    def _interpolated(self, profile: Mapping[int, float]) -> tuple[float, ...]:
+        key = tuple(profile.items())
         known = self._curves.get(key)
         if known is None:
             known = self._curves[key] = interpolate(dict(key), max(dict(key), default=0))

@@ -34,8 +34,8 @@ class FluidRun:
 
     The group was formed at `formed_s` and stood still until `resumed_s`. Its rate holds until `boundary` steps are done
     (at `boundary_s`): its whole `length`, unless its pace changes before. `placement` is the number of its workers on
-    each of its nodes, in the order of the cluster; a step takes `batch_size` samples. `functions` is the plan of a job
-    on a function service.
+    each of its nodes, in the order of the cluster, `accelerators` are the models of their devices; a step takes
+    `batch_size` samples. `functions` is the plan of a job on a function service.
 
     `generation` is that of the last group formed; agenda entries with another `token` are of older groups and ignored.
     `saved_steps` is the progress from which a fresh start at that step resumes, the fraction of a step included.
@@ -55,6 +55,7 @@ class FluidRun:
     batch_size: int = 0
     functions: FunctionPlan | None = None
     placement: tuple[int, ...] = ()
+    accelerators: tuple[str, ...] = ()
     error: float = 1.0
     done_steps: float = 0.0
     saved_steps: float = 0.0

@@ -29,11 +29,14 @@ def annotated(**annotations: str) -> dict:
 
 
 def test_devices_are_what_the_kubelet_may_allocate() -> None:
-    found = node_of(node(gpus="4", labels={"nvidia.com/gpu.memory": "81920"}), SETTINGS)
+    found = node_of(
+        node(gpus="4", labels={"nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "NVIDIA-L4"}), SETTINGS
+    )
     assert found is not None
     assert [device.device_id for device in found.devices] == ["n1/0", "n1/1", "n1/2", "n1/3"]
     assert {device.kind for device in found.devices} == {"gpu"}
     assert {device.memory_mb for device in found.devices} == {81920}
+    assert {device.accelerator for device in found.devices} == {"NVIDIA-L4"}
 
 
 def test_devices_are_counted_by_the_settings_where_no_resource_says_how_many() -> None:

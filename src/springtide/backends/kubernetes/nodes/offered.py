@@ -36,6 +36,8 @@ Held = Callable[[NodeId], Collection[DeviceId]]
 # A node's network cards and the devices near each: "mlx5_0=0,1,2,3;mlx5_1=4,5,6,7". For display only.
 NICS_ANNOTATION = f"{GROUP}/nics"
 MEMORY_LABEL = "nvidia.com/gpu.memory"
+# The model of a node's devices, as NVIDIA's discovery of features writes it; the local backend names them alike.
+PRODUCT_LABEL = "nvidia.com/gpu.product"
 # Added above the switches that a node names: one that all nodes share.
 COMMON_SWITCH = "cluster"
 # For nodes without the annotation: labels of clouds and of node discovery, the nearest switch first.
@@ -312,8 +314,9 @@ class NodeLedger:
         return msgspec.structs.replace(node, devices=(*there, *self._missing(node, missing)))
 
     def _missing(self, node: Node, device_ids: Iterable[DeviceId]) -> tuple[Device, ...]:
+        model = node.devices[0].accelerator if node.devices else ""
         found = (device_of(node.node_id, device_id, self._settings) for device_id in sorted(device_ids))
-        return tuple(device for device in found if device is not None)
+        return tuple(msgspec.structs.replace(device, accelerator=model) for device in found if device is not None)
 
     def _labelled(self, node_id: NodeId, node: Node) -> Node:
         wanted = self._labels.get(node_id)
@@ -416,6 +419,7 @@ def _devices(
             index=index,
             kind=settings.device_kind,
             memory_mb=memory_mb,
+            accelerator=labels.get(PRODUCT_LABEL, "") if settings.device_kind == "gpu" else "",
         )
         for index in order
     )

@@ -19,6 +19,7 @@ from springtide.core.workload import WorkloadId
 from springtide.scheduling.decisions.cache import RowTable
 from springtide.scheduling.decisions.fingerprint import Fingerprints, Reads, RowChanges
 from springtide.scheduling.families.learning import FamilyMemory
+from springtide.scheduling.policies.springtide.accelerators.plans import MixedPlans, is_mixed
 from springtide.scheduling.policies.springtide.capacity import capacity_matters
 from springtide.scheduling.policies.springtide.decision import Decision
 from springtide.scheduling.policies.springtide.memory import State, decode, deviates, refresh_entry
@@ -47,6 +48,8 @@ class DerivedPromises:
         self.is_checked = False
         self._topology: Topology | None = None
         self.index_of: dict[DeviceId, int] = {}
+        # In a cluster of several models, what is derived for each.
+        self.mixed = MixedPlans(DerivedPromises)
 
     def number_devices(self, topology: Topology) -> None:
         """Number the devices of the cluster, if it is another one than the last time."""
@@ -76,6 +79,12 @@ class Springtide(msgspec.Struct, frozen=True, kw_only=True):
     def decide(self, snapshot: Snapshot, derived: DerivedPromises | None = None) -> Plan:
         """Return the plan for this snapshot."""
         derived = derived or DerivedPromises()
+        if is_mixed(snapshot):
+            return derived.mixed.plan(self._decide, snapshot)
+        return self._decide(snapshot, derived)
+
+    def _decide(self, snapshot: Snapshot, derived: DerivedPromises) -> Plan:
+        """The plan for devices that are all of one model."""
         table, memory = derived.table, snapshot.memory
         rows = table.read(snapshot)
         cluster = derived.fingerprints.nodes(snapshot.cluster)
