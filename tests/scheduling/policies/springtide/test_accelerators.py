@@ -15,8 +15,8 @@ from springtide.core.resources import Topology, make_node
 from springtide.core.workload import JobState, TrainingJob, WorkloadId
 from springtide.scheduling.decisions.cache import DecisionCache
 from springtide.scheduling.policies.springtide.accelerators.choice import HomeChoice, model_row
-from springtide.scheduling.policies.springtide.accelerators.plans import is_mixed
 from springtide.scheduling.policies.springtide.accelerators.speeds import SURE_FRACTION, KnownSpeeds
+from springtide.scheduling.policies.springtide.memory import is_mixed
 from springtide.scheduling.policies.springtide.policy import Springtide
 from springtide.simulator.fluid.play import play
 from springtide.simulator.fluid.rules import OverheadRule, ProfiledSpeeds

@@ -239,6 +239,8 @@ def check_claims(now: Snapshot) -> None:
     """No stronger claim gets less than it would get if the weaker ones were not there."""
     plan = Springtide().decide(now)
     weak = {v.job.job_id for v in now.jobs if v.job.goal.deadline_s is None or not v.job.profile_steps_per_s}
+    # A first run whose speed was measured has a promise as any other.
+    weak -= plan.admitted.keys()
     strong_jobs = tuple(v for v in now.jobs if v.job.job_id not in weak)
     minimums = tuple(replace(v, queued=0, num_ready=0, max_replicas=max(1, v.min_replicas)) for v in now.services)
     only_promises = Springtide().decide(replace(now, jobs=strong_jobs, services=minimums))

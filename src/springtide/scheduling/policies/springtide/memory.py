@@ -164,6 +164,8 @@ class State:
 
 
 RULE = "springtide-2"
+# The memory of a plan for devices of several models (accelerators/).
+RULE_OF_MODELS = "models-1"
 
 
 def decode(
@@ -343,3 +345,13 @@ def block_of(layout: Layout, devices: Devices) -> tuple[int, int] | None:
     if first < 0 or first >> level << level != first or max(found) != first + count - 1:
         return None
     return level, first >> level
+
+
+def is_mixed(snapshot: Snapshot) -> bool:
+    """Whether there are devices of several models, or were at the last decision."""
+    return len(snapshot.cluster.accelerators) > 1 or is_of_models(snapshot.memory)
+
+
+def is_of_models(memory: Any) -> bool:
+    """Whether a plan for devices of several models left this memory."""
+    return isinstance(memory, dict) and memory.get("rule") == RULE_OF_MODELS

@@ -19,10 +19,10 @@ from springtide.core.workload import WorkloadId
 from springtide.scheduling.decisions.cache import RowTable
 from springtide.scheduling.decisions.fingerprint import Fingerprints, Reads, RowChanges
 from springtide.scheduling.families.learning import FamilyMemory
-from springtide.scheduling.policies.springtide.accelerators.plans import MixedPlans, is_mixed
+from springtide.scheduling.policies.springtide.accelerators.plans import MixedPlans
 from springtide.scheduling.policies.springtide.capacity import capacity_matters
 from springtide.scheduling.policies.springtide.decision import Decision
-from springtide.scheduling.policies.springtide.memory import State, decode, deviates, refresh_entry
+from springtide.scheduling.policies.springtide.memory import State, decode, deviates, is_mixed, refresh_entry
 from springtide.scheduling.policies.springtide.reasons import ReservedFuture, claims_of, reasons_of, same_reasons
 from springtide.scheduling.policies.springtide.rows import READS, PromiseRow
 from springtide.scheduling.replicas import next_idle_at_s
@@ -49,7 +49,7 @@ class DerivedPromises:
         self._topology: Topology | None = None
         self.index_of: dict[DeviceId, int] = {}
         # In a cluster of several models, what is derived for each.
-        self.mixed = MixedPlans(DerivedPromises)
+        self.mixed: MixedPlans[DerivedPromises] | None = None
 
     def number_devices(self, topology: Topology) -> None:
         """Number the devices of the cluster, if it is another one than the last time."""
@@ -80,6 +80,7 @@ class Springtide(msgspec.Struct, frozen=True, kw_only=True):
         """Return the plan for this snapshot."""
         derived = derived or DerivedPromises()
         if is_mixed(snapshot):
+            derived.mixed = derived.mixed or MixedPlans(DerivedPromises)
             return derived.mixed.plan(self._decide, snapshot)
         return self._decide(snapshot, derived)
 

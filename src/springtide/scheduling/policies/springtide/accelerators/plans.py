@@ -27,9 +27,9 @@ from springtide.scheduling.decisions.fingerprint import (
 )
 from springtide.scheduling.policies.springtide.accelerators.choice import HomeChoice, ModelRow, model_row
 from springtide.scheduling.policies.springtide.accelerators.speeds import KnownSpeeds
+from springtide.scheduling.policies.springtide.memory import RULE_OF_MODELS, is_of_models
 from springtide.scheduling.policies.springtide.moves import jobs_to_stop_first
 
-RULE = "models-1"
 # While jobs run that could have another model, the choice is made anew so often: what is left of them changes.
 REVISIT_S = 300.0
 
@@ -52,15 +52,6 @@ READS = Reads(
     services=SERVICES,
     nodes=(SHAPE, Projection("models", ("devices",), lambda node: [device.accelerator for device in node.devices])),
 )
-
-
-def is_mixed(snapshot: Snapshot) -> bool:
-    """Whether there are devices of several models, or were at the last decision."""
-    return len(snapshot.cluster.accelerators) > 1 or _is_ours(snapshot.memory)
-
-
-def _is_ours(memory: Any) -> bool:
-    return isinstance(memory, dict) and memory.get("rule") == RULE
 
 
 class MixedPlans(Generic[Part]):
@@ -168,7 +159,9 @@ class _Turn(Generic[Part]):
         self._held = kept.held(snapshot)
         memory = snapshot.memory
         # A memory for one model is offered to each: it takes from it what is said of its own jobs.
-        self._memory: Mapping[str, Any] = memory if _is_ours(memory) else {"plans": dict.fromkeys(self._models, memory)}
+        self._memory: Mapping[str, Any] = (
+            memory if is_of_models(memory) else {"plans": dict.fromkeys(self._models, memory)}
+        )
         self._known = kept.known(self._memory.get("speeds"))
         self._homes: dict[WorkloadId, str] = {WorkloadId(who): at for who, at in self._memory.get("homes", {}).items()}
         self._stuck: list[str] = list(self._memory.get("stuck", ()))
@@ -356,7 +349,7 @@ class _Turn(Generic[Part]):
             speeds = self._known.write()
             self._kept.keep(self._known, speeds)
         written = {
-            "rule": RULE,
+            "rule": RULE_OF_MODELS,
             "fingerprint": fingerprint,
             "until_s": self._until_s,
             "homes": homes,
