@@ -323,6 +323,7 @@ class _Turn(Generic[Part]):
             stopped = jobs_to_stop_first(snapshot, allocations)
             allocations = {who: given for who, given in allocations.items() if who not in stopped}
             reasons |= movers
+        reasons |= self._too_large(allocations)
         moments = [plan.revisit_at_s for plan in plans if plan.revisit_at_s is not None]
         moments += [] if self._until_s is None else [self._until_s]
         return Plan(
@@ -335,6 +336,15 @@ class _Turn(Generic[Part]):
             revisit_at_s=min(moments, default=None),
             memory=self._written(fingerprint),
         )
+
+    def _too_large(self, allocations: Mapping[WorkloadId, Allocation]) -> dict[WorkloadId, str]:
+        """What is said of jobs that need more devices than there are of any model."""
+        most = max(len(self._kept.cluster(self._snapshot.cluster, model).device_ids()) for model in self._models)
+        return {
+            view.job.job_id: f"waiting: it needs {view.bounds.min_workers} devices of one model, and there are {most}"
+            for view in self._snapshot.jobs
+            if view.bounds.min_workers > most and view.job.job_id not in allocations
+        }
 
     def _movers(self, allocations: Mapping[WorkloadId, Allocation]) -> dict[WorkloadId, str]:
         """The jobs that hold devices of another model than the one they are planned on, and what is said of them."""
