@@ -192,6 +192,7 @@ class _Turn(Generic[Part]):
         if not is_valid:
             self._keep_promises()
             refused = self._try_others()
+            self._hold_back()
         self._move_late()
         # A job that another model has taken is refused nowhere else.
         rejected = {
@@ -253,6 +254,34 @@ class _Turn(Generic[Part]):
         if movers and not self._late() <= late:
             touched = {self._homes[who] for who in movers} | {before[who] for who in movers}
             self._homes.update({who: before[who] for who in movers})
+            for model in sorted(touched):
+                self._plan_part(model)
+
+    def _hold_back(self) -> None:
+        """Leave jobs where they run whose devices a deadline would count on at once: they come free only when the job's
+        workers on the other model are there."""
+        hard = {view.job.job_id for view in self._snapshot.jobs if view.job.goal.is_hard}
+        before = self._memory.get("homes", {})
+        while True:
+            kept: dict[WorkloadId, str] = {}
+            for model, plan in self._plans.items():
+                held = self._held[model]
+                taken = {
+                    device
+                    for who, given in plan.allocations.items()
+                    if who in hard and given is not held.get(who)
+                    for device in given.device_ids
+                }
+                kept |= {
+                    who: model
+                    for who, given in held.items()
+                    if before.get(who) == model != self._homes.get(who, model)
+                    and not taken.isdisjoint(given.device_ids)
+                }
+            if not kept:
+                return
+            touched = {self._homes[who] for who in kept} | set(kept.values())
+            self._homes.update(kept)
             for model in sorted(touched):
                 self._plan_part(model)
 
