@@ -244,6 +244,7 @@ class _Simulation:
             error_fraction=options.error_fraction,
             seed=options.seed,
             feels_placement=options.feels_placement,
+            node_sizes={node.devices[0].accelerator: len(node.devices) for node in self._nodes},
         )
 
     def _command(self, policy: str) -> str:

@@ -182,7 +182,8 @@ class ProfiledSpeeds:
 
     `error_fraction` is the standard deviation of a log-normal factor of mean 1 that is drawn for each job from `seed`
     in order of arrival, so that every policy meets the same truth. `factor` is by how much all are faster beside that.
-    On devices whose model is known a job's profile for it counts, or what `true_profile` says of job and model.
+    On devices whose model is known a job's profile for it counts, or what `true_profile` says of job and model;
+    `node_sizes` are the devices of a node by model, where that differs.
     """
 
     report_every_s = _REPORT_EVERY_S
@@ -197,6 +198,7 @@ class ProfiledSpeeds:
         feels_placement: bool = True,
         factor: float = 1.0,
         true_profile: Callable[[TrainingJob, str], Mapping[int, float]] | None = None,
+        node_sizes: Mapping[str, int] = EMPTY,
     ) -> None:
         if not (math.isfinite(error_fraction) and 0.0 <= error_fraction <= 10.0):
             raise InvalidRequest(
@@ -206,6 +208,7 @@ class ProfiledSpeeds:
         self._feels_placement = feels_placement
         self._factor = factor
         self._true_profile = true_profile
+        self._node_sizes = node_sizes
         self._sigma = math.sqrt(math.log1p(error_fraction**2))
         self._rng = np.random.default_rng(np.random.SeedSequence([seed, 1]))
         self._curves: dict[tuple[tuple[int, float], ...], tuple[float, ...]] = {}
@@ -230,7 +233,8 @@ class ProfiledSpeeds:
             # Functions hold no device of the cluster, so they add nothing to its efficiency.
             return RunSpeed(run.error / entry.step_s, 0.0, run.length)
         size = sum(run.placement)
-        fraction = self.placed_fraction(size, len(run.placement))
+        per_node = min([self._node_sizes.get(model, self._devices_per_node) for model in run.accelerators], default=0)
+        fraction = self.placed_fraction(size, len(run.placement), per_node)
         # Workers on different models wait for the slowest of them.
         curves = [self._curve_on(run.job, model) for model in run.accelerators] or [run.curve]
         steps_per_s = min(curve[min(size, len(curve) - 1)] for curve in curves) * fraction
@@ -284,11 +288,12 @@ class ProfiledSpeeds:
             known = self._curves[key] = interpolate(dict(key), max(dict(key), default=0))
         return known
 
-    def placed_fraction(self, num_devices: int, num_nodes: int) -> float:
-        """The share of its compact speed at which a group of `num_devices` on `num_nodes` runs."""
+    def placed_fraction(self, num_devices: int, num_nodes: int, per_node: int = 0) -> float:
+        """The share of its compact speed at which a group of `num_devices` on `num_nodes` runs; `per_node` is how many
+        a node holds (0: as in all nodes)."""
         if num_nodes == 1 or not self._feels_placement:
             return 1.0
-        return scattered_fraction(num_nodes, -(-num_devices // self._devices_per_node))
+        return scattered_fraction(num_nodes, -(-num_devices // (per_node or self._devices_per_node)))
 
 
 def single_speed(curve: tuple[float, ...]) -> float:

@@ -207,6 +207,11 @@ def test_without_any_device_jobs_wait_and_what_was_promised_is_remembered():
     assert cluster.places()["a"][0] == FAST
 
 
+def test_a_job_that_needs_more_than_there_is_of_one_model_is_told_that():
+    plan = Cluster().look(job("a", 2.0, 1.0, least=6, most=8))
+    assert plan.reasons == {"a": "waiting: it needs 6 devices of one model, and there are 4"}
+
+
 def test_the_replicas_of_a_service_are_on_one_model_and_stay_there():
     cluster = Cluster(2, 4)
     cluster.snapshot = replace(cluster.snapshot, services=(service("s", low=2, high=3, load=2)[0],))

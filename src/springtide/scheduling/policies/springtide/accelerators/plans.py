@@ -185,6 +185,7 @@ class _Turn(Generic[Part]):
         if not is_valid:
             self._keep_promises()
             refused = self._try_others()
+            self._hold_back()
         self._move_late()
         # A job that another model has taken is refused nowhere else.
         rejected = {
@@ -246,6 +247,34 @@ class _Turn(Generic[Part]):
         if movers and not self._late() <= late:
             touched = {self._homes[who] for who in movers} | {before[who] for who in movers}
             self._homes.update({who: before[who] for who in movers})
+            for model in sorted(touched):
+                self._plan_part(model)
+
+    def _hold_back(self) -> None:
+        """Leave jobs where they run whose devices a deadline would count on at once: they come free only when the job's
+        workers on the other model are there."""
+        hard = {view.job.job_id for view in self._snapshot.jobs if view.job.goal.is_hard}
+        before = self._memory.get("homes", {})
+        while True:
+            kept: dict[WorkloadId, str] = {}
+            for model, plan in self._plans.items():
+                held = self._held[model]
+                taken = {
+                    device
+                    for who, given in plan.allocations.items()
+                    if who in hard and given is not held.get(who)
+                    for device in given.device_ids
+                }
+                kept |= {
+                    who: model
+                    for who, given in held.items()
+                    if before.get(who) == model != self._homes.get(who, model)
+                    and not taken.isdisjoint(given.device_ids)
+                }
+            if not kept:
+                return
+            touched = {self._homes[who] for who in kept} | set(kept.values())
+            self._homes.update(kept)
             for model in sorted(touched):
                 self._plan_part(model)
 
@@ -316,6 +345,7 @@ class _Turn(Generic[Part]):
             stopped = jobs_to_stop_first(snapshot, allocations)
             allocations = {who: given for who, given in allocations.items() if who not in stopped}
             reasons |= movers
+        reasons |= self._too_large(allocations)
         moments = [plan.revisit_at_s for plan in plans if plan.revisit_at_s is not None]
         moments += [] if self._until_s is None else [self._until_s]
         return Plan(
@@ -328,6 +358,15 @@ class _Turn(Generic[Part]):
             revisit_at_s=min(moments, default=None),
             memory=self._written(fingerprint),
         )
+
+    def _too_large(self, allocations: Mapping[WorkloadId, Allocation]) -> dict[WorkloadId, str]:
+        """What is said of jobs that need more devices than there are of any model."""
+        most = max(len(self._kept.cluster(self._snapshot.cluster, model).device_ids()) for model in self._models)
+        return {
+            view.job.job_id: f"waiting: it needs {view.bounds.min_workers} devices of one model, and there are {most}"
+            for view in self._snapshot.jobs
+            if view.bounds.min_workers > most and view.job.job_id not in allocations
+        }
 
     def _movers(self, allocations: Mapping[WorkloadId, Allocation]) -> dict[WorkloadId, str]:
         """The jobs that hold devices of another model than the one they are planned on, and what is said of them."""
