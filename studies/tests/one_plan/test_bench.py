@@ -85,15 +85,16 @@ def test_a_refused_job_pays_functions_only_if_they_are_in_time() -> None:
 
 @pytest.mark.slow
 def test_the_morning_of_a_short_day_is_played_under_every_kind_of_stack() -> None:
-    truths = stand_ins(SHORT.hour_s)
+    truths, morning = stand_ins(SHORT.hour_s), replace(SHORT, day_s=200.0)
+    worlds = {rule: draw_world(SHORT, truths, rule) for rule in {batch_rule(stack) for stack in USUAL}}
     for number, stack in enumerate(USUAL):
-        whole = draw_world(SHORT, truths, batch_rule(stack))
+        whole = worlds[batch_rule(stack)]
         world = World(
-            [entry for entry in whole.arrivals if entry[0] < 200.0],
-            tuple(entry for entry in whole.timed_events if entry[0] < 200.0),
+            [entry for entry in whole.arrivals if entry[0] < morning.until_s],
+            tuple(entry for entry in whole.timed_events if entry[0] < 100.0),
             truths,
         )
-        found = play_stack(stack, SHORT, world, time.process_time)
+        found = play_stack(stack, morning, world, time.process_time)
         assert "error" not in found
         assert found["deadlines"] > 0
         assert 0.0 < found["slo_attainment"] <= 1.0
@@ -102,5 +103,5 @@ def test_the_morning_of_a_short_day_is_played_under_every_kind_of_stack() -> Non
         if not number:
             assert found["promised"] > 0
             assert (found["broken"], found["minimums_broken"]) == (0, 0)
-    stopped = play_stack(USUAL[0], SHORT, world, time.process_time, cpu_limit_s=0.0)
+    stopped = play_stack(USUAL[0], morning, world, time.process_time, cpu_limit_s=0.0)
     assert stopped["error"].startswith("OutOfTime: stopped after 0 s of CPU")

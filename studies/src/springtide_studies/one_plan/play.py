@@ -38,10 +38,10 @@ DEFAULT = "springtide"
 
 def all_stacks() -> tuple[str, ...]:
     """Every policy, pair and triple of the registry. A platform puts `dilu/` before what names no packer."""
-    inner = POLICY_NAMES
-    pools = [f"{strategy}/{name}" for strategy in STRATEGY_NAMES for name in inner]
-    plain = [*inner, *pools]
-    return (*plain, *(f"{packer}/{name}" for packer in PACKER_NAMES if packer != "dilu" for name in plain))
+    packers = [packer for packer in PACKER_NAMES if packer != "dilu"]
+    pools = [f"{strategy}/{name}" for strategy in STRATEGY_NAMES for name in POLICY_NAMES]
+    parts = [f"{packer}/{name}" for packer in packers for name in POLICY_NAMES]
+    return (*POLICY_NAMES, *pools, *parts, *(f"{packer}/{name}" for packer in packers for name in pools))
 
 
 def batch_rule(stack: str) -> BatchRule:

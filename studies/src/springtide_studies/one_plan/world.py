@@ -141,14 +141,15 @@ def _deadline_jobs(setting: WorldSetting) -> Arrivals:
 
 def _sharers(setting: WorldSetting) -> Arrivals:
     """Jobs on parts of devices, every second one with a deadline that its request alone can make."""
-    rng, found = _rng(setting, 3), Arrivals()
+    rng, found, model = _rng(setting, 3), Arrivals(), "bert-large"
+    batch, per_s, _ = DEADLINE_MODELS[model]
     for at_s in _moments(setting, 3, SHARER_LOAD, _mean(_SHARER_HOURS)):
         hours, most = _log_uniform(rng, _SHARER_HOURS), int(rng.integers(1, 3))
-        rates = {n: 5.0 * n**0.9 for n in range(1, most + 1)}
-        steps, slack = round(hours * setting.hour_s * rates[1]), float(rng.uniform(*_SHARER_SLACK))
+        rates = {n: per_s / batch * n**0.9 for n in range(1, most + 1)}
+        steps, slack = max(1, round(hours * setting.hour_s * rates[1])), float(rng.uniform(*_SHARER_SLACK))
         is_due = len(found) % 2 == 0
         deadline_s = at_s + slack * steps / rates[most] / _SHARED_JOB.request if is_due else None
-        job = _job(f"sharer-{len(found):04d}", "shared", 32, rates, steps, Goal(deadline_s=deadline_s))
+        job = _job(f"sharer-{len(found):04d}", model, batch, rates, steps, Goal(deadline_s=deadline_s))
         found.append((at_s, replace(job, share=_SHARED_JOB)))
     return found
 
