@@ -17,6 +17,7 @@ from springtide.core.errors import InvalidRequest
 from springtide.scheduling.registry import check_policy_name
 from springtide_studies.adaptive.jobs import BatchRule
 from springtide_studies.adaptive.truth import AppTruth, make_truths
+from springtide_studies.deadlines.runs import source_digest
 from springtide_studies.one_plan.play import DEFAULT, all_stacks, batch_rule, play_stack
 from springtide_studies.one_plan.truth import stand_ins
 from springtide_studies.one_plan.world import World, WorldSetting, draw_world
@@ -140,7 +141,7 @@ class Stage:
     def _kept_in(self, stack: str) -> Path | None:
         if self._cache is None:
             return None
-        key = msgspec.json.encode([stack, self.setting, sorted(self._truths), self._cpu_limit_s])
+        key = msgspec.json.encode([stack, self.setting, sorted(self._truths), self._cpu_limit_s, source_digest()])
         return self._cache / f"{hashlib.sha256(key).hexdigest()[:24]}.json"
 
 

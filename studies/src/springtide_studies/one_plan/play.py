@@ -114,7 +114,8 @@ def figures_of(played: FluidRunResult, journal: LoanJournal, minimums: Minimums,
 
     `cost_usd` is the sum of `machines_usd` (every device while a job or, up to `until_s`, a service holds a part of
     it), `functions_usd` (what refused jobs pay there) and `unmet_usd` (the value of deadlines that nobody met).
-    `slo_attainment` is the part of the replicas that load and minimums need, over time, that was ready.
+    `slo_attainment` is the part of the replicas that load and minimums need, over time, that was ready. `missed` says
+    of each deadline that machines did not meet when its job came and what became of it.
     """
     runs = list(played.runs.values())
     due = [run for run in runs if run.job.goal.deadline_s is not None]
@@ -145,6 +146,7 @@ def figures_of(played: FluidRunResult, journal: LoanJournal, minimums: Minimums,
         "best_effort_jobs": len(runs) - len(due),
         "best_effort_jct_s": _mean_time_s([run for run in runs if run.job.goal.deadline_s is None]),
         "decisions": played.num_decisions,
+        "missed": [[run.job.job_id, run.submitted_s, str(run.state), run.reason] for run in due if run not in met],
     }
 
 

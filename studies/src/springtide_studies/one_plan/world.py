@@ -106,7 +106,7 @@ def _moments(setting: WorldSetting, stream: int, load: float, mean_hours: float)
     """Poisson arrivals of jobs that take `mean_hours` of a device each and fill the part `load` of the cluster."""
     rate_per_s = load * setting.num_devices / (mean_hours * setting.hour_s)
     seed = int(np.random.SeedSequence([setting.seed, stream]).generate_state(1)[0])
-    return draw_poisson(seed, rate_per_s=rate_per_s, duration_s=setting.until_s).tolist()
+    return [float(at_s) for at_s in draw_poisson(seed, rate_per_s=rate_per_s, duration_s=setting.until_s)]
 
 
 def _rng(setting: WorldSetting, stream: int) -> np.random.Generator:
