@@ -13,7 +13,7 @@ from springtide.core.workload import Goal
 from springtide_studies.one_plan.bench import MOST_OF_BEST, USUAL, best_first, report_of
 from springtide_studies.one_plan.play import all_stacks, batch_rule, play_stack, price_on_functions, value_usd
 from springtide_studies.one_plan.truth import in_fours, stand_ins
-from springtide_studies.one_plan.world import World, WorldSetting, draw_world
+from springtide_studies.one_plan.world import DrawnWorld, WorldSetting, draw_world
 
 SHORT = WorldSetting(num_nodes=2, days=1, day_s=1200.0)
 
@@ -89,7 +89,7 @@ def test_the_morning_of_a_short_day_is_played_under_every_kind_of_stack() -> Non
     worlds = {rule: draw_world(SHORT, truths, rule) for rule in {batch_rule(stack) for stack in USUAL}}
     for number, stack in enumerate(USUAL):
         whole = worlds[batch_rule(stack)]
-        world = World(
+        world = DrawnWorld(
             [entry for entry in whole.arrivals if entry[0] < morning.until_s],
             tuple(entry for entry in whole.timed_events if entry[0] < 100.0),
             truths,

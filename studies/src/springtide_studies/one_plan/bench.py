@@ -20,7 +20,7 @@ from springtide_studies.adaptive.truth import AppTruth, make_truths
 from springtide_studies.deadlines.runs import source_digest
 from springtide_studies.one_plan.play import DEFAULT, all_stacks, batch_rule, play_stack
 from springtide_studies.one_plan.truth import stand_ins
-from springtide_studies.one_plan.world import World, WorldSetting, draw_world
+from springtide_studies.one_plan.world import DrawnWorld, WorldSetting, draw_world
 from springtide_studies.options import folder_of, names_of, policies_option, seed_option
 from springtide_studies.rows import machine_facts, machine_load, ratio
 from springtide_studies.workloads.pollux_tables import read_applications
@@ -102,7 +102,7 @@ def report_of(played: Sequence[Mapping[str, Any]], setting: WorldSetting) -> Rep
     }
 
 
-class Stage:
+class StackRuns:
     """Plays stacks in one world, and keeps each result in a folder, if there is one, so that a cut-off run goes on."""
 
     def __init__(
@@ -116,7 +116,7 @@ class Stage:
     ) -> None:
         self.setting, self._truths, self._timer, self._tell = setting, truths, timer, tell
         self._cache, self._cpu_limit_s = cache, cpu_limit_s
-        self._worlds: dict[BatchRule, World] = {}
+        self._worlds: dict[BatchRule, DrawnWorld] = {}
 
     def play(self, stacks: Sequence[str]) -> list[dict[str, Any]]:
         """The figures of each stack, in order."""
@@ -162,8 +162,8 @@ def _run(options: Mapping[str, Any], tell: Tell) -> Report:
     stacks = [DEFAULT, *(stack for stack in stacks if stack != DEFAULT)]
     limit_s = options["cpu_limit"] or math.inf
 
-    def stage(world: WorldSetting) -> Stage:
-        return Stage(
+    def stage(world: WorldSetting) -> StackRuns:
+        return StackRuns(
             world, measured or stand_ins(world.hour_s), time.process_time, tell, folder_of(options, "cache"), limit_s
         )
 

@@ -27,7 +27,7 @@ from springtide_studies.loans.journal import LoanJournal
 from springtide_studies.loans.minimums import Minimums, minimums_for
 from springtide_studies.loans.play import TIMES, label_nodes
 from springtide_studies.one_plan.truth import MixedSpeeds
-from springtide_studies.one_plan.world import DEADLINE_MODELS, DEVICES_PER_NODE, World, WorldSetting
+from springtide_studies.one_plan.world import DEADLINE_MODELS, DEVICES_PER_NODE, DrawnWorld, WorldSetting
 
 # The list price of a V100 (p3.2xlarge, us-east-1, on demand).
 USD_PER_DEVICE_HOUR = 3.06
@@ -76,7 +76,7 @@ class _Watch:
 def play_stack(
     stack: str,
     setting: WorldSetting,
-    world: World,
+    world: DrawnWorld,
     timer: Callable[[], float],
     *,
     cpu_limit_s: float = math.inf,

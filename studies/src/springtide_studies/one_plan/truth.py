@@ -12,8 +12,21 @@ from springtide.core.workload import TrainingJob
 from springtide.simulator.fluid.rules import ProfiledSpeeds, RunSpeed, Speeds
 from springtide.simulator.fluid.runs import FluidRun
 from springtide_studies.adaptive.speeds import GoodputSpeeds
-from springtide_studies.adaptive.truth import DEVICES_PER_NODE, AppTruth
-from springtide_studies.workloads.pollux_tables import Application, Placement, PolluxTrainingRun
+from springtide_studies.adaptive.truth import (
+    DEVICES_PER_NODE,
+    MAX_NODES,
+    MAX_WORKERS,
+    AppTruth,
+    Floats,
+    compact_placement,
+)
+from springtide_studies.workloads.pollux_tables import (
+    Application,
+    MeasuredSteps,
+    Placement,
+    PolluxTrainingRun,
+    canonical,
+)
 
 # Stand-ins for measured applications: initial batch, hours on one device at that.
 _STAND_INS: Mapping[str, tuple[int, float]] = MappingProxyType(
@@ -23,41 +36,46 @@ _NUM_EPOCHS, _BATCH_FACTOR = 20, 16
 # A step of the initial batch on one device: the part that does not grow with the batch, and the one that does.
 _FIXED_S, _COMPUTED_S = 0.04, 0.4
 # An exchange within eight devices, and how many times as long it takes between servers.
-_EXCHANGE_S, _BETWEEN = 0.05, 2.5
+_EXCHANGE_S, _BETWEEN, _TOGETHER = 0.05, 2.5, 8
 # Variance of the gradient over its squared norm, at the initial batch, in the first and in the last epoch.
 _NOISE = (1.0, 16.0)
 
 
-class StandInTruth(AppTruth):
-    """An application whose step times are a formula."""
-
-    def _look_up(self, ring: Placement, local_batch_size: int) -> tuple[float, float]:
-        """Seconds of a step of one pass, and of the exchange in it."""
-        num_workers = sum(ring)
-        is_wide = num_workers > 2 * DEVICES_PER_NODE or len(ring) > -(-num_workers // DEVICES_PER_NODE)
-        around = 2.0 * (num_workers - 1) / num_workers
-        sync_s = _EXCHANGE_S * around * (_BETWEEN if is_wide else 1.0)
-        return _FIXED_S + _COMPUTED_S * local_batch_size / self.app.initial_batch_size + sync_s, sync_s
-
-
 def stand_ins(hour_s: float = 3600.0) -> dict[str, AppTruth]:
     """Four applications with batches that pay more the longer they train; their hours have `hour_s` seconds."""
-    found: dict[str, AppTruth] = {}
-    for name, (initial, hours) in _STAND_INS.items():
-        steps = hours * hour_s / (_FIXED_S + _COMPUTED_S)
-        progress = np.linspace(steps / _NUM_EPOCHS, steps, _NUM_EPOCHS)
-        norm, noise = np.ones(_NUM_EPOCHS), np.geomspace(*_NOISE, _NUM_EPOCHS)
-        run = PolluxTrainingRun(progress, progress, norm, noise)
-        app = Application(
-            name=name,
-            placements={},
-            scalability=np.zeros((0, 5)),
-            runs={initial: run, initial * _BATCH_FACTOR: run},
-            min_local_size=initial // 8,
-            max_local_size=initial * 2,
-        )
-        found[name] = StandInTruth(app)
-    return found
+    return {name: AppTruth(_application(name, *known, hour_s)) for name, known in _STAND_INS.items()}
+
+
+def _application(name: str, initial: int, hours: float, hour_s: float) -> Application:
+    """Its measurements: packed rings of up to 64 workers, and rings of one worker on each of up to 16 servers."""
+    least, most = initial // 8, initial * 2
+    sizes = np.array([least, most], dtype=float)
+
+    def times_s(num_workers: int, *, is_wide: bool) -> Floats:
+        """For each local batch the seconds of a step and of the exchange in it."""
+        sync_s = _EXCHANGE_S * 2.0 * (num_workers - 1) / num_workers * (_BETWEEN if is_wide else 1.0)
+        return np.stack([_FIXED_S + _COMPUTED_S * sizes / initial + sync_s, np.full(2, sync_s)], axis=1)
+
+    steps = hours * hour_s / (_FIXED_S + _COMPUTED_S)
+    progress = np.linspace(steps / _NUM_EPOCHS, steps, _NUM_EPOCHS)
+    run = PolluxTrainingRun(progress, progress, np.ones(_NUM_EPOCHS), np.geomspace(*_NOISE, _NUM_EPOCHS))
+    return Application(
+        name=name,
+        placements={
+            canonical(compact_placement(count)): MeasuredSteps(sizes, times_s(count, is_wide=count > _TOGETHER))
+            for count in range(1, MAX_WORKERS + 1)
+        },
+        scalability=np.array(
+            [
+                [count, count, size, *pair]
+                for count in range(2, MAX_NODES + 1)
+                for size, pair in zip(sizes, times_s(count, is_wide=True), strict=True)
+            ]
+        ),
+        runs={initial: run, initial * _BATCH_FACTOR: run},
+        min_local_size=least,
+        max_local_size=most,
+    )
 
 
 class MixedSpeeds:

@@ -78,7 +78,7 @@ class WorldSetting(msgspec.Struct, frozen=True, kw_only=True):
         return self.day_s / 24.0
 
 
-class World(NamedTuple):
+class DrawnWorld(NamedTuple):
     """What arrives when, with everything that is true about it."""
 
     arrivals: Arrivals
@@ -86,7 +86,7 @@ class World(NamedTuple):
     truths: Mapping[str, AppTruth]
 
 
-def draw_world(setting: WorldSetting, truths: Mapping[str, AppTruth], batch: BatchRule) -> World:
+def draw_world(setting: WorldSetting, truths: Mapping[str, AppTruth], batch: BatchRule) -> DrawnWorld:
     """The world of a setting; `batch` says whether policies choose batches or get those that owners tuned."""
     arrivals = [
         *_deadline_jobs(setting),
@@ -94,7 +94,7 @@ def draw_world(setting: WorldSetting, truths: Mapping[str, AppTruth], batch: Bat
         *_sharers(setting),
     ]
     services = sorted([*_tide(setting), *_sleepers(setting)], key=lambda entry: entry[0])
-    return World(sorted(arrivals, key=lambda entry: entry[0]), tuple(services), truths)
+    return DrawnWorld(sorted(arrivals, key=lambda entry: entry[0]), tuple(services), truths)
 
 
 def _most(setting: WorldSetting) -> int:
