@@ -10,12 +10,13 @@ from msgspec.structs import replace
 
 from springtide.cli.commands.bench import Report
 from springtide.core.workload import Goal
-from springtide_studies.one_plan.bench import MOST_OF_BEST, USUAL, best_first, report_of
-from springtide_studies.one_plan.play import all_stacks, batch_rule, play_stack, price_on_functions, value_usd
+from springtide_studies.one_plan.bench import MOST_OF_BEST, best_first, report_of
+from springtide_studies.one_plan.play import DEFAULT, all_stacks, batch_rule, play_stack, price_on_functions, value_usd
 from springtide_studies.one_plan.truth import in_fours, stand_ins
 from springtide_studies.one_plan.world import DrawnWorld, WorldSetting, draw_world
 
 SHORT = WorldSetting(num_nodes=2, days=1, day_s=1200.0)
+PLAYED = (DEFAULT, "exclusive/two-way/goodput")
 
 
 def figures(stack: str, cost_usd: float, **told: Any) -> dict[str, Any]:
@@ -84,10 +85,10 @@ def test_a_refused_job_pays_functions_only_if_they_are_in_time() -> None:
 
 
 @pytest.mark.slow
-def test_the_morning_of_a_short_day_is_played_under_every_kind_of_stack() -> None:
+def test_the_morning_of_a_short_day_is_played_with_and_without_pools() -> None:
     truths, morning = stand_ins(SHORT.hour_s), replace(SHORT, day_s=200.0)
-    worlds = {rule: draw_world(SHORT, truths, rule) for rule in {batch_rule(stack) for stack in USUAL}}
-    for number, stack in enumerate(USUAL):
+    worlds = {rule: draw_world(SHORT, truths, rule) for rule in {batch_rule(stack) for stack in PLAYED}}
+    for number, stack in enumerate(PLAYED):
         whole = worlds[batch_rule(stack)]
         world = DrawnWorld(
             [entry for entry in whole.arrivals if entry[0] < morning.until_s],
@@ -103,5 +104,5 @@ def test_the_morning_of_a_short_day_is_played_under_every_kind_of_stack() -> Non
         if not number:
             assert found["promised"] > 0
             assert (found["broken"], found["minimums_broken"]) == (0, 0)
-    stopped = play_stack(USUAL[0], morning, world, time.process_time, cpu_limit_s=0.0)
+    stopped = play_stack(PLAYED[0], morning, world, time.process_time, cpu_limit_s=0.0)
     assert stopped["error"].startswith("OutOfTime: stopped after 0 s of CPU")

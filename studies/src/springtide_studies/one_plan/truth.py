@@ -14,8 +14,6 @@ from springtide.simulator.fluid.runs import FluidRun
 from springtide_studies.adaptive.speeds import GoodputSpeeds
 from springtide_studies.adaptive.truth import (
     DEVICES_PER_NODE,
-    MAX_NODES,
-    MAX_WORKERS,
     AppTruth,
     Floats,
     compact_placement,
@@ -33,6 +31,7 @@ _STAND_INS: Mapping[str, tuple[int, float]] = MappingProxyType(
     {"pictures": (128, 2.0), "speech": (32, 6.0), "text": (32, 12.0), "video": (64, 30.0)}
 )
 _NUM_EPOCHS, _BATCH_FACTOR = 20, 16
+_PACKED, _SPREAD = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64), (2, 4, 16)
 # A step of the initial batch on one device: the part that does not grow with the batch, and the one that does.
 _FIXED_S, _COMPUTED_S = 0.04, 0.4
 # An exchange within eight devices, and how many times as long it takes between servers.
@@ -47,7 +46,9 @@ def stand_ins(hour_s: float = 3600.0) -> dict[str, AppTruth]:
 
 
 def _application(name: str, initial: int, hours: float, hour_s: float) -> Application:
-    """Its measurements: packed rings of up to 64 workers, and rings of one worker on each of up to 16 servers."""
+    """Its measurements: packed rings of up to 64 workers, and rings of one worker on each of up to 16 servers.
+
+    They are few, because what lies between them is searched among all of them."""
     least, most = initial // 8, initial * 2
     sizes = np.array([least, most], dtype=float)
 
@@ -63,12 +64,12 @@ def _application(name: str, initial: int, hours: float, hour_s: float) -> Applic
         name=name,
         placements={
             canonical(compact_placement(count)): MeasuredSteps(sizes, times_s(count, is_wide=count > _TOGETHER))
-            for count in range(1, MAX_WORKERS + 1)
+            for count in _PACKED
         },
         scalability=np.array(
             [
                 [count, count, size, *pair]
-                for count in range(2, MAX_NODES + 1)
+                for count in _SPREAD
                 for size, pair in zip(sizes, times_s(count, is_wide=True), strict=True)
             ]
         ),

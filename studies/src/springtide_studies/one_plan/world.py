@@ -189,7 +189,7 @@ def _adaptive_trace(setting: WorldSetting, truths: Mapping[str, AppTruth]) -> Tr
         truth, asked = truths[name], min(int(2 ** rng.integers(0, 4)), _most(setting))
         asked = 1 if truth.app.fixed_batch_size is not None else asked
         if (name, asked) not in best:
-            times_s = {size: truth.time_alone_s(compact_placement(asked), [size]) for size in truth.batch_grid()}
+            times_s = {size: truth.time_alone_s(compact_placement(asked), [size]) for size in truth.batch_grid(9)}
             best[name, asked] = min(times_s, key=lambda size: times_s[size])
         jobs.append(
             TraceJob(
