@@ -374,6 +374,17 @@ def test_where_nodes_have_labels_everyone_has_a_device_of_its_own():
     assert places(again) == places(plan)
 
 
+@pytest.mark.parametrize(("deadline_s", "is_promised"), [(260.0, True), (150.0, False)])
+def test_where_nodes_have_labels_a_promise_counts_on_the_request_too(deadline_s, is_promised):
+    part = Share(request=0.4, limit=0.4)
+    due = job("t", part, goal=Goal(deadline_s=10.0 + deadline_s), total_steps=100, profile_steps_per_s={1: 1.0})
+    nodes = [make_node("i", 1, pool="inference"), make_node("k", 1, pool="training")]
+    plan = decide(make_policy("dilu/tide/springtide"), [due], nodes=nodes)
+    assert set(plan.admitted) == ({"t"} if is_promised else set())
+    # Who books the whole device for it counts on that.
+    assert set(decide(make_policy("exclusive/tide/springtide"), [due], nodes=nodes).admitted) == {"t"}
+
+
 def test_places_for_jobs_on_functions_are_not_shared():
     cloud = make_node("f", 2, kind="function")
     cloud = type(cloud)(

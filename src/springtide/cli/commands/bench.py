@@ -39,6 +39,7 @@ BENCHES: Mapping[str, str] = MappingProxyType(
         "interpose": "what the CUDA interposition library adds to a launch, beside a stub driver; on no device",
         "jct": "how long jobs take under each policy that chooses workers and batch sizes, beside Pollux and the bound",
         "kubernetes": "1,000 nodes x 8, 2,000 jobs on a real API server: bind rate, watch lag, CPU, turns; slow API",
+        "one-plan": "what a week of everything costs under the default policy, beside every stack of the registry",
         "packing": "devices that instances share at the peak, beside other packers and the bound; CPU of each decision",
         "pipeline-plan": "how long the best plan of a pipeline of functions takes to find, and whether it is the best",
         "promised-batches": "deadlines of jobs whose batch may change, met, promised and broken, and what others get",

@@ -96,9 +96,11 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
     def _one_each(self, snapshot: Snapshot, memory: Any, decisions: DecisionCache) -> Plan:
         """The plan where nodes have labels: each workload with a share is limited to it, on a device of its own.
 
-        A strategy of loans, which plans whole devices, decides which workload may be where.
+        A strategy of loans, which plans whole devices, decides which workload may be where. It is shown the speeds that
+        the jobs' requests make sure.
         """
-        plan = decisions.decide(replace(snapshot, allocations=_one_holder_each(snapshot), memory=memory))
+        jobs = tuple([self._at_request(view) for view in snapshot.jobs])
+        plan = decisions.decide(replace(snapshot, jobs=jobs, allocations=_one_holder_each(snapshot), memory=memory))
         shares = {view.job.job_id: view.job.share for view in snapshot.jobs if not view.job.is_on_functions}
         shares |= {view.service.service_id: view.service.share for view in snapshot.services}
         return replace(
@@ -109,6 +111,15 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
                 for share in [shares.get(who)]
             },
         )
+
+    def _at_request(self, view: JobView) -> JobView:
+        """The job as fast as profiled on the part of a device that is booked for it."""
+        share = view.job.share
+        if share is None or view.job.is_on_functions:
+            return view
+        request = self.packer.booked(share).request
+        rates = {count: rate * request for count, rate in view.job.profile_steps_per_s.items()}
+        return replace(view, job=replace(view.job, profile_steps_per_s=rates))
 
 
 def has_shares(snapshot: Snapshot) -> bool:

@@ -38,7 +38,7 @@ _SHOWS = frozenset({"bench", "report"})
 _ROOMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "springtide": ("core", "control", "perf", "scheduling", "simulator", "solvers", "workloads"),
-        "springtide_studies": ("jct", "rivals", "workloads"),
+        "springtide_studies": ("adaptive", "jct", "loans", "one_plan", "rivals", "workloads"),
     }
 )
 
