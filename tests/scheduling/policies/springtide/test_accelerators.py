@@ -155,6 +155,13 @@ def test_homes_are_kept_and_cannot_be_another_model_for_what_is_not_resized():
 # --- promises --------------------------------------------------------------------------------------------------------
 
 
+def test_the_deadline_of_a_first_run_says_what_it_waits_for():
+    plan = Cluster().look(job("a", deadline_s=2000.0), job("b", 1.0, 1.0))
+    condition = plan.conditions[WorkloadId("a")]
+    assert (condition.num_workers, condition.measured_s) == (plan.allocations[WorkloadId("a")].num_devices, None)
+    assert 1000 * condition.step_s <= 2000.0
+
+
 def test_a_promise_rests_only_on_models_of_which_the_speed_is_sure():
     # In time on the fast model, had it a profile there; the slow one does not do, and that is what is said.
     plan = Cluster().look(job("a", slow=1.0, deadline_s=100.0))

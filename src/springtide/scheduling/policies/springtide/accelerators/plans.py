@@ -355,6 +355,8 @@ class _Turn(Generic[Part]):
             future=ChainMap(*[plan.future for plan in plans]),  # type: ignore[arg-type]
             reasons=reasons,
             claims={who: claim for plan in plans for who, claim in plan.claims.items()},
+            conditions={who: known for plan in plans for who, known in plan.conditions.items()},
+            trades={who: trade for plan in plans for who, trade in plan.trades.items()},
             revisit_at_s=min(moments, default=None),
             memory=self._written(fingerprint),
         )
