@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,8 +16,9 @@ from springtide.core.decision import Plan, PoolAllocation, ServiceView, Snapshot
 from springtide.core.events import Event, LoadObserved, ServiceDeployed
 from springtide.core.job_parts import DeadlinePromise, JobProgress
 from springtide.core.resources import Topology, make_node
-from springtide.core.workload import Entrypoint, Goal, InferenceService, JobState, TrainingJob
+from springtide.core.workload import Entrypoint, Goal, InferenceService, JobState, TrainingJob, WorkloadId
 from springtide.scheduling.policies.springtide.policy import DerivedPromises, Springtide
+from springtide.scheduling.policies.springtide.reasons import why_service_waits
 from springtide.simulator.fluid.play import FluidRunResult, play
 from springtide.simulator.fluid.rules import ProfiledSpeeds, overhead_rule
 
@@ -108,6 +111,17 @@ def test_a_first_replica_waits_for_a_promise_without_slack() -> None:
     assert plan.allocations["fit"] == first.allocations["fit"]
     assert plan.reasons == {"s": "waits for a device: promised deadlines need them ('fit' has 2)"}
     assert plan.claims == {"s": TimeClaim(code="waits_for", at_s=plan.future["fit"][-1].end_s)}
+
+
+def test_a_promise_that_begins_soon_is_named_and_not_other_services() -> None:
+    rows = {WorkloadId("fit"): SimpleNamespace(view=SimpleNamespace(job=SimpleNamespace(name="fit")))}
+    entry = SimpleNamespace(is_promised=True, end_s=127.0, size_at=lambda at_s: int(at_s > 20.0))
+    for entries, expected in (
+        ({"fit": entry}, "waits for a device: promised deadlines need them soon ('fit')"),
+        ({}, "waits for a device: other services hold all 2"),
+    ):
+        table = SimpleNamespace(now_s=11.0, entries=entries)
+        assert why_service_waits(table, rows, 2) == expected  # type: ignore[arg-type]
 
 
 def test_a_first_replica_takes_what_a_promise_can_spare() -> None:
@@ -265,6 +279,10 @@ def check_claims(now: Snapshot) -> None:
     assert not lost or not (weak | grown) & plan.allocations.keys(), (
         f"no first replica for {lost}, which weaker claims have in its place"
     )
+    services = {v.service.service_id for v in now.services} & plan.allocations.keys()
+    held = sum(plan.allocations[who].num_devices for who in services)
+    for who, why in plan.reasons.items():
+        assert "other services hold all" not in why or held == len(now.cluster.device_ids()), (who, why)
     for job_id in given_up(without) - given_up(only_promises):
         raise AssertionError(f"the promise of {job_id} is given up for a first replica")
 

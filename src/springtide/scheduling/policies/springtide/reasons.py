@@ -69,12 +69,19 @@ def _holders(
 
 def why_service_waits(reservations: ReservationTable, rows: Mapping[WorkloadId, PromiseRow], num_devices: int) -> str:
     """What a service that is asked and has no replica waits for. When it gets one is in the plan's claims."""
-    named = _holders(reservations, rows, is_promised=True)
     if not num_devices:
         return "waits for a device: there is none that it may have whole"
-    if not named:
-        return f"waits for a device: other services hold all {num_devices}"
-    return f"waits for a device: promised deadlines need them ({named})"
+    named = _holders(reservations, rows, is_promised=True)
+    if named:
+        return f"waits for a device: promised deadlines need them ({named})"
+    soon = [
+        key for key, entry in reservations.entries.items() if entry.is_promised and entry.end_s > reservations.now_s
+    ]
+    names = [f"'{rows[WorkloadId(key)].view.job.name}'" for key in soon if WorkloadId(key) in rows]
+    if names:
+        more = f" and {len(names) - NUM_NAMED} more" if len(names) > NUM_NAMED else ""
+        return f"waits for a device: promised deadlines need them soon ({', '.join(names[:NUM_NAMED])}{more})"
+    return f"waits for a device: other services hold all {num_devices}"
 
 
 def trade_notes(
