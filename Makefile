@@ -88,9 +88,9 @@ planted: setup
 	$(PYTEST) -m "slow or not slow" --timeout 600 -n 2 tests/planted
 
 # The cluster that KUBECONFIG names, or a lab of this machine's own where there is one; otherwise its tests say that they
-# are skipped. One of the three has the lab with nodes, each other one an API server of its own.
+# are skipped. One of the two has the lab with nodes, the other an API server of its own.
 kubernetes: setup servers
-	$(PYTEST) -m kubernetes -rs --timeout 900 -n 3 --dist loadfile --max-worker-restart 0 tests/kubernetes
+	$(PYTEST) -m kubernetes -rs --timeout 900 -n 2 --dist loadfile --max-worker-restart 0 tests/kubernetes
 
 gpu: setup compiler
 	$(PYTEST) -m gpu -rs --timeout 600
