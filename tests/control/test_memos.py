@@ -372,6 +372,8 @@ PURE = {
     "core/plugins.py": ["offered"],
     "core/resources.py": [
         "_device_ids",
+        "accelerator_of",
+        "accelerators",
         "by_id",
         "device_set",
         "function_services",
