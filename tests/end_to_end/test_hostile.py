@@ -299,7 +299,7 @@ def test_the_death_of_the_zygote_is_no_jobs_concern(platform):
 def test_restarts_with_other_slots_and_policies_and_kills_between_states(platform):
     platform.start()
     # Its workers train on while the platform is down: the job has to outlast five starts on a busy machine.
-    job_id = platform.submit("moved", num_epochs=40, shard_s=0.1)
+    job_id = platform.submit("moved", num_epochs=80, shard_s=0.1)
     for slots, policy in ((4, "fifo"), (1, "edf"), (3, "elastic")):
         platform.kill()
         platform.slots = slots
@@ -325,7 +325,7 @@ def test_restarts_with_other_slots_and_policies_and_kills_between_states(platfor
     platform.kill()
     platform.start()
     ended(platform, job_id, "SUCCEEDED")
-    assert_exactly_once(platform.workload(job_id), num_samples=96, batch=16, num_epochs=40)
+    assert_exactly_once(platform.workload(job_id), num_samples=96, batch=16, num_epochs=80)
     loading = platform.submit("loading", text=SLOW_IMPORT)
     platform.wait_job(loading, states=("STARTING",))
     platform.stop()
