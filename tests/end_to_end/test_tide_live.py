@@ -163,7 +163,7 @@ class Lived:
 
 
 async def live_through_the_days(platform, jobs: list[str]) -> Lived:
-    """First a few requests to a service at rest, then the tide; beside it somebody looks at noon of the last day."""
+    """First a few requests to a service at rest, then the tide; beside it a user looks at noon of the last day."""
     url, headers = str(platform.http.base_url), dict(platform.http.headers)
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=50)
     headers = {"Authorization": headers["authorization"]}
@@ -180,7 +180,7 @@ async def live_through_the_days(platform, jobs: list[str]) -> Lived:
 
 
 def check_service(lived: Lived, story: Story, answered: list[int]) -> None:
-    """Nobody was refused or forgotten, everybody got the answer to the question, once, and in time."""
+    """No request was refused or forgotten, each got the answer to its question, once, and in time."""
     asked = [*lived.calm, *lived.answers]
     assert collections.Counter(answer.status for answer in asked) == {200: len(asked)}
     assert all(answer.value == [2.0 * answer.number] for answer in asked)

@@ -31,7 +31,7 @@ from springtide_studies.one_plan.world import DEADLINE_MODELS, DEVICES_PER_NODE,
 
 # The list price of a V100 (p3.2xlarge, us-east-1, on demand).
 USD_PER_DEVICE_HOUR = 3.06
-# A deadline is worth so many times what its job's thriftiest device-hours cost; whoever misses it pays that.
+# A deadline is worth so many times what its job's thriftiest device-hours cost; a job that misses it costs that.
 VALUE_FACTOR = 5.0
 DEFAULT = "springtide"
 
@@ -113,7 +113,7 @@ def figures_of(played: FluidRunResult, journal: LoanJournal, minimums: Minimums,
     """What the run cost in dollars, and what was done for that.
 
     `cost_usd` is the sum of `machines_usd` (every device while a job or, up to `until_s`, a service holds a part of
-    it), `functions_usd` (what refused jobs pay there) and `unmet_usd` (the value of deadlines that nobody met).
+    it), `functions_usd` (what refused jobs pay there) and `unmet_usd` (the value of deadlines that were not met).
     `slo_attainment` is the part of the replicas that load and minimums need, over time, that was ready. `missed` says
     of each deadline that machines did not meet when its job came and what became of it.
     """

@@ -107,7 +107,7 @@ def trade_notes(
 
 
 def _taken(trade: DeviceTrade, names: Mapping[WorkloadId, str], reservations: ReservationTable) -> str:
-    """Who has the devices instead, and why; empty if nobody has."""
+    """Who has the devices instead, and why; empty if no workload has."""
     known = [repr(names[who]) for who in trade.to[:NUM_NAMED] if who in names]
     if not known:
         return ""
