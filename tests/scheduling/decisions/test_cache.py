@@ -13,14 +13,16 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from kits.job_parts import with_fields
+from kits.scheduling.rival_platform import make_view
 from kits.simulation.sweeps import part
 from springtide.control.controller import Controller
 from springtide.core.actions import StartReplica
 from springtide.core.decision import JobView, Plan, Policy, ServiceView, Snapshot
 from springtide.core.events import LoadObserved, NodeJoined, ReplicaReady, ServiceDeployed
-from springtide.core.resources import make_node
+from springtide.core.resources import Topology, make_node
 from springtide.core.workload import Entrypoint, InferenceService, WorkloadId
-from springtide.scheduling.decisions.cache import CacheablePolicy, DecisionCache
+from springtide.scheduling.decisions.cache import CacheablePolicy, DecisionCache, RowTable
+from springtide.scheduling.policies.springtide.rows import PromiseRow
 from springtide.scheduling.registry import POLICY_NAMES, make_policy
 from springtide.testing.policy import draw_snapshot, encode_plan
 
@@ -255,3 +257,12 @@ def test_a_first_request_is_served_though_another_service_falls_asleep_at_the_sa
     controller.step(3.0, [load("alpha", 0)])
     step = controller.step(9.0, [load("alpha", 0, idle_s=6.0), load("omega", 0, queued=1)])
     assert [action.workload_id for action in step.actions if isinstance(action, StartReplica)] == ["omega"]
+
+
+def test_rows_are_in_the_order_of_the_snapshot_whatever_was_read_before() -> None:
+    a, b, c = (make_view(name, steps=100) for name in "abc")
+    table = RowTable(lambda view, _: PromiseRow(view))
+    for views in ((a, b), (b, a), (c, b, a), (c, a), (a, c)):
+        table.read(Snapshot(now_s=0.0, cluster=Topology(nodes=(make_node("n", 4),)), jobs=views))
+        assert list(table.by_id) == [row.job_id for row in table.rows] == [view.job.job_id for view in views]
+    assert [row.job_id for row in table.gone] == []
