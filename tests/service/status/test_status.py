@@ -299,7 +299,7 @@ def test_why_says_what_a_device_second_is_worth(price_s, told):
     assert explain(over, dataclasses.replace(view_of(over), price_s=price_s), (), 5.0).device_second_worth_s is None
 
 
-def test_what_a_promise_waits_for_is_told_until_the_job_has_ended():
+def test_what_a_promise_waits_for_is_told_until_the_deadline_or_the_end_of_the_job():
     known = record(JobState.RUNNING, deadline_s=60.0)
     condition = PromiseCondition(step_s=0.4567, num_workers=2)
     view = dataclasses.replace(view_of(known), conditions={known.workload_id: condition})
@@ -311,6 +311,8 @@ def test_what_a_promise_waits_for_is_told_until_the_job_has_ended():
     (promised,) = [known for known in job_conditions(told, []) if known.type is ConditionType.PROMISED]
     assert (promised.is_true, promised.message) == (False, words)
     assert job_status(record(JobState.SUCCEEDED), 5.0, condition=condition).promised_if is None
+    assert platform_status(view, 61.0, 0.0).jobs[0].promised_if is None
+    assert words not in explain(known, view, (), 61.0).evidence
     slow = PromiseCondition(step_s=0.4567, num_workers=2, measured_s=0.4568)
     assert "a step takes 0.457 s on 2 workers, more than 0.456 s" in slow.text()
     assert "no room for 1 worker is free" in PromiseCondition(step_s=0.0, num_workers=1).text()

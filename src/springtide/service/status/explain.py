@@ -159,7 +159,7 @@ def _job_evidence(
             sentence += f", slack {format_duration(status.slack_s)}"
         evidence.append(sentence)
         condition = view.conditions.get(record.workload_id)
-        evidence += [] if condition is None else [condition.text()]
+        evidence += [] if condition is None or left_s < 0 else [condition.text()]
     if record.changes.num_resizes or record.restarts.num_restarts or record.changes.num_preemptions:
         evidence.append(
             f"resized {record.changes.num_resizes}, preempted {record.changes.num_preemptions}, "

@@ -51,12 +51,13 @@ def job_status(
     known of the search for its workers and memory, `enforced` what enforces shares, `condition` what its deadline waits
     for, to be promised.
     """
+    has_passed = record.job.goal.deadline_s is not None and record.job.goal.deadline_s < now_s
     return JobStatus(
         **_asked_fields(record.job),
         **_lifecycle_fields(record.lifecycle),
         **_group_fields(record),
         **_outlook_fields(record, planned, now_s),
-        promised_if=None if record.lifecycle.state.is_terminal else condition,
+        promised_if=None if has_passed or record.lifecycle.state.is_terminal else condition,
         **_progress_fields(record),
         **_speed_fields(record),
         **_change_fields(record),
