@@ -159,6 +159,13 @@ def test_a_service_that_is_asked_gets_a_replica_before_idle_devices_are_shared_o
     assert counts(plan)["s"] == 1
 
 
+@pytest.mark.parametrize("policy", ["springtide", "elastic", "edf", "fifo"])
+def test_an_idle_service_starts_for_its_guaranteed_minimum(policy):
+    assert decide(policy, service("s", low=2)).reasons["s"] == "its guaranteed minimum is 2"
+    left = decide(policy, service("s", ready=3, low=2, idle_s=500.0), held={"s": [0, 1, 2]})
+    assert left.reasons["s"] == "nobody has asked for 500 s"
+
+
 @pytest.mark.parametrize("policy", POLICY_NAMES)
 def test_running_work_stays_where_it_is(policy):
     plan = decide(policy, job("a", high=2), job("b", high=2), held={"b": [0, 1], "a": [3, 2]})

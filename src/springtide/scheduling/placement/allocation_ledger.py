@@ -142,6 +142,8 @@ def serve_demand(shares: AllocationLedger) -> None:
 
 def _load_note(view: ServiceView, wanted: int, got: int) -> str:
     if view.in_flight + view.queued == 0:
+        if view.num_ready + view.num_starting < got <= view.min_replicas:
+            return f"its guaranteed minimum is {view.min_replicas}"
         return f"nobody has asked for {view.idle_s:.0f} s"
     load = f"{view.in_flight} in flight, {view.queued} queued"
     return f"its load asks for {wanted} ({load})" + (f", only {got} fits" if got < wanted else "")
