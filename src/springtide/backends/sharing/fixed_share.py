@@ -44,7 +44,7 @@ class FixedShare:
 
     @property
     def mechanism(self) -> str:
-        """The mechanism that limits the process, a name of core/share_status.py."""
+        """The mechanism that limits the process, a name of core/status/shares.py."""
         return self._enforcer.mechanism if self._enforcer is not None else "none"
 
     @property

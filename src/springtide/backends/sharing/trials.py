@@ -70,7 +70,7 @@ class ShareTrials:
 
     @property
     def mechanism(self) -> str:
-        """The mechanism that limits the process (core/share_status.py)."""
+        """The mechanism that limits the process (core/status/shares.py)."""
         return self._held.mechanism
 
     @property

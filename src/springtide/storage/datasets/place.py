@@ -9,7 +9,7 @@ import msgspec
 from springtide.core.decoding import decode_json
 from springtide.core.errors import InvalidRequest
 
-# Written by service/function_settings.py; only one of its fields is needed here.
+# Written by service/assembly/function_settings.py; only one of its fields is needed here.
 _SETTINGS_FILE = "functions.json"
 
 

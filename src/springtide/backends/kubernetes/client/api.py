@@ -70,7 +70,7 @@ _MOST_LINE_BYTES = 8 << 20
 
 
 class KubeApi:
-    """One cluster. Used from one event loop; raises ApiError (api_errors.py), BackendError where no call came about.
+    """One cluster. Used from one event loop; raises KubeApiError (errors.py), BackendError where no call came about.
 
     `server` is its address, `namespace` the one that the configuration names. `heard_at_s` is when the server last said
     anything (monotonic, -inf: never), `num_calls` how many calls were made; `on_write` is told of every write that was

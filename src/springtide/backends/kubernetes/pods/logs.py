@@ -28,7 +28,7 @@ KEPT_LOG_BYTES = 1 << 20
 MAX_FOLLOWED = 256
 _CHECK_BYTES = 256 << 10
 # Files beside a replica's output: lines of the job's step log that its pod wrote at its end, and, once all is read, a
-# marker for the service that puts both into the store (service/log_hand_in.py).
+# marker for the service that puts both into the store (service/logs/upload.py).
 STEPS_SUFFIX = ".steps"
 ENDED_SUFFIX = ".ended"
 _MAX_STEPS_BYTES = 4 << 20

@@ -1,7 +1,7 @@
 """The parts of a sharer's pod that a pod with a whole device does not have, and the annotation with its share.
 
 The annotation can be changed while the pod runs: the control plane writes it, and the share agent of the pod's node
-reads it (share_agent.py). Pure: dicts in and out.
+reads it (../share_agent/agent.py). Pure: dicts in and out.
 """
 
 from __future__ import annotations

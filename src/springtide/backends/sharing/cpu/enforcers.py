@@ -33,7 +33,7 @@ _OWN_GROUPS = Path("/proc/self/cgroup")
 class Enforcer(Protocol):
     """Limits tenants of devices to rates, in CPU cores. Not thread-safe; a tenant is known by a short name.
 
-    `mechanism` and `enforced` are shown to users (core/share_status.py). `undo_files` is for the guard, which lifts
+    `mechanism` and `enforced` are shown to users (core/status/shares.py). `undo_files` is for the guard, which lifts
     every limit when the owner of this enforcer dies.
     """
 

@@ -36,7 +36,7 @@ MEND = (
 
 
 class Enforcement(msgspec.Struct, frozen=True, kw_only=True):
-    """How shares of GPUs are enforced here: a name of core/share_status.py, a sentence, and the library if it is used.
+    """How shares of GPUs are enforced here: a name of core/status/shares.py, a sentence, and the library if it is used.
 
     `reason` says why the library is not used, `mend` how to change that.
     """

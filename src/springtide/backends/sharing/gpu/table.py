@@ -13,8 +13,8 @@ from springtide.core.shares import Share
 from springtide.core.status.shares import SharingStatus
 from springtide.core.workload import ReplicaId, WorkloadId
 
-# Files in the daemon's directory. The executor connects to the first (SOCK_STREAM, frames of core/wire.py), tenants
-# to the second (SOCK_SEQPACKET, springtide_share.h).
+# Files in the daemon's directory. The executor connects to the first (SOCK_STREAM, frames of core/wire/workers.py),
+# tenants to the second (SOCK_SEQPACKET, springtide_share.h).
 SOCKET_NAME = "gpu.sock"
 TENANT_SOCKET_NAME = "gpu-tenants.sock"
 STATUS_NAME = "gpu.json"
