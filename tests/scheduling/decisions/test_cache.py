@@ -20,13 +20,28 @@ from springtide.core.decision import JobView, Plan, Policy, ServiceView, Snapsho
 from springtide.core.events import LoadObserved, NodeJoined, ReplicaReady, ServiceDeployed
 from springtide.core.resources import make_node
 from springtide.core.workload import Entrypoint, InferenceService, WorkloadId
-from springtide.scheduling.decisions.cache import CacheablePolicy, DecisionCache
+from springtide.scheduling.decisions.cache import CacheablePolicy, DecisionCache, RowTable
+from springtide.scheduling.policies.springtide.rows import PromiseRow
 from springtide.scheduling.registry import POLICY_NAMES, make_policy
 from springtide.testing.policy import draw_snapshot, encode_plan
 
 # The genetic algorithm of the real size would take a minute of the fast lane.
 NAMES = [f"{name}:population=8:generations=3" if name == "pollux" else name for name in POLICY_NAMES]
 COMPOSED = ("dilu/springtide", "tide/springtide", "tide/goodput", "two-way/fapes", "dilu/tide/edf")
+
+
+def test_rows_are_in_the_order_of_the_snapshot_when_a_job_comes_back_to_its_place() -> None:
+    snapshot = next(drawn for seed in range(20) if len((drawn := draw_snapshot(np.random.default_rng(seed))).jobs) > 2)
+    table = RowTable[PromiseRow](lambda view, _: PromiseRow(view))
+    table.read(snapshot)
+    paused = snapshot.jobs[0].job.job_id
+    table.read(replace(snapshot, jobs=snapshot.jobs[1:]))
+    assert [row.job_id for row in table.gone] == [paused]
+    table.read(snapshot)
+    names = [view.job.job_id for view in snapshot.jobs]
+    assert [row.job_id for row in table.rows] == list(table.by_id) == names
+    assert [row.job_id for row in table.fresh] == [paused]
+    assert not table.gone
 
 
 @pytest.mark.parametrize("name", ["springtide", "goodput", "elasticflow", "edf+admission", "edf", *COMPOSED])

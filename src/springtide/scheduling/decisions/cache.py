@@ -80,7 +80,7 @@ Row = TypeVar("Row", bound=JobRow)
 class RowTable(Generic[Row]):
     """One row for each job of the last snapshot, made anew only for jobs whose view is another object.
 
-    `rows` are in the snapshot's order, `fresh` are those made by the last `read`, `gone` those it dropped. `make` gets
+    `rows` and `by_id` are in the snapshot's order, `fresh` are those made by the last `read`, `gone` those it dropped. `make` gets
     the view and the previous row of the job.
     """
 
@@ -122,14 +122,14 @@ class RowTable(Generic[Row]):
         return fresh
 
     def _read_all(self) -> None:
-        by_id = self.by_id
+        before = self.by_id
         self.rows, self.fresh = [], []
         for view in self._views:
-            row = by_id.get(view.job.job_id)
+            row = before.get(view.job.job_id)
             if row is None or row.view is not view:
-                row = by_id[view.job.job_id] = self._make(view, row)
+                row = self._make(view, row)
                 self.fresh.append(row)
             self.rows.append(row)
-        if len(by_id) > len(self.rows):
-            self.by_id = {row.job_id: row for row in self.rows}
-            self.gone = [row for job_id, row in by_id.items() if job_id not in self.by_id]
+        # In the snapshot's order, too: a job that was paused comes back to its place.
+        self.by_id = {row.job_id: row for row in self.rows}
+        self.gone = [row for job_id, row in before.items() if job_id not in self.by_id]
