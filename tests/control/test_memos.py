@@ -388,10 +388,9 @@ PURE = {
     "perf/curve.py": ["_curve", "_fit"],
     "perf/step_estimate.py": ["_fit", "fit_model"],
     "runtime/elastic/own_sockets.py": ["say_once"],
-    "scheduling/loans/policy.py": ["_topology"],
     "scheduling/loans/pools.py": ["by_id", "job_of", "maximum", "required", "wanted"],
     "scheduling/placement/allocation_ledger.py": ["_holders", "_least"],
-    "scheduling/placement/layout.py": ["_layout", "shape_of"],
+    "scheduling/placement/layout.py": ["_layout", "_topology", "shape_of"],
     "scheduling/policies/fapes/performance.py": [
         "_communication",
         "_exchanges",
@@ -402,6 +401,7 @@ PURE = {
         "compact_rates",
     ],
     "scheduling/families/family.py": ["_way", "rates"],
+    "scheduling/sharing/ledger.py": ["_columns_of"],
     "storage/stores/memory.py": ["_objects_of"],
 }
 
