@@ -80,8 +80,8 @@ Row = TypeVar("Row", bound=JobRow)
 class RowTable(Generic[Row]):
     """One row for each job of the last snapshot, made anew only for jobs whose view is another object.
 
-    `rows` and `by_id` are in the snapshot's order, `fresh` are those made by the last `read`, `gone` those it dropped. `make` gets
-    the view and the previous row of the job.
+    `rows` and `by_id` are in the snapshot's order, `fresh` are those made by the last `read`, `gone` those it dropped.
+    `make` gets the view and the previous row of the job.
     """
 
     def __init__(self, make: Callable[[JobView, Row | None], Row]) -> None:
