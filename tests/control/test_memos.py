@@ -422,7 +422,7 @@ PURE = {
         "compact_rates",
     ],
     "scheduling/families/candidates.py": ["size_grid"],
-    "scheduling/families/family.py": ["_way", "rates"],
+    "scheduling/families/family.py": ["_place_of", "_way", "rates"],
     "scheduling/sharing/ledger.py": ["_columns_of"],
     "storage/stores/memory.py": ["_objects_of"],
 }

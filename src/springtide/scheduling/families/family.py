@@ -7,7 +7,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import msgspec
@@ -315,6 +315,7 @@ def _inverse(rates: Floats) -> Floats:
     return np.divide(1.0, rates, out=np.full_like(rates, np.inf), where=rates > 0.0)
 
 
+@lru_cache(maxsize=4096)
 def _place_of(noise: GradientNoise | None) -> float:
     """Where a noise ratio lies among `NOISE_RATIOS`, as a fractional index; no noise known counts as none."""
     if noise is None or not is_sound(noise):
