@@ -18,6 +18,7 @@ import pytest
 from msgspec.structs import replace
 
 from kits.cheap_policies import cheap_names
+from kits.scheduling.goodput_jobs import KNOWN, NOISE, view
 from kits.simulation.sweeps import part
 from springtide.control.controller import Controller
 from springtide.control.incremental import HangWatch, WaitingReasons, Worklist
@@ -31,6 +32,7 @@ from springtide.core.tide import Tide
 from springtide.core.workload import WorkloadId
 from springtide.perf.tide import Forecaster
 from springtide.scheduling.decisions.cache import CacheablePolicy, DecisionCache
+from springtide.scheduling.families.family import FamilySpeed, JobFamily
 from springtide.scheduling.registry import make_policy
 from springtide.testing.policy import draw_snapshot, encode_plan
 
@@ -279,6 +281,23 @@ def forecaster(level: int | None) -> Memo:
     )
 
 
+def batches_of_a_family() -> Memo:
+    def pace() -> FamilySpeed:
+        return FamilySpeed(JobFamily(steps=KNOWN), [1, 4, 8], 4, view("a").job)
+
+    asked: dict[str, Any] = {"num_nodes": 1, "num_workers": 4, "noise": NOISE}
+    memory = pace()
+    return Memo(
+        lambda: memory.batch_for(**asked),
+        lambda: pace().batch_for(**asked),
+        {
+            "nodes": lambda: asked.update(num_nodes=2),
+            "workers": lambda: asked.update(num_workers=8),
+            "noise": lambda: asked.update(noise=replace(NOISE, grad_var=40.0 * NOISE.grad_var)),
+        },
+    )
+
+
 MEMOS: dict[str, Callable[..., Memo]] = {
     "HangWatch": hang_watch,
     "Worklist": worklist,
@@ -289,6 +308,7 @@ MEMOS: dict[str, Callable[..., Memo]] = {
     "RoomFitter": room_fitter,
     "Forecaster": lambda *_: forecaster(3),
     "Forecaster before any demand": lambda *_: forecaster(None),
+    "best batches of a family": lambda *_: batches_of_a_family(),
 }
 INPUTS = {
     "HangWatch": ("record of the job", "record of the service", "watched from", "now"),
@@ -300,6 +320,7 @@ INPUTS = {
     "RoomFitter": ("room of a node", "jobs"),
     "Forecaster": ("tide", "now", "horizon", "reserve"),
     "Forecaster before any demand": ("tide", "now", "horizon", "reserve"),
+    "best batches of a family": ("nodes", "workers", "noise"),
 }
 
 
@@ -388,10 +409,9 @@ PURE = {
     "perf/curve.py": ["_curve", "_fit"],
     "perf/step_estimate.py": ["_fit", "fit_model"],
     "runtime/elastic/own_sockets.py": ["say_once"],
-    "scheduling/loans/policy.py": ["_topology"],
     "scheduling/loans/pools.py": ["by_id", "job_of", "maximum", "required", "wanted"],
     "scheduling/placement/allocation_ledger.py": ["_holders", "_least"],
-    "scheduling/placement/layout.py": ["_layout", "shape_of"],
+    "scheduling/placement/layout.py": ["_layout", "_topology", "shape_of"],
     "scheduling/policies/fapes/performance.py": [
         "_communication",
         "_exchanges",
@@ -401,7 +421,9 @@ PURE = {
         "best_rate",
         "compact_rates",
     ],
-    "scheduling/families/family.py": ["_way", "rates"],
+    "scheduling/families/candidates.py": ["size_grid"],
+    "scheduling/families/family.py": ["_place_of", "_way", "rates"],
+    "scheduling/sharing/ledger.py": ["_columns_of"],
     "storage/stores/memory.py": ["_objects_of"],
 }
 

@@ -10,6 +10,7 @@ import pytest
 
 from springtide.solvers import share_dp
 from springtide.solvers.share_dp import (
+    FEW_ROWS,
     best_shares,
     concave_hull,
     hull_segments,
@@ -132,3 +133,17 @@ def test_the_last_unit_is_worth_the_slope_that_it_lies_on() -> None:
     # 3, then 2.5, then twice 2, then 1, then twice a half: seven units in all.
     slopes = [3.0, 3.0, 2.5, 2.0, 2.0, 1.0, 0.5, 0.5, 0.0]
     assert [marginal_value(sizes, values, capacity) for capacity in range(9)] == slopes
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_few_rows_have_the_segments_that_they_have_among_many(seed):
+    rng = np.random.default_rng(seed)
+    sizes = np.sort(rng.integers(0, 40, (FEW_ROWS, 7)), axis=1)
+    # Few different values, so that slopes are equal now and then.
+    values = rng.choice([0.0, 0.1, 0.2, 0.3, 0.7, 1.1, 1.3], (FEW_ROWS, 7)) * rng.choice([1.0, 1.0 / 3.0])
+    none = np.zeros_like(values)
+    few = hull_segments(sizes, values)
+    many = hull_segments(np.concatenate([sizes, sizes]), np.concatenate([values, none]))
+    for found, expected in zip(few, many, strict=True):
+        assert found.dtype == expected.dtype
+        assert found.tolist() == expected.tolist()

@@ -14,6 +14,8 @@ Ints = NDArray[np.int64]
 # Weights of many jobs are set in blocks of one job and one more for every so many before it.
 JOBS_PER_BLOCK = 8
 LEAST_ADDED = 0.1
+# So few rows are faster one by one than all at once.
+FEW_ROWS = 16
 # The exact search visits jobs x sizes x capacity cells; above this number, shares follow the concave hulls instead.
 MAX_CELLS = 6_000_000
 
@@ -132,6 +134,8 @@ def hull_segments(sizes: Ints, values: Floats) -> tuple[Ints, Floats, Floats]:
     order of size.
     """
     num_jobs, num_sizes = sizes.shape
+    if num_jobs <= FEW_ROWS:
+        return _hull_segments_of_few(sizes, values)
     at_size, at_value = np.zeros(num_jobs), np.zeros(num_jobs)
     rows: list[Ints] = []
     slopes: list[Floats] = []
@@ -155,6 +159,25 @@ def hull_segments(sizes: Ints, values: Floats) -> tuple[Ints, Floats, Floats]:
     if not rows:
         return np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0)
     return np.concatenate(rows), np.concatenate(slopes), np.concatenate(widths)
+
+
+def _hull_segments_of_few(sizes: Ints, values: Floats) -> tuple[Ints, Floats, Floats]:
+    """The same, row by row: the first segment of each row, then the second ones, and so on."""
+    rounds: list[list[tuple[int, float, float]]] = [[] for _ in range(sizes.shape[1])]
+    for row, (xs, ys) in enumerate(zip(sizes.tolist(), values.tolist(), strict=True)):
+        at_size = at_value = 0.0
+        for segments in rounds:
+            best, steepest = -1, 0.0
+            for index, x in enumerate(xs):
+                if x > at_size and (slope := (ys[index] - at_value) / (x - at_size)) >= steepest and slope > 0.0:
+                    best, steepest = index, slope
+            if best < 0:
+                break
+            segments.append((row, steepest, xs[best] - at_size))
+            at_size, at_value = float(xs[best]), ys[best]
+    found = [segment for segments in rounds for segment in segments]
+    rows, slopes, widths = zip(*found, strict=True) if found else ((), (), ())
+    return np.array(rows, dtype=np.int64), np.array(slopes, dtype=np.float64), np.array(widths, dtype=np.float64)
 
 
 def best_shares(sizes: Sequence[Ints], values: Sequence[Floats], capacity: int) -> list[int]:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from springtide.core.errors import InvalidRequest
-from springtide_studies.decision.bench import BOUND_MS, DEVICES_PER_JOB, draw_jobs, markdown, measure, run_bench
+from springtide_studies.decision.bench import BOUND_MS, DEVICES_PER_JOB, markdown, measure, run_bench
+from springtide_studies.decision.crowd import draw_jobs
 
 
 def ticking() -> Callable[[], float]:

@@ -57,8 +57,8 @@ def test_families_survive_the_journal_and_change_only_with_news():
 
 
 def test_sizes_are_few_within_a_node_and_finer_above():
-    assert size_grid(5) == [1, 2, 3, 4]
-    assert size_grid(64) == [1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64]
+    assert size_grid(5) == (1, 2, 3, 4)
+    assert size_grid(64) == (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kits.simulation.sweeps import part
 from springtide.core.resources import Topology, make_node
 from springtide.scheduling.placement.layout import Layout, addresses, block_at, layout_of
-from springtide.scheduling.placement.topology import Blocks, Census, fits_compactly
+from springtide.scheduling.placement.topology import Blocks, Census, fewest_suffice, fits_compactly
 
 SIZES = st.lists(st.integers(0, 12), min_size=1, max_size=7)
 
@@ -126,6 +126,96 @@ def test_best_fit_looks_at_the_nearest_surroundings_first() -> None:
     assert Census(layout, idle).best_block(0) == bits(9)
     assert Census(layout, idle).best_block(1) == bits(12, 13)
     assert Census(layout, idle).best_block(2) == 0
+
+
+# --- the same questions, answered block by block ----------------------------------------------------------------------
+
+
+def tightest(census: Census, starts: Sequence[int], level: int) -> int:
+    while len(starts) > 1 and level < census.layout.num_levels:
+        around = [(census.idle & block_at(start >> level << level, level)).bit_count() for start in starts]
+        starts = [start for start, idle in zip(starts, around, strict=True) if idle == min(around)]
+        level += 1
+    return starts[0]
+
+
+def idle_on(census: Census, node: int) -> int:
+    return (census.idle & census.layout.node_block(node)).bit_count()
+
+
+def num_needed(census: Census, nodes: Sequence[int], count: int) -> int:
+    idle = sorted((idle_on(census, node) for node in nodes), reverse=True)
+    return next((n for n in range(1, len(idle) + 1) if sum(idle[:n]) >= count), 0)
+
+
+def plain_block(census: Census, level: int) -> int:
+    layout = census.layout
+    whole = [
+        {start for start in range(0, layout.size, 1 << k) if block_at(start, k) & ~census.idle == 0}
+        for k in range(layout.num_levels)
+    ]
+    for upper in range(level, layout.num_levels):
+        inside = {start + half for start in whole[upper + 1] for half in (0, 1 << upper)} if whole[upper + 1 :] else ()
+        starts = sorted(whole[upper].difference(inside))
+        if starts:
+            return block_at(tightest(census, starts, upper + 1), level)
+    return 0
+
+
+def plain_compact(census: Census, count: int) -> int:
+    """What `compact` says of a number that is no power of two."""
+    layout, nodes = census.layout, census.layout.node_range()
+    if not 0 < count <= census.num_idle:
+        return 0
+    fewest = num_needed(census, nodes, count)
+    for level in range(layout.num_levels):
+        starts = range(0, layout.size, 1 << level)
+        roomy = [
+            (idle, start) for start in starts if (idle := (census.idle & block_at(start, level)).bit_count()) >= count
+        ]
+        if fewest == 1:
+            inside = [
+                (idle, start)
+                for idle, start in roomy
+                if any(not block_at(start, level) & ~layout.node_block(n) for n in nodes)
+            ]
+            if inside:
+                start = tightest(census, [start for idle, start in inside if idle == min(inside)[0]], level + 1)
+                return census._pick(start, level, count)
+            continue
+        for _, start in sorted(roomy):
+            mine = [node for node in nodes if not layout.node_block(node) & ~block_at(start, level)]
+            if num_needed(census, mine, count) == fewest:
+                return plain_fill(census, mine, count)
+    raise AssertionError
+
+
+def plain_fill(census: Census, nodes: Sequence[int], count: int) -> int:
+    chosen, left = 0, sorted(nodes, key=lambda node: (-idle_on(census, node), node))
+    while count:
+        able = [node for node in left if idle_on(census, node) >= count]
+        if able:
+            tight = min(able, key=lambda node: (idle_on(census, node), node))
+            return chosen | Census(census.layout, census.idle & census.layout.node_block(tight)).compact(count)
+        chosen |= census.idle & census.layout.node_block(left[0])
+        count -= idle_on(census, left.pop(0))
+    return chosen
+
+
+@settings(max_examples=part(300, least=100), deadline=None)
+@given(sizes=SIZES, data=st.data())
+def test_places_are_those_that_are_found_block_by_block(sizes: list[int], data: st.DataObject) -> None:
+    layout = layout_for(*sizes)
+    idle = data.draw(st.integers(0, (1 << layout.size) - 1)) & layout.present
+    count = data.draw(st.integers(1, 40))
+    census = Census(layout, idle)
+    needed = num_needed(census, layout.node_range(), count)
+    assert census.fewest_nodes(count) == needed
+    assert fewest_suffice(census, count) == (0 < needed <= layout.nodes_needed(count))
+    for level in range(layout.num_levels):
+        assert census.best_block(level) == plain_block(census, level)
+    if count & (count - 1):
+        assert census.compact(count) == plain_compact(census, count)
 
 
 def test_blocks_are_taken_and_given_back() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,7 +83,8 @@ class JobCandidates:
         return float(self.seconds[found[0]]) if len(found) else math.inf
 
 
-def size_grid(most: int) -> list[int]:
+@lru_cache(maxsize=1024)
+def size_grid(most: int) -> tuple[int, ...]:
     """The numbers of workers that are tried: 1, 2, 3, 4, 6, 8, 12, and from 16 on four to every doubling.
 
     Few sizes within a node, so that groups fill nodes; more above, so that a few large groups fill the cluster.
@@ -92,7 +94,7 @@ def size_grid(most: int) -> list[int]:
     while doubling <= most:
         found |= {doubling * quarters // 4 for quarters in (4, 5, 6, 7)}
         doubling *= 2
-    return sorted(size for size in found if size <= most)
+    return tuple(sorted(size for size in found if size <= most))
 
 
 def is_waiting(view: JobView, now_s: float) -> bool:

@@ -7,7 +7,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import msgspec
@@ -36,6 +36,8 @@ SAME_FRACTION = 0.05
 NUM_LENGTHS = 9
 # A job with more progress than any ended job of its family is assumed to have this part of its progress left.
 OVERDUE_FRACTION = 0.1
+# How many best batches are remembered for a family at most; beyond that all are forgotten.
+MOST_BATCHES = 10_000
 
 
 class JobFamily(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,7 +177,11 @@ class _Corrected:
 
 
 class FamilySpeed:
-    """The speed of a family's jobs on each number of workers, at every progress. Derived from `JobFamily`."""
+    """The speed of a family's jobs on each number of workers, at every progress. Derived from `JobFamily`.
+
+    The best batches that were asked for are remembered, by placement and noise: most jobs ask the same at every
+    decision.
+    """
 
     def __init__(
         self, family: JobFamily, sizes: Sequence[int], devices_per_node: int, job: TrainingJob, *, adapts: bool = True
@@ -191,6 +197,8 @@ class FamilySpeed:
         self.unit: LengthUnit = job.length_unit if job.batch is not None else "samples"
         self.sizes: Ints = np.asarray(sizes, dtype=np.int64)
         self.devices_per_node = devices_per_node
+        # They depend on nothing that `with_family` changes.
+        self._batches: dict[tuple[int, int, GradientNoise | None], tuple[int, float]] = {}
 
     def with_family(self, family: JobFamily) -> FamilySpeed:
         """The same speeds with the present noise of the family; its measured step times must be the same."""
@@ -293,14 +301,21 @@ class FamilySpeed:
 
     def batch_for(self, num_nodes: int, num_workers: int, noise: GradientNoise | None) -> tuple[int, float]:
         """The best global batch for so many workers, and its progress a second by the model."""
-        best = best_batches(self.model, noise, [(num_nodes, num_workers)], self.bounds, self.initial, self.unit)
-        return int(best.global_batch_size[0]), float(best.goodput_per_s[0])
+        key = (num_nodes, num_workers, noise)
+        known = self._batches.get(key)
+        if known is None:
+            best = best_batches(self.model, noise, [(num_nodes, num_workers)], self.bounds, self.initial, self.unit)
+            if len(self._batches) >= MOST_BATCHES:
+                self._batches.clear()
+            known = self._batches[key] = int(best.global_batch_size[0]), float(best.goodput_per_s[0])
+        return known
 
 
 def _inverse(rates: Floats) -> Floats:
     return np.divide(1.0, rates, out=np.full_like(rates, np.inf), where=rates > 0.0)
 
 
+@lru_cache(maxsize=4096)
 def _place_of(noise: GradientNoise | None) -> float:
     """Where a noise ratio lies among `NOISE_RATIOS`, as a fractional index; no noise known counts as none."""
     if noise is None or not is_sound(noise):

@@ -6,7 +6,6 @@ training policy plans the rest as if that were the whole cluster. See docs/polic
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 
 import msgspec
@@ -20,6 +19,7 @@ from springtide.scheduling.decisions.cache import DecisionCache
 from springtide.scheduling.loans.inference import Served, names_text, serve, wanted_label
 from springtide.scheduling.loans.pools import LabelVerdict, NodeView, PoolState, Strategy, pool_state
 from springtide.scheduling.placement.gangs import devices_text
+from springtide.scheduling.placement.layout import topology_of
 from springtide.scheduling.replicas import next_idle_at_s
 
 # How often a training policy decides at most: again without the cordoned devices that it gave to other jobs.
@@ -147,7 +147,7 @@ class TrainingView:
         cluster = whole.cluster
         if gone or not self.is_whole:
             parts = (_part(node, label, devices, gone) for node, label, devices in self.open)
-            cluster = _topology(_Nodes(tuple([node for node in parts if node])))
+            cluster = topology_of(tuple([node for node in parts if node]))
         alive, existing = cluster.device_set, whole.cluster.device_set
         rigid = {view.job.job_id for view in whole.jobs if not view.job.elastic}
         closed = {need.service_id for need in self.pools.needs}
@@ -252,24 +252,3 @@ def _part(node: Node, label: Pool, devices: list[Device], gone: frozenset[Device
     name = NodeId(f"{node.node_id}[{','.join(str(device.index) for device in left)}]")
     part = tuple([replace(device, node_id=name) for device in left])
     return replace(node, node_id=name, pool=label, devices=part)
-
-
-class _Nodes:
-    """The nodes that are left to training as a key that is cheap to look up."""
-
-    __slots__ = ("nodes",)
-
-    def __init__(self, nodes: tuple[Node, ...]) -> None:
-        self.nodes = nodes
-
-    def __hash__(self) -> int:
-        return hash((len(self.nodes), *(node.node_id for node in self.nodes[:1] + self.nodes[-1:])))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Nodes) and self.nodes == other.nodes
-
-
-@functools.lru_cache(maxsize=8)
-def _topology(key: _Nodes) -> Topology:
-    """The same object while the nodes are the same: policies keep what they derive from it."""
-    return Topology(nodes=key.nodes)

@@ -7,6 +7,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from springtide.core.resources import Device, DeviceId, Node, Topology
 
@@ -84,7 +86,13 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 def layout_of(cluster: Topology) -> Layout:
     """The layout of a cluster; the same object again while the nodes are the same."""
-    return _layout(_Nodes(cluster.nodes))
+    return _layout(SameNodes(cluster.nodes))
+
+
+def topology_of(nodes: tuple[Node, ...]) -> Topology:
+    """The cluster of these nodes; the same object again while they are the same, since policies keep what they derive
+    from it."""
+    return _topology(SameNodes(nodes))
 
 
 @functools.lru_cache(maxsize=16384)
@@ -108,7 +116,7 @@ def is_scattered(layout: Layout, devices: Sequence[DeviceId]) -> bool:
     return len(nodes) > layout.nodes_needed(len(devices))
 
 
-class _Nodes:
+class SameNodes:
     """The nodes of a cluster as a key that is cheap to look up: equal by content, compared by identity first."""
 
     __slots__ = ("nodes",)
@@ -121,7 +129,7 @@ class _Nodes:
         return hash((len(self.nodes), ends))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Nodes) and (self.nodes is other.nodes or self.nodes == other.nodes)
+        return isinstance(other, SameNodes) and (self.nodes is other.nodes or self.nodes == other.nodes)
 
 
 def _largest_block(blocks: int, aligned: Sequence[int]) -> int:
@@ -134,8 +142,13 @@ def _largest_block(blocks: int, aligned: Sequence[int]) -> int:
     return size
 
 
+@functools.lru_cache(maxsize=16)
+def _topology(key: SameNodes) -> Topology:
+    return Topology(nodes=key.nodes)
+
+
 @functools.lru_cache(maxsize=8)
-def _layout(key: _Nodes) -> Layout:
+def _layout(key: SameNodes) -> Layout:
     slots = [_slots(node.devices) for node in key.nodes if node.devices]
     slots.sort(key=len, reverse=True)
     starts: list[int] = []
@@ -197,6 +210,12 @@ def lowest(bits: int) -> int:
 def addresses(bits: int) -> list[int]:
     """All addresses in a bitmap, ascending."""
     return list(_addresses(bits))
+
+
+def address_array(bits: int, size: int) -> NDArray[np.int64]:
+    """All addresses in a bitmap of `size` (a multiple of 8) addresses, ascending."""
+    octets = np.frombuffer(bits.to_bytes(size // 8, "little"), dtype=np.uint8)
+    return np.flatnonzero(np.unpackbits(octets, bitorder="little"))
 
 
 def _addresses(bits: int) -> Iterator[int]:

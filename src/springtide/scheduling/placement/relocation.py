@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
+import numpy as np
+
 from springtide.core.decision import PoolAllocation
 from springtide.core.resources import DeviceId
 from springtide.core.workload import WorkloadId
@@ -39,10 +41,12 @@ class Claims:
         self._movable = movable
         self._of: dict[WorkloadId, int] = {}
         self._held: dict[WorkloadId, int] = {}
+        self._kept: dict[WorkloadId, int] = {}
         self.held_now = layout.bitmap(chain.from_iterable([held.device_ids for held in allocations.values()]))
         self.idle = layout.present & ~layout.bitmap(chain.from_iterable(unmoved.values()))
         self._owner: list[WorkloadId | None] | None = None
-        self._movers: set[WorkloadId] | None = None
+        # The moving workloads: the devices that each still waits for, and those that it then gives back.
+        self._movers: dict[WorkloadId, tuple[int, int]] | None = None
         self._undo: list[tuple[WorkloadId, int]] = []
         self._by_count: dict[int, int] = {}
         self._clearings_left = 0
@@ -68,7 +72,12 @@ class Claims:
     def of(self, workload_id: WorkloadId) -> int:
         """The devices that a workload claims."""
         bits = self._of.get(workload_id)
-        return self.layout.bitmap(self._unmoved.get(workload_id, ())) if bits is None else bits
+        if bits is not None:
+            return bits
+        bits = self._kept.get(workload_id)
+        if bits is None:
+            bits = self._kept[workload_id] = self.layout.bitmap(self._unmoved.get(workload_id, ()))
+        return bits
 
     def take(self, workload_id: WorkloadId, bits: int) -> None:
         """Claim `bits` and nothing else for a workload; they must be idle or its own."""
@@ -83,7 +92,7 @@ class Claims:
         if self._owner is not None and workload_id in self._movable:
             self._enter(workload_id, before, bits)
         if self._movers is not None:
-            (self._movers.add if self._moves(workload_id) else self._movers.discard)(workload_id)
+            self._note_move(workload_id)
 
     def _roll_back(self, mark: int) -> None:
         while len(self._undo) > mark:
@@ -92,10 +101,15 @@ class Claims:
 
     # --- waiting for others -----------------------------------------------------------------------------------------
 
-    def _moves(self, workload_id: WorkloadId) -> bool:
-        """Whether a workload gives up devices for others, which it does only once it has these."""
+    def _note_move(self, workload_id: WorkloadId) -> None:
+        """Record whether a workload gives up devices for others, which it does only once it has these."""
+        assert self._movers is not None
         held, claimed = self.held(workload_id), self.of(workload_id)
-        return bool(held & ~claimed and claimed & ~held)
+        takes, gives = claimed & ~held, held & ~claimed
+        if takes and gives:
+            self._movers[workload_id] = takes, gives
+        else:
+            self._movers.pop(workload_id, None)
 
     def out_of_reach(self, workload_id: WorkloadId) -> int:
         """The devices for which a moving workload must not wait: their holders wait for it, directly or indirectly.
@@ -103,25 +117,31 @@ class Claims:
         New replicas start before the old ones stop, so two jobs that wait for each other's devices wait for ever.
         """
         if self._movers is None:
-            self._movers = {other for other in (*self._unmoved, *self._of) if self._differs(other)}
+            self._movers = {}
+            for other in (*self._unmoved, *self._of):
+                if self._may_move(other):
+                    self._note_move(other)
         region = held = self.held(workload_id)
-        waiting = sorted(self._movers - {workload_id})
-        found = bool(waiting)
-        while found:
-            found = False
-            for other in waiting:
-                if (self.of(other) & ~self.held(other)) & region:
-                    vacated = self.held(other) & ~self.of(other)
-                    found |= bool(vacated & ~region)
-                    region |= vacated
+        others = [move for other, move in self._movers.items() if other != workload_id]
+        while others:
+            # Whatever is reached is reached in any order.
+            beyond: list[tuple[int, int]] = []
+            before = region
+            for move in others:
+                if move[0] & region:
+                    region |= move[1]
+                else:
+                    beyond.append(move)
+            if region == before:
+                break
+            others = beyond
         return region & ~held
 
-    def _differs(self, workload_id: WorkloadId) -> bool:
-        if workload_id not in self._of:
-            held = self._allocations.get(workload_id)
-            if held is None or held.device_ids == tuple(self._unmoved[workload_id]):
-                return False
-        return self._moves(workload_id)
+    def _may_move(self, workload_id: WorkloadId) -> bool:
+        if workload_id in self._of:
+            return True
+        held = self._allocations.get(workload_id)
+        return held is not None and held.device_ids != tuple(self._unmoved[workload_id])
 
     # --- making room ------------------------------------------------------------------------------------------------
 
@@ -252,20 +272,17 @@ def _with_room(room: Census, free: Census, level: int, count: int) -> list[int]:
     """The blocks of a level that could have `count` devices, those with the most idle ones first."""
     if level >= room.layout.num_levels:
         return []
-    if count == 1 << level:
-        indices = [start >> level for start in addresses(room.full(level))]
-    else:
-        indices = [index for index, most in enumerate(room.counts(level)) if most >= count]
-    idle = free.counts(level)
-    indices.sort(key=lambda index: -idle[index])
-    return [block_at(index << level, level) for index in indices[:MAX_CANDIDATES]]
+    indices = np.flatnonzero(np.asarray(room.counts(level)) >= count)
+    idle = np.asarray(free.counts(level), dtype=np.int64)[indices]
+    chosen = indices[np.argsort(-idle, kind="stable")[:MAX_CANDIDATES]]
+    return [block_at(index << level, level) for index in chosen.tolist()]
 
 
 def _nodes_with_room(room: Census, free: Census, count: int) -> list[int]:
     """The fewest nodes that could have `count` devices: those with the most room, the most idle first."""
     layout = room.layout
     most, idle = room.idle_of_nodes(), free.idle_of_nodes()
-    chosen = sorted(range(len(most)), key=lambda node: (-most[node], -idle[node]))[: layout.nodes_needed(count)]
-    if sum(most[node] for node in chosen) < count:
+    chosen = np.lexsort((-idle, -most))[: layout.nodes_needed(count)]
+    if most[chosen].sum() < count:
         return []
-    return [sum(layout.node_block(node) for node in chosen)]
+    return [sum(layout.node_block(node) for node in chosen.tolist())]

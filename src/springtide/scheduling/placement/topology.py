@@ -8,13 +8,18 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from springtide.scheduling.placement.layout import Layout as Layout
+from springtide.scheduling.placement.layout import address_array, enclosing_level
 from springtide.scheduling.placement.layout import addresses as addresses
 from springtide.scheduling.placement.layout import block_at as block_at
-from springtide.scheduling.placement.layout import enclosing_level
 from springtide.scheduling.placement.layout import layout_of as layout_of
 from springtide.scheduling.placement.layout import level_for as level_for
 from springtide.scheduling.placement.layout import lowest as lowest
+
+Ints = NDArray[np.int64]
 
 # For blocks of 1, 2, 4 and 8 bits: how many bits are set in each block of a byte, as tables for bytes.translate.
 _BITS_IN_BYTE: tuple[tuple[bytes, ...], ...] = tuple(
@@ -87,17 +92,16 @@ class Census:
                 parents = self.full(upper + 1)
                 blocks &= ~(parents | parents << (1 << upper))
             if blocks:
-                return block_at(self._tightest(addresses(blocks), upper + 1), level)
+                return block_at(self._tightest(address_array(blocks, self.layout.size), upper + 1), level)
         return 0
 
-    def _tightest(self, starts: Sequence[int], level: int) -> int:
+    def _tightest(self, starts: Ints, level: int) -> int:
         """The start whose surroundings have the fewest idle devices: at this level, then at each one above."""
         while len(starts) > 1 and level < self.layout.num_levels:
-            counts = self.counts(level)
-            fewest = min(counts[start >> level] for start in starts)
-            starts = [start for start in starts if counts[start >> level] == fewest]
+            around = np.asarray(self.counts(level))[starts >> level]
+            starts = starts[around == around.min()]
             level += 1
-        return starts[0]
+        return int(starts[0])
 
     def compact(self, count: int) -> int:
         """Any `count` idle devices as close together as possible, as a bitmap; 0 if fewer are idle.
@@ -129,12 +133,10 @@ class Census:
                 return block
         return self.best_block(level)
 
-    def idle_of_nodes(self) -> Sequence[int]:
-        """How many devices are idle on each node."""
-        idle: list[int] = []
-        for level, start, end in self.layout.runs:
-            idle += self.counts(level)[start >> level : end >> level]
-        return idle
+    def idle_of_nodes(self) -> Ints:
+        """How many devices are idle on each node. Shape [nodes]."""
+        parts = [self.counts(level)[start >> level : end >> level] for level, start, end in self.layout.runs]
+        return np.concatenate([np.zeros(0, dtype=np.int64), *map(np.asarray, parts)])
 
     def fewest_nodes(self, count: int) -> int:
         """The fewest nodes with `count` idle devices together; 0 if not so many are idle."""
@@ -145,10 +147,10 @@ class Census:
         layout = self.layout
         for level in range(level_for(count), layout.node_levels[0] + 1):
             wide = max(end for node_level, _, end in layout.runs if node_level >= level)
-            counts = self.counts(level)[: wide >> level]
-            least = min((idle for idle in counts if idle >= count), default=None)
-            if least is not None:
-                tight = [index << level for index, idle in enumerate(counts) if idle == least]
+            counts = np.asarray(self.counts(level)[: wide >> level])
+            enough = counts[counts >= count]
+            if len(enough):
+                tight = np.flatnonzero(counts == enough.min()) << level
                 return self._pick(self._tightest(tight, level + 1), level, count)
         raise AssertionError("one node was said to suffice")
 
@@ -168,25 +170,28 @@ class Census:
         layout = self.layout
         idle = self.idle_of_nodes()
         for level in range(level_for(count), layout.num_levels):
-            counts = self.counts(level)
-            roomy = sorted((counted, index) for index, counted in enumerate(counts) if counted >= count)
-            for _, index in roomy:
+            counts = np.asarray(self.counts(level))
+            roomy = np.flatnonzero(counts >= count)
+            for index in roomy[np.argsort(counts[roomy], kind="stable")].tolist():
                 first = bisect_left(layout.node_starts, index << level)
                 last = bisect_left(layout.node_starts, (index + 1) << level)
                 if _num_needed(idle[first:last], count) == fewest:
                     return self._fill_nodes(range(first, last), idle, count)
         raise AssertionError("the cluster as a whole was said to suffice")
 
-    def _fill_nodes(self, nodes: Iterable[int], idle: Sequence[int], count: int) -> int:
+    def _fill_nodes(self, nodes: range, idle: Ints, count: int) -> int:
         chosen = 0
-        left = sorted(nodes, key=lambda node: (-idle[node], node))
+        left = idle[nodes.start : nodes.stop].copy()
         while count:
-            tight = min((node for node in left if idle[node] >= count), key=lambda n: (idle[n], n), default=None)
-            if tight is not None:
+            able = np.flatnonzero(left >= count)
+            if len(able):
+                tight = nodes[int(able[np.argmin(left[able])])]
                 return chosen | Census(self.layout, self.idle & self.layout.node_block(tight)).compact(count)
-            fullest = left.pop(0)
-            chosen |= self.idle & self.layout.node_block(fullest)
-            count -= idle[fullest]
+            fullest = int(np.argmax(left))
+            assert left[fullest] > 0, "these nodes were said to suffice"
+            chosen |= self.idle & self.layout.node_block(nodes[fullest])
+            count -= int(left[fullest])
+            left[fullest] = 0
         return chosen
 
     def extend(self, own: int, count: int) -> int:
@@ -298,10 +303,7 @@ def fewest_suffice(census: Census, count: int) -> bool:
     return 0 < census.fewest_nodes(count) <= census.layout.nodes_needed(count)
 
 
-def _num_needed(idle: Sequence[int], count: int) -> int:
+def _num_needed(idle: Ints, count: int) -> int:
     """How many of the nodes, fullest first, it takes to have `count` idle devices; 0 if all are not enough."""
-    for number, free in enumerate(sorted(idle, reverse=True), start=1):
-        count -= free
-        if count <= 0:
-            return number
-    return 0
+    number = int(np.searchsorted(np.cumsum(np.sort(idle)[::-1]), count))
+    return number + 1 if number < len(idle) else 0

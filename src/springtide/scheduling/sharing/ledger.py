@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -14,6 +16,7 @@ from springtide.core.errors import InvalidRequest
 from springtide.core.resources import DeviceId, Topology
 from springtide.core.shares import MAX_LIMIT, Load, Share
 from springtide.core.workload import WorkloadId
+from springtide.scheduling.placement.layout import SameNodes
 from springtide.scheduling.sharing.demand import TOLERANCE_UNITS, UNITS, ShareDemand, demand_of
 from springtide.scheduling.sharing.outlook import STALE_FRACTION, FitOutlook, Remainders
 
@@ -57,22 +60,10 @@ class ShareLedger:
         self.bounds = bounds if bounds is not None else LedgerBounds()
         self.max_request = round(self.bounds.max_request * UNITS)
         self.max_limit = round(self.bounds.max_limit * UNITS)
-        self.device_ids: tuple[DeviceId, ...] = cluster.device_ids()
-        self.at: dict[DeviceId, int] = {device_id: at for at, device_id in enumerate(self.device_ids)}
-        self.nodes: tuple[range, ...] = _ranges([len(node.devices) for node in cluster.nodes])
+        columns = _columns_of(SameNodes(cluster.nodes))
+        self.device_ids, self.at, self.nodes, self.grid, self.node_at = columns[:5]
+        self.memory_mb, self.memory_sizes_mb, self.memory_kind = columns[5:]
         num = len(self.device_ids)
-        self.grid: Counts = np.full((len(self.nodes), max(map(len, self.nodes), default=1)), -1, dtype=np.int64)
-        for row, devices in zip(self.grid, self.nodes, strict=True):
-            row[: len(devices)] = devices
-        self.node_at: Counts = np.repeat(
-            np.arange(len(self.nodes), dtype=np.int64), [len(devices) for devices in self.nodes]
-        )
-        self.memory_mb: Counts = np.array(
-            [device.memory_mb or UNCOUNTED_MB for device in cluster.devices()], dtype=np.int64
-        )
-        sizes, kinds = np.unique(self.memory_mb, return_inverse=True)
-        self.memory_sizes_mb: Counts = sizes
-        self.memory_kind: Counts = kinds.astype(np.int64)
         self.free_request: Counts = np.full(num, self.max_request + TOLERANCE_UNITS, dtype=np.int64)
         self.free_limit: Counts = np.full(num, self.max_limit + TOLERANCE_UNITS, dtype=np.int64)
         self.free_memory_mb: Counts = self.memory_mb.copy()
@@ -85,7 +76,7 @@ class ShareLedger:
         # Each workload's family and devices; the workloads on each device; the devices of each family, in order of
         # arrival.
         self._held: dict[WorkloadId, tuple[str, tuple[tuple[int, ShareDemand], ...]]] = {}
-        self._on: list[dict[WorkloadId, str]] = [{} for _ in range(num)]
+        self._on: defaultdict[int, dict[WorkloadId, str]] = defaultdict(dict)
         self._family_at: dict[str, dict[int, int]] = {}
         # How often each demand is held.
         self.mix: dict[ShareDemand, int] = {}
@@ -100,6 +91,12 @@ class ShareLedger:
             self.is_usable[at] = False
             if not self.is_open[at]:
                 self.num_idle[self.node_at[at]] -= 1
+
+    def block_all(self, device_ids: Iterable[DeviceId]) -> None:
+        """Put no workload on any of these devices; those that are not of the cluster are left out."""
+        self.is_usable[[at for device_id in device_ids if (at := self.at.get(device_id)) is not None]] = False
+        idle = self.node_at[self.is_usable & ~self.is_open]
+        self.num_idle = np.bincount(idle, minlength=len(self.nodes)).astype(np.int64)
 
     def hold(self, workload_id: WorkloadId, family: str, parts: Sequence[Part], *, is_given: bool = False) -> None:
         """Put a workload on its devices, all of them or none.
@@ -146,6 +143,10 @@ class ShareLedger:
         if not at_family:
             del self._family_at[family]
         self._num_changes += 1
+
+    def has_room(self, device_id: DeviceId, demand: ShareDemand) -> bool:
+        """Whether this device is usable and has room for one more such demand."""
+        return self._has_room(self._index(device_id), demand)
 
     def room_for(self, demand: ShareDemand) -> Flags:
         """Which usable devices have room for one more such demand: shape (num_devices,)."""
@@ -235,6 +236,41 @@ class ShareLedger:
 def parts_of(device_ids: Iterable[DeviceId], share: Share) -> tuple[Part, ...]:
     """The same share of each of these devices."""
     return tuple(Part(device_id, share) for device_id in device_ids)
+
+
+class _Columns(NamedTuple):
+    """What the ledgers of a cluster have in common; nothing of it is changed."""
+
+    device_ids: tuple[DeviceId, ...]
+    at: dict[DeviceId, int]
+    nodes: tuple[range, ...]
+    grid: Counts
+    node_at: Counts
+    memory_mb: Counts
+    memory_sizes_mb: Counts
+    memory_kind: Counts
+
+
+@lru_cache(maxsize=8)
+def _columns_of(key: SameNodes) -> _Columns:
+    devices = [device for node in key.nodes for device in node.devices]
+    device_ids = tuple([device.device_id for device in devices])
+    nodes = _ranges([len(node.devices) for node in key.nodes])
+    grid: Counts = np.full((len(nodes), max(map(len, nodes), default=1)), -1, dtype=np.int64)
+    for row, mine in zip(grid, nodes, strict=True):
+        row[: len(mine)] = mine
+    memory_mb = np.array([device.memory_mb or UNCOUNTED_MB for device in devices], dtype=np.int64)
+    sizes, kinds = np.unique(memory_mb, return_inverse=True)
+    return _Columns(
+        device_ids,
+        {device_id: at for at, device_id in enumerate(device_ids)},
+        nodes,
+        grid,
+        np.repeat(np.arange(len(nodes), dtype=np.int64), [len(mine) for mine in nodes]),
+        memory_mb,
+        sizes,
+        kinds.astype(np.int64),
+    )
 
 
 def _ranges(sizes: Sequence[int]) -> tuple[range, ...]:

@@ -94,12 +94,10 @@ class SharePlan:
         """The ledger of all machines; devices that are not for sharers are blocked."""
         cluster = self._snapshot.cluster
         ledger = ShareLedger(cluster)
-        for node in cluster.nodes:
-            is_closed = node.functions is not None or node.node_id in self._snapshot.drains
-            for device in node.devices:
-                is_claimed = claims.get(device.device_id) in self.sharers
-                if is_closed or (device.device_id in self._whole and not is_claimed):
-                    ledger.block(device.device_id)
+        drains = self._snapshot.drains
+        closed = [node for node in cluster.nodes if node.functions is not None or node.node_id in drains]
+        whole = [at for at in self._whole if claims.get(at) not in self.sharers] if claims else self._whole
+        ledger.block_all([*whole, *(device.device_id for node in closed for device in node.devices)])
         return ledger
 
     def _taken(self) -> frozenset[DeviceId]:
@@ -193,7 +191,7 @@ class SharePlan:
         self._hold(who, family, share, [at for at in devices if self._fits(at, share)])
 
     def _fits(self, device_id: DeviceId, share: Share) -> bool:
-        return bool(self._ledger.room_for(demand_of(share))[self._ledger.at[device_id]])
+        return self._ledger.has_room(device_id, demand_of(share))
 
     def _hold(self, who: WorkloadId, family: str, share: Share, devices: Sequence[DeviceId]) -> None:
         """Enter this share of exactly these devices, which have room."""

@@ -18,6 +18,7 @@ from springtide.core.resources import DeviceId, Node, Topology
 from springtide.core.workload import JobState, WorkloadId
 from springtide.perf.curve import curve_of
 from springtide.scheduling.decisions.cache import DecisionCache
+from springtide.scheduling.placement.layout import topology_of
 from springtide.scheduling.replicas import next_idle_at_s
 from springtide.scheduling.sharing.packing import DiluPacker, Packer
 from springtide.scheduling.sharing.plan import WEAK_CLAIMS, Claims, SharePlan, WeakClaim
@@ -261,4 +262,4 @@ def _without(cluster: Topology, taken: Collection[DeviceId]) -> Topology:
         left = tuple(device for device in node.devices if device.device_id not in taken)
         if left:
             nodes.append(replace(node, devices=left))
-    return Topology(nodes=tuple(nodes))
+    return topology_of(tuple(nodes))

@@ -8,16 +8,18 @@ from typing import Any
 
 import numpy as np
 
+from springtide.core.events import Event
 from springtide.core.resources import Node, Topology
-from springtide.core.workload import TrainingJob
+from springtide.core.workload import TrainingJob, WorkloadId
 from springtide.perf.communication.fabric import V100_SERVER
+from springtide.simulator.fluid.rules import Speeds
 from springtide.workloads.cluster import cluster_nodes
+from springtide_studies.decision.platform import DEVICES_PER_NODE
 from springtide_studies.fapes.jobs import FapesRequest, arrivals_of, draw_requests
 from springtide_studies.fapes.truth import TopologySpeeds
 
 # The policies that are measured with such jobs.
 GOODPUT_POLICIES: tuple[str, ...] = ("fapes", "goodput", "pollux", "sia")
-DEVICES_PER_NODE = 8
 # 1,000 jobs on 8,000 devices; 16 on 128.
 DEVICES_PER_JOB = 8.0
 SIZES: tuple[int, ...] = (64, 128, 512, 1024, 2048, 4096, 8192)
@@ -35,7 +37,9 @@ def is_goodput_policy(policy: str) -> bool:
 
 
 class GoodputCrowd:
-    """Keeps a number of jobs alive: a second after one ends, another arrives."""
+    """Jobs whose batch size policies choose."""
+
+    timed_events: Sequence[tuple[float, Event]] = ()
 
     def __init__(self, num_devices: int, seed: int) -> None:
         self._rng = np.random.default_rng(np.random.SeedSequence([seed, num_devices, 23]))
@@ -43,19 +47,21 @@ class GoodputCrowd:
         self.num_jobs = max(1, round(num_devices / DEVICES_PER_JOB))
         self.due_s: float | None = None
         self.nodes: Sequence[Node] = cluster_nodes(f"{num_devices // DEVICES_PER_NODE}x{DEVICES_PER_NODE}@10x10x11")
-        self.speeds = TopologySpeeds(Topology(nodes=tuple(self.nodes)), V100_SERVER, ())
+        self._speeds = TopologySpeeds(Topology(nodes=tuple(self.nodes)), V100_SERVER, ())
+
+        self.speeds: Speeds | None = self._speeds
 
     def warm(self) -> list[tuple[float, TrainingJob]]:
-        """The first jobs, each with a random part of its work behind it."""
         return [
             (float(int(index * _WARM_UP_S / self.num_jobs)), self._job(float(self._rng.uniform(0.05, 1.0))))
             for index in range(self.num_jobs)
         ]
 
     def next(self, now_s: float) -> TrainingJob:
-        """One that arrives now."""
-        self.due_s = None
         return self._job(1.0)
+
+    def ended(self, job_id: WorkloadId) -> None:
+        """All jobs are drawn alike, whichever has ended."""
 
     def _job(self, left: float) -> TrainingJob:
         (drawn,) = draw_requests([0.0], self._seed * 1_000_003 + self._drawn)
@@ -68,7 +74,7 @@ class GoodputCrowd:
             local_batch_size=drawn.local_batch_size,
         )
         self._drawn += 1
-        self.speeds.add(request)
+        self._speeds.add(request)
         ((_, job),) = arrivals_of([request], "adaptive", {})
         return job
 

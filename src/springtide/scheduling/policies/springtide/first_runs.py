@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from itertools import pairwise
 
@@ -165,7 +166,11 @@ def _longest_s(reservations: ReservationTable, size: int, deadline_s: float, rea
     """
     profile, costs, first_s = reservations.profile, reservations.costs, max(reservations.now_s, ready_s)
     longest_s, began_s = 0.0, math.inf
-    for (at_s, until_s), count in zip(pairwise([*profile.times, math.inf]), profile.free, strict=True):
+    # The stretches of the profile from `first_s` to the deadline.
+    times = profile.times
+    begin, end = max(0, bisect_right(times, first_s) - 1), bisect_left(times, deadline_s)
+    moments = pairwise([*times[begin:end], times[end] if end < len(times) else math.inf])
+    for (at_s, until_s), count in zip(moments, profile.free[begin:end], strict=True):
         from_s, to_s = max(at_s, first_s), min(until_s, deadline_s)
         if to_s <= from_s or count < size:
             began_s = math.inf

@@ -57,18 +57,21 @@ class OutsideJob:
     `candidates` are its sizes at the best batch for each, if it may choose its batch.
     """
 
-    __slots__ = ("_row", "candidates", "deadline_s", "held", "is_resizable", "job_id", "sizes", "view")
+    __slots__ = ("_row", "_seconds", "candidates", "deadline_s", "held", "is_resizable", "job_id", "sizes", "view")
 
     def __init__(self, row: PromiseRow, held: int, candidates: JobCandidates | None) -> None:
         self._row, self.held, self.candidates = row, held, candidates
         self.job_id, self.view, self.deadline_s = row.job_id, row.view, row.deadline_s
         self.is_resizable = row.view.job.elastic or not held
         self.sizes: Sequence[int] = row.sizes if candidates is None else candidates.sizes.tolist()
+        self._seconds: Mapping[int, float] | None = None
+        if candidates is not None:
+            self._seconds = dict(zip(self.sizes, candidates.seconds.tolist(), strict=True))
 
     def seconds(self, sizes: Sequence[int], now_s: float) -> list[float]:
         """Seconds to its end on each of these of its sizes, changes excluded."""
-        if self.candidates is not None:
-            return [self.candidates.seconds_on(n) for n in sizes]
+        if self._seconds is not None:
+            return [self._seconds[n] for n in sizes]
         work = self._row.steps_left(now_s, self.held)
         return [work / self._row.rates[n] for n in sizes]
 
