@@ -242,6 +242,7 @@ def test_devices_have_a_price_where_jobs_would_be_faster_with_more_than_they_can
     plan = look(Springtide(), [due, make_view("best", steps=100)], slots=4)
     assert counts(plan) == {"due": 4}
     assert plan.price_s > 0.0
+    assert look(Springtide(), [make_view("best", steps=100, least=2)], slots=1).price_s > 0.0
 
 
 def test_who_loses_devices_is_told_who_has_them_and_why_they_are_worth_more_there() -> None:

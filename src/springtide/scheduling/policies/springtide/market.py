@@ -315,8 +315,9 @@ class Market:
         """The price of a device beyond these floors, with what sizes would be worth that may not be chosen."""
         weights = self._weigh()
         if bool((self._sizes.max(axis=1) == 0).any()):
-            # Some may have no size at all: they are weighed by what they could have if all devices were theirs.
-            weights = self._weights_of(self._all_sizes, self._all_seconds, self._num_devices)
+            # Some may have no size at all: they are weighed by what they could have if there were enough devices.
+            most = max(self._num_devices, int(self._all_sizes.max()))
+            weights = self._weights_of(self._all_sizes, self._all_seconds, most)
         more, gains = _beyond_floors(self._all_sizes[rows], weights[rows, None] * self._all_worth[rows], floors)
         self.price_s = max(self.price_s, marginal_value(more, gains, spare))
 
