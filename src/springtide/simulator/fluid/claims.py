@@ -26,8 +26,8 @@ MOMENT_TOLERANCE_S = 0.01
 NEXT_DECISION_S = 1.0
 # A change is charged as if the job were changed again within so many seconds (docs/policies/springtide.md).
 HORIZON_S = 300.0
-# A job that is about to end is valued as if it had so many seconds left.
-LEAST_LEFT_S = 1.0
+# How much is left of a job that ends sooner than this depends on when it reported last.
+SHORT_S = 10.0
 # Prices are as of the last decision, and speeds that differ by less are no reason for a new one.
 PRICE_TOLERANCE = 1.1
 
@@ -78,7 +78,9 @@ class ClaimChecks:
         if not snapshot.drains and not snapshot.capacity:
             if waiting:
                 self._check_waits(waiting, snapshot, plan)
-            if plan.price_s == 0.0 and not _num_idle(snapshot, plan):
+            # A price is true of the decision that it was made in: the memory is another one after that.
+            is_new = plan.memory is None or plan.memory is not snapshot.memory
+            if is_new and plan.price_s == 0.0 and not _num_idle(snapshot, plan):
                 for view in jobs.values():
                     self._check_worthless(view, plan, snapshot)
 
@@ -126,15 +128,20 @@ class ClaimChecks:
         self.num_checked += 1
         since_s = snapshot.now_s - view.progress.progress_at_s if before and view.state is JobState.RUNNING else 0.0
         left = max(1.0, view.total_steps - view.progress.step - since_s * curve.rate(before))
+        if runs := plan.future.get(job.job_id):
+            # What is left of it by its schedule, which it may be behind.
+            left = min(left, (runs[-1].end_s - snapshot.now_s) * curve.rate(runs[-1].num_devices))
 
         def worth(size: int) -> float:
-            seconds = max(left / curve.rate(size), LEAST_LEFT_S)
+            seconds = left / curve.rate(size)
             reach_s = min(seconds, HORIZON_S)
             lost_s = snapshot.overheads.cost_s(size) if before and size != before else 0.0
             return reach_s / (reach_s + lost_s) / seconds
 
         sizes = [n for n in curve.doubling_sizes if after < n <= len(snapshot.cluster.device_ids())]
         best = max(sizes, key=worth, default=after)
+        if after and left < SHORT_S * curve.rate(after):
+            return
         if best != after and (not after or worth(best) > PRICE_TOLERANCE * worth(after)):
             detail = f"a device is said to be worth nothing, and {job.job_id} gains by {best} in place of {after}"
             self._complain("reason-true", detail, snapshot.now_s)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
+from kits.job_parts import with_fields
 from kits.scheduling.loan_views import service
 from kits.scheduling.rival_platform import make_view
 from springtide.core.decision import JobView, Overheads, Plan, PoolAllocation, Snapshot
@@ -18,7 +19,7 @@ from springtide.scheduling.policies.springtide.accelerators.choice import HomeCh
 from springtide.scheduling.policies.springtide.accelerators.speeds import KnownSpeeds
 from springtide.scheduling.policies.springtide.memory import is_mixed
 from springtide.scheduling.policies.springtide.policy import Springtide
-from springtide.scheduling.policies.springtide.rows import SURE_FRACTION
+from springtide.scheduling.policies.springtide.rows import SETTLE_S, SURE_FRACTION
 from springtide.simulator.fluid.play import play
 from springtide.simulator.fluid.rules import OverheadRule, ProfiledSpeeds
 from springtide.workloads.cluster import cluster_nodes
@@ -161,6 +162,22 @@ def test_the_deadline_of_a_first_run_says_what_it_waits_for():
     condition = plan.conditions[WorkloadId("a")]
     assert (condition.num_workers, condition.measured_s) == (plan.allocations[WorkloadId("a")].num_devices, None)
     assert 1000 * condition.step_s <= 2000.0
+
+
+@pytest.mark.parametrize("profile", [{}, LINEAR])
+def test_a_first_run_is_promised_once_it_is_measured_where_it_runs(profile):
+    """A profile that does not say its model promises nothing; what the job has measured on its own model does."""
+    cluster, view = Cluster(), job("a", deadline_s=2000.0)
+    view = replace(view, job=replace(view.job, profile_steps_per_s=profile))
+    assert not cluster.look(view).admitted
+    model, size = cluster.places()["a"]
+    for now_s in (10.0, SETTLE_S):
+        running = measured(view, **{model: {size: 0.8 * size}})
+        known = {"num_replicas": size, "resized_at_s": 0.0, "progress_at_s": now_s, "started_at_s": 0.0}
+        running = with_fields(running, state=JobState.RUNNING, step=int(0.8 * size * now_s), **known)
+        plan = cluster.look(running, now_s=now_s)
+        assert set(plan.admitted) == ({"a"} if now_s == SETTLE_S else set())
+    assert plan.admitted["a"] == pytest.approx(SETTLE_S + (1000 - running.progress.step) / (0.9 * 0.8 * size), abs=0.1)
 
 
 def test_a_promise_rests_only_on_models_of_which_the_speed_is_sure():
