@@ -78,6 +78,7 @@ class Controller:
         self.claims: Mapping[WorkloadId, TimeClaim] = {}
         self.conditions: Mapping[WorkloadId, PromiseCondition] = {}
         self.price_s: float | None = None
+        self.prices_s: Mapping[str, float] = {}
         self._wakeup_at_s: float | None = None
         self._is_recovered = False
 
@@ -132,7 +133,7 @@ class Controller:
         )
         self._apply_outcome(step)
         self.future, self.claims = plan.future, plan.claims
-        self.conditions, self.price_s = plan.conditions, plan.price_s
+        self.conditions, self.price_s, self.prices_s = plan.conditions, plan.price_s, plan.prices_s
         return step
 
     def begin_at(self, state: PlatformState) -> None:

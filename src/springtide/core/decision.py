@@ -262,8 +262,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     `reasons` gives one dominant reason for each workload whose allocation differs from what it requested or held.
     `price_s` is what a device-second is worth now, by the last device that was given to a job: so many seconds all jobs
-    together save by it (0.0: devices are idle; None: the policy has no prices). `trades` are the changes that were
-    decided just now, for display.
+    together save by it (0.0: no job gains by another one; None: the policy has no prices), `prices_s` the same
+    by model where devices are of several. `trades` are the changes that were decided just now, for display.
     `claims` says what some of these reasons claim about time, and `conditions` when deadlines of jobs that were never
     measured will be promised, also for display: they are not journaled.
     `plan_reasons` says why jobs on functions run as the functions of their allocation, without naming these.
@@ -284,6 +284,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     claims: Mapping[WorkloadId, TimeClaim] = EMPTY
     conditions: Mapping[WorkloadId, PromiseCondition] = EMPTY
     price_s: float | None = None
+    prices_s: Mapping[str, float] = EMPTY
     trades: Mapping[WorkloadId, DeviceTrade] = EMPTY
     plan_reasons: Mapping[WorkloadId, str] = EMPTY
     revisit_at_s: float | None = None

@@ -99,6 +99,7 @@ class PlatformView(msgspec.Struct, frozen=True, kw_only=True):
     claims: Mapping[WorkloadId, TimeClaim] = {}
     conditions: Mapping[WorkloadId, PromiseCondition] = {}
     price_s: float | None = None
+    prices_s: Mapping[str, float] = {}
     outcomes: tuple[JobOutcome, ...] = ()
 
 
@@ -464,6 +465,7 @@ class Platform:
             claims=self._controller.claims,
             conditions=self._controller.conditions,
             price_s=self._controller.price_s,
+            prices_s=self._controller.prices_s,
             outcomes=state.outcomes,
         )
 

@@ -85,6 +85,11 @@ class ViewLike(Protocol):
         ...
 
     @property
+    def prices_s(self) -> Mapping[str, float]:
+        """The same by model of device, where there are several."""
+        ...
+
+    @property
     def outcomes(self) -> tuple[JobOutcome, ...]:
         """How the last jobs came out against what was expected of them."""
         ...

@@ -36,8 +36,10 @@ def test_a_stack_that_does_less_is_no_measure_of_cost() -> None:
         figures("cheap but slow", 10.0, slo_attainment=0.98),
         {"stack": "broken", "error": "ValueError: no"},
         figures("as good", 100.0, met=9, slo_attainment=0.9895),
+        figures("breaks", 60.0, met=9, minimums_broken=3),
     )
-    assert [row["is_comparable"] for row in found["rows"]] == [True, False, False, False, True]
+    assert [row["is_comparable"] for row in found["rows"]] == [True, False, False, False, True, False]
+    assert found["rows"][-1]["baseline_name"].endswith("not comparable: minimums broken 3")
     assert (found["best"], found["ratio"], found["passed"]) == ("as good", 0.9, True)
 
 

@@ -60,6 +60,7 @@ class View:
     claims: dict = field(default_factory=dict)
     conditions: dict = field(default_factory=dict)
     price_s: float | None = None
+    prices_s: dict = field(default_factory=dict)
     outcomes: tuple = ()
 
 
@@ -155,6 +156,7 @@ class PlatformDouble:
                 claims=self.controller.claims,
                 conditions=self.controller.conditions,
                 price_s=self.controller.price_s,
+                prices_s=self.controller.prices_s,
                 outcomes=state.outcomes,
             )
             for listener in self.listeners:

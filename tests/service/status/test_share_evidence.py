@@ -36,6 +36,7 @@ class View:
     claims: dict = field(default_factory=dict)
     conditions: dict = field(default_factory=dict)
     price_s: float | None = None
+    prices_s: dict = field(default_factory=dict)
 
 
 def replicas(name: str, share: Share | None, *devices: str) -> tuple[ReplicaRecord, ...]:

@@ -288,7 +288,7 @@ def test_why_tells_what_is_planned():
     ("price_s", "told"),
     [
         (1.2345, "a device-second is worth 1.2 s now: so much the last device given saves all jobs together"),
-        (0.0, "a device-second is worth nothing more now: every job has what it gains by"),
+        (0.0, "a device-second is worth nothing more now: by all that is known no job gains by another device"),
     ],
 )
 def test_why_says_what_a_device_second_is_worth(price_s, told):
@@ -297,6 +297,16 @@ def test_why_says_what_a_device_second_is_worth(price_s, told):
     assert (answer.device_second_worth_s, told in answer.evidence) == (price_s, True)
     over = record(JobState.SUCCEEDED)
     assert explain(over, dataclasses.replace(view_of(over), price_s=price_s), (), 5.0).device_second_worth_s is None
+
+
+def test_why_says_what_a_device_second_is_worth_on_each_model():
+    known = record(JobState.RUNNING)
+    answer = explain(known, dataclasses.replace(view_of(known), prices_s={"A100": 1.2345, "": 0.0}), (), 5.0)
+    assert answer.device_second_worth_s is None
+    assert (
+        "a device-second is worth 1.2 s on A100, 0 s on other devices now: so much the last device given of a model "
+        "saves all jobs together"
+    ) in answer.evidence
 
 
 def test_what_a_promise_waits_for_is_told_until_the_deadline_or_the_end_of_the_job():

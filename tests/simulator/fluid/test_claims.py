@@ -6,7 +6,16 @@ import pytest
 from msgspec.structs import replace
 
 from springtide.control.quotes.inquiry import arriving
-from springtide.core.decision import EMPTY, Plan, PlannedRun, PoolAllocation, ServiceView, Snapshot, TimeClaim
+from springtide.core.decision import (
+    EMPTY,
+    Overheads,
+    Plan,
+    PlannedRun,
+    PoolAllocation,
+    ServiceView,
+    Snapshot,
+    TimeClaim,
+)
 from springtide.core.events import Event, LoadObserved, NodeLost, ReplicaLost, ServiceDeployed
 from springtide.core.job_parts import DeadlinePromise
 from springtide.core.resources import Topology, make_node
@@ -74,6 +83,29 @@ def test_what_is_so_is_left_alone() -> None:
 )
 def test_another_moment_than_that_of_the_schedule_is_found(claims) -> None:
     assert found(plan(510.0, **claims)) == ["reason-true"]
+
+
+def test_a_price_of_nothing_is_found_where_a_job_gains_by_more() -> None:
+    best = arriving(replace(JOB, goal=Goal()), 0.0)
+    waiting = replace(best, job=replace(best.job, job_id="late"))
+    rigid = replace(best, job=replace(best.job, elastic=False))
+    slow_to_change = replace(NOW, overheads=Overheads(change_s=1e6))
+    alone, two = plan(510.0, num_devices=1).allocations, plan(510.0).allocations
+    one = {**alone, "s": PoolAllocation(device_ids=("n/1",))}
+    for now, jobs, held, given, expected in (
+        (NOW, (best,), one, one, 1),
+        (NOW, (best,), alone, alone, 0),
+        (NOW, (best,), one, two, 0),
+        (NOW, (best, waiting), two, two, 1),
+        (NOW, (VIEW,), EMPTY, {"s": PoolAllocation(device_ids=("n/0", "n/1"))}, 0),
+        (NOW, (rigid,), one, one, 0),
+        (slow_to_change, (best,), one, one, 0),
+    ):
+        for price_s in (0.0, 0.5, None):
+            names: list[str] = []
+            checks = ClaimChecks(lambda name, detail, now_s, names=names: names.append(name))
+            checks.check(replace(now, jobs=jobs, allocations=held), Plan(allocations=given, price_s=price_s))
+            assert names == ["reason-true"] * (expected if price_s == 0.0 else 0)
 
 
 def test_a_device_that_is_held_in_parts_is_not_free() -> None:

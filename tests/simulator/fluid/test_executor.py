@@ -250,6 +250,15 @@ def test_progress_is_reported_soon_after_a_change_and_every_so_often() -> None:
     assert [(event.step, event.samples_per_s) for event in reports] == [(60, 64.0), (600, 64.0)]
 
 
+def test_a_group_on_small_nodes_of_one_model_is_not_scattered() -> None:
+    job = replace(JOB, profile_steps_per_s={}, profiles={"T4": {1: 1.0, 2: 2.0, 4: 4.0}})
+    for node_sizes, is_slower in (({}, True), ({"T4": 2}, False)):
+        speeds = ProfiledSpeeds(devices_per_node=8, node_sizes=node_sizes)
+        run = speeds.open_run(job, 0.0)
+        run.placement, run.accelerators = (2, 2), ("T4",)
+        assert (speeds.pace(run).is_scattered, speeds.pace(run).rate < 4.0) == (is_slower, is_slower)
+
+
 def test_an_estimation_error_is_drawn_from_the_seed_alone() -> None:
     first, again, other = (ProfiledSpeeds(devices_per_node=8, error_fraction=0.3, seed=seed) for seed in (1, 1, 2))
     draws = [first.draw_error() for _ in range(2000)]

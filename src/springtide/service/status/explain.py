@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from springtide.control.records import JobRecord, ServiceRecord, ServiceState
 from springtide.control.watches import stall_timeout_s
 from springtide.core.quantities import format_duration
@@ -42,7 +44,8 @@ def explain(
     `sharing` what is granted on shared devices.
     """
     if isinstance(record, JobRecord):
-        price_s = None if record.job.is_on_functions or record.lifecycle.state.is_terminal else view.price_s
+        is_priced = not (record.job.is_on_functions or record.lifecycle.state.is_terminal)
+        price_s, prices_s = (view.price_s, view.prices_s) if is_priced else (None, {})
         run = function_run(record, live)
         evidence = [*_job_evidence(record, view, now_s, run, search), *_last_changes(record, history, now_s)]
         if pools is not None:
@@ -54,8 +57,8 @@ def explain(
         evidence, next_steps = _service_evidence(record, view, now_s), _service_next_steps(record)
         if pools is not None:
             evidence += service_pool_evidence(record, pools, now_s, graces_by_node(view))
-        price_s = None
-    evidence += [*_held_up(record), *_worth(price_s), *_devices_seen(record)]
+        price_s, prices_s = None, {}
+    evidence += [*_held_up(record), *_worth(price_s, prices_s), *_devices_seen(record)]
     if sharing is not None:
         evidence += share_evidence(record, view, sharing)
     return Explanation(
@@ -72,11 +75,16 @@ def explain(
     )
 
 
-def _worth(price_s: float | None) -> list[str]:
+def _worth(price_s: float | None, prices_s: Mapping[str, float]) -> list[str]:
+    if prices_s:
+        told = ", ".join(f"{worth_s:.2g} s on {model or 'other devices'}" for model, worth_s in prices_s.items())
+        return [
+            f"a device-second is worth {told} now: so much the last device given of a model saves all jobs together"
+        ]
     if price_s is None:
         return []
     if price_s == 0.0:
-        return ["a device-second is worth nothing more now: every job has what it gains by"]
+        return ["a device-second is worth nothing more now: by all that is known no job gains by another device"]
     return [f"a device-second is worth {price_s:.2g} s now: so much the last device given saves all jobs together"]
 
 

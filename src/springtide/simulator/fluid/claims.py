@@ -16,13 +16,20 @@ from springtide.core.events import (
     ScaleRequested,
     ServiceDeployed,
 )
-from springtide.core.workload import WorkloadId
+from springtide.core.workload import JobState, WorkloadId
+from springtide.perf.curve import curve_of
 from springtide.simulator.fluid.rules import DEADLINE_TOLERANCE_S
 
 # Moments are sums of floats, and a device counts as free a moment after it was needed.
 MOMENT_TOLERANCE_S = 0.01
 # What a decision leaves free in the end is given by the next one, which comes so long after it.
 NEXT_DECISION_S = 1.0
+# A change is charged as if the job were changed again within so many seconds (docs/policies/springtide.md).
+HORIZON_S = 300.0
+# How much is left of a job that ends sooner than this depends on when it reported last.
+SHORT_S = 10.0
+# Prices are as of the last decision, and speeds that differ by less are no reason for a new one.
+PRICE_TOLERANCE = 1.1
 
 
 class ClaimChecks:
@@ -31,7 +38,7 @@ class ClaimChecks:
     `kept_in_time`: the schedule ends by the deadline. `waits_for`: no device is free now for as long as a first replica
     needs one, and the moment is the first at which one is. `given_up`, and any promised job that is planned to end too
     late: since its admission something has happened that a promise excludes. The last is looked at only with
-    `keeps_promises`, where speeds are as promises assume.
+    `keeps_promises`, where speeds are as promises assume. A price of nothing: a device is idle or no job gains.
     """
 
     def __init__(self, complain: Callable[[str, str, float], object], *, keeps_promises: bool = False) -> None:
@@ -68,8 +75,14 @@ class ClaimChecks:
             for view in jobs.values():
                 self._check_promise(view, plan, now_s)
         waiting = [view for view in snapshot.services if _is_waiting(view, plan.claims)]
-        if waiting and not snapshot.drains and not snapshot.capacity:
-            self._check_waits(waiting, snapshot, plan)
+        if not snapshot.drains and not snapshot.capacity:
+            if waiting:
+                self._check_waits(waiting, snapshot, plan)
+            # A price is true of the decision that it was made in: the memory is another one after that.
+            is_new = plan.memory is None or plan.memory is not snapshot.memory
+            if is_new and plan.price_s == 0.0 and not _num_idle(snapshot, plan):
+                for view in jobs.values():
+                    self._check_worthless(view, plan, snapshot)
 
     def _check_kept(self, view: JobView, claim: TimeClaim, plan: Plan, now_s: float) -> None:
         self.num_checked += 1
@@ -102,6 +115,37 @@ class ClaimChecks:
             why = plan.reasons.get(job_id, "no reason")
             self._complain("promise-excused", f"{job_id} loses its promise for nothing that it excludes: {why}", now_s)
 
+    def _check_worthless(self, view: JobView, plan: Plan, snapshot: Snapshot) -> None:
+        """Devices are said to be worth nothing more: this job gains by no size above the one that it gets."""
+        job, curve = view.job, curve_of(view)
+        given, held = plan.allocations.get(job.job_id), snapshot.allocations.get(job.job_id)
+        before, after = (0 if each is None else each.num_devices for each in (held, given))
+        # One with a deadline may start later by its plan, and one that cannot be resized has what it holds.
+        is_bound = (after == 0 and job.goal.deadline_s is not None) or (before > 0 and not job.elastic)
+        is_other = job.batch is not None or job.share is not None or view.restarts.starts_at_s > snapshot.now_s
+        if is_bound or is_other or view.total_steps is None or curve.source == "guess":
+            return
+        self.num_checked += 1
+        since_s = snapshot.now_s - view.progress.progress_at_s if before and view.state is JobState.RUNNING else 0.0
+        left = max(1.0, view.total_steps - view.progress.step - since_s * curve.rate(before))
+        if runs := plan.future.get(job.job_id):
+            # What is left of it by its schedule, which it may be behind.
+            left = min(left, (runs[-1].end_s - snapshot.now_s) * curve.rate(runs[-1].num_devices))
+
+        def worth(size: int) -> float:
+            seconds = left / curve.rate(size)
+            reach_s = min(seconds, HORIZON_S)
+            lost_s = snapshot.overheads.cost_s(size) if before and size != before else 0.0
+            return reach_s / (reach_s + lost_s) / seconds
+
+        sizes = [n for n in curve.doubling_sizes if after < n <= len(snapshot.cluster.device_ids())]
+        best = max(sizes, key=worth, default=after)
+        if after and left < SHORT_S * curve.rate(after):
+            return
+        if best != after and (not after or worth(best) > PRICE_TOLERANCE * worth(after)):
+            detail = f"a device is said to be worth nothing, and {job.job_id} gains by {best} in place of {after}"
+            self._complain("reason-true", detail, snapshot.now_s)
+
     def _check_waits(self, waiting: list[ServiceView], snapshot: Snapshot, plan: Plan) -> None:
         """The waiting services in order: the first needs one free device, the second two."""
         services = {view.service.service_id for view in snapshot.services}
@@ -122,6 +166,11 @@ class ClaimChecks:
             if not is_right:
                 detail = f"{view.service.service_id} is said to wait, {claim}, and a device is free at {expected}"
                 self._complain("reason-true", detail, snapshot.now_s)
+
+
+def _num_idle(snapshot: Snapshot, plan: Plan) -> int:
+    taken = {device_id for allocation in plan.allocations.values() for device_id in allocation.device_ids}
+    return len(snapshot.cluster.machines.device_set - taken)
 
 
 def _is_waiting(view: ServiceView, claims: Mapping[WorkloadId, TimeClaim]) -> bool:

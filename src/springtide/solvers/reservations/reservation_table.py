@@ -321,19 +321,21 @@ class ReservationTable:
             entry.runs = ()
         return taken
 
-    def put_back(self, taken: Sequence[tuple[Entry, Runs]], *, as_before: bool) -> None:
-        """Put these jobs back with their schedules, or planned anew around what has been put in since."""
+    def put_back(self, taken: Sequence[tuple[Entry, Runs]], *, as_before: bool, repairs: bool = True) -> None:
+        """Put these jobs back with their schedules, or planned anew around what has been put in since; others are
+        planned anew for them only with `repairs`."""
         if as_before:
             for entry, runs in taken:
                 entry.runs = runs
                 self.load(entry)
             return
         for entry, _ in sorted(taken, key=lambda item: self._urgency(item[0])):
-            self.put(entry)
+            self.put(entry, repairs=repairs)
 
-    def put(self, entry: Entry) -> None:
+    def put(self, entry: Entry, *, repairs: bool = True) -> None:
         """Add a job that is promised already: by its deadline if possible, else as a late job."""
-        if not entry.is_late and (self.admit(entry) or (entry.is_promised and self.admit_over_pursued(entry))):
+        is_in = not entry.is_late and self.admit(entry, repairs=repairs)
+        if is_in or (not entry.is_late and entry.is_promised and self.admit_over_pursued(entry)):
             return
         entry.is_late = True
         runs = self._fit(self.profile, entry)

@@ -36,8 +36,8 @@ USUAL = (DEFAULT, "elasticflow", "tide/goodput", "exclusive/two-way/springtide")
 
 
 def why_not_comparable(figures: Mapping[str, Any], default: Mapping[str, Any]) -> str:
-    """Why a stack's cost says nothing about the default's: it did not play to the end, or it did less; "" if it says
-    something."""
+    """Why a stack's cost says nothing about the default's: it did not play to the end, did less, or broke the minimum
+    of a service; "" if it says something."""
     if "error" in figures:
         return str(figures["error"])
     less = []
@@ -45,6 +45,8 @@ def why_not_comparable(figures: Mapping[str, Any], default: Mapping[str, Any]) -
         less.append(f"{default['met'] - figures['met']} fewer deadlines met")
     if figures["slo_attainment"] < default["slo_attainment"] - _SLO_TOLERANCE:
         less.append(f"SLO attainment {figures['slo_attainment']:.4f}")
+    if figures["minimums_broken"]:
+        less.append(f"minimums broken {figures['minimums_broken']}")
     return ", ".join(less)
 
 
@@ -96,7 +98,8 @@ def report_of(played: Sequence[Mapping[str, Any]], setting: WorldSetting) -> Rep
         "ratio": of_best,
         "passed": is_kept and of_best is not None and of_best <= MOST_OF_BEST,
         "criterion": f"{DEFAULT} breaks no promise and no minimum, and costs at most {MOST_OF_BEST:g} of the cheapest "
-        f"stack that meets no fewer deadlines at an SLO attainment no lower than {_SLO_TOLERANCE:g} below its own "
+        f"stack that breaks no minimum and meets no fewer deadlines at an SLO attainment no lower than "
+        f"{_SLO_TOLERANCE:g} below its own "
         f"({'there is none' if best is None else f'''{best['case']}: {of_best:.3f}'''})",
         "settings": msgspec.to_builtins(setting),
     }

@@ -7,17 +7,19 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
+from kits.job_parts import with_fields
 from kits.scheduling.loan_views import service
 from kits.scheduling.rival_platform import make_view
 from springtide.core.decision import JobView, Overheads, Plan, PoolAllocation, Snapshot
-from springtide.core.job_parts import DeadlinePromise, LearntSpeed
+from springtide.core.job_parts import DeadlinePromise, JobProgress, LearntSpeed
 from springtide.core.resources import Topology, make_node
 from springtide.core.workload import JobState, TrainingJob, WorkloadId
 from springtide.scheduling.decisions.cache import DecisionCache
 from springtide.scheduling.policies.springtide.accelerators.choice import HomeChoice, model_row
-from springtide.scheduling.policies.springtide.accelerators.speeds import SURE_FRACTION, KnownSpeeds
+from springtide.scheduling.policies.springtide.accelerators.speeds import KnownSpeeds
 from springtide.scheduling.policies.springtide.memory import is_mixed
 from springtide.scheduling.policies.springtide.policy import Springtide
+from springtide.scheduling.policies.springtide.rows import SETTLE_S, SURE_FRACTION
 from springtide.simulator.fluid.play import play
 from springtide.simulator.fluid.rules import OverheadRule, ProfiledSpeeds
 from springtide.workloads.cluster import cluster_nodes
@@ -162,6 +164,22 @@ def test_the_deadline_of_a_first_run_says_what_it_waits_for():
     assert 1000 * condition.step_s <= 2000.0
 
 
+@pytest.mark.parametrize("profile", [{}, LINEAR])
+def test_a_first_run_is_promised_once_it_is_measured_where_it_runs(profile):
+    """A profile that does not say its model promises nothing; what the job has measured on its own model does."""
+    cluster, view = Cluster(), job("a", deadline_s=2000.0)
+    view = replace(view, job=replace(view.job, profile_steps_per_s=profile))
+    assert not cluster.look(view).admitted
+    model, size = cluster.places()["a"]
+    for now_s in (10.0, SETTLE_S):
+        running = measured(view, **{model: {size: 0.8 * size}})
+        known = {"num_replicas": size, "resized_at_s": 0.0, "progress_at_s": now_s, "started_at_s": 0.0}
+        running = with_fields(running, state=JobState.RUNNING, step=int(0.8 * size * now_s), **known)
+        plan = cluster.look(running, now_s=now_s)
+        assert set(plan.admitted) == ({"a"} if now_s == SETTLE_S else set())
+    assert plan.admitted["a"] == pytest.approx(SETTLE_S + (1000 - running.progress.step) / (0.9 * 0.8 * size), abs=0.1)
+
+
 def test_a_promise_rests_only_on_models_of_which_the_speed_is_sure():
     # In time on the fast model, had it a profile there; the slow one does not do, and that is what is said.
     plan = Cluster().look(job("a", slow=1.0, deadline_s=100.0))
@@ -197,6 +215,49 @@ def test_a_promise_goes_on_on_the_other_model_when_its_own_has_gone():
     plan = cluster.look(view, now_s=10.0)
     assert cluster.places()["a"][0] == SLOW
     assert not [claim for claim in plan.claims.values() if claim.code == "given_up"]
+
+
+def test_a_job_that_moves_for_its_deadline_is_told_that_and_not_that_it_gains():
+    cluster = Cluster(2, 2)
+    view = job("a", 2.0, 1.0, most=2, steps=800, deadline_s=600.0)
+    cluster.look(view)
+    held = cluster.snapshot.allocations
+    promise = DeadlinePromise(admitted_at_s=0.0, promised_finish_s=250.0)
+    view = replace(view, promise=promise, state=JobState.RUNNING, num_replicas=2, started_at_s=0.0)
+    cluster.look(measured(view, A100={2: 4.0}), now_s=1.0)
+    assert cluster.places()["a"] == (FAST, 2)
+    # It is much slower there than its profile says: at that speed it would be late.
+    slow = measured(replace(view, progress=JobProgress(step=40, progress_at_s=100.0)), A100={2: 0.4})
+    plan = cluster.look(slow, now_s=100.0)
+    assert cluster.places()["a"][0] == SLOW
+    assert plan.reasons == {"a": f"goes on on {SLOW}: it is in time for its deadline there"}
+    assert plan.claims["a"].code == "kept_in_time"
+    assert plan.claims["a"].at_s == plan.future["a"][-1].end_s <= 600.0
+    # It is said as long as it is on its way, and the schedule on the model that it had would be late.
+    cluster.snapshot = replace(cluster.snapshot, allocations=held)
+    assert cluster.look(slow, now_s=101.0).reasons == plan.reasons
+    assert 100.0 + 760 / 0.4 > 600.0
+
+
+def test_prices_are_told_by_model():
+    cluster = Cluster(1, 2)
+    plan = cluster.look(job("a", 8.0, 1.0, most=2), job("b", 1.1, 1.0, most=1))
+    assert cluster.places() == {"a": (FAST, 1), "b": (SLOW, 1)}
+    assert plan.price_s is None
+    assert plan.prices_s[FAST] > 0.0
+    assert plan.prices_s[SLOW] == 0.0
+
+
+def test_a_job_stays_where_it_runs_while_a_deadline_needs_its_devices_at_once():
+    cluster = Cluster(1, 1)
+    cluster.look(job("best", 1.1, 1.0, most=1, steps=100_000))
+    assert cluster.places() == {"best": (FAST, 1)}
+    running = job("best", 1.1, 1.0, most=1, steps=100_000, state=JobState.RUNNING, started_at_s=0.0)
+    plan = cluster.look(running, job("due", fast=1.0, most=1, steps=100, deadline_s=150.0), now_s=1.0)
+    assert set(plan.admitted) == {"due"}
+    # It gives its device up there, and does not hold it until its worker on the other model is warm.
+    assert cluster.places() == {"due": (FAST, 1)}
+    assert plan.reasons["best"] == "'due' needs 1 device for a promised deadline"
 
 
 def test_without_any_device_jobs_wait_and_what_was_promised_is_remembered():

@@ -15,8 +15,8 @@ from springtide.core.decision import PoolAllocation
 from springtide.core.job_parts import JobProgress
 from springtide.core.workload import Goal, JobState
 from springtide.scheduling.families.family import FamilySpeed, read_family
-from springtide.scheduling.policies.springtide.batches import SURE_FRACTION
 from springtide.scheduling.policies.springtide.policy import Springtide
+from springtide.scheduling.policies.springtide.rows import SURE_FRACTION
 
 OLD = view("old", steps=KNOWN, noise=NOISE, progress=9_000.0)
 

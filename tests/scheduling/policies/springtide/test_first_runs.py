@@ -14,6 +14,7 @@ from kits.job_parts import with_fields
 from kits.scheduling.rival_platform import counts, look, make_view
 from springtide.core.decision import JobView, Plan, PromiseCondition
 from springtide.core.workload import Goal, JobState
+from springtide.scheduling.decisions.cache import DecisionCache
 from springtide.scheduling.policies.springtide.first_runs import MEASURED_FRACTION
 from springtide.scheduling.policies.springtide.memory import PAD_S
 from springtide.scheduling.policies.springtide.policy import Springtide
@@ -77,6 +78,18 @@ def test_what_is_unknown_is_told_how_fast_it_has_to_be() -> None:
     assert plan.conditions["new"].text() == (
         "its deadline is promised once its speed is measured, if a step takes <= 0.449 s on 1 worker"
     )
+
+
+def test_conditions_are_in_the_order_of_the_jobs_whatever_was_derived_before() -> None:
+    policy, first = DecisionCache(Springtide()), unknown(500.0)
+    second = replace(first, job=replace(first.job, job_id="second", name="second"))
+    at_first = look(policy, [second, first], slots=4)
+    held = {"new": [0], "second": [1]}
+    views = [running(first, 0.4, at_s=10.0), second]
+    options = {"slots": 4, "held": held, "now_s": 10.0, "memory": at_first.memory}
+    warm, cold = look(policy, views, **options), look(Springtide(), views, **options)
+    assert list(warm.conditions) == list(cold.conditions) == ["new", "second"]
+    assert msgspec.json.encode(warm.memory) == msgspec.json.encode(cold.memory)
 
 
 def test_without_a_length_or_a_hard_deadline_nothing_is_waited_for() -> None:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from kits.job_parts import with_fields
 from kits.scheduling.rival_platform import counts, look, make_view
 from springtide.core.decision import PoolAllocation, Snapshot
 from springtide.core.resources import Topology, make_node
@@ -42,9 +43,10 @@ class World:
             row = PromiseRow(view)
             assert self.table.admit(entry_of(row, row.steps_left(0.0, 0), since_s=0.0))
         self.rows = [PromiseRow(view) for view in outside]
+        self.by_id = {view.job.job_id: PromiseRow(view) for view in (*promised, *outside)}
 
     def market(self, num_surplus: int = 0, kept: Mapping[str, int] | None = None) -> Market:
-        return Market(self.table, self.rows, self.snapshot, num_surplus, dict(kept or {}))
+        return Market(self.table, self.rows, self.by_id, self.snapshot, num_surplus, dict(kept or {}))
 
     def share(
         self, *, num_surplus: int = 0, num_kept_idle: int = 0, kept: Mapping[str, int] | None = None
@@ -135,9 +137,9 @@ def test_nothing_changes_for_less_than_a_change_costs() -> None:
 
 def values_of(market: Market) -> dict[str, dict[int, float]]:
     """What each size of each bid is worth, by the market's own weights."""
-    weighted = market._weighted()
+    weighted = market._weigh()[:, None] * market._all_worth
     return {
-        bid.job_id: {0: 0.0} | {int(n): float(v) for n, v in zip(market._sizes[i], weighted[i], strict=True) if n}
+        bid.job_id: {0: 0.0} | {int(n): float(v) for n, v in zip(market._all_sizes[i], weighted[i], strict=True) if n}
         for i, bid in enumerate(market._bids)
     }
 
@@ -218,6 +220,29 @@ def test_the_price_is_what_the_last_device_is_worth_and_changes_are_told_as_they
     if not num_promised and len(held) == len(views) and market._weights is not None:
         # To leave everything as it was would have been worth no more.
         assert sum(value_at(values[w], counts[w]) - value_at(values[w], held[w]) for w in held) >= -1e-9
+
+
+def measured(name: str, deadline_s: float | None, speeds: Mapping[int, float], *, num_replicas: int):
+    """A job without a profile that has run for 25 s, at these speeds in samples a second."""
+    view = make_view(name, steps=20_000, most=4, profile={}, deadline_s=deadline_s)
+    known = {"throughput_samples_per_s": speeds, "resized_at_s": 0.0, "progress_at_s": 25.0, "started_at_s": 0.0}
+    return with_fields(view, state=JobState.RUNNING, num_replicas=num_replicas, step=25, **known)
+
+
+def test_devices_have_a_price_where_jobs_would_be_faster_with_more_than_they_can_have() -> None:
+    held = {"first": [0, 1], "other": [2, 3]}
+    for other in (measured("other", None, {2: 60.0}, num_replicas=2), make_view("other", steps=20_000, most=4)):
+        first = measured("first", 40_000.0, {2: 60.0}, num_replicas=2)
+        plan = look(Springtide(), [first, other], slots=4, held=held, now_s=25.0)
+        # A promise counts on the measured workers alone, and no more than the other two are left for the other job.
+        assert (counts(plan), set(plan.admitted)) == ({"first": 2, "other": 2}, {"first"})
+        assert plan.price_s > 0.0
+    # One that waits for devices that promises have would gain by them, too.
+    due = make_view("due", steps=380, most=4, deadline_s=100.0)
+    plan = look(Springtide(), [due, make_view("best", steps=100)], slots=4)
+    assert counts(plan) == {"due": 4}
+    assert plan.price_s > 0.0
+    assert look(Springtide(), [make_view("best", steps=100, least=2)], slots=1).price_s > 0.0
 
 
 def test_who_loses_devices_is_told_who_has_them_and_why_they_are_worth_more_there() -> None:

@@ -342,6 +342,15 @@ def test_a_stronger_claim_never_loses_a_device_to_a_weaker_one(conflict) -> None
     check_conflict(conflict)
 
 
+def test_a_pursued_deadline_gets_no_device_of_a_promise_that_a_first_replica_waits_for() -> None:
+    jobs = [
+        ("promised", job("promised-0", 395, 434.75, most=1)),
+        ("promised", job("promised-1", 189, 265.7, most=1)),
+        ("pursued", job("pursued-2", 50, 72.5, most=1)),
+    ]
+    check_conflict((2, jobs, [service("s-0", most=1), service("s-1", most=1)], [1, 1], 0))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @given(conflict=conflicts())

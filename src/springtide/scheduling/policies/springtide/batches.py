@@ -13,10 +13,7 @@ from springtide.scheduling.families.candidates import JobCandidates, read_rows
 from springtide.scheduling.families.learning import FamilyMemory
 from springtide.scheduling.policies.springtide.memory import State
 from springtide.scheduling.policies.springtide.moves import Placed
-from springtide.scheduling.policies.springtide.rows import PromiseRow
-
-# A promise counts on this part of the speed that a family has on one batch.
-SURE_FRACTION = 0.93
+from springtide.scheduling.policies.springtide.rows import SURE_FRACTION, PromiseRow
 
 
 class AdaptiveBatches:

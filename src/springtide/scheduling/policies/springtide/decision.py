@@ -83,6 +83,7 @@ class Decision:
         self.trades: Mapping[WorkloadId, DeviceTrade] = EMPTY
         self.notes: dict[WorkloadId, str] = {}
         self.needs: ServiceNeeds = NO_NEEDS
+        self.is_asked = False  # a first replica waits: no promise is planned anew for a claim weaker than both
         self.last_chances_s: list[float] = []
         self.newcomers: dict[WorkloadId, tuple[float, Entry]] = {}
         self.staying = StayingJobs()
@@ -123,7 +124,8 @@ class Decision:
 
         # 5. Share the devices that no promise needs now among all jobs that gain by them, in the table or not.
         candidates = self.batches.candidates if self.batches is not None else EMPTY
-        market = Market(self.reservations, outside, self.snapshot, state.num_surplus, self.trials.kept, candidates)
+        kept = self.trials.kept
+        market = Market(self.reservations, outside, self.by_id, self.snapshot, state.num_surplus, kept, candidates)
         market.share_reserved(_num_kept_idle(self.snapshot.cluster))
         self._keep_for_survivors()
         spare = self._share_outside(outside, market)
@@ -252,7 +254,8 @@ class Decision:
         if any(service_id not in given for service_id in needs.first):
             pursued = reservations.take_out_pursued()
             self.state.lent = lend_devices(reservations, self.snapshot, needs.first, given, self._num_present(given))
-            reservations.put_back(pursued, as_before=not self.state.lent)
+            self.is_asked = any(service_id not in given for service_id in needs.first)
+            reservations.put_back(pursued, as_before=not self.state.lent, repairs=not self.is_asked)
         return {service_id: given[service_id] for service_id in needs.wanted if service_id in given}
 
     def _give_up(self, late: Sequence[str], services: Mapping[WorkloadId, int]) -> None:
@@ -323,7 +326,7 @@ class Decision:
             if entry.is_promised:
                 self.reservations.put(entry)
             else:
-                self.reservations.admit(entry)
+                self.reservations.admit(entry, repairs=not self.is_asked)
             if entry.is_late:
                 self.notes[WorkloadId(entry.key)] = (
                     "behind its plan: its deadline is in danger, it ends as soon as it can"
@@ -366,7 +369,8 @@ class Decision:
         # In order of submission; of jobs submitted at one moment, the one that has to start earliest comes first.
         candidates.sort(key=lambda item: (item[1].view.submitted_at_s, item[0]))
         for latest_s, row, entry in candidates:
-            is_in = self.reservations.admit(entry, repairs=has_new_room or row.job_id not in waiting)
+            repairs = (has_new_room or row.job_id not in waiting) and (row.can_promise or not self.is_asked)
+            is_in = self.reservations.admit(entry, repairs=repairs)
             if is_in or (row.can_promise and self.reservations.admit_over_pursued(entry)):
                 self.newcomers[row.job_id] = (latest_s, entry)
                 self.state.newcomers.add(row.job_id)

@@ -10,11 +10,11 @@ from itertools import pairwise
 from springtide.core.decision import PromiseCondition, Snapshot
 from springtide.core.workload import JobState, WorkloadId
 from springtide.scheduling.placement.allocation_ledger import most_workers
-from springtide.scheduling.policies.springtide.batches import SURE_FRACTION, AdaptiveBatches
+from springtide.scheduling.policies.springtide.batches import AdaptiveBatches
 from springtide.scheduling.policies.springtide.memory import State, entry_of
 from springtide.scheduling.policies.springtide.moves import Placed
 from springtide.scheduling.policies.springtide.outside import is_settling
-from springtide.scheduling.policies.springtide.rows import PromiseRow, num_held
+from springtide.scheduling.policies.springtide.rows import SURE_FRACTION, PromiseRow, num_held
 from springtide.solvers.reservations.reservation_table import Entry, ReservationTable
 
 # A promise counts on this part of the speed that a first run has shown.
@@ -116,7 +116,8 @@ class FirstRuns:
     def conditions(self, placed: Placed) -> dict[WorkloadId, PromiseCondition]:
         """What each deadline waits for that is not promised, on the workers that its job gets now."""
         found: dict[WorkloadId, PromiseCondition] = {}
-        for row in self._rows.values():
+        # In the order of the snapshot: the rows are in the order in which they came to be known.
+        for row in [self._rows[view.job.job_id] for view in self._snapshot.jobs]:
             view, entry = row.view, self._state.reservations.entries.get(row.job_id)
             is_promised = row.can_promise or (entry is not None and entry.is_promised)
             if is_promised or row.total is None or not view.job.goal.is_hard or view.job.profile_steps_per_s:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from springtide.core.decision import EMPTY, DeviceTrade, PoolAllocation, Snapshot
 from springtide.core.workload import WorkloadId
+from springtide.perf.curve import curve_of
 from springtide.scheduling.families.candidates import JobCandidates
 from springtide.scheduling.policies.springtide.rows import PromiseRow, num_held
 from springtide.solvers.reservations.reservation_table import FILL_EFFORT, Entry, ReservationTable
@@ -39,7 +40,8 @@ class Bid(NamedTuple):
     """One job: `seconds[i]` to its end on `sizes[i]` devices, and `lost_s[i]` without progress for the change to them.
 
     It has `floor` devices in any case; all sizes are at least that many. `has` is what it has now: in the reservation
-    table by its schedule, outside of it by what it holds.
+    table by its schedule, outside of it by what it holds. The first `num_open` sizes may be chosen. What the others
+    would be worth only makes the price: there are too few devices for them, or a promise does not count on them.
     """
 
     job_id: WorkloadId
@@ -48,6 +50,7 @@ class Bid(NamedTuple):
     lost_s: Sequence[float]
     floor: int
     has: int
+    num_open: int
     entry: Entry | None = None
 
 
@@ -79,21 +82,24 @@ class OutsideJob:
 class Market:
     """One choice of sizes in one decision. `share_reserved` comes first, `share_outside` gives out what is left.
 
-    `rows` are the jobs outside the reservation table, `candidates` those of them whose batch may change, `kept` maps
-    jobs to a number of devices that they keep whatever was measured there. `num_surplus` devices are present that no
-    promise may use. `price_s` is what the last device given out is worth (`Plan.price_s`).
+    `rows` are the jobs outside the reservation table, `by_id` all of them, `candidates` those whose batch may change,
+    `kept` maps jobs to a number of devices that they keep whatever was measured there. `num_surplus` devices are
+    present that no promise may use. `price_s` is what the last device given out is worth (`Plan.price_s`).
     """
 
     def __init__(
         self,
         reservations: ReservationTable,
         rows: Sequence[PromiseRow],
+        by_id: Mapping[WorkloadId, PromiseRow],
         snapshot: Snapshot,
         num_surplus: int,
         kept: Mapping[WorkloadId, int],
         candidates: Mapping[WorkloadId, JobCandidates] = EMPTY,
     ) -> None:
         self._reservations, self._num_surplus = reservations, num_surplus
+        self._by_id, self._candidates = by_id, candidates
+        self._num_devices = len(snapshot.cluster.device_ids())
         self.price_s = 0.0
         self._now_s = reservations.now_s
         jobs = [OutsideJob(row, num_held(snapshot, row), candidates.get(row.job_id)) for row in rows]
@@ -182,10 +188,10 @@ class Market:
 
     def _saved_s(self, job_id: WorkloadId, before: int, after: int) -> float | None:
         """How many seconds all jobs save in a second by this change; None if it was not weighed against others."""
-        if self._weights is None or job_id not in self._index:
+        if not self._is_weighed or job_id not in self._index:
             return None
         index = self._index[job_id]
-        values, sizes = self._weights[index] * self._worth[index], self._sizes[index]
+        values, sizes = self._weigh()[index] * self._worth[index], self._sizes[index]
         held, given = (float(np.where((sizes > 0) & (sizes <= n), values, 0.0).max()) for n in (before, after))
         return given - held
 
@@ -230,18 +236,36 @@ class Market:
             sizes = [n for n in entry.sizes if n >= floor]
             if not sizes:
                 continue
-            needs_s = [entry.left / entry.rates[n] for n in sizes]
+            needs_s, num_open = [entry.left / entry.rates[n] for n in sizes], len(sizes)
+            for n, factor in self._beyond(WorkloadId(key), sizes[-1]):
+                sizes.append(n)
+                needs_s.append(needs_s[num_open - 1] * factor)
             seconds, lost_s = self._times(sizes, needs_s, entry.held, entry.residual_s)
-            bids.append(Bid(WorkloadId(key), sizes, seconds, lost_s, floor, has, entry))
+            bids.append(Bid(WorkloadId(key), sizes, seconds, lost_s, floor, has, num_open, entry))
         return bids
 
+    def _beyond(self, job_id: WorkloadId, most: int) -> list[tuple[int, float]]:
+        """The sizes above the largest one that a promise counts on at which the job is believed to be faster, and the
+        part of the time that it would take there."""
+        known, row = self._candidates.get(job_id), self._by_id[job_id]
+        if known is not None:
+            if most not in known.sizes:
+                return []
+            seconds = known.seconds_on(most)
+            return [(n, known.seconds_on(n) / seconds) for n in known.sizes.tolist() if n > most]
+        if row.curve_sizes[-1] <= most:
+            return []
+        curve = curve_of(row.view)
+        return [(n, curve.rate(most) / curve.rate(n)) for n in row.curve_sizes if n > most]
+
     def _outside_bid(self, job: OutsideJob, floor: int) -> Bid | None:
-        sizes = [n for n in job.sizes if floor <= n <= self._spare]
+        sizes = [n for n in job.sizes if n >= floor]
         if not sizes:
             return None
         stall_s = 0.0 if job.candidates is None else job.candidates.stall_s
         seconds, lost_s = self._times(sizes, job.seconds(sizes, self._now_s), job.held, stall_s)
-        return Bid(job.job_id, sizes, seconds, lost_s, floor, job.held)
+        num_open = sum(n <= self._spare for n in sizes)
+        return Bid(job.job_id, sizes, seconds, lost_s, floor, job.held, num_open)
 
     def _times(
         self, sizes: Sequence[int], needs_s: Sequence[float], held: int, residual_s: float
@@ -261,41 +285,60 @@ class Market:
         shape = (len(bids), width)
         more = [width - len(bid.sizes) for bid in bids]
         pairs = list(zip(bids, more, strict=True))
-        self._sizes: Ints = np.array([[*bid.sizes, *[0] * n] for bid, n in pairs], dtype=np.int64).reshape(shape)
+        self._all_sizes: Ints = np.array([[*bid.sizes, *[0] * n] for bid, n in pairs], dtype=np.int64).reshape(shape)
         seconds = np.array([[*bid.seconds, *[math.inf] * n] for bid, n in pairs]).reshape(shape)
         lost_s = np.array([[*bid.lost_s, *[0.0] * n] for bid, n in pairs]).reshape(shape)
         reach_s = np.minimum(seconds, HORIZON_S)
-        self._seconds = seconds
-        self._worth: Floats = reach_s / (reach_s + lost_s) / seconds
+        self._all_seconds, self._all_worth = seconds, reach_s / (reach_s + lost_s) / seconds
+        # Those that may be chosen.
+        num_open = np.array([bid.num_open for bid in bids], dtype=np.int64)
+        is_open = np.arange(max(1, int(num_open.max(initial=1)))) < num_open[:, None]
+        first = slice(is_open.shape[1])
+        self._sizes: Ints = np.where(is_open, self._all_sizes[:, first], 0)
+        self._seconds: Floats = np.where(is_open, seconds[:, first], math.inf)
+        self._worth: Floats = np.where(is_open, self._all_worth[:, first], 0.0)
         self._weights: Floats | None = None
-        self._index = {bid.job_id: index for index, bid in enumerate(bids)}
+        self._is_weighed = False
+        self._index = {bid.job_id: index for index, bid in enumerate(bids) if bid.num_open}
 
-    def _weighted(self) -> Floats:
-        """What each size is worth beside all others. Shape [bids, sizes]."""
+    def _weigh(self) -> Floats:
+        """What a unit of each job's work is worth beside all others. Shape [bids]."""
         if self._weights is None:
-            # The last one to end comes first.
-            order = np.argsort(-self._seconds.min(axis=1), kind="stable")
-            self._weights = np.zeros(len(order))
-            self._weights[order] = work_weights_of_many(
-                self._sizes[order], 1.0 / self._seconds[order], self._capacity, COMPANY
-            )
-        return self._weights[:, None] * self._worth
+            self._weights = self._weights_of(self._sizes, self._seconds, self._capacity)
+        return self._weights
+
+    def _weights_of(self, sizes: Ints, seconds: Floats, capacity: int) -> Floats:
+        # The last one to end comes first.
+        order = np.argsort(-seconds.min(axis=1), kind="stable")
+        weights = np.zeros(len(order))
+        weights[order] = work_weights_of_many(sizes[order], 1.0 / seconds[order], capacity, COMPANY)
+        return weights
+
+    def _note_price(self, rows: Ints, floors: Ints, spare: int) -> None:
+        """The price of a device beyond these floors, with what sizes would be worth that may not be chosen."""
+        weights = self._weigh()
+        if bool((self._sizes.max(axis=1) == 0).any()):
+            # Some may have no size at all: they are weighed by what they could have if there were enough devices.
+            most = max(self._num_devices, int(self._all_sizes.max()))
+            weights = self._weights_of(self._all_sizes, self._all_seconds, most)
+        more, gains = _beyond_floors(self._all_sizes[rows], weights[rows, None] * self._all_worth[rows], floors)
+        self.price_s = max(self.price_s, marginal_value(more, gains, spare))
 
     def _choose(self, which: Sequence[int], floors: Sequence[int], spare: int) -> list[int]:
         """The sizes of these bids with the largest sum of values within `spare` devices beyond the floors."""
         if not which:
             return []
         rows, at_least, spare = np.array(which), np.array(floors, dtype=np.int64), max(0, spare)
-        sizes = self._sizes[rows]
-        best = sizes[np.arange(len(rows)), np.argmax(self._worth[rows], axis=1)]
-        if int((best - at_least).sum()) <= spare:
+        sizes, worth = self._sizes[rows], self._worth[rows]
+        best = sizes[np.arange(len(rows)), np.argmax(worth, axis=1)]
+        is_enough = int((best - at_least).sum()) <= spare
+        if not is_enough or bool((self._all_worth[rows].max(axis=1) > worth.max(axis=1)).any()):
+            self._note_price(rows, at_least, spare)
+        if is_enough:
             # Each can have the size that is best for it.
             return [int(size) for size in best]
-        values = self._weighted()[rows]
-        at_floor = np.where(sizes == at_least[:, None], values, 0.0).max(axis=1)
-        more = np.maximum(sizes - at_least[:, None], 0)
-        gains = np.where(more > 0, values - at_floor[:, None], 0.0)
-        self.price_s = max(self.price_s, marginal_value(more, gains, spare))
+        self._is_weighed = True
+        more, gains = _beyond_floors(sizes, self._weigh()[rows, None] * worth, at_least)
         if more.size * (spare + 1) <= MAX_CELLS:
             kept = more > 0
             choices = [(more[i][kept[i]], gains[i][kept[i]]) for i in range(len(rows))]
@@ -303,3 +346,10 @@ class Market:
         else:
             found = shares_along_hulls(more, gains, spare).tolist()
         return [floor + count for floor, count in zip(floors, found, strict=True)]
+
+
+def _beyond_floors(sizes: Ints, values: Floats, floors: Ints) -> tuple[Ints, Floats]:
+    """How many devices each size has beyond the floor of its job, and how much more it is worth. Shapes [J, S]."""
+    at_floor = np.where(sizes == floors[:, None], values, 0.0).max(axis=1)
+    more = np.maximum(sizes - floors[:, None], 0)
+    return more, np.where(more > 0, values - at_floor[:, None], 0.0)

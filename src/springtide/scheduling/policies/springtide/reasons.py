@@ -53,18 +53,19 @@ def _holders(
     holds any."""
     holders = sorted(
         (
-            (other.size_at(reservations.now_s), key)
+            (other.size_at(reservations.now_s), WorkloadId(key))
             for key, other in reservations.entries.items()
             if other.size_at(reservations.now_s) and (other.is_promised or not is_promised)
         ),
         key=lambda holder: (-holder[0], holder[1]),
     )
-    named = ", ".join(
-        f"'{rows[WorkloadId(key)].view.job.name}' has {count}"
-        for count, key in holders[:NUM_NAMED]
-        if WorkloadId(key) in rows
-    )
-    return named + (f" and {len(holders) - NUM_NAMED} more" if named and len(holders) > NUM_NAMED else "")
+    return _listed([f"'{rows[key].view.job.name}' has {count}" for count, key in holders if key in rows])
+
+
+def _listed(parts: Sequence[str]) -> str:
+    """The first few of them, and how many more there are."""
+    more = len(parts) - NUM_NAMED
+    return ", ".join(parts[:NUM_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def why_service_waits(reservations: ReservationTable, rows: Mapping[WorkloadId, PromiseRow], num_devices: int) -> str:
@@ -79,8 +80,7 @@ def why_service_waits(reservations: ReservationTable, rows: Mapping[WorkloadId, 
     ]
     names = [f"'{rows[WorkloadId(key)].view.job.name}'" for key in soon if WorkloadId(key) in rows]
     if names:
-        more = f" and {len(names) - NUM_NAMED} more" if len(names) > NUM_NAMED else ""
-        return f"waits for a device: promised deadlines need them soon ({', '.join(names[:NUM_NAMED])}{more})"
+        return f"waits for a device: promised deadlines need them soon ({_listed(names)})"
     return f"waits for a device: other services hold all {num_devices}"
 
 
@@ -108,11 +108,9 @@ def trade_notes(
 
 def _taken(trade: DeviceTrade, names: Mapping[WorkloadId, str], reservations: ReservationTable) -> str:
     """Who has the devices instead, and why; empty if no workload has."""
-    known = [repr(names[who]) for who in trade.to[:NUM_NAMED] if who in names]
-    if not known:
+    who = _listed([repr(names[taker]) for taker in trade.to if taker in names])
+    if not who:
         return ""
-    more = len(trade.to) - len(known)
-    who = ", ".join(known) + (f" and {more} more" if more else "")
     is_one, num_given = len(trade.to) == 1, devices_text(-trade.num_devices)
     if trade.there_s is None:
         entries = [reservations.entries.get(taker) for taker in trade.to]

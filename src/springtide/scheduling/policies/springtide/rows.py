@@ -27,6 +27,8 @@ from springtide.scheduling.placement.allocation_ledger import most_workers
 SPEED_STEP_FRACTION = 0.1
 # A speed at a new size counts as measured so long after the change, since the first reports may be wrong.
 SETTLE_S = 20.0
+# A promise counts on this part of the speed that other jobs of the family had.
+SURE_FRACTION = 0.93
 # A job of unknown length is assumed to need so long on its smallest size.
 UNKNOWN_RUN_S = 3600.0
 

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from msgspec.structs import replace
 
-from springtide.core.decision import Allocation, Capacity, JobView, Plan, Refusal, Snapshot
+from springtide.core.decision import Allocation, Capacity, JobView, Plan, Refusal, Snapshot, TimeClaim
 from springtide.core.resources import DeviceId, Node, Topology
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.decisions.fingerprint import (
@@ -165,6 +165,8 @@ class _Turn(Generic[Part]):
         self._known = kept.known(self._memory.get("speeds"))
         self._homes: dict[WorkloadId, str] = {WorkloadId(who): at for who, at in self._memory.get("homes", {}).items()}
         self._stuck: list[str] = list(self._memory.get("stuck", ()))
+        # The jobs that change their model since they would be late on the one that they have.
+        self._in_danger: set[WorkloadId] = set(self._memory.get("in_danger", ()))
         self._plans: dict[str, Plan] = {}
         self._until_s: float | None = self._memory.get("until_s")
         self._options: Mapping[WorkloadId, tuple[str, ...]] = {}
@@ -206,6 +208,7 @@ class _Turn(Generic[Part]):
         self._kept.forget(snapshot)
         self._known = self._known.learn(snapshot.jobs)
         choice = HomeChoice(snapshot, self._homes, self._held, self._known, self._row)
+        self._in_danger = {who for who in self._in_danger if choice.homes.get(who) == self._homes[who]}
         self._homes, self._options, self._stuck = choice.homes, choice.options, []
         self._until_s = snapshot.now_s + REVISIT_S if choice.may_move else None
 
@@ -324,6 +327,7 @@ class _Turn(Generic[Part]):
                 self._plan_part(model)
                 if all(not _is_given_up(self._plans[model], who) or who in late for who in self._plans[model].claims):
                     self._plan_part(home)
+                    self._in_danger.add(job_id)
                     break
                 self._homes[job_id], self._plans = home, dict(before)
             else:
@@ -339,7 +343,12 @@ class _Turn(Generic[Part]):
         order = [view.job.job_id for view in snapshot.jobs] + [view.service.service_id for view in snapshot.services]
         allocations = {who: together[who] for who in order if who in together}
         reasons = {who: why for plan in plans for who, why in plan.reasons.items()}
+        claims = {who: claim for plan in plans for who, claim in plan.claims.items()}
         movers = self._movers(allocations)
+        self._in_danger &= movers.keys()
+        for who in [who for who in movers if self._is_saved(who)]:
+            end_s = self._plans[self._homes[who]].future[who][-1].end_s
+            claims[who] = TimeClaim(code="kept_in_time", at_s=end_s)
         if movers:
             # Jobs that change places would wait for each other.
             stopped = jobs_to_stop_first(snapshot, allocations)
@@ -354,9 +363,10 @@ class _Turn(Generic[Part]):
             rejected=rejected,
             future=ChainMap(*[plan.future for plan in plans]),  # type: ignore[arg-type]
             reasons=reasons,
-            claims={who: claim for plan in plans for who, claim in plan.claims.items()},
+            claims=claims,
             conditions={who: known for plan in plans for who, known in plan.conditions.items()},
             trades={who: trade for plan in plans for who, trade in plan.trades.items()},
+            prices_s={model: plan.price_s for model, plan in self._plans.items() if plan.price_s is not None},
             revisit_at_s=min(moments, default=None),
             memory=self._written(fingerprint),
         )
@@ -378,8 +388,14 @@ class _Turn(Generic[Part]):
             for job_id in held:
                 home = self._homes.get(job_id, model)
                 if job_id in jobs and home != model:
-                    found[job_id] = f"goes on on {home or 'other devices'}: it gains more there than the change costs"
+                    gains = "it gains more there than the change costs"
+                    why = "it is in time for its deadline there" if self._is_saved(job_id) else gains
+                    found[job_id] = f"goes on on {home or 'other devices'}: {why}"
         return found
+
+    def _is_saved(self, job_id: WorkloadId) -> bool:
+        """Whether the job has changed its model since it would have been late, and is in time on the new one."""
+        return job_id in self._in_danger and not _is_given_up(self._plans[self._homes[job_id]], job_id)
 
     def _written(self, fingerprint: str) -> dict[str, Any]:
         before = self._memory
@@ -398,9 +414,10 @@ class _Turn(Generic[Part]):
             "late": sorted(self._late()),
             "speeds": speeds,
             "plans": plans,
+            **({"in_danger": sorted(self._in_danger)} if self._in_danger else {}),
         }
         is_same = before.keys() == written.keys() and all(plans[model] is before["plans"].get(model) for model in plans)
-        if is_same and all(written[key] == before[key] for key in ("fingerprint", "until_s", "homes", "stuck", "late")):
+        if is_same and all(written[key] == before[key] for key in written if key not in ("speeds", "plans")):
             return self._snapshot.memory  # type: ignore[no-any-return]
         return written
 

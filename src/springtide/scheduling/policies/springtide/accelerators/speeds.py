@@ -12,11 +12,10 @@ from springtide.core.decision import JobView
 from springtide.core.workload import TrainingJob
 from springtide.perf.curve import interpolate
 from springtide.scheduling.families.family import family_key
+from springtide.scheduling.policies.springtide.rows import SURE_FRACTION
 
 # A measurement that differs by less than this fraction from what is known of its family tells nothing new.
 SAME_FRACTION = 0.05
-# A promise counts on this part of the speed that other jobs of the family had on a model.
-SURE_FRACTION = 0.93
 # How many families are remembered; the ones that came first are forgotten first.
 NUM_FAMILIES = 64
 
