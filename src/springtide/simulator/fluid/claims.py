@@ -123,7 +123,9 @@ class ClaimChecks:
         # One with a deadline may start later by its plan, and one that cannot be resized has what it holds.
         is_bound = (after == 0 and job.goal.deadline_s is not None) or (before > 0 and not job.elastic)
         is_other = job.batch is not None or job.share is not None or view.restarts.starts_at_s > snapshot.now_s
-        if is_bound or is_other or view.total_steps is None or curve.source == "guess":
+        # What a change that is under way will cost yet is not in the snapshot.
+        is_changing = before not in (0, after)
+        if is_bound or is_other or is_changing or view.total_steps is None or curve.source == "guess":
             return
         self.num_checked += 1
         since_s = snapshot.now_s - view.progress.progress_at_s if before and view.state is JobState.RUNNING else 0.0
