@@ -25,7 +25,7 @@ LANE_LIMIT_S := 36000
 ALONE := $(addprefix tests/end_to_end/test_,tide_live.py sharing_bench_live.py gpu_sharing_live.py \
 	goodput_live.py quote_live.py functions.py) tests/native/test_gpu_daemon.py tests/native/test_gpu_daemon_soak.py
 # A fixed part of the sweeps over seeds, crash points and kills, for CI. `make full` plays all of them.
-SAMPLE := SPRINGTIDE_SEEDS=60 SPRINGTIDE_LOAN_SEEDS=30 SPRINGTIDE_SWEEP_STRIDE=20 SPRINGTIDE_KILLS=8
+SAMPLE := SPRINGTIDE_SEEDS=60 SPRINGTIDE_LOAN_SEEDS=20 SPRINGTIDE_SWEEP_STRIDE=20 SPRINGTIDE_KILLS=8
 # How many tests run at a time: one that computes keeps a core busy, one of real processes a sixth of it.
 NUM_COMPUTING := 2
 NUM_PROCESSES := 4

@@ -7,6 +7,7 @@ import socket
 import hypothesis
 import pytest
 
+from kits.collecting import pytest_ignore_collect as pytest_ignore_collect
 from kits.simulation.sweeps import DRAWS_AFRESH
 
 # The profile of the command line (pyproject.toml), before it is loaded: runs draw the same examples, but `make full`.

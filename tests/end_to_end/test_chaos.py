@@ -31,6 +31,7 @@ def test_half_a_minute_of_faults_loses_nothing(seed):
     assert report["requests"]["answered"] >= 50
 
 
+@only_in_full
 def test_kills_alone_go_round_all_that_can_be_killed():
     kinds = ("control plane killed", "worker killed", "zygote killed", "replica killed")
     run = springtide_chaos("--minutes", "0.4", "--seed", "3", "--json", *(f"--only={kind}" for kind in kinds))

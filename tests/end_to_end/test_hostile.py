@@ -17,6 +17,7 @@ import httpx2
 import pytest
 
 from kits.end_to_end.live_platform import ECHO, TINY, LivePlatform, artifact_digest, assert_exactly_once, wait_for
+from kits.simulation.sweeps import part
 from springtide.backends.sockets import socket_directory
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -241,7 +242,7 @@ def test_forty_jobs_from_eight_threads_run_once_each_and_a_hundred_more_leave_no
 
     before, memory_before = standing(), memory_mib()
     threads = {task.name for task in (proc / "task").iterdir()}
-    for _ in range(2):
+    for _ in range(part(2, least=1)):
         for job_id in [platform.submit(f"short-{n}", num_epochs=1, max_workers=1) for n in range(50)]:
             ended(platform, job_id, "SUCCEEDED")
     # Fewer descriptors are no leak: connections of the burst were still closing when `before` was taken.

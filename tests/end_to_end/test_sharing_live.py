@@ -28,6 +28,10 @@ JOB_SHARE = {"request": 0.4, "limit": 0.8}
 SERVICE_SHARE = {"request": 0.3, "limit": 0.6}
 # A worker stopped by signals is in state T; nobody may be left so.
 STOPPED = "T"
+# So long a job pauses at each part of a step where nothing has to be held back.
+PAUSE_S = 0.02
+# The tests on one platform are one worker's: another would start the same again.
+one_platform = pytest.mark.xdist_group("sharing")
 
 
 def deploy(platform: LivePlatform, share: dict[str, float] | None, name: str = "busy", **options: Any) -> Any:
@@ -38,11 +42,18 @@ def deploy(platform: LivePlatform, share: dict[str, float] | None, name: str = "
     return platform.request("PUT", f"/v1/services/{name}", {"source": source, "options": settings})
 
 
-def submit(platform: LivePlatform, name: str = "busy-job", share: dict[str, float] | None = None) -> str:
-    """A job that computes without a pause, practically for ever."""
-    text = TINY.replace("96", "4096").replace('time.sleep(float(ctx.params.get("shard_s", "0")))', "pass")
+def submit(
+    platform: LivePlatform, name: str = "busy-job", share: dict[str, float] | None = None, pause_s: float = PAUSE_S
+) -> str:
+    """A job that trains practically for ever."""
     return platform.submit(
-        name, text=text, num_epochs=100_000, max_workers=1, global_batch_size=256, share=share or JOB_SHARE
+        name,
+        text=TINY.replace("96", "4096"),
+        num_epochs=100_000,
+        max_workers=1,
+        global_batch_size=256,
+        share=share or JOB_SHARE,
+        shard_s=pause_s,
     )
 
 
@@ -103,10 +114,13 @@ def daemon_pids(platform: LivePlatform) -> list[int]:
 
 @pytest.fixture(scope="module")
 def sharing_platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LivePlatform, str]]:
-    """One platform for the tests that leave its service and its job at work, whatever died in between."""
+    """One platform for the tests that leave its service and its job at work, whatever died in between.
+
+    Its job computes without a pause, so that it is held back.
+    """
     live = LivePlatform(tmp_path_factory.mktemp("sharing") / "state")
     with pytest.MonkeyPatch.context() as patch, ended_after(live):
-        yield live, start_sharing(live, patch)
+        yield live, start_sharing(live, patch, pause_s=0.0)
 
 
 @pytest.fixture
@@ -125,45 +139,19 @@ def own(platform: LivePlatform, monkeypatch: pytest.MonkeyPatch) -> tuple[LivePl
     return platform, start_sharing(platform, monkeypatch)
 
 
-def start_sharing(platform: LivePlatform, patch: pytest.MonkeyPatch) -> str:
+def start_sharing(platform: LivePlatform, patch: pytest.MonkeyPatch, pause_s: float = PAUSE_S) -> str:
     """Start the platform, its service and its job; returns the job's id once both are at work."""
     # By this the daemon of this platform is told from those of others on the machine.
     patch.setenv("SPRINGTIDE_TEST_OF", str(platform.state_dir.parent))
     platform.slots = 1
     platform.start(policy="springtide")
     deploy(platform, SERVICE_SHARE)
-    job_id = submit(platform)
+    job_id = submit(platform, pause_s=pause_s)
     platform.wait_job(job_id, 120.0, states=("RUNNING",))
     ask(platform)
     wait_tenants(platform, "busy", job_id)
     wait_trains(platform, job_id)
     return job_id
-
-
-def test_both_work_on_one_device_and_are_told_so(shared):
-    platform, job_id = shared
-    sharing = platform.request("GET", "/v1/sharing")
-    assert sharing["mechanism"] in ("cgroup-v1", "cgroup-v2", "signals", "none")
-    assert sharing["enforced"]
-    held = tenants(platform)
-    assert {tenant["device_id"] for tenant in held.values()} == {"local/0"}
-    assert (held[job_id]["request"], held[job_id]["limit"]) == (0.4, 0.8)
-    assert all(0.0 <= tenant["granted"] <= tenant["limit"] + 1e-6 for tenant in held.values())
-    status = platform.request("GET", "/v1/status")
-    assert {holder["workload_id"] for holder in status["devices"][0]["holders"]} == {"busy", job_id}
-    why = platform.request("GET", "/v1/workloads/busy/why")
-    assert any("beside busy-job" in line for line in why["evidence"]), why["evidence"]
-
-
-def test_a_share_is_changed_in_place(shared):
-    platform, job_id = shared
-    pids = platform.worker_pids()
-    deploy(platform, {"request": 0.5, "limit": 0.7})
-    wait_for(lambda: tenants(platform)["busy"]["request"] == 0.5, 60.0, "the new share to be in force")
-    ask(platform)
-    assert platform.worker_pids() == pids, "nobody was started anew"
-    wait_trains(platform, job_id)
-    assert platform.job(job_id)["num_restarts"] == 0
 
 
 def test_what_does_not_fit_waits_and_comes_when_there_is_room(own):
@@ -182,7 +170,7 @@ def test_a_job_is_held_to_its_limit(platform):
     """By the CPU time that it uses: other work on the machine can only make it less."""
     platform.slots = 1
     platform.start(policy="springtide")
-    job_id = submit(platform, share={"request": 0.1, "limit": 0.2})
+    job_id = submit(platform, share={"request": 0.1, "limit": 0.2}, pause_s=0.0)
     platform.wait_job(job_id, 240.0, states=("RUNNING",))
     wait_tenants(platform, job_id)
     wait_trains(platform, job_id)
@@ -200,45 +188,6 @@ def test_a_job_is_held_to_its_limit(platform):
 def cpu_s(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def test_a_killed_replica_comes_back_and_the_job_does_not_notice(shared):
-    platform, job_id = shared
-    (pid,) = [pid for replica, pid in platform.worker_pids().items() if replica.startswith("busy.")]
-    os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: pid not in platform.worker_pids().values(), 60.0, "the replica to be gone")
-    ask(platform)
-    wait_tenants(platform, "busy", job_id)
-    wait_trains(platform, job_id)
-    assert platform.job(job_id)["num_restarts"] == 0
-
-
-def test_a_killed_share_daemon_leaves_nobody_held_and_comes_back(shared):
-    platform, job_id = shared
-    (daemon,) = daemon_pids(platform)
-    os.kill(daemon, signal.SIGKILL)
-    ask(platform)
-    wait_trains(platform, job_id)
-    assert all(is_ever_running(pid) for pid in platform.worker_pids().values())
-    wait_for(lambda: daemon_pids(platform) not in ([], [daemon]), 120.0, "another share daemon")
-    wait_tenants(platform, "busy", job_id)
-    ask(platform)
-    wait_trains(platform, job_id)
-
-
-def test_a_killed_platform_leaves_its_sharers_at_work_and_finds_them_again(shared):
-    platform, job_id = shared
-    pids = platform.worker_pids()
-    steps = platform.workload(job_id) / "steps.jsonl"
-    platform.kill()
-    size = steps.stat().st_size
-    wait_for(lambda: steps.stat().st_size > size, 60.0, "steps without a platform")
-    assert all(is_ever_running(pid) for pid in pids.values())
-    platform.start(policy="springtide")
-    wait_tenants(platform, "busy", job_id)
-    assert platform.worker_pids() == pids, "the workers were taken over, not replaced"
-    ask(platform)
-    wait_trains(platform, job_id)
 
 
 def test_a_platform_that_ends_takes_its_daemon_and_its_groups_along(own):
@@ -262,6 +211,7 @@ def test_a_service_sleeps_and_wakes_on_a_shared_device(platform):
         wait_trains(platform, job_id)
 
 
+@pytest.mark.xdist_group("sharing refused")
 @pytest.mark.parametrize(
     "share",
     [
@@ -286,3 +236,73 @@ def refusing(tmp_path_factory):
     live.start(policy="springtide")
     yield live
     live.stop()
+
+
+@one_platform
+def test_both_work_on_one_device_and_are_told_so(shared):
+    platform, job_id = shared
+    sharing = platform.request("GET", "/v1/sharing")
+    assert sharing["mechanism"] in ("cgroup-v1", "cgroup-v2", "signals", "none")
+    assert sharing["enforced"]
+    held = tenants(platform)
+    assert {tenant["device_id"] for tenant in held.values()} == {"local/0"}
+    assert (held[job_id]["request"], held[job_id]["limit"]) == (0.4, 0.8)
+    assert all(0.0 <= tenant["granted"] <= tenant["limit"] + 1e-6 for tenant in held.values())
+    status = platform.request("GET", "/v1/status")
+    assert {holder["workload_id"] for holder in status["devices"][0]["holders"]} == {"busy", job_id}
+    why = platform.request("GET", "/v1/workloads/busy/why")
+    assert any("beside busy-job" in line for line in why["evidence"]), why["evidence"]
+
+
+@one_platform
+def test_a_share_is_changed_in_place(shared):
+    platform, job_id = shared
+    pids = platform.worker_pids()
+    deploy(platform, {"request": 0.5, "limit": 0.7})
+    wait_for(lambda: tenants(platform)["busy"]["request"] == 0.5, 60.0, "the new share to be in force")
+    ask(platform)
+    assert platform.worker_pids() == pids, "nobody was started anew"
+    wait_trains(platform, job_id)
+    assert platform.job(job_id)["num_restarts"] == 0
+
+
+@one_platform
+def test_a_killed_replica_comes_back_and_the_job_does_not_notice(shared):
+    platform, job_id = shared
+    (pid,) = [pid for replica, pid in platform.worker_pids().items() if replica.startswith("busy.")]
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: pid not in platform.worker_pids().values(), 60.0, "the replica to be gone")
+    ask(platform)
+    wait_tenants(platform, "busy", job_id)
+    wait_trains(platform, job_id)
+    assert platform.job(job_id)["num_restarts"] == 0
+
+
+@one_platform
+def test_a_killed_share_daemon_leaves_nobody_held_and_comes_back(shared):
+    platform, job_id = shared
+    (daemon,) = daemon_pids(platform)
+    os.kill(daemon, signal.SIGKILL)
+    ask(platform)
+    wait_trains(platform, job_id)
+    assert all(is_ever_running(pid) for pid in platform.worker_pids().values())
+    wait_for(lambda: daemon_pids(platform) not in ([], [daemon]), 120.0, "another share daemon")
+    wait_tenants(platform, "busy", job_id)
+    ask(platform)
+    wait_trains(platform, job_id)
+
+
+@one_platform
+def test_a_killed_platform_leaves_its_sharers_at_work_and_finds_them_again(shared):
+    platform, job_id = shared
+    pids = platform.worker_pids()
+    steps = platform.workload(job_id) / "steps.jsonl"
+    platform.kill()
+    size = steps.stat().st_size
+    wait_for(lambda: steps.stat().st_size > size, 60.0, "steps without a platform")
+    assert all(is_ever_running(pid) for pid in pids.values())
+    platform.start(policy="springtide")
+    wait_tenants(platform, "busy", job_id)
+    assert platform.worker_pids() == pids, "the workers were taken over, not replaced"
+    ask(platform)
+    wait_trains(platform, job_id)

@@ -105,10 +105,13 @@ def test_without_faults_every_minimum_is_there_within_grace_and_start(policy: st
 
 @pytest.mark.slow
 def test_faults_of_every_kind_happen_to_loans() -> None:
-    results = [run(BASE_SEED + index, "moving") for index in range(60)]
-    assert {kind for result in results for kind in result.faults} >= set(LOAN_FAULT_KINDS)
-    points = {kind for result in results for kind in result.faults if kind.startswith("crash at")}
-    assert points >= {f"crash at {kind}.{side}" for kind in ("DrainNode", "LabelNode") for side in ("before", "after")}
+    points = {f"crash at {kind}.{side}" for kind in ("DrainNode", "LabelNode") for side in ("before", "after")}
+    missing = {*LOAN_FAULT_KINDS, *points}
+    for index in range(60):
+        missing -= {*run(BASE_SEED + index, "moving").faults}
+        if not missing:
+            break
+    assert not missing
 
 
 @pytest.mark.slow

@@ -69,7 +69,7 @@ def test_two_workers_give_the_same_bits_as_one(make_plane, static_hash):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", [3, 4])
+@pytest.mark.parametrize("world_size", [pytest.param(3, marks=only_in_full), 4])
 def test_more_workers_give_the_same_bits_as_one(make_plane, static_hash, world_size):
     plane = make_plane(num_virtual_shards=8)
     plane.start_group(*(f"w{rank}" for rank in range(world_size)))

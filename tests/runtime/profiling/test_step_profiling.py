@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from kits.simulation.sweeps import only_in_full
 from springtide.core.errors import BackendError, InvalidRequest
 from springtide.core.resources import Device, DeviceId, Node, NodeId
 from springtide.core.workload import Entrypoint
@@ -331,21 +332,25 @@ def test_functions_are_free_in_how_they_use_the_context(tmp_path, body):
             BackendError,
             r"fit could not be profiled: ValueError: no such colour \(train.py:\d+\)",
         ),
-        ("return", InvalidRequest, "fit returned after 0 iterations and a profile takes"),
-        (
+        pytest.param(
+            "return", InvalidRequest, "fit returned after 0 iterations and a profile takes", marks=only_in_full
+        ),
+        pytest.param(
             "for batch in ctx.batches(data(12)):\n    ctx.step(model(batch.x).mean())",
             InvalidRequest,
             "the dataset has 12 samples and the batch takes 16; ask for a smaller --batch",
+            marks=only_in_full,
         ),
         (
             "for batch in ctx.batches(data()):\n    ctx.step(model.first(batch.x).mean())",
             InvalidRequest,
             r"no gradient passed through the model: call the model",
         ),
-        (
+        pytest.param(
             "for batch in ctx.batches(data()):\n    ctx.step(torch.ones(1, requires_grad=True).sum())",
             InvalidRequest,
             "no parameter of the model got a gradient",
+            marks=only_in_full,
         ),
     ],
 )
