@@ -66,7 +66,6 @@ class Writes:
         self._tasks: set[asyncio.Task[None]] = set()
         self._rng = np.random.default_rng(seed)
         self.num_done = 0
-        self.num_retries = 0
         self.problem = ""
 
     @property
@@ -133,7 +132,6 @@ class Writes:
                 result = await self._attempt(write)
             except VersionConflict as error:
                 num_conflicts += 1
-                self.num_retries += 1
                 if num_conflicts <= _PROMPT_CONFLICTS:
                     continue
                 reason, least_s = str(error), 0.0
@@ -152,7 +150,6 @@ class Writes:
                 self.problem = ""
                 _call(write.done, result)
                 return
-            self.num_retries += 1
             self._note_waiting(write, reason)
             await asyncio.sleep(max(least_s, backoff_s * float(self._rng.uniform(0.5, 1.0))))
             backoff_s = min(backoff_s * 2, BACKOFF_S[1])
