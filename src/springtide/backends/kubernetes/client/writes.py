@@ -215,25 +215,3 @@ async def ensure_bound(api: KubeApi, pod: Key, node: str, *, uid: str = "") -> N
         if not at:
             # Neither bound nor bindable: it is being deleted, or the answer was outdated. The caller tries again.
             raise
-
-
-async def ensure_deleted(api: KubeApi, kind: Kind, key: Key, *, uid: str = "", grace_s: float | None = None) -> bool:
-    """Delete this very object. False if it is gone already, or another object has its name."""
-    try:
-        return await api.delete(kind, key.name, key.namespace, uid=uid, grace_s=grace_s)
-    except VersionConflict:
-        found = await api.find(kind, key.name, key.namespace)
-        if found is None or (uid and uid_of(found) != uid):
-            return False
-        raise
-
-
-async def ensure_changed(
-    api: KubeApi, kind: Kind, key: Key, change: Callable[[Object], Object | None], *, subresource: str = ""
-) -> Object:
-    """Read an object, change it, write it back; not written where `change` returns None. Raises VersionConflict."""
-    found = await api.get(kind, key.name, key.namespace)
-    wanted = change(found)
-    if wanted is None:
-        return found
-    return await api.replace(kind, wanted, subresource=subresource)
