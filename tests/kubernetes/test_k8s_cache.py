@@ -10,9 +10,10 @@ from kits.kubernetes.api_proxy import ApiProxy
 from kits.kubernetes.kube_http import wait_for
 from kits.kubernetes.lab.lab import Cluster
 from springtide.backends.kubernetes.client import cache as cache_module
-from springtide.backends.kubernetes.client.kinds import CONFIG_MAP, POD, Key
+from springtide.backends.kubernetes.client.errors import VersionConflict
+from springtide.backends.kubernetes.client.kinds import CONFIG_MAP, POD
 from springtide.backends.kubernetes.client.thread import ApiThread
-from springtide.backends.kubernetes.client.writes import ensure_created, ensure_deleted
+from springtide.backends.kubernetes.client.writes import ensure_created
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(120)]
 
@@ -225,12 +226,13 @@ def test_objects_of_one_name_are_told_apart(thread, namespace, cluster):
         },
     }
     first = thread.call(lambda api: api.create(POD, pod, namespace))
-    thread.call(lambda api: ensure_deleted(api, POD, Key(namespace, "p"), uid=first["metadata"]["uid"], grace_s=0))
+    thread.call(lambda api: api.delete(POD, "p", namespace, uid=first["metadata"]["uid"], grace_s=0))
     second = thread.call(lambda api: api.create(POD, pod, namespace))
     assert first["metadata"]["uid"] != second["metadata"]["uid"]
     # What was meant for the first does not touch the second.
     uid = first["metadata"]["uid"]
-    assert thread.call(lambda api: ensure_deleted(api, POD, Key(namespace, "p"), uid=uid, grace_s=0)) is False
+    with pytest.raises(VersionConflict):
+        thread.call(lambda api: api.delete(POD, "p", namespace, uid=uid, grace_s=0))
     wait_for("the second", lambda: (found := cache.get("p", namespace)) and found["metadata"]["uid"] != uid, 10)
     cache.put(first)
     found = cache.get("p", namespace)

@@ -22,7 +22,7 @@ from springtide.backends.kubernetes.client.errors import (
 )
 from springtide.backends.kubernetes.client.kinds import CONFIG_MAP, POD, RESOURCE_QUOTA, Key, Object, key_of, uid_of
 from springtide.backends.kubernetes.client.thread import ApiThread
-from springtide.backends.kubernetes.client.writes import ensure_bound, ensure_changed, ensure_created, ensure_deleted
+from springtide.backends.kubernetes.client.writes import ensure_bound, ensure_created
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(120)]
 MARK = "springtide.test/replica"
@@ -99,7 +99,7 @@ def test_a_crash_between_any_two_effects(cluster, namespace, effect, is_answer_l
             proxy.answer(dies, 503, times=1000, reason="ServiceUnavailable")
         with ApiThread(proxy.connect) as thread:
             thread.write("r1", lambda api: start(api, namespace, "r1", "n1"))
-            thread.write("r1", lambda api: ensure_deleted(api, POD, Key(namespace, "r1")))
+            thread.write("r1", lambda api: api.delete(POD, "r1", namespace))
             thread.write("r2", lambda api: start(api, namespace, "r2", "n2"))
             assert died.wait(10)
             thread.close()
@@ -113,7 +113,7 @@ def test_a_crash_between_any_two_effects(cluster, namespace, effect, is_answer_l
             # What the journal still wants: r2 runs, r1 does not.
             thread.write("r2", lambda api: start(api, namespace, "r2", "n2"), **outcome.callbacks())
             outcome.wait()
-            thread.write("r1", lambda api: ensure_deleted(api, POD, Key(namespace, "r1"), grace_s=0))
+            thread.write("r1", lambda api: api.delete(POD, "r1", namespace, grace_s=0))
             wait_for("the end of the writes", lambda: thread.num_pending == 0, 10)
     assert outcome.failed == []
     wait_for("r1's end", lambda: len(cluster.api.pods(namespace)) == 1, 10)
@@ -159,11 +159,12 @@ def test_conflicts_are_tried_again_with_what_is_there(thread, namespace, cluster
         lambda api: api.create(CONFIG_MAP, {"metadata": {"name": "sum"}, "data": {"n": "0"}}, namespace),
     )
 
-    def add_one(found: Object) -> Object:
-        return {**found, "data": {"n": str(int(found["data"]["n"]) + 1)}}
+    async def add_one(api: KubeApi) -> Object:
+        found = await api.get(CONFIG_MAP, "sum", namespace)
+        return await api.replace(CONFIG_MAP, {**found, "data": {"n": str(int(found["data"]["n"]) + 1)}})
 
     for writer in range(10):
-        thread.write(("writer", writer), lambda api: ensure_changed(api, CONFIG_MAP, Key(namespace, "sum"), add_one))
+        thread.write(("writer", writer), add_one)
     wait_for("all of them", lambda: thread.num_pending == 0 and thread.writes.num_done == 10, 30)
     assert cluster.api.get(f"api/v1/namespaces/{namespace}/configmaps/sum")["data"] == {"n": "10"}
 
@@ -216,9 +217,7 @@ def test_writes_to_one_object_keep_their_order_and_others_do_not_wait_for_it(thr
     proxy.rules.delays.append((lambda request: request.path == slow and b'"slow"' in request.body, 1.0))
     order: list[str] = []
     thread.write("slow", lambda api: start(api, namespace, "slow", "n1"), done=lambda _: order.append("slow made"))
-    thread.write(
-        "slow", lambda api: ensure_deleted(api, POD, Key(namespace, "slow")), done=lambda _: order.append("slow ended")
-    )
+    thread.write("slow", lambda api: api.delete(POD, "slow", namespace), done=lambda _: order.append("slow ended"))
     thread.write("quick", lambda api: start(api, namespace, "quick", "n1"), done=lambda _: order.append("quick made"))
     wait_for("all of them", lambda: len(order) == 3, 20)
     assert order == ["quick made", "slow made", "slow ended"]

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from kits.native.native_build import NATIVE, STUB, STUB_FLAGS
+from kits.native.native_build import NATIVE, STUB, STUB_FLAGS, headers_version
 from springtide.backends.sharing.gpu import build
 from springtide.backends.sharing.gpu.build import (
     build_interposer,
     build_library,
     find_compiler,
     find_headers,
-    headers_version,
 )
 from springtide.core.errors import BackendError
 
@@ -23,12 +22,6 @@ ALL_HEADERS = [folder for folder in dict.fromkeys(build._header_folders()) if (f
 
 def test_the_headers_say_their_version(cuda_headers: Path) -> None:
     assert headers_version(cuda_headers) >= 12000
-
-
-def test_a_header_that_is_none_is_told_of(tmp_path: Path) -> None:
-    (tmp_path / "cuda.h").write_text("#pragma once\n", encoding="utf-8")
-    with pytest.raises(BackendError, match="does not say its CUDA_VERSION"):
-        headers_version(tmp_path)
 
 
 def test_a_machine_without_headers_is_told_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kits.native.native_build import NATIVE, Native
+from kits.native.native_build import NATIVE, Native, headers_version
 from kits.native.resolve_kit import DRIVER, OURS, Entry, ask, build_shared, hooks, read_table, symbols_of
-from springtide.backends.sharing.gpu.build import headers_version
 
 VERSIONS = (
     2000,

@@ -19,10 +19,10 @@ from springtide.perf.goodput import (
     gain,
     learning_rate_factor,
     noise_scale,
-    split_batch,
     step_total_s,
 )
 from springtide.perf.throughput import ThroughputModel
+from springtide_studies.fapes.truth import split_batch
 
 MODEL = ThroughputModel(alpha_c=0.03, beta_c=0.0007, alpha_n=0.1, beta_n=0.002, alpha_r=0.02, beta_r=0.001, gamma=1.5)
 NOISE = GradientNoise(grad_sqr=0.1, grad_var=0.5)

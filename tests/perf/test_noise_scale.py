@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from springtide.perf.noise_scale import NoiseMeter, NoiseSample, sample_noise, sample_noise_of_pair
+from springtide.perf.noise_scale import NoiseMeter, NoiseSample, sample_noise
 
 NUM_PARAMETERS = 400
 TRUE_SQR = 2.0
@@ -54,29 +54,6 @@ def test_single_steps_are_unbiased_even_where_they_come_out_negative():
     assert min(sample.grad_sqr for sample in samples) < 0.0
     assert np.mean([sample.grad_sqr for sample in samples]) == pytest.approx(TRUE_SQR, rel=0.1)
     assert np.mean([sample.trace for sample in samples]) == pytest.approx(TRUE_TRACE, rel=0.05)
-
-
-def test_two_steps_of_one_part_each_stand_for_one_of_two():
-    rng = np.random.default_rng(4)
-    meter, previous = NoiseMeter(), gradients(rng, (8,))[0]
-    for _ in range(600):
-        (now,) = gradients(rng, (8,))
-        meter = meter.update(
-            sample_noise_of_pair(float(previous @ previous), float(now @ now), float(previous @ now), 8)
-        )
-        previous = now
-    noise = meter.noise(8)
-    assert noise.grad_sqr == pytest.approx(TRUE_SQR, rel=0.1)
-    assert noise.grad_var == pytest.approx(TRUE_TRACE / 8, rel=0.1)
-
-
-def test_a_pair_is_exactly_the_two_part_estimate():
-    first, second = gradients(np.random.default_rng(5), (8, 8))
-    mean = (first + second) / 2
-    whole = sample_noise([float(first @ first), float(second @ second)], (8, 8), float(mean @ mean))
-    pair = sample_noise_of_pair(float(first @ first), float(second @ second), float(first @ second), 8)
-    assert pair.grad_sqr == pytest.approx(whole.grad_sqr)
-    assert pair.trace == pytest.approx(whole.trace)
 
 
 def test_what_says_nothing_changes_nothing():

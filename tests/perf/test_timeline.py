@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from springtide.core.errors import InvalidRequest
 from springtide.core.workload import GradientBucket, StepProfile
+from springtide.perf.goodput import step_total_s
 from springtide.perf.timeline import (
     bucket_bytes,
     computation_scale,
     exchange_intervals,
     fixed_fraction_of,
     iteration_s,
-    total_s,
 )
 
 seconds = st.floats(min_value=0.0, max_value=10.0, allow_nan=False)
@@ -85,9 +85,9 @@ def test_slower_exchanges_larger_batches_and_more_passes_never_make_it_faster(ca
     larger_s, _ = iteration_s(profile, batches + 1, passes, bucket_s)
     assert np.all(slower_s >= step_s - 1e-9)
     assert np.all(larger_s >= step_s - 1e-9)
-    whole_s = total_s(step_s, sync_s, passes)
+    whole_s = step_total_s(step_s, sync_s, passes)
     assert np.all(whole_s >= step_s - 1e-9)
-    assert np.all(total_s(step_s, sync_s, passes + 1) >= whole_s - 1e-9)
+    assert np.all(step_total_s(step_s, sync_s, passes + 1) >= whole_s - 1e-9)
 
 
 @given(cases())
@@ -127,7 +127,7 @@ def test_a_grid_of_allocations_and_batches_is_one_call():
     step_s, sync_s = iteration_s(PROFILE, batches, 1, bucket_s[:, None, :])
     assert step_s.shape == sync_s.shape == (3, 2)
     assert step_s[0] == pytest.approx([0.35, 0.65])
-    assert total_s(step_s, sync_s, 3)[0] == pytest.approx([0.95, 1.85])
+    assert step_total_s(step_s, sync_s, 3)[0] == pytest.approx([0.95, 1.85])
     assert bucket_bytes(PROFILE).tolist() == [4_000, 2_000]
 
 

@@ -12,9 +12,9 @@ from springtide.serving.co_scaler import (
     CoScalerState,
     LoadSample,
     co_scale,
-    published_rules,
     rules_of,
 )
+from springtide_studies.dilu.coscaling_world import published_rules
 
 RULES = CoScalerRules(capacity_per_s=100.0, min_replicas=1, max_replicas=8, planned_fraction=0.8)
 

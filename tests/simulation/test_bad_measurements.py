@@ -14,6 +14,7 @@ import pytest
 
 from kits.simulation.misread_plays import RULE, SLOW, Curve, Misread, Misreading, amdahl, make, play_drawn, slow_moments
 from kits.simulation.sweeps import part
+from kits.solvers.reservations import verify
 from springtide.core.actions import ResizeJob
 from springtide.core.decision import Plan, Policy, Snapshot
 from springtide.core.ports import Step
@@ -23,7 +24,6 @@ from springtide.scheduling.policies.springtide.policy import Springtide
 from springtide.scheduling.registry import make_policy
 from springtide.simulator.fluid.play import FluidRunResult, play
 from springtide.simulator.fluid.runs import FluidRun
-from springtide.solvers.reservations.reservation_table import verify
 
 RETRY_S = 300.0
 TRIED_WITHIN_S = 60.0

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from springtide.core.errors import StorageError
-from springtide.storage.files import make_private, open_private, write_directory_durable, write_durable
+from springtide.core.errors import BackendError, StorageError
+from springtide.storage.files import lock_file, make_private, open_private, write_directory_durable, write_durable
 
 
 def test_a_failed_write_leaves_the_old_content_and_no_litter(tmp_path, monkeypatch):
@@ -105,3 +105,11 @@ def test_a_file_that_is_there_keeps_who_may_read_it(tmp_path):
     with open_private(path, "ab") as file:
         file.write(b"2")
     assert (path.read_bytes(), mode_of(path)) == (b"12", 0o640)
+
+
+def test_a_lock_refuses_others_until_it_is_closed(tmp_path):
+    held = lock_file(tmp_path / "lock", "in use")
+    with pytest.raises(BackendError, match="in use"):
+        lock_file(tmp_path / "lock", "in use")
+    os.close(held)
+    os.close(lock_file(tmp_path / "lock", "in use"))

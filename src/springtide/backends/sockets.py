@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import socket
@@ -55,19 +54,6 @@ def remove_outside(directory: Path, state_dir: Path) -> None:
         for path in directory.iterdir():
             path.unlink()
         directory.rmdir()
-
-
-def lock_directory(directory: Path) -> int:
-    """Return a descriptor that holds the directory for one executor. Raises BackendError if another has it."""
-    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise BackendError(
-            f"another platform is running on this state directory ({directory}); stop it first"
-        ) from None
-    return descriptor
 
 
 def listen(path: Path) -> socket.socket:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -41,6 +44,18 @@ def write(text: str, *, err: bool = False, **style: Any) -> None:
 def write_json(document: str, *, newline: bool = True) -> None:
     """Print a JSON document. What a terminal might obey stands in its strings alone, where an escape means the same."""
     click.echo(_UNSAFE.sub(lambda found: _json_escaped(found.group()), document), nl=newline)
+
+
+def write_answer(answer: object, text: str, output: str | None, hint: Callable[[str], None], told: str = "") -> None:
+    """Print an answer as text and `told` after it, and write all of it to the file `output`; "-" prints it as JSON."""
+    encoded = msgspec.json.format(msgspec.json.encode(answer), indent=2) + b"\n"
+    if output == "-":
+        write_json(encoded.decode(), newline=False)
+        return
+    if output is not None:
+        Path(output).write_bytes(encoded)
+    write(text)
+    hint(told or (f"all numbers: {output}" if output else "all numbers: --json OUT (or --json -)"))
 
 
 def _json_escaped(character: str) -> str:

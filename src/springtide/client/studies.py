@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import math
 import os
 import statistics
@@ -14,9 +13,9 @@ from typing import Literal
 import msgspec
 
 from springtide.core.decoding import decode_json
-from springtide.core.errors import BackendError, InvalidRequest
+from springtide.core.errors import InvalidRequest
 from springtide.core.status.platform import ProgressPoint
-from springtide.storage.files import write_durable
+from springtide.storage.files import lock_file, write_durable
 
 Direction = Literal["minimize", "maximize"]
 TrialState = Literal["begun", "running", "succeeded", "pruned", "failed"]
@@ -176,14 +175,11 @@ def write_study(path: Path, study: Study) -> None:
 def locked_study(path: Path) -> Iterator[None]:
     """Hold the study's lock, so that only one process runs it. Raises BackendError if another one holds it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = lock_file(
+        path.with_suffix(".lock"),
+        f"another process works on the study {path.stem}; wait for it, or name another with --study",
+    )
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise BackendError(
-                f"another process works on the study {path.stem}; wait for it, or name another with --study"
-            ) from None
         yield
     finally:
         os.close(descriptor)

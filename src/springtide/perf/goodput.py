@@ -77,25 +77,6 @@ def noise_scale(noise: GradientNoise | None, initial_batch_size: int) -> float |
     return noise.grad_var / noise.grad_sqr * initial_batch_size
 
 
-def split_batch(
-    global_batch_size: int, num_workers: int, bounds: AdaptiveBatch | None, initial_batch_size: int | None = None
-) -> tuple[int, int]:
-    """Return (local batch size, passes before the exchange) with which `num_workers` make up a global batch.
-
-    As few passes as `max_local_size` allows, in equal shares, rounded up. A single worker makes at least two passes for
-    a batch above the initial one (by default the smallest within the bounds), because the gradient noise cannot be
-    estimated from one pass on one worker (as in the published adaptdl). Without bounds there is one pass.
-    """
-    share = -(-global_batch_size // num_workers)
-    if bounds is None:
-        return share, 1
-    num_passes = 1 if bounds.max_local_size is None else max(1, -(-share // bounds.max_local_size))
-    initial = bounds.min_size if initial_batch_size is None else initial_batch_size
-    if num_workers == 1 and global_batch_size > initial:
-        num_passes = max(num_passes, 2)
-    return -(-global_batch_size // (num_workers * num_passes)), num_passes
-
-
 def step_total_s(step_s: ArrayLike, sync_s: ArrayLike, num_passes: ArrayLike) -> Floats:
     """Seconds of a step of several passes, of which only the last includes the exchange (`sync_s`)."""
     steps = np.asarray(step_s, dtype=np.float64)

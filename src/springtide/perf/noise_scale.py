@@ -44,18 +44,6 @@ def sample_noise(
     return NoiseSample(grad_sqr=mean_sqr_norm - trace / total, trace=trace)
 
 
-def sample_noise_of_pair(
-    previous_sqr_norm: float, sqr_norm: float, inner_product: float, size: int
-) -> NoiseSample | None:
-    """Estimate from two consecutive steps of one part each: one worker, one pass, `size` samples in both.
-
-    `inner_product` is that of the two gradients. The steps stand for two parts of one step of twice the size, as in
-    the published adaptdl: what the parameters moved in between counts as noise, so this one is biased upwards.
-    """
-    mean = (previous_sqr_norm + sqr_norm + 2.0 * inner_product) / 4.0
-    return sample_noise((previous_sqr_norm, sqr_norm), (size, size), mean)
-
-
 class NoiseMeter(msgspec.Struct, frozen=True, kw_only=True):
     """Moving averages of both estimates; the noise scale is the ratio of the averages.
 

@@ -47,7 +47,7 @@ def iteration_s(
 
     Both are as in core.job_parts.StepTime: `step_s` is one pass with the exchange and the update, `sync_s` the part of
     it that a further pass would not add. Only the last of several passes exchanges, so neither depends on `num_passes`;
-    `total_s` combines them. Raises InvalidRequest if the shapes do not fit.
+    `goodput.step_total_s` combines them. Raises InvalidRequest if the shapes do not fit.
     """
     exchange_s = np.asarray(bucket_s, dtype=np.float64)
     num_buckets = len(profile.buckets)
@@ -70,12 +70,6 @@ def iteration_s(
         exchanged_s = np.maximum(pass_s, (scale[..., None] * ready_s + left_s).max(axis=-1))
     step_s = exchanged_s + profile.update_s
     return step_s, step_s - pass_s
-
-
-def total_s(step_s: npt.ArrayLike, sync_s: npt.ArrayLike, num_passes: npt.ArrayLike) -> Array:
-    """A whole optimizer step of `num_passes` passes, of which only the last exchanges gradients. Any shape."""
-    step, sync, passes = np.asarray(step_s, np.float64), np.asarray(sync_s, np.float64), np.asarray(num_passes)
-    return np.asarray(step + (passes - 1) * (step - sync), dtype=np.float64)
 
 
 def exchange_intervals(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import threading
@@ -49,8 +48,10 @@ from springtide.service.ports import SourceStore
 from springtide.service.submission.quarantine import Quarantine
 from springtide.service.submission.source_stores import DirectorySources
 from springtide.storage.datasets.place import data_store_url
+from springtide.storage.files import lock_file
 
 LOG = logging.getLogger("springtide.platform")
+_IN_USE = "another platform runs on {}; stop it with `springtide down` or choose another --state"
 # How long a shutdown waits for the workers: the longest usual grace period plus a margin.
 LONGEST_DRAIN_S = 25.0
 # Measured on a busy machine with two cores: from the order to its first step, a worker of a small model took 2.1 to
@@ -142,7 +143,7 @@ class Platform:
         self._function_status = function_status
         self._sharing = sharing
         self.has_parameter_store = has_parameter_store
-        self._lock_file = _lock(state_dir)
+        self._lock_file = lock_file(state_dir / "lock", _IN_USE.format(state_dir))
         self._journal: DurableJournal = SqliteJournal(state_dir / "journal.db") if build is None else build.journal
         self.quarantine = Quarantine(_TriedByTheLoop(self._journal, self._note_intake_error))
         if build is None:
@@ -515,16 +516,3 @@ def _refuse_foreign_workloads(state_dir: Path, journal: DurableJournal) -> None:
             "which a platform without their journal would not know: put the journal back from a copy, or move "
             "the folder workloads away"
         )
-
-
-def _lock(state_dir: Path) -> int:
-    """Lock the state directory for this process. Raises BackendError if another platform runs on it."""
-    descriptor = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise BackendError(
-            f"another platform runs on {state_dir}; stop it with `springtide down` or choose another --state"
-        ) from None
-    return descriptor

@@ -90,23 +90,6 @@ def rules_of(service: InferenceService) -> CoScalerRules | None:
     )
 
 
-def published_rules(throughput_per_s: float, minimum: int, maximum: int) -> CoScalerRules:
-    """Return the rules of Dilu's prototype: `throughput_per_s` is what it profiles at a share's request.
-
-    It always keeps a last replica, changes by one at a time, and has neither surges nor regrets.
-    """
-    return CoScalerRules(
-        capacity_per_s=throughput_per_s,
-        min_replicas=max(1, minimum),
-        max_replicas=maximum,
-        idle_s=math.inf,
-        planned_fraction=1.0,
-        num_surge=0,
-        regret_s=0,
-        is_stepwise=True,
-    )
-
-
 def co_scale(rules: CoScalerRules, state: CoScalerState, sample: LoadSample) -> tuple[CoScalerState, ScalerAdvice]:
     """Return the next state and the number of wanted replicas after one more sample. Deterministic."""
     now = _bounded(rules, state.wanted)

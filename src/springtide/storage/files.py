@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Literal
 
-from springtide.core.errors import StorageError
+from springtide.core.errors import BackendError, StorageError
 
 
 def fsync_directory(path: Path) -> None:
@@ -32,6 +33,20 @@ def fsync_file(path: Path) -> None:
             os.close(descriptor)
     except OSError as error:
         raise StorageError(f"cannot make {path} durable: {error.strerror}") from error
+
+
+def lock_file(path: Path, refusal: str) -> int:
+    """Lock a file, made if it is missing, for as long as the descriptor that this returns is open.
+
+    Raises BackendError with `refusal` if another process has the lock.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise BackendError(refusal) from None
+    return descriptor
 
 
 def make_private(path: Path) -> None:

@@ -222,7 +222,7 @@ def check_shared_policy(
     the snapshot.
     """
     check_more = functools.partial(_check_parts, given_share)
-    _check_policy(make, lambda rng: draw_shared_snapshot(rng, given_share), num_snapshots, seed, check_more)
+    check_on_snapshots(make, lambda rng: draw_shared_snapshot(rng, given_share), num_snapshots, seed, check_more)
 
 
 def _check_parts(given_share: GivenShare, number: int, snapshot: Snapshot, plan: Plan) -> None:
@@ -264,16 +264,17 @@ def check_policy(make: Callable[[], Policy], *, num_snapshots: int = 200, seed: 
     from a new instance that `make` returns. The plan's memory must survive JSON, and `revisit_at_s` must be in the
     future.
     """
-    _check_policy(make, draw_snapshot, num_snapshots, seed, check_plan_details)
+    check_on_snapshots(make, draw_snapshot, num_snapshots, seed, check_plan_details)
 
 
-def _check_policy(
+def check_on_snapshots(
     make: Callable[[], Policy],
     draw: Callable[[np.random.Generator], Snapshot],
     num_snapshots: int,
     seed: int,
     check_more: Callable[[int, Snapshot, Plan], None],
 ) -> None:
+    """Check plans for drawn snapshots as `check_policy` says, each with `check_more`."""
     rng = np.random.default_rng(np.random.SeedSequence(seed))
     policy = make()
     for number in range(num_snapshots):

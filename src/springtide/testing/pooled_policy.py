@@ -12,11 +12,10 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from springtide.control.controller import check_plan
 from springtide.core.decision import Allocation, Drain, JobView, Plan, Policy, PoolAllocation, ServiceView, Snapshot
 from springtide.core.resources import DeviceId, Node, NodeId, Pool, Topology, admits, make_node
 from springtide.core.workload import JobState, WorkloadId
-from springtide.testing.policy import check_plan_details, draw_job, draw_service, encode_plan
+from springtide.testing.policy import check_on_snapshots, check_plan_details, draw_job, draw_service
 
 _OWNERS: tuple[Pool, ...] = ("inference", "training", "shared")
 
@@ -76,18 +75,13 @@ def check_pooled_policy(make: Callable[[], Policy], *, num_snapshots: int = 100,
     drains have begun, the policy must want the same plan; and carrying out its plans a few times must lead to a stable
     one.
     """
-    rng = np.random.default_rng(np.random.SeedSequence(seed))
-    policy = make()
-    for number in range(num_snapshots):
-        snapshot = draw_pooled_snapshot(rng)
-        before = encode_plan(snapshot)
-        plan = policy.decide(snapshot)
-        check_plan(snapshot, plan)
+
+    def check_more(number: int, snapshot: Snapshot, plan: Plan) -> None:
         check_plan_details(number, snapshot, plan)
-        assert encode_plan(snapshot) == before, f"snapshot {number} was changed by deciding"
-        assert encode_plan(make().decide(snapshot)) == encode_plan(plan), f"snapshot {number}: it decides otherwise"
         _check_labels(number, snapshot, plan)
         _check_stable(number, make, snapshot, plan)
+
+    check_on_snapshots(make, draw_pooled_snapshot, num_snapshots, seed, check_more)
 
 
 def _check_labels(number: int, snapshot: Snapshot, plan: Plan) -> None:

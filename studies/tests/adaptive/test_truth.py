@@ -11,7 +11,6 @@ from kits.studies.goodput_data import step_s, write_application, write_workload
 from springtide.core.decision import Plan, PoolAllocation, Snapshot
 from springtide.core.errors import InvalidRequest
 from springtide.core.job_parts import StepTime
-from springtide.perf.goodput import split_batch
 from springtide.scheduling.registry import make_policy
 from springtide.simulator.fluid.play import FluidRunResult
 from springtide.simulator.simulate import simulate
@@ -21,6 +20,7 @@ from springtide_studies.adaptive.jobs import find_measurements_near, goodput_arr
 from springtide_studies.adaptive.play import GoodputSetting, make_nodes, play_workload
 from springtide_studies.adaptive.speeds import lengths
 from springtide_studies.adaptive.truth import AppTruth, compact_placement, make_truths
+from springtide_studies.fapes.truth import split_batch
 from springtide_studies.workloads.pollux_tables import read_applications
 
 pytest.importorskip("scipy", reason="unmeasured placements are interpolated by an extra")

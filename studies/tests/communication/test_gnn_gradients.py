@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from kits.perf.communication_data import drawn_subgraphs, lawful_samples
-from springtide.perf.communication.gnn_graph import Floats, batch_of, compile_subgraph, vocabulary_of
+from springtide.perf.communication.gnn_graph import Floats, batch_of, compile_subgraph
 from springtide.perf.communication.gnn_layers import Sizes, answer, embed, size_features
 from springtide_studies.communication.gnn_gradients import QueryBatch, fresh_parameters, gradients
+from springtide_studies.communication.gnn_training import vocabulary_of
 
 
 @pytest.mark.parametrize("num_layers", [0, 2])

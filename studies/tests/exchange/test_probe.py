@@ -21,6 +21,7 @@ from springtide_studies.exchange.probe import (
     SyncPlan,
     Timing,
     chunks_of,
+    enough_chunks,
     has_passed,
     measure_all,
     rows_of,
@@ -181,3 +182,9 @@ def test_each_probe_is_started_with_its_own_options(monkeypatch) -> None:
         ("sync", {"as_json": True, "small": True, "seed": 7}),
         ("smlt-sync", {"as_json": False, "small": False, "seed": 0}),
     ]
+
+
+@pytest.mark.parametrize(("n", "chunks"), [(1, 1), (2, 12), (4, 4), (8, 2)])
+def test_enough_chunks_are_the_fewest_that_come_close(n, chunks):
+    assert enough_chunks("duplex", n, 64e6, 70e6, 0.0, 4, 0.04) == chunks
+    assert enough_chunks("funcpipe", n, 64e6, 70e6, 0.0, 4, 0.04) == 1

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from kits.perf.pipeline_profiles import plan_pipeline
 from springtide.cli.main import cli
 from springtide.core.functions import LayerProfile, ModelProfile
-from springtide.perf.functions.pipeline.plan import WEIGHTS, plan_pipeline
+from springtide.perf.functions.pipeline.plan import WEIGHTS
 
 
 def profile_of(num_layers, *, seed=0, parameter_bytes=20 << 20, memory_mb=(512, 1024, 2048)):

@@ -32,7 +32,13 @@ MADE_UP = (
 
 
 def without(table, face):
-    return {option.name for option in table if face not in option.faces}
+    is_there = {
+        "python": lambda option: option.is_keyword,
+        "cli": lambda option: option.flags.keys() - {"change"},
+        "rest": lambda option: option.rest is not None or option.parts,
+        "object": lambda option: option.object is not None,
+    }[face]
+    return {option.name for option in table if not is_there(option)}
 
 
 def test_the_faces_that_lack_an_option_of_a_job_are_these():

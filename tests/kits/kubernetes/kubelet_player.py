@@ -10,19 +10,30 @@ import contextlib
 import socket
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from kits.kubernetes.kube_http import Kube, Refused
-from springtide.backends.kubernetes.pods.spec import spec_of
+from springtide.backends.kubernetes.pods.spec import SPEC_VARIABLE
 from springtide.backends.kubernetes.settings import NODE_LABEL, REPLICA_ANNOTATION
+from springtide.core.decoding import decode_json
 from springtide.core.tokens import replica_token, workload_key
 from springtide.core.wire import workers as wire
 from springtide.core.wire.workers import FrameDecoder, WorkerSpec, encode_frame
 
 MASTER_KEY = b"m" * 32
 _LOOK_S = 0.05
+
+
+def spec_of(pod: Mapping[str, Any]) -> WorkerSpec | None:
+    """The spec that a pod's worker was started with; None if it has none."""
+    for container in pod["spec"]["containers"]:
+        for variable in container.get("env", ()):
+            if variable["name"] == SPEC_VARIABLE:
+                return decode_json(variable["value"].replace("$$", "$"), WorkerSpec)
+    return None
 
 
 class PlayedWorker:

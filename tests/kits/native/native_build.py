@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -75,6 +76,13 @@ OLD_DRIVER_LACKS = (
     "cuKernelGetFunction",
     "cuFuncGetName",
 )
+
+
+def headers_version(headers: Path) -> int:
+    """The CUDA version of a folder of headers, as in 13000."""
+    found = re.search(r"^#define\s+CUDA_VERSION\s+(\d+)", (headers / "cuda.h").read_text(), re.MULTILINE)
+    assert found, f"{headers / 'cuda.h'} does not say its CUDA_VERSION"
+    return int(found[1])
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from kits.native.native_build import NATIVE, Native
-from springtide.backends.sharing.gpu.build import LIBRARY_NAME, build_library, headers_version
+from kits.native.native_build import NATIVE, Native, headers_version
+from springtide.backends.sharing.gpu.build import LIBRARY_NAME, build_library
 
 DRIVER = "libcuda.so.1"
 OURS = LIBRARY_NAME

@@ -1,8 +1,9 @@
-"""Small layer profiles drawn from a seed."""
+"""Small layer profiles drawn from a seed, and the best plans of one."""
 
 import numpy as np
 
 from springtide.core.functions import LayerProfile, ModelProfile
+from springtide.perf.functions.pipeline.plan import CHEAPEST, WEIGHTS, PipelinePlanner, PlannedPipeline, with_deltas
 
 
 def drawn_profile(
@@ -36,3 +37,11 @@ def drawn_profile(
         base_bytes=100 * 2**20,
         source="synthetic",
     )
+
+
+def plan_pipeline(
+    profile: ModelProfile, num_micro_batches: int, *, weights=WEIGHTS, **options
+) -> list[PlannedPipeline]:
+    """The best plan for each pair of weights, with its delta. Raises InvalidRequest if none fits."""
+    planner = PipelinePlanner(profile, num_micro_batches, weights=[*weights, CHEAPEST], **options)
+    return with_deltas([planner.plan(pair) for pair in weights], planner.plan(CHEAPEST).estimate)

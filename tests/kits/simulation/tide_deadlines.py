@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from kits.solvers.reservations import verify
 from springtide.core.decision import Capacity, Drain, Plan, Policy, PoolAllocation, Snapshot
 from springtide.core.resources import Node, NodeId, Topology, make_node
 from springtide.core.tide import Tide
@@ -20,7 +21,6 @@ from springtide.scheduling.registry import make_policy
 from springtide.simulator.fluid.invariants import InvariantViolation
 from springtide.simulator.fluid.play import FluidRunResult, play
 from springtide.simulator.fluid.rules import ProfiledSpeeds, Times, overhead_rule
-from springtide.solvers.reservations.reservation_table import verify
 from springtide_studies.loans.minimums import Minimums, minimums_for
 from springtide_studies.workloads.tidal import TidalSetting, draw_tidal
 

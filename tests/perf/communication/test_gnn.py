@@ -8,10 +8,10 @@ import pytest
 from kits.perf.communication_data import drawn_subgraphs, small_fabric, subgraph_of
 from springtide.core.errors import InvalidRequest
 from springtide.perf.communication.gnn import GraphModel, PredictionSpread, load_model, region_of, save_model
-from springtide.perf.communication.gnn_graph import vocabulary_of
 from springtide.perf.communication.gnn_layers import Sizes
 from springtide.perf.communication.query import Query
 from springtide_studies.communication.gnn_gradients import fresh_parameters
+from springtide_studies.communication.gnn_training import vocabulary_of
 
 SIZES = Sizes(width=8, regime_width=8, head_width=8)
 

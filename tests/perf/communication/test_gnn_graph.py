@@ -7,9 +7,10 @@ import pytest
 
 from kits.perf.communication_data import drawn_subgraphs, small_fabric, subgraph_of
 from springtide.perf.communication import gnn_graph
-from springtide.perf.communication.gnn_graph import batch_of, compile_subgraph, vocabulary_of
+from springtide.perf.communication.gnn_graph import batch_of, compile_subgraph
 from springtide.perf.communication.gnn_layers import Sizes, embed
 from springtide_studies.communication.gnn_gradients import fresh_parameters
+from springtide_studies.communication.gnn_training import vocabulary_of
 
 
 def test_equal_servers_are_merged() -> None:

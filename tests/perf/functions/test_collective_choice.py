@@ -16,7 +16,6 @@ from springtide.core.functions import FunctionPrices
 from springtide.perf.functions.collective_choice import (
     CHOICES,
     SyncStore,
-    choose_collective,
     choose_collectives,
     object_store_of,
     parameter_store_of,
@@ -48,6 +47,10 @@ def walked_usd(way, n, num_bytes, usd_per_s, store):
     link = StoreLink(up_bytes_per_s=70 * MB, down_bytes_per_s=70 * MB, latency_s=store.latency_s)
     took_s = walk_s(schedule, link, 4, total_bytes_per_s=store.total_bytes_per_s)
     return took_s * usd_per_s + sync_requests(name, n, chunks, shards).usd(store.prices)
+
+
+def choose_collective(*arguments, **options):
+    return choose_collectives(*arguments, **options).at()
 
 
 @pytest.mark.parametrize("store", [BUCKET, REDIS], ids=["bucket", "redis"])

@@ -20,12 +20,8 @@ from springtide.core.errors import InvalidRequest
 from springtide.core.functions import FunctionPrices
 from springtide.perf.functions.collective_time import (
     best_chunks,
-    enough_chunks,
     held_bytes,
     lower_bound_s,
-    paper_funcpipe_s,
-    paper_lambdaml_s,
-    paper_smlt_s,
     sync_requests,
     sync_time_s,
 )
@@ -35,6 +31,21 @@ MB = 1e6
 # What Amazon asks for: functions by the GB-second, objects by the request.
 PRICES = FunctionPrices(usd_per_gb_s=1.66667e-5, usd_per_put=5e-6, usd_per_get=4e-7)
 FREE = FunctionPrices(usd_per_gb_s=1.66667e-5)
+
+
+def paper_lambdaml_s(n: int, num_bytes: float, bytes_per_s: float, latency_s: float = 0.0) -> float:
+    """FuncPipe, equation 1: LambdaML's three-phase scatter-reduce, 3 S/w - 2 S/(n w) + 4 t_lat."""
+    return (3.0 - 2.0 / n) * num_bytes / bytes_per_s + 4.0 * latency_s
+
+
+def paper_funcpipe_s(n: int, num_bytes: float, bytes_per_s: float, latency_s: float = 0.0) -> float:
+    """FuncPipe, equation 2: the pipelined scatter-reduce, 2 S/w + (2 + n) t_lat."""
+    return 2.0 * num_bytes / bytes_per_s + (2.0 + n) * latency_s
+
+
+def paper_smlt_s(n: int, num_bytes: float, bytes_per_s: float, latency_s: float = 0.0) -> float:
+    """SMLT's aggregation with as many shards as workers, figure 5: (3 + 1/n) S/w and four phases' latencies."""
+    return (3.0 + 1.0 / n) * num_bytes / bytes_per_s + 4.0 * latency_s
 
 
 def link(rate=70 * MB, latency_s=0.0, **more) -> StoreLink:
@@ -220,12 +231,6 @@ def test_requests_of_shards_are_those_of_the_schedule(m):
     said = sync_requests("smlt", 5, shards=m)
     assert said.num_puts == sum(isinstance(step, Put) for step in steps)
     assert said.num_gets == sum(isinstance(step, Get) for step in steps)
-
-
-@pytest.mark.parametrize(("n", "chunks"), [(1, 1), (2, 12), (4, 4), (8, 2)])
-def test_enough_chunks_are_the_fewest_that_come_close(n, chunks):
-    assert enough_chunks("duplex", n, 64 * MB, 70 * MB, 0.0, 4, 0.04) == chunks
-    assert enough_chunks("funcpipe", n, 64 * MB, 70 * MB, 0.0, 4, 0.04) == 1
 
 
 def test_memory_held_shrinks_with_chunks():

@@ -16,8 +16,6 @@ from springtide.perf.functions.services import (
     lambda_bytes_per_s,
     lambda_enhanced_bytes_per_s,
     lambda_vcpus,
-    scaled_link,
-    shared_link,
     size_of,
 )
 
@@ -53,13 +51,6 @@ def test_the_services_are_as_the_paper_used_them() -> None:
     for service in (aws, alibaba, emulator()):
         assert [size.memory_mb for size in service.sizes] == sorted(size.memory_mb for size in service.sizes)
         assert function_service(service.name) == service
-
-
-def test_a_store_with_a_total_limit_gives_each_function_less() -> None:
-    service = shared_link(alibaba_function_compute(), 100, 1.25e9)
-    assert {size.bytes_per_s for size in service.sizes} == {12.5e6}
-    assert shared_link(service, 2, 1.25e9) == service
-    assert scaled_link(service, 4.0).sizes[0].bytes_per_s == 50e6
 
 
 def test_the_emulator_is_as_given() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from kits.scheduling.goodput_jobs import BATCH, KNOWN, NOISE, TRUTH, view
 from springtide.core.job_parts import GradientNoise
-from springtide.perf.goodput import gain, split_batch, step_total_s
+from springtide.perf.goodput import gain, step_total_s
 from springtide.scheduling.families.candidates import size_grid
 from springtide.scheduling.families.family import (
     FamilySpeed,
@@ -18,6 +18,7 @@ from springtide.scheduling.families.family import (
     stretch_of,
     write_family,
 )
+from springtide_studies.fapes.truth import split_batch
 
 
 @pytest.mark.parametrize("batch", [BATCH, None])

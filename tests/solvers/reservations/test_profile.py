@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kits.solvers.reservations import enlarge_all
+from kits.solvers.reservations import enlarge_all, verify
 from springtide.solvers.reservations.fit import (
     Costs,
     FitTask,
@@ -32,7 +32,7 @@ from springtide.solvers.reservations.profile import (
     pointwise_max,
     trimmed,
 )
-from springtide.solvers.reservations.reservation_table import Entry, ReservationTable, verify
+from springtide.solvers.reservations.reservation_table import Entry, ReservationTable
 
 EFFORT = 100_000
 LINEAR = tuple(float(n) for n in range(9))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kits.solvers.reservations import enlarge_all
+from kits.solvers.reservations import enlarge_all, verify
 from springtide.solvers.reservations.fit import (
     Costs,
     FitTask,
@@ -22,7 +22,7 @@ from springtide.solvers.reservations.fit import (
     work_done,
 )
 from springtide.solvers.reservations.profile import FreeProfile
-from springtide.solvers.reservations.reservation_table import Entry, ReservationTable, verify
+from springtide.solvers.reservations.reservation_table import Entry, ReservationTable
 
 EFFORT = 100_000
 

@@ -80,7 +80,6 @@ class FunctionsExecutor:
         self._outlet: Callable[[Event], None] | None = None
         self._lock = threading.Lock()
         self._shells: dict[WorkloadId, CoordinatorShell] = {}
-        self._generations: dict[WorkloadId, int] = {}
         self._gone: set[ReplicaId] = set()
         self._term = term
         self._kept: frozenset[str] = frozenset()

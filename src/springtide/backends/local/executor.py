@@ -25,7 +25,7 @@ from springtide.backends.local.shares.slots import ShareSlots
 from springtide.backends.local.watch import MAX_LOG_BYTES, SilenceMonitor
 from springtide.backends.local.zygote import ZygoteClient
 from springtide.backends.processes import live_stat
-from springtide.backends.sockets import listen, lock_directory, remove_outside, socket_directory
+from springtide.backends.sockets import listen, remove_outside, socket_directory
 from springtide.core.actions import Action
 from springtide.core.errors import BackendError
 from springtide.core.events import Event
@@ -33,7 +33,7 @@ from springtide.core.ports import Clock, Standing
 from springtide.core.resources import Node
 from springtide.core.status.shares import SharingStatus
 from springtide.core.wire.workers import Report
-from springtide.storage.files import make_private
+from springtide.storage.files import lock_file, make_private
 
 _ZYGOTE_END_S = 3.0
 _POLL_S = 0.01
@@ -86,7 +86,9 @@ class LocalExecutor:
         make_private(self._state_dir)
         directory = socket_directory(self._state_dir)
         self._sockets = directory
-        self._lock = lock_directory(directory)
+        self._lock = lock_file(
+            directory / "lock", f"another platform is running on this state directory ({directory}); stop it first"
+        )
         try:
             server = listen(directory / "control.sock")
         except BackendError:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 
 from springtide.cli import terminal
 from springtide.cli.jobs.progress import can_redraw
@@ -182,14 +181,7 @@ def _print(session: Session, answer: dict[str, Any], output: str | None, series:
     if not series:
         for figures in answer["policies"].values():
             figures.pop("series", None)
-    encoded = msgspec.json.format(msgspec.json.encode(answer), indent=2) + b"\n"
-    if output == "-":
-        terminal.write_json(encoded.decode(), newline=False)
-        return
-    if output is not None:
-        Path(output).write_bytes(encoded)
-    terminal.write(_comparison(answer["policies"]))
-    session.hint(f"all numbers: {output}" if output else "all numbers: --json OUT (or --json -)")
+    terminal.write_answer(answer, _comparison(answer["policies"]), output, session.hint)
 
 
 def _warn(answer: Mapping[str, Any]) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from springtide.cli import terminal
@@ -33,14 +31,8 @@ def play_live(session: Session, names: Sequence[str], output: str | None) -> Non
     """Simulate from the live state under each policy; prints a comparison and a forecast for every job."""
     live = read_live(session)
     answer = forecast_answer(live, {name: WithFunctions(make_live_policy(name)) for name in names})
-    encoded = msgspec.json.format(msgspec.json.encode(answer), indent=2) + b"\n"
-    if output == "-":
-        terminal.write_json(encoded.decode(), newline=False)
-        return
-    if output is not None:
-        Path(output).write_bytes(encoded)
-    terminal.write(forecast_text(answer))
-    session.hint("no new job arrives in this forecast, and services keep their load; one job: springtide why ID")
+    told = "no new job arrives in this forecast, and services keep their load; one job: springtide why ID"
+    terminal.write_answer(answer, forecast_text(answer), output, session.hint, told)
 
 
 def forecast_answer(live: LiveState, policies: Mapping[str, Policy]) -> dict[str, Any]:

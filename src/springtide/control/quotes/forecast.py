@@ -338,9 +338,3 @@ def _rate(view: JobView, curve: SpeedCurve, held: PoolAllocation) -> float:
     if menu is None or entry is None:
         return curve.rate(held.num_devices)
     return 1.0 / (entry.step_s * pace_of(view, menu, functions))
-
-
-def expected_rate(curve: SpeedCurve, num_devices: int) -> float | None:
-    """Steps a second on `num_devices`; None if the curve is a guess, or if the job does not run on that many."""
-    rate = curve.rate(num_devices)
-    return None if curve.source == "guess" or rate <= 0 else rate

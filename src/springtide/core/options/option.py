@@ -10,8 +10,6 @@ from typing import Any, Literal
 from springtide.core.errors import InvalidRequest
 from springtide.core.options.kinds import Choice, Name, OptionKind, Params, Phases, Toggle
 
-Face = Literal["python", "cli", "rest", "object"]
-
 
 @dataclass(frozen=True, slots=True)
 class FlagText:
@@ -93,17 +91,6 @@ class Option:
     rest: RestField | None = None
     parts: tuple[RestField, ...] = ()
     object: ObjectField | None = None
-
-    @property
-    def faces(self) -> frozenset[Face]:
-        """Which faces have the option."""
-        known: dict[Face, bool] = {
-            "python": self.is_keyword,
-            "cli": bool(self.flags.keys() - {"change"}),
-            "rest": self.rest is not None or bool(self.parts),
-            "object": self.object is not None,
-        }
-        return frozenset(face for face, is_there in known.items() if is_there)
 
 
 Table = tuple[Option, ...]

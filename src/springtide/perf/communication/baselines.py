@@ -1,4 +1,4 @@
-"""Simple predictors of communication time: bytes over bandwidth, fitted latency and bandwidth, and Pollux's form."""
+"""Simple predictors of communication time: bytes over bandwidth, and fitted latency and bandwidth."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class AlphaBeta:
     name = "alpha-beta"
 
     def __init__(self, queries: Sequence[Query], measured_s: NDArray[np.float64]) -> None:
-        groups = _grouped(queries, lambda query: (kind_of(query.subgraph), query.subgraph.num_servers))
-        self._fits = _fit_groups(groups, queries, measured_s, self._row)
+        groups = grouped(queries, lambda query: (kind_of(query.subgraph), query.subgraph.num_servers))
+        self._fits = fit_groups(groups, queries, measured_s, self._row)
 
     def predict_s(self, queries: Sequence[Query]) -> NDArray[np.float64]:
         answer = np.zeros(len(queries))
@@ -47,40 +47,12 @@ class AlphaBeta:
                 times = [float(row @ self._fits[kind, number]) for number in known]
                 answer[index] = float(np.interp(wanted, known, times))
             else:
-                answer[index] = _nearest_fit(self._fits, row)
+                answer[index] = nearest_fit(self._fits, row)
         return answer
 
     @staticmethod
     def _row(query: Query) -> tuple[float, ...]:
         return (1.0, query.subgraph.num_devices - 1.0, _ring_bytes(query))
-
-
-class PolluxForm:
-    """Pollux's sync time, alpha + beta (n - 2), separately for one server and for several (OSDI'21, equation 10).
-
-    Pollux fits it for one model, whose gradient has one size; here both parameters grow linearly with the bytes.
-    """
-
-    name = "pollux form"
-
-    def __init__(self, queries: Sequence[Query], measured_s: NDArray[np.float64]) -> None:
-        groups = _grouped(queries, lambda query: (kind_of(query.subgraph), min(query.subgraph.num_servers, 2)))
-        self._fits = _fit_groups(groups, queries, measured_s, self._row)
-
-    def predict_s(self, queries: Sequence[Query]) -> NDArray[np.float64]:
-        answer = np.zeros(len(queries))
-        for index, query in enumerate(queries):
-            if query.subgraph.num_devices < 2:
-                continue
-            row = np.array(self._row(query))
-            fit = self._fits.get((kind_of(query.subgraph), min(query.subgraph.num_servers, 2)))
-            answer[index] = float(row @ fit) if fit is not None else _nearest_fit(self._fits, row)
-        return answer
-
-    @staticmethod
-    def _row(query: Query) -> tuple[float, ...]:
-        further = query.subgraph.num_devices - 2.0
-        return (1.0, further, float(query.num_bytes), further * query.num_bytes)
 
 
 def kind_of(subgraph: Subgraph) -> str:
@@ -94,7 +66,8 @@ def _ring_bytes(query: Query) -> float:
     return 2.0 * (num - 1) / num * query.num_bytes
 
 
-def _grouped(queries: Sequence[Query], key: Callable[[Query], Any]) -> dict[Any, list[int]]:
+def grouped(queries: Sequence[Query], key: Callable[[Query], Any]) -> dict[Any, list[int]]:
+    """The indexes of the queries of several devices, by key."""
     groups: dict[Any, list[int]] = {}
     for index, query in enumerate(queries):
         if query.subgraph.num_devices > 1:
@@ -102,7 +75,7 @@ def _grouped(queries: Sequence[Query], key: Callable[[Query], Any]) -> dict[Any,
     return groups
 
 
-def _fit_groups(
+def fit_groups(
     groups: Mapping[tuple[str, int], list[int]],
     queries: Sequence[Query],
     measured_s: NDArray[np.float64],
@@ -115,7 +88,7 @@ def _fit_groups(
     }
 
 
-def _nearest_fit(fits: Mapping[tuple[str, int], NDArray[np.float64]], row: NDArray[np.float64]) -> float:
+def nearest_fit(fits: Mapping[tuple[str, int], NDArray[np.float64]], row: NDArray[np.float64]) -> float:
     """For a kind of server or a regime without samples: the median of all fits; 0 if there are none."""
     return float(np.median([row @ fit for fit in fits.values()])) if fits else 0.0
 

@@ -33,15 +33,6 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.device_types) + NUM_PLAIN_FEATURES
 
 
-def vocabulary_of(subgraphs: Sequence[Subgraph]) -> Vocabulary:
-    fastest = np.zeros(len(EDGE_KINDS))
-    for subgraph in subgraphs:
-        edges = subgraph.edges
-        np.maximum.at(fastest, edges.kind, edges.bytes_per_s)
-    types = sorted({links.device_type for subgraph in subgraphs for links in subgraph.links})
-    return Vocabulary(device_types=tuple(types), fastest_bytes_per_s=tuple(float(max(x, 1.0)) for x in fastest))
-
-
 class Sparse(msgspec.Struct, frozen=True, kw_only=True):
     """A sparse matrix as entries sorted by row; rows without entries stay 0."""
 

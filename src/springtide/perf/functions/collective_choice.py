@@ -153,23 +153,6 @@ def choose_collectives(
     )
 
 
-def choose_collective(
-    n: int,
-    num_bytes: float,
-    bytes_per_s: float,
-    usd_per_s: float,
-    store: SyncStore,
-    *,
-    in_flight: int = 4,
-    spare_bytes: float = math.inf,
-    among: Sequence[Collective] = CHOICES,
-) -> SyncChoice:
-    """`choose_collectives` for one configuration."""
-    return choose_collectives(
-        n, num_bytes, bytes_per_s, usd_per_s, store, in_flight=in_flight, spare_bytes=spare_bytes, among=among
-    ).at()
-
-
 def _candidates(name: Collective, n: NDArray[np.int64]) -> list[tuple[int, Any]]:
     if name == "smlt":
         return [(1, shards) for shards in shard_choices(n)]

@@ -1,4 +1,4 @@
-"""The time of an all-reduce over a store (closed forms, papers' formulas, a lower bound) and the cost of its requests.
+"""The time of an all-reduce over a store (closed forms, a lower bound) and the cost of its requests.
 
 S is the gradient in bytes, w the bytes per second of each of a worker's two links, n the number of workers.
 """
@@ -39,21 +39,6 @@ def lower_bound_s(n: int, num_bytes: float, bytes_per_s: float) -> float:
     other worker reads at least once more. So there are 2 (n - 1) reads of S over n links. The bound is 0 for n = 1.
     """
     return 2.0 * (n - 1) / n * num_bytes / bytes_per_s
-
-
-def paper_lambdaml_s(n: int, num_bytes: float, bytes_per_s: float, latency_s: float = 0.0) -> float:
-    """FuncPipe, equation 1: LambdaML's three-phase scatter-reduce, 3 S/w - 2 S/(n w) + 4 t_lat."""
-    return (3.0 - 2.0 / n) * num_bytes / bytes_per_s + 4.0 * latency_s
-
-
-def paper_funcpipe_s(n: int, num_bytes: float, bytes_per_s: float, latency_s: float = 0.0) -> float:
-    """FuncPipe, equation 2: the pipelined scatter-reduce, 2 S/w + (2 + n) t_lat."""
-    return 2.0 * num_bytes / bytes_per_s + (2.0 + n) * latency_s
-
-
-def paper_smlt_s(n: int, num_bytes: float, bytes_per_s: float, latency_s: float = 0.0) -> float:
-    """SMLT's aggregation with as many shards as workers, figure 5: (3 + 1/n) S/w and four phases' latencies."""
-    return (3.0 + 1.0 / n) * num_bytes / bytes_per_s + 4.0 * latency_s
 
 
 def sync_time_s(
@@ -239,22 +224,3 @@ def best_chunks(
     # More chunks that save less than a thousandth are not worth their overhead, which the model does not include.
     least = min(costs.values())
     return next(chunks for chunks, usd in costs.items() if usd <= least * 1.001)
-
-
-def enough_chunks(
-    name: Collective,
-    n: int,
-    num_bytes: float,
-    bytes_per_s: float,
-    latency_s: float,
-    in_flight: int,
-    tolerance_fraction: float,
-) -> int:
-    """The fewest chunks with which an all-reduce takes at most `tolerance_fraction` longer than with the best number.
-
-    For stores with free requests, whose machine still has to process them.
-    """
-    choices = CHUNK_CHOICES if name in CHUNKED else (1,)
-    times_s = [sync_time_s(name, n, num_bytes, bytes_per_s, latency_s, chunks, in_flight) for chunks in choices]
-    enough_s = min(times_s) * (1.0 + tolerance_fraction)
-    return next(chunks for chunks, took_s in zip(choices, times_s, strict=True) if took_s <= enough_s)

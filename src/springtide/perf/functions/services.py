@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from types import MappingProxyType
 
-import msgspec
-
 from springtide.core.errors import InvalidRequest
 from springtide.core.functions import MIB, FunctionPrices, FunctionService, MemorySize
 
@@ -52,8 +50,6 @@ ALIBABA_MEMORY_MB = (512, 1024, 2048, 3072, 4096, 8192, 16384, 32768)
 # Performance instances come with half a vCPU for each GB (2 vCPUs with 4 GB up to 16 with 32 GB).
 _ALIBABA_VCPUS_PER_GB = 0.5
 ALIBABA_BYTES_PER_S = 50 * MB_PER_S
-# The object store's limit for all functions of a normal customer together (FuncPipe, section 5.7): 10 Gbit/s.
-ALIBABA_TOTAL_BYTES_PER_S = 10e9 / 8
 ALIBABA_PRICES = FunctionPrices(
     # 0.000110592 yuan, as in FuncPipe's published baselines.
     usd_per_gb_s=0.000110592 / _CNY_PER_USD,
@@ -118,8 +114,8 @@ def alibaba_function_compute(
 ) -> FunctionService:
     """Alibaba Function Compute with OSS: up to 32 GB, a day an invocation. Raises InvalidRequest.
 
-    50 MB/s each way and 50 ms a request, as in FuncPipe's published baselines. All functions together get
-    ALIBABA_TOTAL_BYTES_PER_S from OSS, which `shared_link` takes into account.
+    50 MB/s each way and 50 ms a request, as in FuncPipe's published baselines. That all functions together get
+    10 Gbit/s from OSS (FuncPipe, section 5.7) is not taken into account.
     """
     _check_sizes("Alibaba Function Compute", memory_mb, 128, 32768)
     return FunctionService(
@@ -188,19 +184,6 @@ def size_of(service: FunctionService, memory_mb: int) -> MemorySize:
     return MemorySize(
         memory_mb=memory_mb, vcpus=interpolated(vcpus, memory_mb), bytes_per_s=interpolated(links, memory_mb)
     )
-
-
-def shared_link(service: FunctionService, num_functions: int, total_bytes_per_s: float) -> FunctionService:
-    """The service when the store grants so much to all functions together (FuncPipe, section 5.7)."""
-    share = total_bytes_per_s / max(1, num_functions)
-    sizes = [msgspec.structs.replace(size, bytes_per_s=min(size.bytes_per_s, share)) for size in service.sizes]
-    return msgspec.structs.replace(service, sizes=tuple(sizes))
-
-
-def scaled_link(service: FunctionService, factor: float) -> FunctionService:
-    """The service with links `factor` times as fast (FuncPipe, section 5.8)."""
-    sizes = [msgspec.structs.replace(size, bytes_per_s=size.bytes_per_s * factor) for size in service.sizes]
-    return msgspec.structs.replace(service, sizes=tuple(sizes))
 
 
 def _sizes(

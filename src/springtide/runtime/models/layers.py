@@ -11,9 +11,6 @@ import torch
 from springtide.core.errors import InvalidRequest
 from springtide.core.functions import MAX_LAYERS
 
-# The output of one layer and input of the next.
-Activation = torch.Tensor | tuple[torch.Tensor, ...]
-
 
 @dataclass(frozen=True, slots=True)
 class Layer:

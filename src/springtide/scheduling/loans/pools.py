@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from springtide.core.decision import EMPTY, Capacity, Drain, JobView, Relabel, ServiceView, Snapshot
-from springtide.core.resources import DeviceId, NodeId, Pool, Topology
+from springtide.core.resources import NodeId, Pool
 from springtide.core.workload import WorkloadId
 from springtide.perf.tide import Forecasters
 from springtide.scheduling.replicas import SHRINK_BELOW_FRACTION, wanted_replicas
@@ -231,8 +231,3 @@ def _wanted(view: ServiceView) -> int:
     wanted = max(wanted, min(running, slack))
     is_slow = service.slo_s is not None and (view.latency_p99_s or 0.0) > service.slo_s
     return max(wanted, view.num_ready + 1) if is_slow and view.num_starting and demand > view.num_ready else wanted
-
-
-def devices_on(cluster: Topology, node_id: NodeId) -> tuple[DeviceId, ...]:
-    """The devices of a node, in index order."""
-    return tuple(device.device_id for device in cluster.by_id[node_id].devices)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -27,9 +27,9 @@ from springtide.core.ports import Store
 from springtide.core.quantities import validate_name
 from springtide.core.workload import WorkloadId
 from springtide.service.api import openapi
-from springtide.service.api.routes import read_nothing
+from springtide.service.api.routes import encoded, read_json, read_nothing
 from springtide.service.ports import PlatformLike
-from springtide.service.submission.problems import Malformed, TooLarge, UnsupportedMediaType
+from springtide.service.submission.problems import Malformed, TooLarge
 from springtide.service.submission.schemas import with_whole_numbers
 from springtide.storage.datasets.cut import shard_contents
 from springtide.storage.datasets.log import DatasetLog
@@ -183,11 +183,11 @@ def data_routes(catalog: DatasetCatalog) -> APIRouter:
 
     @router.get("", summary="Every dataset", responses=openapi.answers(openapi.list_of(DatasetStatus), "By name.", 503))
     async def list_all() -> Response:
-        return _encoded(await run_in_threadpool(catalog.listed))
+        return encoded(await run_in_threadpool(catalog.listed))
 
     @router.get("/{name}", summary="One dataset", responses=dataset)
     async def get_one(name: openapi.NamePath) -> Response:
-        return _encoded(await run_in_threadpool(catalog.one, name))
+        return encoded(await run_in_threadpool(catalog.one, name))
 
     @router.post(
         "/{name}",
@@ -202,8 +202,8 @@ def data_routes(catalog: DatasetCatalog) -> APIRouter:
     )
     async def change(request: Request, name: openapi.NamePath) -> Response:
         validate_name(name, "the dataset's name")
-        body = _decoded(await _read_json(request))
-        return _encoded(await run_in_threadpool(catalog.change, name, body))
+        body = _decoded(await read_json(request))
+        return encoded(await run_in_threadpool(catalog.change, name, body))
 
     @router.delete(
         "/{name}",
@@ -213,7 +213,7 @@ def data_routes(catalog: DatasetCatalog) -> APIRouter:
     async def remove(request: Request, name: openapi.NamePath) -> Response:
         await read_nothing(request)
         await run_in_threadpool(catalog.remove, name)
-        return _encoded({"removed": name})
+        return encoded({"removed": name})
 
     _add_shard_routes(router, catalog)
     return router
@@ -225,7 +225,7 @@ def _add_shard_routes(router: APIRouter, catalog: DatasetCatalog) -> None:
 
     @router.get("/{name}/shards/{sha256}", summary="Whether a shard was sent before", responses=known)
     async def get_shard(name: openapi.NamePath, sha256: openapi.DigestPath) -> Response:
-        return _encoded(await run_in_threadpool(catalog.shard, name, sha256))
+        return encoded(await run_in_threadpool(catalog.shard, name, sha256))
 
     @router.put(
         "/{name}/shards/{sha256}",
@@ -256,7 +256,7 @@ def _add_shard_routes(router: APIRouter, catalog: DatasetCatalog) -> None:
             if found.hexdigest() != sha256:
                 raise Conflict(f"the {num_bytes:,} bytes that came do not have the digest {sha256}; send again")
             artifact = Artifact(sha256=sha256, num_bytes=num_bytes)
-            return _encoded(await run_in_threadpool(catalog.take_shard, name, artifact, file))
+            return encoded(await run_in_threadpool(catalog.take_shard, name, artifact, file))
 
 
 def _check_shards(log: DatasetLog, change: DatasetChange) -> None:
@@ -266,15 +266,6 @@ def _check_shards(log: DatasetLog, change: DatasetChange) -> None:
             raise InvalidRequest(f"shard {number} of {len(change.shards)} has no samples; leave it out")
         if log.shards.find(shard.sha256) != Artifact(sha256=shard.sha256, num_bytes=shard.num_bytes):
             raise Conflict(f"shard {number} of {len(change.shards)} was not sent; send it with PUT first")
-
-
-async def _read_json(request: Request) -> bytes:
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json":
-        raise UnsupportedMediaType(
-            f"the body is declared as {media_type or 'nothing'!r:.80}; send JSON with Content-Type: application/json"
-        )
-    return await request.body()
 
 
 def _decoded(body: bytes) -> DatasetChange:
@@ -287,10 +278,6 @@ def _decoded(body: bytes) -> DatasetChange:
         return convert(value, DatasetChange)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"this is no change of a dataset: {error}") from None
-
-
-def _encoded(value: Any) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json", headers={"Cache-Control": "no-store"})
 
 
 def _unknown(name: str) -> NotFound:

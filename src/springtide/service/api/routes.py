@@ -446,14 +446,14 @@ def platform_routes(context: ApiContext) -> APIRouter:
 async def read_body(request: Request, model: type[BodyT]) -> BodyT:
     """Read a JSON body and check it against `model`. Raises InvalidRequest."""
     # Checking a large body takes time: a thread does it, so that the event loop can answer other requests.
-    return await run_in_threadpool(parse_body, await _read_json(request), model)
+    return await run_in_threadpool(parse_body, await read_json(request), model)
 
 
 async def take_in(
     request: Request, model: type[BodyT], work: Callable[[BodyT], ResultT], quarantine: Quarantine
 ) -> ResultT:
     """Read a body with a source, check it, and do `work` with it, noted as being taken in. Raises InvalidRequest."""
-    body = await _read_json(request)
+    body = await read_json(request)
 
     def taken_in() -> ResultT:
         with quarantine.taking_in(request_key(body)):
@@ -462,7 +462,8 @@ async def take_in(
     return await run_in_threadpool(taken_in)
 
 
-async def _read_json(request: Request) -> bytes:
+async def read_json(request: Request) -> bytes:
+    """The body of a request that declares JSON. Raises UnsupportedMediaType."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise UnsupportedMediaType(

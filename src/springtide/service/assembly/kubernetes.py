@@ -10,7 +10,6 @@ because its successor is already working.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import gc
 import logging
 import os
@@ -59,7 +58,7 @@ from springtide.service.reconciler.controller import ResourceReconciler
 from springtide.service.server import CRASH_AT, LOOPBACK, bind, crash_point_of, lifespan_of, server_of, signals_end
 from springtide.service.standby import Standby
 from springtide.service.submission.source_stores import ObjectSources
-from springtide.storage.files import make_private, write_durable
+from springtide.storage.files import lock_file, make_private, write_durable
 from springtide.storage.stores.open import open_store
 
 LOG = logging.getLogger("springtide.kubernetes")
@@ -100,7 +99,10 @@ def serve_on_kubernetes(options: ClusterOptions) -> int:
         raise InvalidRequest("store_url must name the object store that pods and control plane share, like s3://BUCKET")
     make_private(options.state_dir)
     crash_point = crash_point_of(os.environ.get(CRASH_AT, ""))
-    held = _lock_directory(options.state_dir)
+    held = lock_file(
+        options.state_dir / _LOCK_FILE,
+        f"another control plane runs on {options.state_dir}; give each a state directory of its own: --state DIR",
+    )
     try:
         listener = bind(options.settings.port, options.host)
         try:
@@ -406,19 +408,6 @@ class _ControlPlane:
         finally:
             for name, handler in before.items():
                 signal.signal(name, handler)
-
-
-def _lock_directory(state_dir: Path) -> int:
-    """Lock the directory for the lifetime of this process. Returns the descriptor. Raises BackendError."""
-    descriptor = os.open(state_dir / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise BackendError(
-            f"another control plane runs on {state_dir}; give each a state directory of its own: --state DIR"
-        ) from None
-    return descriptor
 
 
 def _read_leader(state_dir: Path) -> str:

@@ -30,7 +30,6 @@ MOST_ROWS = 12
 _MAX_KEPT = 64
 # A kept status is computed anew after so long even without a measurement, because less work is left by then.
 _STALE_S = 5.0
-_ALIVE = ("starting", "warm", "training", "leaving", "waiting", "parked", "stuck")
 
 
 class _Kept(msgspec.Struct, frozen=True):

@@ -46,7 +46,6 @@ class ClaimChecks:
         self._keeps_promises = keeps_promises
         self._promised: set[WorkloadId] = set()
         self._excused: set[WorkloadId] = set()
-        self.num_checked = 0
 
     def note(self, event: Event) -> None:
         """Note what a promise given before this event excludes. Deployments come here without the question whether
@@ -85,7 +84,6 @@ class ClaimChecks:
                     self._check_worthless(view, plan, snapshot)
 
     def _check_kept(self, view: JobView, claim: TimeClaim, plan: Plan, now_s: float) -> None:
-        self.num_checked += 1
         job, runs = view.job, plan.future.get(view.job.job_id, ())
         end_s = runs[-1].end_s if runs else None
         deadline_s = job.goal.deadline_s
@@ -157,7 +155,6 @@ class ClaimChecks:
         num_left = len(snapshot.cluster.machines.device_set - taken)
         runs = list(chain.from_iterable(plan.future.values()))
         for number, view in enumerate(waiting, start=1):
-            self.num_checked += 1
             claim = plan.claims[view.service.service_id]
             span_s = 2.0 * view.service.grace_s
             free_at_s = _first_free_s(runs, num_left - number, span_s, snapshot.now_s)

@@ -6,14 +6,13 @@ import importlib
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import click
-import msgspec
 
 from springtide.cli import terminal
 from springtide.cli.commands.simulate import SimulatedStudy, num_cores
@@ -79,7 +78,7 @@ def run_loaning(session: Session, options: Mapping[str, Any], shown_progress: Ab
         from springtide.simulator.report.report import write_report
 
         write_report(options["report"], answer, command=shlex.join(["springtide", *sys.argv[1:]]))
-    _print(session, answer, options["output"], study_text)
+    terminal.write_answer(answer, study_text(answer), options["output"], session.hint)
     _warn(answer)
 
 
@@ -98,24 +97,11 @@ def run_sharing_study(
         answer: dict[str, Any] = study.run_study(
             data=data, seed=options["seed"], is_small=options["small"], on_progress=on_progress
         )
-    _print(session, answer, options["output"], study.study_text)
+    terminal.write_answer(answer, study.study_text(answer), options["output"], session.hint)
 
 
 def _flag(option: str) -> str:
     return {"report": "html"}.get(option, option).replace("_", "-")
-
-
-def _print(
-    session: Session, answer: dict[str, Any], output: str | None, text_of: Callable[[dict[str, Any]], str]
-) -> None:
-    encoded = msgspec.json.format(msgspec.json.encode(answer), indent=2) + b"\n"
-    if output == "-":
-        terminal.write_json(encoded.decode(), newline=False)
-        return
-    if output is not None:
-        Path(output).write_bytes(encoded)
-    terminal.write(text_of(answer))
-    session.hint(f"all numbers: {output}" if output else "all numbers: --json OUT (or --json -)")
 
 
 def _warn(answer: Mapping[str, Any]) -> None:

@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 
 from springtide.cli.commands.bench import Bench, Report, Tell
 from springtide.core.errors import InvalidRequest
-from springtide.perf.communication.baselines import AlphaBeta, BytesOverBandwidth, PolluxForm
+from springtide.perf.communication.baselines import AlphaBeta, BytesOverBandwidth
 from springtide.perf.communication.fabric import Subgraph
 from springtide.perf.communication.gnn import GraphModel, region_of
 from springtide.perf.communication.gnn_layers import Sizes
 from springtide.perf.communication.query import CommunicationModel, Query, read_samples
 from springtide_studies.communication.communication_trees import TreeModel
 from springtide_studies.communication.gnn_training import Training, train
+from springtide_studies.communication.pollux_form import PolluxForm
 from springtide_studies.fapes.nccl_samples import Drawn, draw_sets
 from springtide_studies.options import folder_of, seed_option
 from springtide_studies.rows import machine_facts, machine_load, markdown_table, ratio

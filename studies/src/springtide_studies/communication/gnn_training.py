@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from springtide.core.errors import InvalidRequest
-from springtide.perf.communication.fabric import Subgraph
+from springtide.perf.communication.fabric import EDGE_KINDS, Subgraph
 from springtide.perf.communication.gnn import GraphModel, PredictionSpread, region_of
 from springtide.perf.communication.gnn_graph import (
     Compiled,
@@ -19,7 +19,6 @@ from springtide.perf.communication.gnn_graph import (
     Vocabulary,
     batch_of,
     compile_subgraph,
-    vocabulary_of,
 )
 from springtide.perf.communication.gnn_layers import Parameters, Sizes, answer, embed, size_features
 from springtide.perf.communication.query import DTYPES, Query
@@ -27,6 +26,15 @@ from springtide_studies.communication.gnn_gradients import QueryBatch, fresh_par
 
 # Errors of the logarithm beyond this count linearly: traffic of others makes outliers, and the aim is relative error.
 _HUBER = 0.05
+
+
+def vocabulary_of(subgraphs: Sequence[Subgraph]) -> Vocabulary:
+    fastest = np.zeros(len(EDGE_KINDS))
+    for subgraph in subgraphs:
+        edges = subgraph.edges
+        np.maximum.at(fastest, edges.kind, edges.bytes_per_s)
+    types = sorted({links.device_type for subgraph in subgraphs for links in subgraph.links})
+    return Vocabulary(device_types=tuple(types), fastest_bytes_per_s=tuple(float(max(x, 1.0)) for x in fastest))
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from springtide.serving.co_scaler import CoScalerRules, CoScalerState, LoadSample, co_scale, published_rules
+from springtide.serving.co_scaler import CoScalerRules, CoScalerState, LoadSample, co_scale
 from springtide_studies.dilu.eager_scaler import (
     EagerRules,
     EagerState,
@@ -20,6 +20,23 @@ from springtide_studies.dilu.eager_scaler import (
 )
 
 MAX_REPLICAS = 16
+
+
+def published_rules(throughput_per_s: float, minimum: int, maximum: int) -> CoScalerRules:
+    """Return the rules of Dilu's prototype: `throughput_per_s` is what it profiles at a share's request.
+
+    It always keeps a last replica, changes by one at a time, and has neither surges nor regrets.
+    """
+    return CoScalerRules(
+        capacity_per_s=throughput_per_s,
+        min_replicas=max(1, minimum),
+        max_replicas=maximum,
+        idle_s=math.inf,
+        planned_fraction=1.0,
+        num_surge=0,
+        regret_s=0,
+        is_stepwise=True,
+    )
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,11 +23,18 @@ import msgspec
 from springtide.cli.commands.bench import Bench, Report, Tell, measure_apart
 from springtide.core.functions import Collective
 from springtide.perf.functions.collective_choice import PARAMETER_STORE_BYTES_PER_S, PARAMETER_STORE_LATENCY_S
-from springtide.perf.functions.collective_time import enough_chunks, sync_time_s
+from springtide.perf.functions.collective_time import sync_time_s
 from springtide.perf.functions.services import LAMBDA_BYTES_PER_S
 from springtide.storage.stores.open import open_store
 from springtide_studies.exchange.member import Done, MemberTask, expected_sha256
-from springtide_studies.exchange.probe import IN_FLIGHT, Members, client_environment, running_members, took_s
+from springtide_studies.exchange.probe import (
+    IN_FLIGHT,
+    Members,
+    client_environment,
+    enough_chunks,
+    running_members,
+    took_s,
+)
 from springtide_studies.exchange.stores import missing, running_store
 from springtide_studies.options import seed_option, small_option
 

@@ -14,8 +14,8 @@ from springtide.core.resources import DeviceId, Topology
 from springtide.core.workload import AdaptiveBatch, TrainingJob, WorkloadId
 from springtide.perf.communication.fabric import Fabric, Links, Subgraph
 from springtide.perf.communication.query import Query
-from springtide.perf.goodput import split_batch
-from springtide.perf.timeline import bucket_bytes, iteration_s, total_s
+from springtide.perf.goodput import step_total_s
+from springtide.perf.timeline import bucket_bytes, iteration_s
 from springtide.simulator.fluid.rules import RunSpeed, exact_boundary_s, make_run
 from springtide.simulator.fluid.runs import FluidRun
 from springtide_studies.fapes.jobs import FAMILIES, NUM_PIECES, FapesRequest, gain, progress_ends
@@ -23,6 +23,25 @@ from springtide_studies.fapes.nccl import Nccl
 
 # How often running jobs report progress: the noise scale changes over a tenth of a training.
 _REPORT_EVERY_S = 150.0
+
+
+def split_batch(
+    global_batch_size: int, num_workers: int, bounds: AdaptiveBatch | None, initial_batch_size: int | None = None
+) -> tuple[int, int]:
+    """Return (local batch size, passes before the exchange) with which `num_workers` make up a global batch.
+
+    As few passes as `max_local_size` allows, in equal shares, rounded up. A single worker makes at least two passes for
+    a batch above the initial one (by default the smallest within the bounds), because the gradient noise cannot be
+    estimated from one pass on one worker (as in the published adaptdl). Without bounds there is one pass.
+    """
+    share = -(-global_batch_size // num_workers)
+    if bounds is None:
+        return share, 1
+    num_passes = 1 if bounds.max_local_size is None else max(1, -(-share // bounds.max_local_size))
+    initial = bounds.min_size if initial_batch_size is None else initial_batch_size
+    if num_workers == 1 and global_batch_size > initial:
+        num_passes = max(num_passes, 2)
+    return -(-global_batch_size // (num_workers * num_passes)), num_passes
 
 
 @dataclass(slots=True)
@@ -72,7 +91,7 @@ class TopologySpeeds:
         """Seconds of a whole step, of a step of one pass, of its exchange; and (local batch, passes)."""
         local, passes = self._split(family, batch_size, len(device_ids))
         step_s, sync_s = iteration_s(self._profiles[family], local, 1, self._exchange_s(family, device_ids))
-        return float(total_s(step_s, sync_s, passes)), float(step_s), float(sync_s), (local, passes)
+        return float(step_total_s(step_s, sync_s, passes)), float(step_s), float(sync_s), (local, passes)
 
     def compact_curve(self, family: str, batch_size: int, most: int) -> dict[int, float]:
         """Steps a second on 1, 2, 4, .. devices of whole nodes side by side: what profiling beforehand would tell."""

@@ -22,7 +22,7 @@ from springtide.perf.functions.pipeline.plan import (
 )
 from springtide.perf.functions.pipeline.step_time import PipelineStepEstimate, estimate_step
 from springtide.perf.functions.scale import scaled_profile
-from springtide.perf.functions.services import aws_lambda, scaled_link
+from springtide.perf.functions.services import aws_lambda
 from springtide_studies.rivals.pipeline_baselines import BASELINES, BaselineName, baseline_step
 from springtide_studies.rivals.solvers.pipeline_bayes import bayes
 from springtide_studies.rivals.solvers.tpdmp import tpdmp
@@ -168,9 +168,15 @@ def rival_points(
     return points
 
 
+def _scaled_link(service: FunctionService, factor: float) -> FunctionService:
+    """The service with links `factor` times as fast (FuncPipe, section 5.8)."""
+    sizes = [msgspec.structs.replace(size, bytes_per_s=size.bytes_per_s * factor) for size in service.sizes]
+    return msgspec.structs.replace(service, sizes=tuple(sizes))
+
+
 def at_bandwidth(model: str, factor: float) -> ModelProfile:
     """The model's profile on functions with links so many times as fast (section 5.8)."""
-    return lambda_profile(model, service=scaled_link(aws_lambda(), factor))
+    return lambda_profile(model, service=_scaled_link(aws_lambda(), factor))
 
 
 def _point(

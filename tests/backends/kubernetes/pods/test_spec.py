@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from kits.kubernetes.kubelet_player import spec_of
 from kits.kubernetes.pod_security import violations
 from springtide.backends.kubernetes import settings as names
 from springtide.backends.kubernetes.client.overlay import merge
@@ -20,7 +21,6 @@ from springtide.backends.kubernetes.pods.spec import (
     namespace_of,
     pod_name,
     secret_name,
-    spec_of,
 )
 from springtide.backends.kubernetes.settings import KubernetesSettings, PodSettings
 from springtide.core.actions import StartReplica

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from kits.perf.pipeline_profiles import drawn_profile
+from kits.perf.pipeline_profiles import drawn_profile, plan_pipeline
 from springtide.core.errors import InvalidRequest
 from springtide.perf.functions.pipeline.merge import merged, unmerged
 from springtide.perf.functions.pipeline.plan import (
@@ -11,7 +11,6 @@ from springtide.perf.functions.pipeline.plan import (
     PipelinePlanner,
     delta_of,
     plan_of,
-    plan_pipeline,
     problem_of,
     recommended,
 )

@@ -3,9 +3,8 @@
 import msgspec
 import pytest
 
-from kits.perf.pipeline_profiles import drawn_profile
+from kits.perf.pipeline_profiles import drawn_profile, plan_pipeline
 from springtide.core.errors import InvalidRequest
-from springtide.perf.functions.pipeline.plan import plan_pipeline
 from springtide.perf.functions.pipeline.profile import decode_profile
 
 PAPER = {

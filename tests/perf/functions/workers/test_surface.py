@@ -8,7 +8,7 @@ import pytest
 from springtide.core.errors import InvalidRequest
 from springtide.core.function_search import FunctionSearch, SearchSpace, WorkerModel
 from springtide.core.functions import MIB
-from springtide.perf.functions.collective_choice import choose_collective
+from springtide.perf.functions.collective_choice import choose_collectives
 from springtide.perf.functions.services import aws_lambda, emulator
 from springtide.perf.functions.workers.belief import plan_model, plan_usd
 from springtide.perf.functions.workers.model import space_of, worker_bytes
@@ -56,7 +56,7 @@ def test_the_exchange_is_chosen_by_cost():
     for row, column in ((1, 10), (7, 30), (15, 60)):
         plan = surface.plan(row, column)
         gb = plan.memory_mb / 1024
-        choice = choose_collective(
+        choice = choose_collectives(
             plan.num_replicas,
             float(MODEL.parameter_bytes),
             surface.sizes[column].bytes_per_s,

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from kits.job_parts import with_fields
 from kits.scheduling.rival_platform import make_view
+from kits.solvers.reservations import verify
 from springtide.core.decision import Capacity, Drain, Overheads, PoolAllocation, Snapshot
 from springtide.core.resources import Topology, make_node
 from springtide.core.workload import JobState
@@ -22,7 +23,7 @@ from springtide.scheduling.policies.springtide.capacity import (
 from springtide.scheduling.policies.springtide.memory import State, costs_of
 from springtide.scheduling.policies.springtide.moves import delays, jobs_to_stop_first
 from springtide.scheduling.policies.springtide.policy import DerivedPromises, Springtide
-from springtide.solvers.reservations.reservation_table import ReservationTable, verify
+from springtide.solvers.reservations.reservation_table import ReservationTable
 
 NODES = tuple(make_node(f"n{index}", 4) for index in range(3))
 WHOLE = Topology(nodes=NODES)

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from kits.job_parts import with_fields
 from kits.scheduling.rival_platform import counts, look, make_view
+from kits.solvers.reservations import verify
 from springtide.core.decision import PoolAllocation, Snapshot
 from springtide.core.resources import Topology, make_node
 from springtide.core.workload import JobState, WorkloadId
@@ -19,7 +20,7 @@ from springtide.scheduling.policies.springtide.market import Market
 from springtide.scheduling.policies.springtide.memory import costs_of, entry_of
 from springtide.scheduling.policies.springtide.policy import Springtide
 from springtide.scheduling.policies.springtide.rows import PromiseRow
-from springtide.solvers.reservations.reservation_table import ReservationTable, verify
+from springtide.solvers.reservations.reservation_table import ReservationTable
 
 CLUSTER = Topology(nodes=(make_node("n0", 8),))
 DEVICES = CLUSTER.device_ids()

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from kits.job_parts import with_fields
 from kits.scheduling.rival_platform import make_view
+from kits.solvers.reservations import verify
 from springtide.core.decision import EMPTY, Overheads, Plan, PoolAllocation, Snapshot
 from springtide.core.resources import Topology, make_node
 from springtide.core.workload import Entrypoint, Goal, JobState, TrainingJob
 from springtide.scheduling.policies.springtide.policy import DerivedPromises, Springtide
 from springtide.simulator.fluid.play import FluidRunResult, play
 from springtide.simulator.fluid.rules import OverheadRule, ProfiledSpeeds, overhead_rule
-from springtide.solvers.reservations.reservation_table import verify
 
 LINEAR = {1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0}
 SOURCE = Entrypoint(source_path="a.py")

@@ -58,12 +58,6 @@ LEASE = Kind("coordination.k8s.io", "v1", "leases", "Lease")
 DEPLOYMENT = Kind("apps", "v1", "deployments", "Deployment")
 DAEMON_SET = Kind("apps", "v1", "daemonsets", "DaemonSet")
 ROLE = Kind("rbac.authorization.k8s.io", "v1", "roles", "Role")
-ROLE_BINDING = Kind("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")
-CLUSTER_ROLE = Kind("rbac.authorization.k8s.io", "v1", "clusterroles", "ClusterRole", is_namespaced=False)
-CLUSTER_ROLE_BINDING = Kind(
-    "rbac.authorization.k8s.io", "v1", "clusterrolebindings", "ClusterRoleBinding", is_namespaced=False
-)
-NETWORK_POLICY = Kind("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
 CUSTOM_RESOURCE_DEFINITION = Kind(
     "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", is_namespaced=False
 )

@@ -66,7 +66,6 @@ class Writes:
         self._tasks: set[asyncio.Task[None]] = set()
         self._rng = np.random.default_rng(seed)
         self.num_done = 0
-        self.num_retries = 0
         self.problem = ""
 
     @property
@@ -133,7 +132,6 @@ class Writes:
                 result = await self._attempt(write)
             except VersionConflict as error:
                 num_conflicts += 1
-                self.num_retries += 1
                 if num_conflicts <= _PROMPT_CONFLICTS:
                     continue
                 reason, least_s = str(error), 0.0
@@ -152,7 +150,6 @@ class Writes:
                 self.problem = ""
                 _call(write.done, result)
                 return
-            self.num_retries += 1
             self._note_waiting(write, reason)
             await asyncio.sleep(max(least_s, backoff_s * float(self._rng.uniform(0.5, 1.0))))
             backoff_s = min(backoff_s * 2, BACKOFF_S[1])
@@ -218,25 +215,3 @@ async def ensure_bound(api: KubeApi, pod: Key, node: str, *, uid: str = "") -> N
         if not at:
             # Neither bound nor bindable: it is being deleted, or the answer was outdated. The caller tries again.
             raise
-
-
-async def ensure_deleted(api: KubeApi, kind: Kind, key: Key, *, uid: str = "", grace_s: float | None = None) -> bool:
-    """Delete this very object. False if it is gone already, or another object has its name."""
-    try:
-        return await api.delete(kind, key.name, key.namespace, uid=uid, grace_s=grace_s)
-    except VersionConflict:
-        found = await api.find(kind, key.name, key.namespace)
-        if found is None or (uid and uid_of(found) != uid):
-            return False
-        raise
-
-
-async def ensure_changed(
-    api: KubeApi, kind: Kind, key: Key, change: Callable[[Object], Object | None], *, subresource: str = ""
-) -> Object:
-    """Read an object, change it, write it back; not written where `change` returns None. Raises VersionConflict."""
-    found = await api.get(kind, key.name, key.namespace)
-    wanted = change(found)
-    if wanted is None:
-        return found
-    return await api.replace(kind, wanted, subresource=subresource)

@@ -16,7 +16,6 @@ from springtide.backends.kubernetes.pods.shares import is_enforced, share_parts
 from springtide.backends.kubernetes.settings import KubernetesSettings
 from springtide.core.actions import StartReplica
 from springtide.core.containers import ContainerSettings
-from springtide.core.decoding import decode_json
 from springtide.core.errors import BackendError
 from springtide.core.resources import Device
 from springtide.core.wire.workers import WorkerSpec
@@ -119,18 +118,6 @@ def worker_spec(action: StartReplica, settings: KubernetesSettings, device: Devi
     )
 
 
-def spec_of(pod: Mapping[str, Any]) -> WorkerSpec | None:
-    """The spec that a pod's worker was started with; None if it is missing or unreadable."""
-    for container in pod.get("spec", {}).get("containers", ()):
-        for variable in container.get("env", ()):
-            if variable.get("name") == SPEC_VARIABLE:
-                try:
-                    return decode_json(_unescape(variable.get("value", "")), WorkerSpec)
-                except (ValueError, RecursionError):
-                    return None
-    return None
-
-
 # --- the pod ---------------------------------------------------------------------------------------------------------
 
 
@@ -183,17 +170,6 @@ def make_pod(
         "kind": "Pod",
         "metadata": metadata,
         "spec": merge(pod_spec, settings.pod.overlay),
-    }
-
-
-def make_binding(pod: Mapping[str, Any], node_name: str) -> dict[str, Any]:
-    """The Binding of a pod to a node. It names the pod's uid, so that no other pod of that name is bound."""
-    metadata = pod["metadata"]
-    return {
-        "apiVersion": "v1",
-        "kind": "Binding",
-        "metadata": {"name": metadata["name"], "namespace": metadata["namespace"], "uid": metadata.get("uid", "")},
-        "target": {"apiVersion": "v1", "kind": "Node", "name": node_name},
     }
 
 
@@ -419,7 +395,3 @@ def _milli(fraction: float) -> int:
 def _escape(text: str) -> str:
     """Keep the kubelet from replacing `$(NAME)` in a value."""
     return text.replace("$", "$$")
-
-
-def _unescape(text: str) -> str:
-    return text.replace("$$", "$")

@@ -62,9 +62,6 @@ class Reason(enum.StrEnum):
     STORE_UNAVAILABLE = "StoreUnavailable"
 
 
-STATES_OF_OBJECTS = ("ACCEPTING", "REFUSED", "SUSPENDED")
-
-
 def _told(description: str) -> Schema:
     return {"type": "string", "description": description}
 

@@ -54,7 +54,7 @@ _MAX_TICK_S = 0.1
 class Sharer:
     """One sharer and its measurements. `clocks` are the CPU seconds of its processes when last measured.
 
-    `used_s` and `granted_s` are CPU seconds since it began to share, `overused_s` is its recent use beyond grants.
+    `used_s` is CPU seconds since it began to share, `overused_s` is its recent use beyond grants.
     """
 
     entry: SharerEntry
@@ -68,7 +68,6 @@ class Sharer:
     held_rate: float | None = None
     held_since_s: float = 0.0
     is_calm: bool = False
-    granted_s: float = 0.0
     overused_s: float = 0.0
     reading: SlotReading = field(default_factory=SlotReading)
     window: deque[tuple[float, float]] = field(default_factory=deque)
@@ -225,7 +224,6 @@ class CpuTicks:
         used_s = sharer.used_s - sharer.seen_used_s
         sharer.seen_used_s = sharer.used_s
         granted_s = sharer.grant.rate * tick_s * self._device_cpus
-        sharer.granted_s += granted_s
         sharer.overused_s = max(-_TOLERATED_S, min(_MAX_OVERUSE_S, sharer.overused_s + used_s - granted_s))
         window = sharer.window
         if not window or now_s - window[-1][0] > _USED_WINDOW_S / 20:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
 import shutil
 import subprocess
 import tempfile
@@ -65,16 +64,6 @@ def _header_folders() -> Iterator[Path]:
             yield Path(place) / name / "include"
     yield Path("/usr/local/cuda/include")
     yield Path("/usr/include")
-
-
-def headers_version(headers: Path) -> int:
-    """The CUDA version of a folder of headers, as in 13000."""
-    found = re.search(
-        r"^#define\s+CUDA_VERSION\s+(\d+)", (headers / "cuda.h").read_text(encoding="utf-8"), re.MULTILINE
-    )
-    if found is None:
-        raise BackendError(f"{headers / 'cuda.h'} does not say its CUDA_VERSION: it is no cuda.h of a toolkit")
-    return int(found[1])
 
 
 def build_library(

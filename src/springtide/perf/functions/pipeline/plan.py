@@ -197,27 +197,6 @@ def problem_of(
     )
 
 
-def plan_pipeline(
-    profile: ModelProfile,
-    num_micro_batches: int,
-    *,
-    weights: Sequence[Weights] = WEIGHTS,
-    degrees: Sequence[int] = DEGREES,
-    collective: Collective = "duplex",
-    num_chunks: int = NUM_CHUNKS,
-) -> list[PlannedPipeline]:
-    """The best plan for each pair of weights, with its delta. Raises InvalidRequest if none fits."""
-    planner = PipelinePlanner(
-        profile,
-        num_micro_batches,
-        weights=[*weights, CHEAPEST],
-        degrees=degrees,
-        collective=collective,
-        num_chunks=num_chunks,
-    )
-    return with_deltas([planner.plan(pair) for pair in weights], planner.plan(CHEAPEST).estimate)
-
-
 def with_deltas(planned: Sequence[PlannedPipeline], cheapest: PipelineStepEstimate) -> list[PlannedPipeline]:
     """The plans with their deltas over the cheapest plan: (t_mc / t_p - 1) / (c_p / c_mc - 1), section 5.1."""
     return [msgspec.structs.replace(one, delta=delta_of(one.estimate, cheapest)) for one in planned]

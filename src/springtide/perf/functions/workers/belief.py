@@ -229,7 +229,6 @@ class _Part:
     """The posterior of one part's log ratio: the most likely trend, and the fit."""
 
     def __init__(self, observed: _Observed, deviation: float, *, is_chosen: bool = True) -> None:
-        self._observed = observed
         self._columns = [np.array(column) for column in zip(*observed.points, strict=True)]
         self._own = np.array(observed.is_own, dtype=np.float64)
         self.trend = Trend(bias=_BIAS_PART * deviation, local=_LOCAL_PART * deviation, lengths=observed.lengths)
