@@ -57,6 +57,20 @@ def test_a_new_promise_on_a_part_takes_a_device_from_best_effort(is_elastic):
     assert not later.claims
 
 
+def test_who_loses_all_of_its_devices_stops_before_it_goes_on_elsewhere():
+    """A move waits for the devices that it goes to; the claim does not."""
+    best, leaves = runs(job("best", **SLOW), 1), service("leaves", wanted=0, ready=1)
+    held = {"best": (["n/0"], None), "leaves": (["n/1"], None)}
+    newcomer = service("s", PART, min_replicas=1)
+    plan = decide(make_live_policy("springtide"), [best], [leaves, newcomer], held, TWO)
+    assert places(plan) == {"s": ["n/0"]}
+    # Once it has stopped it has the other device.
+    waits, held = with_fields(best, state=JobState.PENDING, num_replicas=0), {"s": (["n/0"], PART)}
+    again = [replace(leaves, num_ready=0), replace(newcomer, num_ready=1)]
+    later = decide(make_live_policy("springtide"), [waits], again, held, TWO, plan.memory, now_s=11.0)
+    assert places(later) == {"best": ["n/1"], "s": ["n/0"]}
+
+
 def test_no_more_is_taken_than_the_promise_needs():
     wide = {**SLOW, "profile_steps_per_s": {1: 10.0, 2: 19.0, 4: 36.0}}
     best, held = runs(job("best", workers=(1, 4), **wide), 4), {"best": ([f"n/{at}" for at in range(4)], None)}

@@ -242,9 +242,17 @@ def _lacking(snapshot: Snapshot, parts: SharePlan, plan: Plan) -> set[tuple[Work
 
 
 def _stopped(snapshot: Snapshot, parts: SharePlan) -> set[WorkloadId]:
-    """The jobs that cannot be resized and hold a device that a sharer has claimed: they stop before they go on."""
-    held = {who for who, held in snapshot.allocations.items() if not parts.claims.keys().isdisjoint(held.device_ids)}
-    return {view.job.job_id for view in snapshot.jobs if not view.job.elastic} & (held - parts.sharers)
+    """The jobs on whole devices that stop before they go on: all that they hold is claimed by sharers, who would wait
+    for a move as long as its devices are taken; or a part of it, and they cannot be resized."""
+    stopped: set[WorkloadId] = set()
+    for view in snapshot.jobs:
+        held = snapshot.allocations.get(view.job.job_id)
+        if held is None or view.job.job_id in parts.sharers:
+            continue
+        left = set(held.device_ids) - parts.claims.keys()
+        if not left or (not view.job.elastic and len(left) < held.num_devices):
+            stopped.add(view.job.job_id)
+    return stopped
 
 
 def _displaced(parts: SharePlan) -> dict[WorkloadId, str]:
