@@ -238,6 +238,17 @@ def check_scene(scene):
     )
 
 
+def test_two_parts_that_would_share_a_device_of_a_promise_both_wait():
+    """Barred is also the one that would open the device in place of the first."""
+    due_job = job(
+        "due", workers=(1, 2), goal=Goal(deadline_s=21.2), total_steps=20, profile_steps_per_s={1: 1.0, 2: 2.0}
+    )
+    sleepers = [replace(service(f"s-{at}", make_share(0.3)).service, grace_s=5.0, idle_s=5.0) for at in range(2)]
+    events = [(0.0, ServiceDeployed(service=known)) for known in sleepers]
+    events += [(3.0, load(known, 1)) for known in sleepers] + [(8.0, load(known, 0)) for known in sleepers]
+    check_scene(([(1.0, due_job.job)], events, 2))
+
+
 @pytest.mark.slow
 @given(scene=scenes())
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

@@ -193,9 +193,12 @@ def _without_harm(
     planned: Callable[[frozenset[WeakClaim]], tuple[SharePlan, Plan]],
 ) -> tuple[SharePlan, Plan, frozenset[WeakClaim]]:
     """The plans in which what sharers open harms nobody, and the claims that open nothing therefore."""
-    weak = sorted(parts.opened, key=lambda claim: WEAK_CLAIMS.index(claim[0]))
-    barred = frozenset(weak)
-    least_parts, least_plan = planned(barred)
+    barred, least_parts, least_plan = frozenset[WeakClaim](), parts, plan
+    while least_parts.opened:
+        # Without the first claims others open what these would have shared.
+        barred |= least_parts.opened.keys()
+        least_parts, least_plan = planned(barred)
+    weak = sorted(barred, key=lambda claim: (WEAK_CLAIMS.index(claim[0]), claim[1]))
     least = _harmed(snapshot, parts, least_plan)
     if _harmed(snapshot, parts, plan) <= least:
         return parts, plan, frozenset()
