@@ -50,3 +50,8 @@ def test_without_a_limit_it_is_twice_the_request_and_at_most_the_device():
 def test_a_share_that_cannot_be_is_refused(asked, told):
     with pytest.raises(InvalidRequest, match=told):
         make_share(*asked)
+
+
+def test_several_devices_for_one_worker_are_refused_with_what_to_say_instead() -> None:
+    with pytest.raises(InvalidRequest, match="got 2; each worker and replica runs on one device"):
+        make_share(2)

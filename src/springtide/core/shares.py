@@ -87,6 +87,7 @@ def make_share(request: float, limit: float | None = None, memory_mb: int = 0) -
     if not (math.isfinite(request) and 0.0 < request <= 1.0):
         raise InvalidRequest(
             f"the request of a share is a fraction of a device, above 0 and at most 1, got {request:g}"
+            + ("; each worker and replica runs on one device: ask for more of these instead" if request > 1.0 else "")
         )
     limit = min(1.0, 2.0 * request) if limit is None else limit
     if not (math.isfinite(limit) and request <= limit <= 1.0):

@@ -6,75 +6,14 @@ import pytest
 from msgspec.structs import replace
 
 from kits.job_parts import with_fields
-from springtide.control.controller import check_plan
-from springtide.core.decision import JobView, Plan, PoolAllocation, ServiceView, Snapshot, TimeClaim
+from kits.scheduling.sharing_views import HALF, SMALL, decide, job, places, service
+from springtide.core.decision import Plan, Snapshot, TimeClaim
 from springtide.core.functions import FunctionPrices, FunctionService
-from springtide.core.job_parts import JobBounds
 from springtide.core.resources import Topology, make_node
 from springtide.core.shares import Share
-from springtide.core.workload import Entrypoint, Goal, InferenceService, JobState, TrainingJob
+from springtide.core.workload import Goal, JobState
 from springtide.scheduling.registry import make_live_policy, make_policy
 from springtide.scheduling.sharing.policy import Sharing
-
-SOURCE = Entrypoint(source_path="job.py", object_name="fit")
-
-
-def service(name, share=None, *, wanted=1, ready=0, **options):
-    return ServiceView(
-        service=InferenceService(service_id=name, name=name, entrypoint=SOURCE, max_replicas=4, share=share),
-        min_replicas=options.get("min_replicas", 0),
-        max_replicas=4,
-        num_ready=ready,
-        wanted_replicas=wanted,
-    )
-
-
-def job(name, share=None, *, workers=(1, 1), submitted_at_s=0.0, **options):
-    goal = options.pop("goal", Goal())
-    described = TrainingJob(
-        job_id=name,
-        name=name,
-        entrypoint=SOURCE,
-        min_workers=workers[0],
-        max_workers=workers[1],
-        share=share,
-        goal=goal,
-        **options,
-    )
-    return JobView(
-        job=described,
-        state=JobState.PENDING,
-        submitted_at_s=submitted_at_s,
-        total_steps=described.total_steps,
-        total_equivalent_steps=described.total_steps,
-        global_batch_size=described.global_batch_size,
-        bounds=JobBounds(min_workers=workers[0], max_workers=workers[1]),
-    )
-
-
-def decide(policy, jobs=(), services=(), held=None, nodes=None, memory=None, now_s=10.0):
-    allocations = {
-        name: PoolAllocation(device_ids=tuple(devices), share=share) for name, (devices, share) in (held or {}).items()
-    }
-    snapshot = Snapshot(
-        now_s=now_s,
-        cluster=Topology(nodes=tuple(nodes or (make_node("n", 4),))),
-        jobs=tuple(jobs),
-        services=tuple(services),
-        allocations=allocations,
-        memory=memory,
-    )
-    plan = policy.decide(snapshot)
-    check_plan(snapshot, plan)
-    return plan
-
-
-def places(plan):
-    return {name: list(given.device_ids) for name, given in plan.allocations.items()}
-
-
-SMALL = Share(request=0.3, limit=0.5)
-HALF = Share(request=0.5, limit=0.7)
 
 
 @pytest.fixture
@@ -436,7 +375,7 @@ def test_what_a_running_job_lacks_to_its_minimum_is_not_opened_for_more_replicas
 
 def test_a_service_that_finds_all_devices_in_parts_is_told_so():
     held = {"t": (["n/0", "n/1"], SMALL)}
-    jobs, nodes = [job("t", SMALL, workers=(1, 2))], [make_node("n", 2)]
+    jobs, nodes = [job("t", SMALL, workers=(2, 2))], [make_node("n", 2)]
     plan = decide(make_policy("dilu/springtide"), jobs, [service("s")], held, nodes)
     assert plan.reasons["s"] == "waits for a device: there is none that it may have whole"
     assert plan.claims["s"] == TimeClaim(code="waits_for")

@@ -98,6 +98,14 @@ class ShareLedger:
         idle = self.node_at[self.is_usable & ~self.is_open]
         self.num_idle = np.bincount(idle, minlength=len(self.nodes)).astype(np.int64)
 
+    def unblock(self, device_id: DeviceId) -> None:
+        """Workloads may be put on this device again."""
+        at = self.at[device_id]
+        if not self.is_usable[at]:
+            self.is_usable[at] = True
+            if not self.is_open[at]:
+                self.num_idle[self.node_at[at]] += 1
+
     def hold(self, workload_id: WorkloadId, family: str, parts: Sequence[Part], *, is_given: bool = False) -> None:
         """Put a workload on its devices, all of them or none.
 
@@ -155,6 +163,16 @@ class ShareLedger:
         fits &= self.free_memory_mb >= demand.memory_mb
         fits &= self.is_usable
         return fits
+
+    def has_room_without(self, device_id: DeviceId, leaver: ShareDemand, demand: ShareDemand) -> bool:
+        """Whether a usable device has room for one more such demand once a sharer with the demand `leaver` has left."""
+        at = self._index(device_id)
+        return bool(
+            self.is_usable[at]
+            and self.free_request[at] + leaver.request >= demand.request
+            and self.free_limit[at] + leaver.limit >= demand.limit
+            and self.free_memory_mb[at] + leaver.memory_mb >= demand.memory_mb
+        )
 
     def left_on(self, at: Counts) -> Remainders:
         """What is left of the devices at these places: requests, limits and memory."""

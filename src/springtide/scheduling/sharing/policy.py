@@ -7,7 +7,7 @@ the other devices as if they were the whole cluster. See docs/policies/sharing.m
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,19 +16,19 @@ from msgspec.structs import replace
 from springtide.core.decision import Allocation, Capacity, JobView, Plan, PlannedRun, Policy, Snapshot, TimeClaim
 from springtide.core.resources import DeviceId, Node, Topology
 from springtide.core.workload import JobState, WorkloadId
-from springtide.perf.curve import curve_of
 from springtide.scheduling.decisions.cache import DecisionCache
 from springtide.scheduling.placement.layout import topology_of
-from springtide.scheduling.replicas import next_idle_at_s
+from springtide.scheduling.replicas import next_idle_at_s, wanted_replicas
+from springtide.scheduling.sharing.board import Claims
+from springtide.scheduling.sharing.deadlines import end_s, is_late
 from springtide.scheduling.sharing.packing import DiluPacker, Packer
-from springtide.scheduling.sharing.plan import WEAK_CLAIMS, Claims, SharePlan, WeakClaim
+from springtide.scheduling.sharing.plan import WEAK_CLAIMS, SharePlan, WeakClaim
 
 # The key of the claimed devices in the memory, beside the memory of the inner policy.
 _CLAIMS = "claimed"
+_NONE: frozenset[DeviceId] = frozenset()
 # How many claims of sharers are tried one by one in a decision where promises leave no room for all of them.
 MOST_TRIED = 8
-# A job is late when it is planned to end so long after its deadline, as a part of the time it still takes: speeds vary.
-_LATE_FRACTION = 0.02
 _GIVEN_UP = "promise given up: its part of a device is too little for its deadline; it ends as soon as it can"
 
 
@@ -51,12 +51,15 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
         if any(node.pool != "shared" or node.owner != "shared" for node in snapshot.cluster.nodes):
             return self._one_each(snapshot, memory, decisions)
         parts, plan = self._beside_promises(snapshot, memory, claims, decisions)
+        parts.finish({device_id: who for who, given in plan.allocations.items() for device_id in given.device_ids})
         idle_at_s = next_idle_at_s([view for view in parts.services if view.wanted_replicas is None], snapshot.now_s)
         late, late_at_s = _given_up(parts, snapshot)
         moments = [at for at in (plan.revisit_at_s, idle_at_s, late_at_s) if at is not None]
+        stopped = _stopped(snapshot, parts)
+        whole = {who: given for who, given in plan.allocations.items() if who not in stopped}
         return replace(
             plan,
-            allocations=_in_order(snapshot, {**plan.allocations, **parts.allocations}),
+            allocations=_in_order(snapshot, {**whole, **parts.allocations}),
             admitted={**plan.admitted, **parts.admitted},
             rejected={**plan.rejected, **parts.rejected},
             reasons={**plan.reasons, **_displaced(parts), **parts.reasons, **dict.fromkeys(late, _GIVEN_UP)},
@@ -70,28 +73,24 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
     ) -> tuple[SharePlan, Plan]:
         """The plan for sharers and the inner policy's plan for the rest.
 
-        If the inner policy gives up promises for what sharers take beyond guaranteed minimums, they take only as much
-        as every promise leaves, the strongest claims first.
+        If what sharers take beyond guaranteed minimums harms whom it may not harm, they take only as much as harms
+        nobody, the strongest claims first. If then a workload on whole devices lacks some, it may have those on which
+        sharers have no more than workers beyond the least of their jobs.
         """
 
-        def planned(barred: frozenset[WeakClaim]) -> tuple[SharePlan, Plan, set[WorkloadId]]:
-            parts = SharePlan(snapshot, self.packer, claims, barred)
-            plan = decisions.decide(_shown(snapshot, parts, memory))
-            return parts, plan, {who for who, claim in plan.claims.items() if claim.code == "given_up"}
+        def planned(barred: frozenset[WeakClaim], yielded: frozenset[DeviceId] = _NONE) -> tuple[SharePlan, Plan]:
+            parts = SharePlan(snapshot, self.packer, claims, barred, yielded)
+            return parts, decisions.decide(_shown(snapshot, parts, memory))
 
-        parts, plan, given_up = planned(frozenset())
-        if not given_up or not parts.opened:
-            return parts, plan
-        weak = sorted(parts.opened, key=lambda claim: WEAK_CLAIMS.index(claim[0]))
-        barred = frozenset(weak)
-        least_parts, least_plan, least = planned(barred)
-        if given_up <= least:
-            return parts, plan
-        parts, plan = least_parts, least_plan
-        for claim in weak[:MOST_TRIED] if len(weak) > 1 else ():
-            tried_parts, tried_plan, given_up = planned(barred - {claim})
-            if given_up <= least:
-                parts, plan, barred = tried_parts, tried_plan, barred - {claim}
+        parts, plan = planned(frozenset())
+        barred = frozenset[WeakClaim]()
+        if parts.opened and _harmed(snapshot, parts, plan):
+            parts, plan, barred = _without_harm(snapshot, parts, plan, planned)
+        lacking = _lacking(snapshot, parts, plan) if parts.spare else set()
+        if lacking:
+            other_parts, other_plan = planned(barred, parts.spare)
+            if _lacking(snapshot, other_parts, other_plan) < lacking:
+                return other_parts, other_plan
         return parts, plan
 
     def _one_each(self, snapshot: Snapshot, memory: Any, decisions: DecisionCache) -> Plan:
@@ -172,30 +171,92 @@ def _given_up(parts: SharePlan, snapshot: Snapshot) -> tuple[dict[WorkloadId, Ti
         if view.promise.admitted_at_s is None or deadline_s is None:
             continue
         given = parts.allocations.get(job_id)
-        end_s = _end_s(view, view.bounds.min_workers if given is None else given.num_devices, now_s)
-        if now_s > deadline_s or end_s > deadline_s + _LATE_FRACTION * (end_s - now_s):
-            is_known = given is not None and end_s < math.inf
-            late[job_id] = TimeClaim(code="given_up", at_s=end_s if is_known else None)
+        num_devices = view.bounds.min_workers if given is None else given.num_devices
+        if is_late(view, num_devices, now_s):
+            at_s = end_s(view, num_devices, now_s)
+            is_known = given is not None and at_s < math.inf
+            late[job_id] = TimeClaim(code="given_up", at_s=at_s if is_known else None)
         else:
             deadlines_s.append(deadline_s + 1e-3)
     return late, min(deadlines_s, default=None)
-
-
-def _end_s(view: JobView, num_devices: int, now_s: float) -> float:
-    """When the job ends on parts of so many devices: as fast as it was there, at first as fast as it can count on."""
-    if view.total_equivalent_steps is None or view.job.share is None:
-        return now_s
-    rate = curve_of(view).rate(num_devices)
-    rate *= 1.0 if view.learnt.throughput_samples_per_s else view.job.share.request
-    left = max(0.0, view.total_equivalent_steps - view.equivalent_steps)
-    since_s = view.progress.progress_at_s if view.state is JobState.RUNNING else now_s
-    return max(now_s, since_s + left / rate) if rate > 0.0 else math.inf
 
 
 def _most_used(runs: Sequence[PlannedRun], from_s: float) -> int:
     """The most devices that these runs use at one moment from `from_s` on."""
     starts = [max(run.start_s, from_s) for run in runs if run.end_s > from_s]
     return max((sum(run.num_devices for run in runs if run.start_s <= at_s < run.end_s) for at_s in starts), default=0)
+
+
+def _without_harm(
+    snapshot: Snapshot,
+    parts: SharePlan,
+    plan: Plan,
+    planned: Callable[[frozenset[WeakClaim]], tuple[SharePlan, Plan]],
+) -> tuple[SharePlan, Plan, frozenset[WeakClaim]]:
+    """The plans in which what sharers open harms nobody, and the claims that open nothing therefore."""
+    barred, least_parts, least_plan = frozenset[WeakClaim](), parts, plan
+    while least_parts.opened:
+        # Without the first claims others open what these would have shared.
+        barred |= least_parts.opened.keys()
+        least_parts, least_plan = planned(barred)
+    weak = sorted(barred, key=lambda claim: (WEAK_CLAIMS.index(claim[0]), claim[1]))
+    least = _harmed(snapshot, parts, least_plan)
+    if _harmed(snapshot, parts, plan) <= least:
+        return parts, plan, frozenset()
+    parts, plan = least_parts, least_plan
+    for claim in weak[:MOST_TRIED] if len(weak) > 1 else ():
+        tried_parts, tried_plan = planned(barred - {claim})
+        if _harmed(snapshot, tried_parts, tried_plan) <= least:
+            parts, plan, barred = tried_parts, tried_plan, barred - {claim}
+    return parts, plan, barred
+
+
+def _harmed(snapshot: Snapshot, parts: SharePlan, plan: Plan) -> set[tuple[WorkloadId, int]]:
+    """Whom the inner policy's plan gives up or refuses; beside new promises, also each replica that services lack."""
+    harmed = {(who, -1) for who, claim in plan.claims.items() if claim.code == "given_up"}
+    harmed |= {(who, -1) for who in plan.rejected}
+    if any(claim == "promise" for claim, _ in parts.opened):
+        harmed |= _missing_replicas(snapshot, plan)
+    return harmed
+
+
+def _missing_replicas(snapshot: Snapshot, plan: Plan) -> set[tuple[WorkloadId, int]]:
+    """Each replica on a whole device that a service lacks, with its number."""
+    missing: set[tuple[WorkloadId, int]] = set()
+    for view in snapshot.services:
+        if view.service.share is None:
+            given = plan.allocations.get(view.service.service_id)
+            num_given = 0 if given is None else given.num_devices
+            missing |= {(view.service.service_id, number) for number in range(num_given, wanted_replicas(view))}
+    return missing
+
+
+def _lacking(snapshot: Snapshot, parts: SharePlan, plan: Plan) -> set[tuple[WorkloadId, int]]:
+    """Whom the inner policy's plan gives up, refuses or lets wait, and each replica that services lack."""
+    waiting = {
+        (view.job.job_id, -1)
+        for view in snapshot.jobs
+        if view.job.job_id not in parts.sharers
+        and view.job.job_id not in plan.allocations
+        and not view.job.is_on_functions
+        and view.state is not JobState.PREEMPTING
+        and view.restarts.starts_at_s <= snapshot.now_s
+    }
+    return waiting | _harmed(snapshot, parts, plan) | _missing_replicas(snapshot, plan)
+
+
+def _stopped(snapshot: Snapshot, parts: SharePlan) -> set[WorkloadId]:
+    """The jobs on whole devices that stop before they go on: all that they hold is claimed by sharers, who would wait
+    for a move as long as its devices are taken; or a part of it, and they cannot be resized."""
+    stopped: set[WorkloadId] = set()
+    for view in snapshot.jobs:
+        held = snapshot.allocations.get(view.job.job_id)
+        if held is None or view.job.job_id in parts.sharers:
+            continue
+        left = set(held.device_ids) - parts.claims.keys()
+        if not left or (not view.job.elastic and len(left) < held.num_devices):
+            stopped.add(view.job.job_id)
+    return stopped
 
 
 def _displaced(parts: SharePlan) -> dict[WorkloadId, str]:

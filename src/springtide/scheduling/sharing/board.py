@@ -1,0 +1,304 @@
+"""The devices of sharers while a plan is made: who is on which, and whom a stronger claim takes room from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Literal
+
+import numpy as np
+from msgspec.structs import replace
+
+from springtide.core.decision import JobView, Snapshot
+from springtide.core.resources import DeviceId, Topology
+from springtide.core.shares import Share
+from springtide.core.workload import WorkloadId
+from springtide.scheduling.sharing.deadlines import is_promised, least_workers, relative_speed, saved_s
+from springtide.scheduling.sharing.demand import demand_of
+from springtide.scheduling.sharing.ledger import Counts, ShareLedger, parts_of
+from springtide.scheduling.sharing.packing import Packer, PlacementRequest
+
+# Devices of the inner policy that a sharer gets as soon as they are free, each with that sharer.
+Claims = Mapping[DeviceId, WorkloadId]
+# How far a claim goes: to workers beyond the least of a job, to best effort that can be resized, to all best effort.
+Reach = Literal["workers", "elastic", "all"]
+
+
+class ShareBoard:
+    """The places of sharers, changed step by step.
+
+    `chosen` are the devices of each sharer so far, `share` what it holds of each. `displaced` and `evicted` name the
+    sharer for which a job of the inner policy loses a device, and for which one with a share has to stop; `shrunk` are
+    the jobs with a share that lose a worker. On devices in `yielded` no sharer is put.
+    """
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        packer: Packer,
+        claims: Claims,
+        jobs: Sequence[JobView],
+        share: Mapping[WorkloadId, Share],
+        yielded: frozenset[DeviceId],
+    ) -> None:
+        self._snapshot, self._packer = snapshot, packer
+        self.jobs, self.share, self.yielded = jobs, share, yielded
+        self.names = {view.service.service_id: view.service.name for view in snapshot.services}
+        self.names |= {view.job.job_id: view.job.name for view in snapshot.jobs}
+        self.whole = {
+            device_id: who
+            for who, held in snapshot.allocations.items()
+            if held.share is None
+            for device_id in held.device_ids
+        }
+        self._never = _closed_devices(snapshot)
+        self._closed = self._never | yielded
+        self.ledger = ShareLedger(snapshot.cluster)
+        self.ledger.block_all([*self._closed, *(at for at in self.whole if claims.get(at) not in share)])
+        self.chosen: dict[WorkloadId, list[DeviceId]] = {}
+        self.displaced: dict[WorkloadId, str] = {}
+        self.evicted: dict[WorkloadId, str] = {}
+        self.shrunk: dict[WorkloadId, str] = {}
+        # How to take back each change that was made to make room, the last one at the end.
+        self._undo: list[Callable[[], object]] = []
+
+    # --- places -----------------------------------------------------------------------------------------------------
+
+    def put(self, who: WorkloadId, family: str, devices: Sequence[DeviceId]) -> None:
+        """Enter a sharer on those of these devices that have room: a share that was made larger may not fit any more,
+        and then the workload moves."""
+        demand = demand_of(self.share[who])
+        self.hold(who, family, [device_id for device_id in devices if self.ledger.has_room(device_id, demand)])
+
+    def hold(self, who: WorkloadId, family: str, devices: Sequence[DeviceId]) -> None:
+        """Enter a sharer on exactly these devices, which have room."""
+        if self.chosen.get(who):
+            self.ledger.release(who)
+        self.chosen[who] = list(devices)
+        if devices:
+            self.ledger.hold(who, family, parts_of(devices, self.share[who]))
+
+    def hold_job(self, view: JobView, devices: Sequence[DeviceId]) -> None:
+        """Enter a job on exactly these devices, which have room."""
+        self.hold(view.job.job_id, view.job.family or view.job.name, devices)
+
+    def request(self, view: JobView, *, avoid: frozenset[DeviceId], count: int = 1) -> PlacementRequest:
+        """Devices for `count` workers of a job, on any nodes."""
+        return PlacementRequest(
+            workload_id=view.job.job_id,
+            family=view.job.family or view.job.name,
+            share=self.share[view.job.job_id],
+            num_devices=count,
+            same_node=False,
+            avoid=avoid,
+        )
+
+    def find_place(self, request: PlacementRequest, *, may_open: bool = True) -> tuple[DeviceId, ...] | None:
+        """A place on shared devices, else on new ones, first of nodes where some are shared: an unopened device can be
+        used by a workload as a whole, and an unopened node by a large group."""
+        found = self._packer.choose(self.ledger, replace(request, may_open=False))
+        if found is None and may_open:
+            near = replace(request, avoid=request.avoid | self._unshared_nodes())
+            found = self._packer.choose(self.ledger, near) or self._packer.choose(self.ledger, request)
+        return found
+
+    # --- room that others make --------------------------------------------------------------------------------------
+
+    def take(
+        self, request: PlacementRequest, count: int, reach: Reach, *, may_open: bool
+    ) -> tuple[DeviceId, ...] | None:
+        """So many devices, some of which others make room on; None, and nothing is changed, if there are too few."""
+        num_undo, mine = len(self._undo), tuple[DeviceId, ...]()
+        while len(mine) < count:
+            one = replace(request, num_devices=1, avoid=request.avoid.union(mine))
+            found = self.find_place(one, may_open=may_open) or self.make_room(one, reach, may_open=may_open)
+            if found is None:
+                while len(self._undo) > num_undo:
+                    self._undo.pop()()
+                return None
+            mine += found
+        return mine
+
+    def make_room(self, request: PlacementRequest, reach: Reach, *, may_open: bool) -> tuple[DeviceId, ...] | None:
+        """A device on which weaker work makes room: a worker of a job with a share that it can do without, a device of
+        a job of the inner policy, or a job with a share that stops."""
+        found = self._shrink(request)
+        if found is None and reach != "workers":
+            found = (self._claim(request, may_stop=reach == "all") if may_open else None) or self._displace(request)
+        return found
+
+    def _shrink(self, request: PlacementRequest) -> tuple[DeviceId, ...] | None:
+        """The device of a worker that an elastic job has beyond its least, of the job that loses the fewest seconds."""
+        now_s, overheads, demand = self._snapshot.now_s, self._snapshot.overheads, demand_of(request.share)
+        best: tuple[float, JobView, DeviceId] | None = None
+        for view in reversed(self.jobs):
+            mine = self.chosen.get(view.job.job_id, [])
+            if view.job.job_id not in self._snapshot.allocations or len(mine) <= least_workers(view, now_s, overheads):
+                continue
+            own, speed = demand_of(self.share[view.job.job_id]), self.speed(view, mine)
+            for device_id in reversed(mine):
+                if device_id in request.avoid or not self.ledger.has_room_without(device_id, own, demand):
+                    continue
+                rest = [other for other in mine if other != device_id]
+                lost_s = -saved_s(view, len(mine), speed, self.speed(view, rest), now_s)
+                if best is None or lost_s < best[0]:
+                    best = (lost_s, view, device_id)
+        if best is None:
+            return None
+        _, view, device_id = best
+        mine = self.chosen[view.job.job_id]
+        self.hold_job(view, [other for other in mine if other != device_id])
+        self._note(self.shrunk, view.job.job_id, request)
+        self._undo.append(partial(self.hold_job, view, mine))
+        return (device_id,)
+
+    def _claim(self, request: PlacementRequest, *, may_stop: bool) -> tuple[DeviceId, ...] | None:
+        """A device of the elastic job that holds most beyond its minimum, one without a promise if there is one; on a
+        node where devices are shared already, so that others stay whole, and as late in its order as possible. None if
+        there is none. With `may_stop` also of a job without a promise that cannot be resized."""
+        best: tuple[tuple[bool, bool, bool, int, int, int], WorkloadId, DeviceId] | None = None
+        num_open = self._num_open()
+        for view in self._snapshot.jobs:
+            held = self._snapshot.allocations.get(view.job.job_id)
+            if held is None or held.share is not None or view.job.is_on_functions:
+                continue
+            if not view.job.elastic and (is_promised(view) or not may_stop):
+                continue
+            spare = held.num_devices - view.bounds.min_workers
+            weak = not is_promised(view), view.job.elastic, spare > 0
+            for rank, device_id in enumerate(held.device_ids):
+                if self._may_claim(device_id, request):
+                    key = *weak, int(num_open[self.ledger.node_at[self.ledger.at[device_id]]]), spare, rank
+                    if best is None or key > best[0]:
+                        best = (key, view.job.job_id, device_id)
+        if best is None:
+            return None
+        _, loser, device_id = best
+        self._undo.append(partial(self.ledger.block, device_id))
+        self.ledger.unblock(device_id)
+        self._note(self.displaced, loser, request)
+        return (device_id,)
+
+    def _num_open(self) -> Counts:
+        """How many devices of each node are shared."""
+        return np.bincount(self.ledger.node_at[self.ledger.is_open], minlength=len(self.ledger.nodes))
+
+    def _may_claim(self, device_id: DeviceId, request: PlacementRequest) -> bool:
+        """Whether the device is there, no sharer has claimed it, and the request fits on it."""
+        at = self.ledger.at.get(device_id)
+        if at is None or self.ledger.is_usable[at] or device_id in request.avoid or device_id in self._closed:
+            return False
+        return request.share.memory_mb <= int(self.ledger.memory_mb[at])
+
+    def _displace(self, request: PlacementRequest) -> tuple[DeviceId, ...] | None:
+        """Room that is made by evicting the newest job that holds a share and has no promise."""
+        for view in reversed(self.jobs):
+            job_id = view.job.job_id
+            mine = self.chosen.get(job_id)
+            if not mine or is_promised(view) or job_id not in self._snapshot.allocations:
+                continue
+            self.hold_job(view, ())
+            others = frozenset(self.ledger.at).difference(mine)
+            found = self.find_place(replace(request, avoid=request.avoid | others))
+            if found is not None:
+                self._note(self.evicted, job_id, request)
+                self._undo.append(partial(self.hold_job, view, mine))
+                return found
+            self.hold_job(view, mine)
+        return None
+
+    def _note(self, losers: dict[WorkloadId, str], loser: WorkloadId, request: PlacementRequest) -> None:
+        """Note for whom a workload makes room, in a way that can be taken back."""
+        before = losers.get(loser)
+        self._undo.append(partial(losers.pop, loser) if before is None else partial(losers.__setitem__, loser, before))
+        losers[loser] = self.names[request.workload_id]
+
+    def close(self, in_use: Collection[DeviceId]) -> None:
+        """The inner policy uses these devices. What sharers have yielded of the others, jobs go on using."""
+        for device_id in self.yielded - self._never:
+            if device_id not in in_use and device_id not in self.whole:
+                self.ledger.unblock(device_id)
+        for device_id in in_use:
+            self.ledger.block(device_id)
+        for view in self.jobs:
+            held = self._snapshot.allocations.get(view.job.job_id)
+            for device_id in () if held is None else held.device_ids:
+                mine = self.chosen.get(view.job.job_id, [])
+                is_kept = device_id in self.yielded and device_id not in in_use and device_id not in mine
+                if is_kept and mine and self.ledger.has_room(device_id, demand_of(self.share[view.job.job_id])):
+                    self.hold_job(view, [*mine, device_id])
+
+    # --- growth -----------------------------------------------------------------------------------------------------
+
+    def speed(self, view: JobView, devices: Sequence[DeviceId]) -> float:
+        """How fast a job is on these devices, relative to one whole device: as fast as its slowest worker. Each gets
+        what the requests of the others leave it, between its request and its limit."""
+        share = view.job.share
+        assert share is not None
+        mine = self.chosen.get(view.job.job_id, ())
+        parts = [
+            min(
+                share.limit,
+                max(share.request, 1.0 - self.ledger.load(at).request + (share.request if at in mine else 0)),
+            )
+            for at in devices
+        ]
+        return relative_speed(view, len(devices)) * min(parts, default=0.0)
+
+    def grow(self, view: JobView, most: int, *, avoid: frozenset[DeviceId]) -> tuple[float, DeviceId] | None:
+        """The device on which one more worker would save a running job most, and how many seconds for a part of a
+        device. None if it would not end earlier by that, although it pays this change and the one back."""
+        mine = self.chosen.get(view.job.job_id, [])
+        if not mine or len(mine) >= most:
+            return None
+        found = self.find_place(self.request(view, avoid=avoid.union(mine, self._unshared_nodes())))
+        if found is None:
+            return None
+        before, after = self.speed(view, mine), self.speed(view, [*mine, *found])
+        gain_s = saved_s(view, len(mine), before, after, self._snapshot.now_s) - 2 * self._snapshot.overheads.change_s
+        return (gain_s / self.share[view.job.job_id].request, found[0]) if gain_s > 0.0 and after > before else None
+
+    def shed(self, view: JobView) -> DeviceId | None:
+        """The device of the worker without which a running job would end earlier although it pays that change and one
+        back: others have come there, and the slowest worker sets the pace. None if there is none."""
+        now_s, overheads, mine = self._snapshot.now_s, self._snapshot.overheads, self.chosen.get(view.job.job_id, [])
+        if len(mine) <= least_workers(view, now_s, overheads):
+            return None
+        speed = self.speed(view, mine)
+        for device_id in mine:
+            after = self.speed(view, [other for other in mine if other != device_id])
+            if after > speed and saved_s(view, len(mine), speed, after, now_s) > 2 * overheads.change_s:
+                return device_id
+        return None
+
+    def _unshared_nodes(self) -> frozenset[DeviceId]:
+        """The devices of nodes on which none is shared: these stay for groups that want them whole."""
+        is_shared = self._num_open()[self.ledger.node_at] > 0
+        return frozenset(self.ledger.device_ids[at] for at in np.flatnonzero(~is_shared).tolist())
+
+    def spare_devices(self) -> frozenset[DeviceId]:
+        """The devices on which there are only workers that jobs have beyond their least."""
+        now_s, overheads = self._snapshot.now_s, self._snapshot.overheads
+        left = {
+            view.job.job_id: len(self.chosen.get(view.job.job_id, ())) - least_workers(view, now_s, overheads)
+            for view in self.jobs
+            if view.job.job_id in self._snapshot.allocations
+        }
+        spare: list[DeviceId] = []
+        for at in np.flatnonzero(self.ledger.is_open).tolist():
+            holders = self.ledger.holders(self.ledger.device_ids[at])
+            if all(left.get(who, 0) > 0 for who in holders):
+                spare.append(self.ledger.device_ids[at])
+                left |= {who: left[who] - 1 for who in holders}
+        return frozenset(spare)
+
+
+def _closed_devices(snapshot: Snapshot) -> frozenset[DeviceId]:
+    """The devices of nodes on which no sharer may start."""
+    cluster: Topology = snapshot.cluster
+    return frozenset(
+        device.device_id
+        for node in cluster.nodes
+        if node.functions is not None or node.node_id in snapshot.drains
+        for device in node.devices
+    )

@@ -1,0 +1,46 @@
+"""What people are told about places on shared devices: what a waiting workload lacks, and beside whom one is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from springtide.core.resources import DeviceId, Topology
+from springtide.core.shares import MAX_LIMIT, TOLERANCE, Share, has_room
+from springtide.scheduling.sharing.ledger import ShareLedger
+
+_NUM_NAMED = 4
+
+
+def lacks_text(
+    ledger: ShareLedger, cluster: Topology, share: Share, who: str, *, beside: Sequence[DeviceId] = ()
+) -> str:
+    """What a waiting workload lacks: request, memory, or what the limits on a device may add up to. `who` is it with
+    its verb, `beside` are the devices that it is on already."""
+    usable = [d for d, at in ledger.at.items() if ledger.is_usable[at] and d not in beside]
+    memory = f" and {share.memory_mb} MB" if share.memory_mb else ""
+    asks = f"{who} {share.request:g}{memory} of a device"
+    if not usable:
+        num = len(ledger.at)
+        return f"{asks}, and none of the {num} is open to it: others hold them as a whole, or it is on them already"
+    loads = {device_id: ledger.load(device_id) for device_id in usable}
+    memory_of = cluster.memory_of
+    fits = [d for d in usable if has_room(loads[d], _at_request(share), memory_of.get(d, 0))]
+    if fits:
+        best = min(fits, key=lambda d: loads[d].limit)
+        left = MAX_LIMIT - loads[best].limit
+        return f"{asks} and up to {share.limit:g}, and on {best} there is a limit of {left:.2g} left: a lower one fits"
+    most = max(max(0.0, 1.0 - loads[d].request) for d in usable)
+    if most + TOLERANCE >= share.request:
+        return f"{asks}, and what is left of the devices has too little memory"
+    return f"{asks}, and the most that is left of one is {most:.2g}"
+
+
+def places_text(share: Share, num_devices: int, others: Iterable[str]) -> str:
+    """The share of a workload's devices, and the names of some workloads that are beside it."""
+    part = f"{share.request:g}..{share.limit:g} of {num_devices} device{'s' if num_devices > 1 else ''}"
+    named = ", ".join(f"'{name}'" for name in list(others)[:_NUM_NAMED])
+    return f"{part}, beside {named}" if named else f"{part}, which nobody else shares"
+
+
+def _at_request(share: Share) -> Share:
+    return Share(request=share.request, limit=share.request, memory_mb=share.memory_mb)

@@ -1,0 +1,305 @@
+"""Whose claim on a device is stronger, where one of them is a job's on a part: promises, services, best effort."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from kits.job_parts import with_fields
+from kits.scheduling.sharing_views import decide, job, places, service
+from kits.simulation.sweeps import part
+from springtide.core.decision import Overheads, PoolAllocation, Snapshot
+from springtide.core.events import Event, LoadObserved, ServiceDeployed
+from springtide.core.resources import Topology, make_node
+from springtide.core.shares import Share, make_share
+from springtide.core.workload import Goal, JobState
+from springtide.scheduling.registry import make_live_policy
+from springtide.simulator.fluid.play import play
+from springtide.simulator.fluid.rules import ProfiledSpeeds, overhead_rule
+
+PART = Share(request=0.4, limit=0.8)
+KNOWN = {"total_steps": 1000, "profile_steps_per_s": {1: 10.0, 2: 20.0}}
+SLOW = {"total_steps": 10**6, "profile_steps_per_s": {1: 10.0, 2: 18.0}}
+TWO = [make_node("n", 2)]
+
+
+def due(deadline_s, name="due", **options):
+    """A job on 0.4 of a device that takes 250 s on one, 125 s on two."""
+    return job(name, PART, goal=Goal(deadline_s=deadline_s), **{"workers": (1, 2), **KNOWN, **options})
+
+
+def runs(view, num_devices, **fields):
+    """The view of a job that has so many devices since time 0."""
+    return with_fields(view, state=JobState.RUNNING, started_at_s=0.0, num_replicas=num_devices, **fields)
+
+
+@pytest.mark.parametrize("is_elastic", [True, False])
+def test_a_new_promise_on_a_part_takes_a_device_from_best_effort(is_elastic):
+    policy = make_live_policy("springtide")
+    best = runs(job("best", workers=(1, 2) if is_elastic else (2, 2), elastic=is_elastic, **SLOW), 2)
+    held = {"best": (["n/0", "n/1"], None)}
+    plan = decide(policy, [best, due(300.0)], held=held, nodes=TWO)
+    assert places(plan)["due"] == ["n/1"]
+    assert plan.admitted == {"due": pytest.approx(260.0)}
+    assert plan.reasons["best"] == "'due' needs a part of one of its devices"
+    # One that cannot be resized has to stop first.
+    assert places(plan).get("best", []) == (["n/0"] if is_elastic else [])
+    # As long as the device is not free nothing changes, and then the job has it.
+    admitted = with_fields(due(300.0), admitted_at_s=10.0, promised_finish_s=260.0)
+    again = decide(policy, [best, admitted], held=held, nodes=TWO, memory=plan.memory, now_s=11.0)
+    assert places(again) == places(plan)
+    free = {"best": (["n/0"], None)} if is_elastic else {}
+    best = runs(best, 1) if is_elastic else with_fields(best, state=JobState.PENDING)
+    later = decide(policy, [best, admitted], held=free, nodes=TWO, memory=again.memory, now_s=12.0)
+    assert places(later)["due"] == ["n/1"] or not is_elastic
+    assert not later.claims
+
+
+def test_who_loses_all_of_its_devices_stops_before_it_goes_on_elsewhere():
+    """A move waits for the devices that it goes to; the claim does not."""
+    best, leaves = runs(job("best", **SLOW), 1), service("leaves", wanted=0, ready=1)
+    held = {"best": (["n/0"], None), "leaves": (["n/1"], None)}
+    newcomer = service("s", PART, min_replicas=1)
+    plan = decide(make_live_policy("springtide"), [best], [leaves, newcomer], held, TWO)
+    assert places(plan) == {"s": ["n/0"]}
+    # Once it has stopped it has the other device.
+    waits, held = with_fields(best, state=JobState.PENDING, num_replicas=0), {"s": (["n/0"], PART)}
+    again = [replace(leaves, num_ready=0), replace(newcomer, num_ready=1)]
+    later = decide(make_live_policy("springtide"), [waits], again, held, TWO, plan.memory, now_s=11.0)
+    assert places(later) == {"best": ["n/1"], "s": ["n/0"]}
+
+
+def test_no_more_is_taken_than_the_promise_needs():
+    wide = {**SLOW, "profile_steps_per_s": {1: 10.0, 2: 19.0, 4: 36.0}}
+    best, held = runs(job("best", workers=(1, 4), **wide), 4), {"best": ([f"n/{at}" for at in range(4)], None)}
+    for deadline_s, num_due, num_best in ((300.0, 1, 3), (150.0, 2, 2), (100.0, 0, 4)):
+        # What would be late even so takes nothing.
+        plan = decide(make_live_policy("springtide"), [best, due(deadline_s)], held=held, nodes=[make_node("n", 4)])
+        assert (len(places(plan).get("due", [])), len(places(plan)["best"])) == (num_due, num_best)
+        assert set(plan.rejected) == (set() if num_due else {"due"})
+
+
+def test_a_new_promise_on_a_part_takes_nothing_from_a_promise_or_a_service():
+    policy = make_live_policy("springtide")
+    tight = job("tight", workers=(1, 2), goal=Goal(deadline_s=560.0), total_steps=10_000, profile_steps_per_s={2: 18.0})
+    first = decide(policy, [tight], nodes=TWO, now_s=0.0)
+    assert set(first.admitted) == {"tight"}
+    tight = runs(tight, 2, admitted_at_s=0.0, promised_finish_s=556.0, step=180, progress_at_s=10.0)
+    held = {"tight": (["n/0", "n/1"], None)}
+    plan = decide(policy, [tight, due(300.0)], held=held, nodes=TWO, memory=first.memory)
+    assert set(plan.rejected) == {"due"}
+    assert not plan.claims.keys() & {"due"}
+    assert plan.future["tight"][-1].end_s <= 560.0
+    # More replicas are not taken from a service; a job without a promise beside it is.
+    serves, best = service("s", wanted=2, ready=2), runs(job("best", **SLOW), 1)
+    held = {"s": (["n/0", "n/1"], None)}
+    full = decide(make_live_policy("springtide"), [due(300.0)], [serves], held, TWO)
+    assert set(full.rejected) == {"due"}
+    assert places(full)["s"] == ["n/0", "n/1"]
+    held |= {"best": (["n/2"], None)}
+    beside = decide(make_live_policy("springtide"), [best, due(300.0)], [serves], held, [make_node("n", 3)])
+    assert places(beside) == {"s": ["n/0", "n/1"], "due": ["n/2"]}
+
+
+def test_a_new_promise_on_a_part_takes_room_from_other_parts():
+    policy, wide = make_live_policy("springtide"), Share(request=0.7, limit=0.7)
+    other, nodes = runs(job("other", wide, **SLOW), 1), [make_node("n", 1)]
+    held = {"other": (["n/0"], wide)}
+    plan = decide(policy, [other, due(300.0)], held=held, nodes=nodes)
+    assert places(plan) == {"due": ["n/0"]}
+    assert plan.reasons["other"] == "makes room for 'due'"
+    promised = with_fields(other, admitted_at_s=0.0)
+    refused = decide(policy, [promised, due(300.0)], held=held, nodes=nodes)
+    assert places(refused) == {"other": ["n/0"]}
+    assert set(refused.rejected) == {"due"}
+
+
+def test_a_promise_that_has_lost_its_device_takes_another():
+    policy = make_live_policy("springtide")
+    admitted = with_fields(due(300.0), admitted_at_s=1.0, promised_finish_s=251.0)
+    best, held = runs(job("best", **SLOW), 1), {"best": (["n/0"], None)}
+    plan = decide(policy, [best, admitted], held=held, nodes=[make_node("n", 1)])
+    assert places(plan) == {"due": ["n/0"]}
+
+
+# --- the number of workers --------------------------------------------------------------------------------------------
+
+
+def test_a_job_on_parts_grows_into_what_is_left_and_gives_way_to_another():
+    policy = make_live_policy("springtide")
+    grows = runs(job("grows", PART, workers=(1, 3), total_steps=10_000, profile_steps_per_s={1: 10.0, 2: 18.0}), 1)
+    alone = decide(policy, [grows], held={"grows": (["n/0"], PART)}, nodes=TWO)
+    assert places(alone) == {"grows": ["n/0", "n/1"]}
+    assert alone.reasons["grows"] == "0.4..0.8 of 2 devices, which nobody else shares"
+    # A part of 0.7 leaves it no worker there, whoever came first.
+    large, held = job("large", Share(request=0.7, limit=0.7)), {"grows": (["n/0", "n/1"], PART)}
+    plan = decide(policy, [runs(grows, 2), large], held=held, nodes=TWO)
+    assert places(plan) == {"grows": ["n/0"], "large": ["n/1"]}
+    assert plan.reasons["grows"] == "'large' needs the part of one of its workers"
+    for other in (job("whole"), job("whole", goal=Goal(deadline_s=300.0), **KNOWN)):
+        plan = decide(policy, [runs(grows, 2), other], held=held, nodes=TWO)
+        assert (len(places(plan)["grows"]), len(places(plan)["whole"])) == (1, 1)
+        lost = places(plan)["whole"][0]
+        assert plan.reasons["grows"] == f"'whole' needs {lost} as a whole"
+    plan = decide(policy, [runs(grows, 2)], [service("s")], held, TWO)
+    assert len(places(plan)["grows"]) == len(places(plan)["s"]) == 1
+
+
+def test_a_job_on_parts_keeps_its_minimum_and_what_its_promise_needs():
+    policy, held = make_live_policy("springtide"), {"grows": (["n/0", "n/1"], PART)}
+    large = job("large", Share(request=0.7, limit=0.7))
+    least = runs(job("grows", PART, workers=(2, 3), total_steps=10_000, profile_steps_per_s={1: 10.0, 2: 18.0}), 2)
+    assert "large" not in decide(policy, [least, large], held=held, nodes=TWO).allocations
+    for deadline_s, num_workers in ((150.0, 2), (300.0, 1)):
+        promised = runs(due(deadline_s, "grows"), 2, admitted_at_s=0.0, promised_finish_s=deadline_s)
+        plan = decide(policy, [promised, large], held=held, nodes=TWO)
+        assert len(places(plan)["grows"]) == num_workers
+        assert ("large" in plan.allocations) == (num_workers == 1)
+        assert not plan.claims
+
+
+def test_growth_has_to_be_worth_its_changes():
+    policy, held = make_live_policy("springtide"), {"grows": (["n/0"], PART)}
+    for steps, num_workers in ((10_000, 2), (30, 1)):
+        grows = runs(job("grows", PART, workers=(1, 2), total_steps=steps, profile_steps_per_s={1: 10.0, 2: 18.0}), 1)
+        snapshot = Snapshot(
+            now_s=10.0,
+            cluster=Topology(nodes=tuple(TWO)),
+            jobs=(grows,),
+            allocations={"grows": PoolAllocation(device_ids=("n/0",), share=PART)},
+            overheads=Overheads(change_s=5.0),
+        )
+        assert policy.decide(snapshot).allocations["grows"].num_devices == num_workers
+    # Beside another it would be slower on both than it is on its own.
+    wide, full = Share(request=0.3, limit=1.0), Share(request=0.6, limit=0.6)
+    grows = runs(job("grows", wide, workers=(1, 2), total_steps=10_000, profile_steps_per_s={1: 10.0, 2: 18.0}), 1)
+    other = runs(job("other", full, total_steps=10_000), 1)
+    held = {"grows": (["n/0"], wide), "other": (["n/1"], full)}
+    assert places(decide(policy, [grows, other], held=held, nodes=TWO))["grows"] == ["n/0"]
+    held = {"grows": (["n/0", "n/1"], wide), "other": (["n/1"], full)}
+    plan = decide(policy, [runs(grows, 2), other], held=held, nodes=TWO)
+    assert places(plan)["grows"] == ["n/0"]
+    assert plan.reasons["grows"] == "it is faster without its worker on n/1, where others are"
+
+
+@st.composite
+def scenes(draw: st.DrawFn):
+    """Jobs on whole devices and on parts, with and without deadlines, and services of both kinds that wake."""
+    num_devices = draw(st.sampled_from((2, 3, 4, 8)))
+    arrivals, now_s = [], 1.0
+    for index in range(draw(st.integers(1, 8))):
+        now_s += draw(st.sampled_from((0.0, 5.0, 60.0)))
+        steps, most = draw(st.integers(20, 800)), min(num_devices, draw(st.sampled_from((1, 2, 4))))
+        share = draw(st.sampled_from((None, make_share(0.3), make_share(0.4, 0.4), make_share(0.7))))
+        factor, speed = draw(st.sampled_from((None, 1.02, 1.3, 3.0))), 1.0 if share is None else share.request
+        deadline_s = None if factor is None else now_s + 10.0 + factor * steps / most / speed
+        known = job(
+            f"job-{index}",
+            share,
+            workers=(1, most),
+            num_virtual_shards=64,
+            total_steps=steps,
+            profile_steps_per_s={1: 1.0, 2: 2.0, 4: 4.0},
+            goal=Goal(deadline_s=deadline_s),
+        )
+        arrivals.append((now_s, known.job))
+    events: list[tuple[float, Event]] = []
+    for index in range(draw(st.integers(0, 3))):
+        share = draw(st.sampled_from((None, make_share(0.3))))
+        known = replace(
+            service(f"s-{index}", share).service, grace_s=5.0, idle_s=5.0, max_replicas=draw(st.integers(1, 3))
+        )
+        events.append((0.0, ServiceDeployed(service=known)))
+        at_s = 0.0
+        for queued in draw(st.lists(st.integers(0, 6), min_size=1, max_size=6)):
+            at_s += draw(st.sampled_from((3.0, 20.0, 150.0)))
+            events.append((at_s, load(known, queued)))
+        events.append((at_s + 5.0, load(known, 0)))
+    return arrivals, events, num_devices
+
+
+def load(known, queued):
+    return LoadObserved(service_id=known.service_id, arrivals_per_s=0.1, in_flight=0, queued=queued, idle_s=0.0)
+
+
+def check_scene(scene):
+    """The executor checks each step: no device holds more than there is, no promise is broken or given up for nothing,
+    and what is said of time is true."""
+    arrivals, events, num_devices = scene
+    play(
+        make_live_policy("springtide"),
+        arrivals,
+        [make_node("n", num_devices)],
+        rule=overhead_rule("elasticflow", num_devices),
+        speeds=ProfiledSpeeds(devices_per_node=num_devices),
+        timed_events=sorted(events, key=lambda item: item[0]),
+    )
+
+
+def test_two_parts_that_would_share_a_device_of_a_promise_both_wait():
+    """Barred is also the one that would open the device in place of the first."""
+    due_job = job(
+        "due", workers=(1, 2), goal=Goal(deadline_s=21.2), total_steps=20, profile_steps_per_s={1: 1.0, 2: 2.0}
+    )
+    sleepers = [replace(service(f"s-{at}", make_share(0.3)).service, grace_s=5.0, idle_s=5.0) for at in range(2)]
+    events = [(0.0, ServiceDeployed(service=known)) for known in sleepers]
+    events += [(3.0, load(known, 1)) for known in sleepers] + [(8.0, load(known, 0)) for known in sleepers]
+    check_scene(([(1.0, due_job.job)], events, 2))
+
+
+@pytest.mark.slow
+@given(scene=scenes())
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+def test_parts_and_whole_devices_break_no_promise(scene):
+    check_scene(scene)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@given(scene=scenes())
+@settings(max_examples=part(600), deadline=None, suppress_health_check=list(HealthCheck))
+def test_parts_and_whole_devices_break_no_promise_for_long(scene):
+    check_scene(scene)
+
+
+@st.composite
+def newcomers(draw: st.DrawFn):
+    """What holds the devices of a cluster, weak and strong, and a job on a part that comes with a deadline."""
+    nodes = [make_node(f"n{at}", 2) for at in range(draw(st.integers(1, 3)))]
+    devices = [device.device_id for node in nodes for device in node.devices]
+    weak, strong, held = [], [], {}
+    for index in range(draw(st.integers(0, 4))):
+        share = draw(st.sampled_from((None, make_share(0.3), make_share(0.7))))
+        size = draw(st.integers(1, 2))
+        if len(devices) < size:
+            break
+        name, mine = f"job-{index}", [devices.pop(draw(st.integers(0, len(devices) - 1))) for _ in range(size)]
+        is_elastic = draw(st.booleans())
+        known = job(name, share, workers=(1 if is_elastic else size, size), elastic=is_elastic, **SLOW)
+        held[name] = (mine, share)
+        weak.append(runs(known, size))
+    if devices and draw(st.booleans()):
+        strong.append(service("s", wanted=1, ready=1))
+        held["s"] = ([devices.pop()], None)
+    return nodes, weak, strong, held, due(draw(st.sampled_from((140.0, 200.0, 300.0))))
+
+
+@pytest.mark.slow
+@given(drawn=newcomers())
+@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+def test_a_new_promise_on_a_part_gets_what_it_would_get_without_weaker_claims(drawn):
+    nodes, weak, services, held, newcomer = drawn
+    policy = make_live_policy("springtide")
+    plan = decide(policy, [*weak, newcomer], services, held, nodes)
+    strong = {view.service.service_id: held[view.service.service_id] for view in services}
+    alone = decide(policy, [newcomer], services, strong, nodes)
+    assert set(plan.admitted) == set(alone.admitted)
+    assert plan.admitted.get("due", 0.0) <= newcomer.job.goal.deadline_s
+    for view in services:
+        given_devices: PoolAllocation = plan.allocations[view.service.service_id]
+        assert given_devices.num_devices == view.num_ready
+    for view in weak:
+        before, after = held[view.job.job_id][0], places(plan).get(view.job.job_id, [])
+        assert len(after) >= len(before) or plan.reasons[view.job.job_id], "who loses a device is told why"
