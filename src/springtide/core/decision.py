@@ -246,13 +246,15 @@ def _three_digits(value: float, rounded: Callable[[float], int]) -> str:
 class DeviceTrade(msgspec.Struct, frozen=True, kw_only=True):
     """Why the number of a workload's devices changes by `num_devices` (negative: it loses them).
 
-    `to` are those that gain devices while it loses some, first the ones that have a claim to them, else all others.
+    `to` are those that gain devices while it loses some, `num_to` of them together: the ones that have a claim to them,
+    else all others.
     `here_s` is what a device-second is worth to this workload, in seconds that all jobs together save by it, `there_s`
     what it is worth to those in `to`; None where a claim decided and not a price.
     """
 
     num_devices: int
     to: tuple[WorkloadId, ...] = ()
+    num_to: int = 0
     here_s: float | None = None
     there_s: float | None = None
 

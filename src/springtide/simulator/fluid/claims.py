@@ -125,7 +125,6 @@ class ClaimChecks:
         is_changing = before not in (0, after)
         if is_bound or is_other or is_changing or view.total_steps is None or curve.source == "guess":
             return
-        self.num_checked += 1
         since_s = snapshot.now_s - view.progress.progress_at_s if before and view.state is JobState.RUNNING else 0.0
         left = max(1.0, view.total_steps - view.progress.step - since_s * curve.rate(before))
         if runs := plan.future.get(job.job_id):

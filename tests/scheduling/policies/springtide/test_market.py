@@ -269,3 +269,15 @@ def test_who_loses_devices_is_told_who_has_them_and_why_they_are_worth_more_ther
     plan = look(Springtide(), [slow, due], held=held, memory=first.memory)
     assert plan.trades["slow"].there_s is None
     assert plan.reasons["slow"] == "'due' needs 8 devices for a promised deadline"
+
+
+def test_a_claim_explains_only_the_devices_that_it_takes() -> None:
+    slow = make_view("slow", steps=5000, profile=FLAT, state=JobState.RUNNING)
+    held = {"slow": list(range(8))}
+    due = make_view("due", steps=150, most=2, deadline_s=100.0, profile={1: 1.0, 2: 2.0})
+    short = make_view("short", steps=100, profile=LINEAR)
+    plan = look(Springtide(), [slow, due, short], held=held, memory=look(Springtide(), [slow]).memory)
+    given, trade = counts(plan), plan.trades["slow"]
+    assert (trade.to, trade.num_to, given["due"]) == (("due",), 2, 2)
+    assert trade.num_devices == given["slow"] - 8 < -2
+    assert plan.reasons["slow"] == "'due' needs 2 devices for a promised deadline"

@@ -11,6 +11,7 @@ from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from springtide.core.decision import EMPTY, DeviceTrade, PoolAllocation, Snapshot
@@ -173,12 +174,14 @@ class Market:
         claims = tuple([who for who in takers if who not in self._index or after[who] <= self._bid(who).floor])
         gained = [value for who in takers if (value := saved[who]) is not None]
         there_s = sum(gained) / sum(more[who] for who in takers) if gained and not claims else None
+        to = claims or tuple(takers)
+        given = DeviceTrade(num_devices=0, to=to, num_to=sum(more[who] for who in to), there_s=there_s)
         trades: dict[WorkloadId, DeviceTrade] = {}
         for who, count in more.items():
             value = None if who in claims else saved[who]
             here_s = None if value is None else value / count
             if count < 0:
-                trades[who] = DeviceTrade(num_devices=count, to=claims or tuple(takers), here_s=here_s, there_s=there_s)
+                trades[who] = replace(given, num_devices=count, here_s=here_s)
             elif before.get(who):
                 trades[who] = DeviceTrade(num_devices=count, here_s=here_s)
         return trades

@@ -111,7 +111,7 @@ def _taken(trade: DeviceTrade, names: Mapping[WorkloadId, str], reservations: Re
     who = _listed([repr(names[taker]) for taker in trade.to if taker in names])
     if not who:
         return ""
-    is_one, num_given = len(trade.to) == 1, devices_text(-trade.num_devices)
+    is_one, num_given = len(trade.to) == 1, devices_text(min(-trade.num_devices, trade.num_to))
     if trade.there_s is None:
         entries = [reservations.entries.get(taker) for taker in trade.to]
         is_promised = all(entry is not None and entry.is_promised for entry in entries)
