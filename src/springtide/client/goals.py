@@ -96,6 +96,7 @@ class TrainKeywords(TypedDict, total=False):
     num_samples: int | None
     on: Where
     micro_batch: int | None
+    exact: bool | int | None
     fastest: bool
     search: bool | None
     batch_schedule: BatchSchedule
@@ -147,7 +148,12 @@ class TrainOptions:
             "workers": workers_range(self.values["workers"]),
             "global_batch": batch_range(self.values["global_batch"]),
             "batch_schedule": batch_phases(self.values["batch_schedule"]),
+            "exact": self._num_shards(),
         }
+
+    def _num_shards(self) -> int | None:
+        """The number of virtual shards of an exact job; None if it is not to be exact."""
+        return cast(int | None, sent_options(JOB_OPTIONS, self.values, datetime.now()).get("num_virtual_shards"))
 
     def micro_batch_size(self) -> int:
         """How many samples pass through the pipeline of functions at a time."""
@@ -180,7 +186,7 @@ class TrainOptions:
     def as_local_job(self, name: str) -> TrainingJob:
         """The TrainingJob for a run in this process: as the platform would make it, without goal and source."""
         bounds = workers_range(self.values["workers"])
-        batch = self.batch_bounds()
+        batch, num_shards = self.batch_bounds(), self._num_shards()
         sent = sent_options(JOB_OPTIONS, self.values, datetime.now())
         copied = {name: sent[name] for name in copied_fields(JOB_OPTIONS, "workload") if name in sent}
         return TrainingJob(
@@ -188,7 +194,8 @@ class TrainOptions:
             name=name,
             entrypoint=Entrypoint(source_path=""),
             global_batch_size=batch_range(self.values["global_batch"])[0],
-            num_virtual_shards=shards_for(bounds[1] if bounds is not None else 1, batch),
+            num_virtual_shards=num_shards or shards_for(bounds[1] if bounds is not None else 1, batch),
+            exact=num_shards is not None or batch is not None,
             batch=batch,
             length_unit=LENGTH_UNITS[self.values["length"]],
             batch_schedule=batch_phases(self.values["batch_schedule"]),
@@ -199,7 +206,7 @@ class TrainOptions:
         """The `options` of POST /v1/jobs; `num_devices` is the upper bound of `st.auto`. Raises InvalidRequest."""
         check_rules(PLACE_RULES, self._checked_values(), JOB_WORDS["python"])
         values, bounds = self.values, workers_range(self.values["workers"])
-        low, high = bounds or (1, max(1, num_devices))
+        low, high = bounds or (1, min(max(1, num_devices), self._num_shards() or MAX_VIRTUAL_SHARDS))
         options = sent_options(JOB_OPTIONS, values, now)
         options |= {
             "global_batch_size": batch_range(values["global_batch"])[0],

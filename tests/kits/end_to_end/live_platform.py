@@ -96,6 +96,7 @@ class LivePlatform:
         return answer.json()
 
     def submit(self, name: str, *, text: str = TINY, key: str = "", shard_s: float = 0.0, **options: Any) -> str:
+        """Submit a job, exact unless an option says otherwise, so that its model can be compared bit for bit."""
         body = {
             "name": name,
             "source": {"filename": "job.py", "text": text, "object_name": "fit", "kind": "function"},
@@ -104,6 +105,7 @@ class LivePlatform:
                 "num_epochs": 3,
                 "min_workers": 1,
                 "max_workers": 4,
+                "num_virtual_shards": 4,
                 "max_restarts": 50,
                 "params": {"shard_s": str(shard_s)},
                 **options,
