@@ -60,11 +60,12 @@ class TrainKeywords(TypedDict, total=False):
     `start_timeout`: the time from its start to its first step, after which it is started again ("30m").
     `on_nan`: what happens when its loss is NaN or infinite, "report" or "fail".
 
-    The training. `epochs`: passes over the dataset (1). `global_batch`: samples of one optimizer step (32), or bounds
-    such as (32, 512) within which the platform may change it; with bounds, `max_local_batch`: samples that one worker
-    holds at once, `learning_rate`: how the rate follows the batch ("linear", "sqrt", "adascale", "none"), `length`:
-    whether epochs count passes ("epochs") or equal training progress ("progress"). `num_samples`: the dataset's length,
-    if known. `seed`, `name` and `params` (strings for `ctx.params`).
+    The training. `epochs`: passes over the dataset (1). `exact`: the same bits on any number of workers up to this
+    power of two (True: 4), at the price of as many passes for each step. `global_batch`: samples of one optimizer
+    step (32), or bounds such as (32, 512) within which the platform may change it; with bounds, `max_local_batch`:
+    samples that one worker holds at once, `learning_rate`: how the rate follows the batch ("linear", "sqrt",
+    "adascale", "none"), `length`: whether epochs count passes ("epochs") or equal training progress ("progress").
+    `num_samples`: the dataset's length, if known. `seed`, `name` and `params` (strings for `ctx.params`).
 
     The place. `on`: "cluster", "functions", or "auto" for whichever makes the goal cheapest. `workers`: `st.auto`, 4,
     (1, 8) or "1..8". `share` and `memory`: the part of its device that each worker holds, such as (0.3, 0.6) and "4GB".
