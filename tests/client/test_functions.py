@@ -369,6 +369,22 @@ def test_a_local_run_has_the_shards_of_the_platform(max_workers: int) -> None:
     assert job.num_virtual_shards == shards_for(max_workers)
 
 
+@pytest.mark.parametrize(("given", "num_shards"), [(True, 4), (8, 8), (False, None), (None, None)])
+def test_an_exact_job_has_as_many_shards_as_it_says_and_no_more_workers(given: Any, num_shards: int | None) -> None:
+    options = TrainOptions(exact=given)
+    request = options.as_request(16, datetime(2026, 1, 1))
+    assert request.get("num_virtual_shards") == num_shards
+    assert request["max_workers"] == (num_shards or 16)
+    job = options.as_local_job("fit")
+    assert job.exact == (num_shards is not None)
+    assert job.num_virtual_shards == (num_shards or 4)
+
+
+def test_an_exact_job_with_more_workers_than_shards_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="exact 4 must be a power of two that is at least the most workers"):
+        TrainOptions(exact=True, workers=(1, 8))
+
+
 @pytest.mark.parametrize("given", [(32, 512), "32..512"])
 def test_a_batch_with_bounds_starts_at_the_lower_one(given: Any) -> None:
     options = TrainOptions(global_batch=given, max_local_batch=64, learning_rate="adascale", length="progress")

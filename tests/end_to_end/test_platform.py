@@ -53,7 +53,7 @@ def test_two_jobs_and_a_service_share_four_devices_and_the_journal_decides_the_s
 @pytest.mark.xdist_group("standing platform")
 def test_a_worker_killed_mid_training_costs_at_most_its_step_and_survivors_go_on(standing):
     platform = standing
-    job_id = platform.submit("victim", num_epochs=40, shard_s=0.02)
+    job_id = platform.submit("victim", num_epochs=40, shard_s=0.02, num_virtual_shards=None)
     wait_for(lambda: platform.job(job_id)["num_workers"] == 4, 60.0, "four workers")
     before = platform.worker_pids()
     victim = platform.job(job_id)["replicas"][2]["replica_id"]
@@ -73,7 +73,7 @@ def test_a_worker_killed_mid_training_costs_at_most_its_step_and_survivors_go_on
 @pytest.mark.xdist_group("standing platform")
 def test_pause_resume_on_another_number_of_workers_and_scale(standing):
     platform = standing
-    job_id = platform.submit("rest", num_epochs=40, shard_s=0.02, max_workers=3)
+    job_id = platform.submit("rest", num_epochs=40, shard_s=0.02, max_workers=3, num_virtual_shards=None)
     wait_for(lambda: platform.job(job_id)["step"] >= 5, 60.0, "some steps")
     platform.request("POST", f"/v1/jobs/{job_id}/pause")
     paused = platform.wait_job(job_id, states=("PAUSED",))

@@ -470,6 +470,27 @@ PLANTED_BUGS = (
         "tests/runtime/elastic/test_reduce.py",
     ),
     PlantedBug(
+        "a slice of a batch has no weight",
+        _SRC + "runtime/elastic/steps/overlapped.py",
+        "torch.full_like(loss, self._weight)",
+        "torch.full_like(loss, 0.5)",
+        "tests/runtime/elastic/steps/test_overlapped.py::test_any_number_of_members_trains_as_one_loop_does",
+    ),
+    PlantedBug(
+        "members at different steps are not told apart",
+        _SRC + "runtime/elastic/steps/tail.py",
+        "if kind != _KIND or its_step != step:",
+        "if kind != _KIND:",
+        "tests/runtime/elastic/steps/test_overlapped.py::test_members_at_different_steps_are_found_before_anything_is_applied",
+    ),
+    PlantedBug(
+        "a step that failed leaves its changes of buffers",
+        _SRC + "runtime/elastic/steps/overlapped.py",
+        "            self._buffers.reset()\n",
+        "            pass\n",
+        "tests/runtime/elastic/steps/test_overlapped.py::test_a_step_that_failed_leaves_nothing_and_is_done_again_in_another_group",
+    ),
+    PlantedBug(
         "the checker of sources sees what the platform's environment holds",
         _SRC + "service/submission/source_check.py",
         "                env={},\n",

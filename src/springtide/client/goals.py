@@ -60,11 +60,12 @@ class TrainKeywords(TypedDict, total=False):
     `start_timeout`: the time from its start to its first step, after which it is started again ("30m").
     `on_nan`: what happens when its loss is NaN or infinite, "report" or "fail".
 
-    The training. `epochs`: passes over the dataset (1). `global_batch`: samples of one optimizer step (32), or bounds
-    such as (32, 512) within which the platform may change it; with bounds, `max_local_batch`: samples that one worker
-    holds at once, `learning_rate`: how the rate follows the batch ("linear", "sqrt", "adascale", "none"), `length`:
-    whether epochs count passes ("epochs") or equal training progress ("progress"). `num_samples`: the dataset's length,
-    if known. `seed`, `name` and `params` (strings for `ctx.params`).
+    The training. `epochs`: passes over the dataset (1). `exact`: the same bits on any number of workers up to this
+    power of two (True: 4), at the price of as many passes for each step. `global_batch`: samples of one optimizer
+    step (32), or bounds such as (32, 512) within which the platform may change it; with bounds, `max_local_batch`:
+    samples that one worker holds at once, `learning_rate`: how the rate follows the batch ("linear", "sqrt",
+    "adascale", "none"), `length`: whether epochs count passes ("epochs") or equal training progress ("progress").
+    `num_samples`: the dataset's length, if known. `seed`, `name` and `params` (strings for `ctx.params`).
 
     The place. `on`: "cluster", "functions", or "auto" for whichever makes the goal cheapest. `workers`: `st.auto`, 4,
     (1, 8) or "1..8". `share` and `memory`: the part of its device that each worker holds, such as (0.3, 0.6) and "4GB".
@@ -96,6 +97,7 @@ class TrainKeywords(TypedDict, total=False):
     num_samples: int | None
     on: Where
     micro_batch: int | None
+    exact: bool | int | None
     fastest: bool
     search: bool | None
     batch_schedule: BatchSchedule
@@ -147,7 +149,12 @@ class TrainOptions:
             "workers": workers_range(self.values["workers"]),
             "global_batch": batch_range(self.values["global_batch"]),
             "batch_schedule": batch_phases(self.values["batch_schedule"]),
+            "exact": self._num_shards(),
         }
+
+    def _num_shards(self) -> int | None:
+        """The number of virtual shards of an exact job; None if it is not to be exact."""
+        return cast(int | None, sent_options(JOB_OPTIONS, self.values, datetime.now()).get("num_virtual_shards"))
 
     def micro_batch_size(self) -> int:
         """How many samples pass through the pipeline of functions at a time."""
@@ -180,7 +187,7 @@ class TrainOptions:
     def as_local_job(self, name: str) -> TrainingJob:
         """The TrainingJob for a run in this process: as the platform would make it, without goal and source."""
         bounds = workers_range(self.values["workers"])
-        batch = self.batch_bounds()
+        batch, num_shards = self.batch_bounds(), self._num_shards()
         sent = sent_options(JOB_OPTIONS, self.values, datetime.now())
         copied = {name: sent[name] for name in copied_fields(JOB_OPTIONS, "workload") if name in sent}
         return TrainingJob(
@@ -188,7 +195,8 @@ class TrainOptions:
             name=name,
             entrypoint=Entrypoint(source_path=""),
             global_batch_size=batch_range(self.values["global_batch"])[0],
-            num_virtual_shards=shards_for(bounds[1] if bounds is not None else 1, batch),
+            num_virtual_shards=num_shards or shards_for(bounds[1] if bounds is not None else 1, batch),
+            exact=num_shards is not None or batch is not None,
             batch=batch,
             length_unit=LENGTH_UNITS[self.values["length"]],
             batch_schedule=batch_phases(self.values["batch_schedule"]),
@@ -199,7 +207,7 @@ class TrainOptions:
         """The `options` of POST /v1/jobs; `num_devices` is the upper bound of `st.auto`. Raises InvalidRequest."""
         check_rules(PLACE_RULES, self._checked_values(), JOB_WORDS["python"])
         values, bounds = self.values, workers_range(self.values["workers"])
-        low, high = bounds or (1, max(1, num_devices))
+        low, high = bounds or (1, min(max(1, num_devices), self._num_shards() or MAX_VIRTUAL_SHARDS))
         options = sent_options(JOB_OPTIONS, values, now)
         options |= {
             "global_batch_size": batch_range(values["global_batch"])[0],

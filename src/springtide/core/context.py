@@ -15,10 +15,11 @@ OptimizerT = TypeVar("OptimizerT")
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One virtual shard's part of a global batch.
+    """This worker's part of a global batch; in an exact job, that of one of its virtual shards.
 
-    `x` and `y` are the stacked samples (`y` is None for a dataset of single values; for longer tuples or mappings
-    `fields` holds all parts). `ids` are the dataset indices, in order.
+    `shard` is the part's number: the worker's rank, or the number of the virtual shard. `x` and `y` are the stacked
+    samples (`y` is None for a dataset of single values; for longer tuples or mappings `fields` holds all parts). `ids`
+    are the dataset indices, in order.
     """
 
     x: Any
@@ -69,19 +70,19 @@ class TrainContext(Protocol):
         ...
 
     def batches(self, dataset: Any) -> Iterator[Batch]:
-        """Yield this worker's shards of every remaining global batch of every remaining epoch.
+        """Yield this worker's parts of every remaining global batch of every remaining epoch.
 
         `dataset` has `__len__` and `__getitem__`, or is a tuple of equally long tensors. Each sample of an epoch is
         used exactly once, also across resizes and crashes. Random numbers drawn between two batches come from the
-        shard's own stream.
+        part's own stream.
         """
         ...
 
     def step(self, loss: Any) -> bool:
-        """Run the backward pass; after the worker's last shard of the global batch, exchange gradients and update.
+        """Run the backward pass; after the worker's last part of the global batch, update with all workers' gradients.
 
-        Returns True if this completed an optimizer step, False if shards of the batch are left. A worker whose shards
-        of a small batch are all empty makes no call for that step, so use `step_number` instead of counting calls.
+        Returns True if this completed an optimizer step, False if parts of the batch are left, as in an exact job. A
+        worker that has no part of a small batch makes no call for that step, so use `step_number` instead of counting.
         """
         ...
 

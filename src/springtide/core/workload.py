@@ -131,8 +131,10 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload
     """A training function with its length, its bounds and its goal. Immutable after submission, except for its goal
     and its restart budget, which its owner may change.
 
-    `num_virtual_shards` (a power of two, at least `max_workers`) fixes the order in which gradients are reduced and the
-    random-number streams, so that the result does not depend on the number of workers.
+    `num_virtual_shards` is a power of two and the most workers that it can have. Of an `exact` job it fixes the order
+    in which gradients are reduced and the random-number streams, so that the result does not depend on the number of
+    workers; without the field, as in earlier releases, a job is exact. Any other job makes one pass over each worker's
+    part of a batch: the same sequence of groups gives the same bits.
 
     `total_steps` is the job's length, if it is known before the job runs. `profile_steps_per_s` maps a number of
     workers to optimizer steps a second, measured before the job ran (compact placement, at `global_batch_size`); empty
@@ -166,6 +168,7 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload
     min_workers: int = 1
     max_workers: int = 1
     num_virtual_shards: int = 4
+    exact: bool = True
     elastic: bool = True
     goal: Goal = Goal()
     seed: int = 0

@@ -73,6 +73,7 @@ def test_options_belong_to_benches(springtide: Run) -> None:
         ("smlt", "html markdown only seed seeds"),
         ("smlt-sync", "seed small"),
         ("sync", "seed small"),
+        ("training", "markdown only rounds small"),
     ],
 )
 def test_each_bench_shows_its_own_options(springtide: Run, name: str, options: str) -> None:

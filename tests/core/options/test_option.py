@@ -44,7 +44,7 @@ def without(table, face):
 def test_the_faces_that_lack_an_option_of_a_job_are_these():
     """A new option is on every face, or it is written down here which of them lack it and why its row says so."""
     profiled = {"speeds", "step_profile", "layer_profile", "stream", "function_workers"}
-    expert = {"initial_batch", "min_local_batch", "virtual_shards", "grace", "checkpoint_every"}
+    expert = {"initial_batch", "min_local_batch", "grace", "checkpoint_every"}
     assert without(JOB_OPTIONS, "python") == profiled | expert
     assert without(JOB_OPTIONS, "cli") == profiled | expert | {"retries"}
     assert without(JOB_OPTIONS, "rest") == {"initial_batch", "name", "micro_batch"}

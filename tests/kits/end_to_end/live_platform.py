@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx2
 
+from springtide.core.workload import shards_for
 from springtide_studies.chaos.checks import artifact_digest, assert_exactly_once, committed_steps
 from springtide_studies.chaos.load import ECHO
 from springtide_studies.chaos.load import TRAINING as TINY
@@ -96,6 +97,9 @@ class LivePlatform:
         return answer.json()
 
     def submit(self, name: str, *, text: str = TINY, key: str = "", shard_s: float = 0.0, **options: Any) -> str:
+        """Submit a job, exact unless an option says otherwise, so that its model can be compared bit for bit."""
+        if "batch" not in options:
+            options.setdefault("num_virtual_shards", shards_for(options.get("max_workers", 4)))
         body = {
             "name": name,
             "source": {"filename": "job.py", "text": text, "object_name": "fit", "kind": "function"},

@@ -75,12 +75,12 @@ def test_random_resizes_and_kills_never_show(make_plane, static_hash, seed):
 
 CRASHES = {
     "forward": "os.kill(os.getpid(), 9)",
-    "before the exchange": "ctx._trainer._reduce = lambda: os.kill(os.getpid(), 9)",
+    "before the exchange": "ctx._trainer._reduce = lambda _: os.kill(os.getpid(), 9)",
     "amid the exchange": """
 import springtide.runtime.elastic.group
 group.Group.all_gather = lambda *_, **__: os.kill(os.getpid(), 9)
 """,
-    "after the exchange, before the commit": "ctx._trainer._commit = lambda vector: os.kill(os.getpid(), 9)",
+    "after the exchange, before the commit": "ctx._trainer._commit = lambda _: os.kill(os.getpid(), 9)",
     "after the commit, before the log": "ctx._trainer._step_log.write = lambda generation: os.kill(os.getpid(), 9)",
 }
 

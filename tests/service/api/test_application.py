@@ -75,6 +75,15 @@ def test_the_shards_follow_the_most_workers(http, platform, max_workers, shards)
     assert platform.view().jobs[job.job_id].job.num_virtual_shards == shards
 
 
+def test_a_job_is_exact_where_it_names_its_shards_or_its_batch_may_change(http, platform):
+    bounds = {"min_size": 64, "max_size": 1024, "max_local_size": 64, "learning_rate": "sqrt"}
+    asked = [{}, {"options__num_virtual_shards": 16}, {"options__batch": bounds}]
+    job_ids = [submit(http, **options).job_id for options in asked]
+    jobs = [platform.view().jobs[job_id].job for job_id in job_ids]
+    assert [job.exact for job in jobs] == [False, True, True]
+    assert jobs[1].num_virtual_shards == 16
+
+
 def test_a_batch_with_bounds_and_the_timeline_of_a_step_travel_into_the_job(http, platform):
     profile = {
         "local_batch_size": 16,

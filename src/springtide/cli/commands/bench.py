@@ -48,6 +48,7 @@ BENCHES: Mapping[str, str] = MappingProxyType(
         "smlt": "batches that grow, data that arrives all day, models that change: searched beside a fixed allocation",
         "smlt-sync": "how SMLT, Siren, Cirrus, LambdaML and ours exchange a gradient, by parts, workers and stores",
         "sync": "how long replicas take to exchange a gradient through a store, beside the bound of separate links",
+        "training": "what a training step costs, beside a plain loop and DistributedDataParallel, and what exact adds",
     }
 )
 

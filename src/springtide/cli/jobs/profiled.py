@@ -51,7 +51,9 @@ def profiled_request(session: Session, asked: JobRequest, path: Path) -> dict[st
     options = asked.options.as_request(num_machines, datetime.now())
     if options["params"] != profile.params:
         session.note(f"{path} was taken with the parameters {profile.params}; with others its speed may be another")
-    num_shards = options.get("num_virtual_shards") or shards_for(options["max_workers"], asked.options.batch_bounds())
+    num_shards, batch = options.get("num_virtual_shards"), asked.options.batch_bounds()
+    if batch is not None:
+        num_shards = num_shards or shards_for(options["max_workers"], batch)
     rates = platform_steps_per_s(profile, options["global_batch_size"], num_shards)
     options["profile_steps_per_s"] = {str(count): rate for count, rate in rates.items()}
     options["step_profile"] = msgspec.to_builtins(profile.step)

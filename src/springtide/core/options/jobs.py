@@ -24,11 +24,20 @@ from springtide.core.options.kinds import (
     Params,
     Phases,
     Rates,
+    ShardCount,
     Size,
     Toggle,
 )
 from springtide.core.options.option import FlagText, ObjectField, Option, RestField, Table
-from springtide.core.workload import DEFAULT_GRACE_S, MAX_VIRTUAL_SHARDS, LearningRateRule, LengthUnit, OnNan, OnStall
+from springtide.core.workload import (
+    DEFAULT_GRACE_S,
+    LEAST_SHARDS,
+    MAX_VIRTUAL_SHARDS,
+    LearningRateRule,
+    LengthUnit,
+    OnNan,
+    OnStall,
+)
 
 Length = Literal["epochs", "progress"]
 Where = Literal["cluster", "functions", "auto"]
@@ -177,14 +186,20 @@ JOB_OPTIONS: Final[Table] = (
         object=ObjectField("length", "What epochs count where the batch changes."),
     ),
     Option(
-        name="virtual_shards",
-        kind=Count(1, MAX_VIRTUAL_SHARDS, 16),
-        is_keyword=False,
+        name="exact",
+        kind=ShardCount(1, MAX_VIRTUAL_SHARDS, LEAST_SHARDS),
+        flags={
+            "run": FlagText("--exact N", "The same bits on 1 to N workers (a power of two): slower, N passes a step."),
+        },
         rest=RestField(
-            "num_virtual_shards", "a power of two, at least max_workers; fixes the order in which gradients are reduced"
+            "num_virtual_shards",
+            "the result does not depend on the number of workers, bit for bit: a batch is computed in so many parts, "
+            "a power of two that is at least max_workers; null: one part for each worker",
         ),
         object=ObjectField(
-            "virtualShards", "Into how many parts a batch is cut: a power of two, at least the most workers."
+            "virtualShards",
+            "The same bits on any number of workers: into how many parts a batch is cut, a power of two that is at "
+            "least the most workers.",
         ),
     ),
     Option(

@@ -92,6 +92,17 @@ class Count(OptionKind):
 
 
 @dataclass(frozen=True, slots=True)
+class ShardCount(Count):
+    """A number of virtual shards; the keyword may be True for the usual number, or False for none."""
+
+    def sent(self, value: Any, name: str, now: datetime) -> Any:
+        """Raises InvalidRequest."""
+        if isinstance(value, bool):
+            return self.example if value else None
+        return check_count(value, name, self.example, self.lowest)
+
+
+@dataclass(frozen=True, slots=True)
 class Number(OptionKind):
     """A positive number. `meaning` and `example` are for the sentence that refuses another value."""
 

@@ -89,7 +89,7 @@ def local_batches_fit(values: Values, words: FaceWords) -> str | None:
 
 def shards_cut_the_batch(values: Values, words: FaceWords) -> str | None:
     """The virtual shards are a power of two, one for each worker at least, and each fits one pass of a worker."""
-    shards, workers = values.get("virtual_shards"), values.get("workers")
+    shards, workers = values.get("exact"), values.get("workers")
     if shards is None or workers is None:
         return None
     low, high = _batch(values)
@@ -97,7 +97,7 @@ def shards_cut_the_batch(values: Values, words: FaceWords) -> str | None:
     if not shards & (shards - 1) and shards >= shards_for(workers[1], batch, least=1):
         return None
     return (
-        f"{words.name('virtual_shards')} {shards} must be a power of two that is at least the most workers "
+        f"{words.name('exact')} {shards} must be a power of two that is at least the most workers "
         f"({workers[1]}) and, with {words.name('max_local_batch')}, cuts the largest batch into parts that fit; use "
         f"{shards_for(workers[1], batch)}, or leave it out"
     )

@@ -329,6 +329,10 @@ class CatchupSources:
             if survivors[index % len(survivors)] == pending.rank:
                 self._sources.append(CatchupSource(state, payload, pending, members.index(name)))
 
+    @property
+    def is_open(self) -> bool:
+        return bool(self._sources)
+
     def readiness(self, step: int) -> tuple[bool, bool]:
         """Whether every stream is in step or has failed, and whether any has failed."""
         is_settled = all(source.has_failed or source.is_in_step(step) for source in self._sources)

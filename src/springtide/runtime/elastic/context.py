@@ -159,7 +159,7 @@ class ElasticContext:
         return model, made  # type: ignore[return-value]
 
     def batches(self, dataset: Any) -> Iterator[Batch]:
-        """Yield this worker's shards of every remaining global batch; the group may change between two of them.
+        """Yield this worker's parts of every remaining global batch; the group may change between two of them.
 
         Raises InvalidRequest if a batch was not followed by `step`, StorageError if a named dataset cannot be read.
         """
@@ -190,7 +190,7 @@ class ElasticContext:
             )
 
     def step(self, loss: Any) -> bool:
-        """Run backward; after the last shard of the global batch also exchange gradients and update the model.
+        """Run backward; after the last part of the global batch also exchange gradients and update the model.
 
         `loss` is the mean over the batch, a tensor with one element. Returns True if this call completed a global step.
         Raises InvalidRequest for another loss, or if no new batch was taken since the last call.

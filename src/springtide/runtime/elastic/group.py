@@ -13,7 +13,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -208,23 +208,54 @@ class Group:
         left, self._process_group = [self._process_group, self.store], None
         _destroy(left)
 
+    def start_all_reduce(self, tensor: torch.Tensor) -> Any:
+        """Begin to sum every rank's contiguous tensor into each of them; `finish` waits for it. Raises PeerLost.
+
+        All ranks begin the same sums in the same order.
+        """
+        options = c10d.AllreduceOptions()
+        options.timeout = timedelta(seconds=self.timeout_s)
+        return self._start(lambda: self._process_group.allreduce([tensor], options))
+
+    def finish(self, works: Sequence[Any]) -> None:
+        """Wait until operations that were begun are complete. Raises PeerLost."""
+        for work in works:
+            self._finish(work, timedelta(seconds=self.timeout_s))
+        self._synchronize()
+
     def _run(
         self, start: Callable[[timedelta], Any], timeout_s: float | None = None, *, is_pairwise: bool = False
     ) -> None:
-        if self._is_aborted.is_set():
-            raise PeerLost("the group was left")
-        if self.world_size == 1:
+        if self.world_size == 1 and not self._is_aborted.is_set():
             return
         timeout = timedelta(seconds=self.timeout_s if timeout_s is None else timeout_s)
+        work = self._start(lambda: start(timeout))
+        self._finish(work, timeout, is_pairwise=is_pairwise)
+        self._synchronize()
+
+    def _start(self, start: Callable[[], Any]) -> Any:
+        if self._is_aborted.is_set():
+            raise PeerLost("the group was left")
         try:
-            work = start(timeout)
+            return start()
+        except RuntimeError as error:
+            raise PeerLost(_first_line(error)) from error
+
+    def _finish(self, work: Any, timeout: timedelta, *, is_pairwise: bool = False) -> None:
+        try:
             if self._is_gpu or is_pairwise:
                 # gloo closes a pair after a wait that timed out, so there can be only one wait.
                 work.wait(timeout)
-            if self._is_gpu:
-                torch.cuda.current_stream().synchronize()
-            elif not is_pairwise:
+            else:
                 self._wait(work, timeout.total_seconds())
+        except RuntimeError as error:
+            raise PeerLost(_first_line(error)) from error
+
+    def _synchronize(self) -> None:
+        if not self._is_gpu:
+            return
+        try:
+            torch.cuda.current_stream().synchronize()
         except RuntimeError as error:
             raise PeerLost(_first_line(error)) from error
 

@@ -119,7 +119,7 @@ class Reporter:
     ) -> dict[str, Any]:
         """The fields of Progress beyond steps: progress over changing batches, durations of a step, gradient noise.
 
-        `local_batch_size` is a worker's part of a step, although it runs its virtual shards one after the other: their
+        `local_batch_size` is a worker's part of a step, although it may run virtual shards one after the other: their
         number never changes, so the time still grows in proportion. A step lasts from commit to commit, including user
         code between; an epoch's smaller last batch counts as a fraction of a step.
         """

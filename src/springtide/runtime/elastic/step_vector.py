@@ -12,6 +12,7 @@ import torch
 
 from springtide.runtime.data.shards import shards_of_rank
 from springtide.runtime.elastic.reduce import BufferPool, num_vectors
+from springtide.runtime.elastic.steps.buffers import BufferChanges
 from springtide.runtime.models.named_tensors import TrainingState
 
 # Indices of the control flags, which are reduced by maximum. READY and MINUS_READY hold the generation whose group a
@@ -39,22 +40,18 @@ class StepVector:
             total += size
             self.ends.append(total)
         self.num_gradients = total
-        buffers = state.buffers()
-        self._float_buffers = [name for name, buffer in buffers.items() if buffer.is_floating_point()]
-        self._integer_buffers = [name for name, buffer in buffers.items() if not buffer.is_floating_point()]
-        self._floats_at = total
-        self._counts_at = total + sum(buffers[name].numel() for name in self._float_buffers)
+        self._buffers = BufferChanges(state)
+        self._counts_at = total + self._buffers.size(self._buffers.floats)
         self._loss_at = self._counts_at + len(self.parameters)
         self._numbers_at = self._loss_at + 1
         # The last number is not the optimizer's: rank 0's square norm of the previous step's mean gradient.
         self._square_at = self._numbers_at + 3 * (state.num_numbers + measures_noise)
         self.num_summed = self._square_at + measures_noise
         self._integers_at = self.num_summed
-        self._flags_at = self._integers_at + sum(buffers[name].numel() for name in self._integer_buffers)
+        self._flags_at = self._integers_at + self._buffers.size(self._buffers.integers)
         self.num_elements = self._flags_at + _NUM_FLAGS
         # Padding to equal chunks needs at most one element for each rank, of which there are at most `num_shards`.
         self.pool = BufferPool(self.num_elements + num_shards, self.dtype, state.device)
-        self._start: dict[str, torch.Tensor] = {}
         self._views: dict[int, list[torch.Tensor]] = {}
 
     def warm(self, rank: int, world_size: int, feeds_joiners: bool) -> None:
@@ -76,13 +73,11 @@ class StepVector:
 
     def begin_step(self) -> None:
         """Remember the buffers: every shard of the step starts from them."""
-        self._start = {name: buffer.detach().clone() for name, buffer in self._state.buffers().items()}
+        self._buffers.begin_step()
 
     def begin_shard(self) -> None:
         """Reset the model's buffers to the step's start, and clear its gradients."""
-        with torch.no_grad():
-            for name, buffer in self._state.buffers().items():
-                buffer.copy_(self._start[name])
+        self._buffers.reset()
         for parameter in self.parameters:
             parameter.grad = None
 
@@ -120,21 +115,8 @@ class StepVector:
         return vector
 
     def _capture_buffers(self, vector: torch.Tensor, weight: float) -> None:
-        if not self._start:
-            return
-        buffers = self._state.buffers()
-        at = self._floats_at
-        for name in self._float_buffers:
-            now, start = buffers[name].detach().to(self.dtype), self._start[name].to(self.dtype)
-            # Changes are averaged, not values, so that a constant buffer (a mask with infinities, say) stays exact.
-            change = torch.where(now == start, 0.0, (now - start) * weight).to(self.dtype)
-            vector[at : at + now.numel()] = change.reshape(-1)
-            at += now.numel()
-        at = self._integers_at
-        for name in self._integer_buffers:
-            change = buffers[name].to(torch.int64) - self._start[name].to(torch.int64)
-            vector[at : at + change.numel()] = change.reshape(-1).to(self.dtype)
-            at += change.numel()
+        self._buffers.write_floats(vector[self.num_gradients : self._counts_at], self._buffers.floats, weight)
+        self._buffers.write_integers(vector[self._integers_at : self._flags_at], self._buffers.integers)
 
     def set_numbers(self, vector: torch.Tensor, square: float = 0.0) -> None:
         """Write the optimizer's numbers, each split so that no bit is lost; only into rank 0's first vector.
@@ -201,22 +183,8 @@ class StepVector:
 
     def apply_buffers(self, vector: torch.Tensor) -> None:
         """Set the buffers to their values at the step's start plus the reduced change."""
-        if not self._start:
-            return
-        with torch.no_grad():
-            buffers = self._state.buffers()
-            at = self._floats_at
-            for name in self._float_buffers:
-                buffer, start = buffers[name], self._start[name]
-                change = vector[at : at + buffer.numel()].view(buffer.shape)
-                buffer.copy_(torch.where(change == 0, start, start + change.to(start.dtype)))
-                at += buffer.numel()
-            at = self._integers_at
-            for name in self._integer_buffers:
-                buffer, start = buffers[name], self._start[name]
-                change = vector[at : at + buffer.numel()].view(buffer.shape).to(torch.int64)
-                buffer.copy_(start.to(torch.int64) + change)
-                at += buffer.numel()
+        self._buffers.apply_floats(vector[self.num_gradients : self._counts_at], self._buffers.floats)
+        self._buffers.apply_integers(vector[self._integers_at : self._flags_at], self._buffers.integers)
 
 
 def _split(number: float) -> tuple[float, float, float]:

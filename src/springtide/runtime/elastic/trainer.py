@@ -17,16 +17,16 @@ from springtide.core.errors import CollectiveError, Fenced, StorageError
 from springtide.core.wire.workers import CheckpointWritten, Finished, GroupBrokenReport, Left, Ready, WorkerSpec
 from springtide.core.workload import TrainingJob
 from springtide.runtime.data.dataset_reader import SampleReader
-from springtide.runtime.data.shards import GlobalBatch, seed_everything, shards_of_rank
+from springtide.runtime.data.shards import GlobalBatch, seed_everything
 from springtide.runtime.elastic.catchup import CatchupReceiver, CatchupSources, Lease, supports_catchup
 from springtide.runtime.elastic.checkpoint import CheckpointWriter
 from springtide.runtime.elastic.group import OPERATION_TIMEOUT_S, Group
 from springtide.runtime.elastic.job_storage import open_storage
 from springtide.runtime.elastic.membership import Formation, Membership
-from springtide.runtime.elastic.reduce import Accumulator, aligned_blocks, exchange
 from springtide.runtime.elastic.reporting import Reporter
 from springtide.runtime.elastic.step_log import StepRecord
-from springtide.runtime.elastic.step_vector import StepVector
+from springtide.runtime.elastic.steps.choice import step_method
+from springtide.runtime.elastic.steps.method import Flags, Reduced
 from springtide.runtime.elastic.training_cursor import Cursor, TrainingCursor
 from springtide.runtime.elastic.transfer import synchronise
 from springtide.runtime.models.named_tensors import TrainingState
@@ -59,7 +59,6 @@ class Trainer:
     ) -> None:
         assert isinstance(spec.workload, TrainingJob)
         self.job = spec.workload
-        assert self.job.num_virtual_shards.bit_count() == 1, "the number of virtual shards must be a power of two"
         self._spec = spec
         self._link = link
         self._device = device
@@ -74,7 +73,6 @@ class Trainer:
         self._sources = CatchupSources()
         self._tried_generation = 0
         self._batch: GlobalBatch | None = None
-        self._shards: list[int] = []
         self._longest_step_s = 0.0
         self._num_steps_in_generation = 0
         self._step_log = self.storage.step_log
@@ -89,12 +87,10 @@ class Trainer:
     def attach(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Take over the model and its optimizer, report readiness and wait for the first group."""
         self.state = TrainingState(model, optimizer, self._device)
-        measures_noise = self.training_cursor.measures_noise
-        self.payload = StepVector(self.state, self.job.num_virtual_shards, measures_noise=measures_noise)
-        self._accumulator = Accumulator(self.payload.pool, self.payload.num_summed)
+        self._method = step_method(self.job, self.state, measures_noise=self.training_cursor.measures_noise)
         # Touch memory pages while no other member waits for this one: here, and while a group is being formed.
-        touch_gradients(self.payload.parameters)
-        self.membership.prepare = self.payload.warm
+        touch_gradients(self._method.payload.parameters)
+        self.membership.prepare = self._method.warm
         self._link.update(is_ready=True)
         phases_s = self._link.phases.ended("load")
         self._link.send(Ready(phases_s=phases_s, device_seen=device_seen(self._spec.device_kind)))
@@ -136,30 +132,21 @@ class Trainer:
                 self._recover("")
             elif self._batch is None:
                 self._begin_step()
-            elif not self._drain_empty_shards():
+            elif not self._method.has_part():
                 self._finish_step()
             else:
-                shard = self._shards[0]
-                self.payload.begin_shard()
-                seed_everything(self.job.seed, self._batch.step, shard)
-                return self._batch, shard, self._bounds(shard)
+                part, bounds = self._method.begin_part()
+                seed_everything(self.job.seed, self._batch.step, part)
+                return self._batch, part, bounds
         return None
 
     def contribute(self, loss: torch.Tensor) -> None:
         """Run backward for the current shard; after the step's last shard, exchange, update and commit."""
-        if self.membership.must_leave_step:
+        if self._must_discard():
             self._recover("")
             return
-        assert self._batch is not None
-        shard = self._shards[0]
-        low, high = self._bounds(shard)
-        weight = (high - low) / len(self._batch.ids)
-        torch.autograd.backward(loss * weight)
-        self._accumulator.add(
-            shard, self.payload.capture(float(loss.detach()), weight, is_measured=self.training_cursor.measures_step)
-        )
-        self._shards.pop(0)
-        if not self._drain_empty_shards():
+        self._method.backward(loss)
+        if not self._method.has_part():
             self._finish_step()
 
     def finish(self, publish: Callable[[], str]) -> int:
@@ -193,50 +180,34 @@ class Trainer:
 
     # --- a step -----------------------------------------------------------------------------------------------
 
+    def _must_discard(self) -> bool:
+        return self.membership.must_leave_step and self._method.can_discard
+
     def _begin_step(self) -> None:
-        assert self._group is not None
+        group = self._group
+        assert group is not None
+        least_s = OPERATION_TIMEOUT_S if self._num_steps_in_generation else _FIRST_STEP_TIMEOUT_S
+        group.timeout_s = max(least_s, _DEADLINE_STEPS * self._longest_step_s)
         self._batch = self.training_cursor.next_batch()
-        self._shards = list(shards_of_rank(self.job.num_virtual_shards, self._group.rank, self._group.world_size))
-        self._accumulator.clear()
-        self.payload.begin_step()
-        self._reporter.step_begins(-(-len(self._batch.ids) // self._group.world_size))
+        self._method.begin(self._batch, group, is_measured=self.training_cursor.measures_step)
+        self._reporter.step_begins(-(-len(self._batch.ids) // group.world_size))
         self._step_began_at_s = time.monotonic()
-
-    def _bounds(self, shard: int) -> tuple[int, int]:
-        assert self._batch is not None
-        return self._batch.shard_bounds(shard, self.job.num_virtual_shards)
-
-    def _drain_empty_shards(self) -> bool:
-        """Contribute zeros for leading shards without samples; returns whether a shard with samples is left."""
-        assert self._batch is not None
-        while self._shards:
-            low, high = self._bounds(self._shards[0])
-            if high > low:
-                return True
-            self._accumulator.add(self._shards.pop(0), self.payload.zeros())
-        return False
 
     def _finish_step(self) -> None:
         """Exchange, commit, and act on what the members agreed on in the exchange."""
         membership = self.membership
-        if membership.must_leave_step:
+        if self._must_discard():
             self._recover("")
             return
         pending = membership.pending
-        ready, needs_sync = self._readiness(pending)
-        preempt = membership.preempt_generation or 0
-        first = self._accumulator.blocks[0][1]
-        if self.rank == 0:
-            self.payload.set_numbers(first, self.training_cursor.last_square)
-        self.payload.set_flags(first, ready=ready, needs_sync=needs_sync, preempt=preempt)
         self._exchange_began_at_s = self._reporter.computation_ended()
         try:
-            vector = self._reduce()
+            reduced = self._reduce(pending)
         except CollectiveError as error:
             self._recover(str(error))
             return
-        agreed, sync_agreed, preempt = self.payload.flags(vector)
-        self._commit(vector)
+        self._commit(reduced)
+        agreed, sync_agreed, preempt = reduced.flags.ready, reduced.flags.needs_sync, reduced.flags.preempt
         if preempt:
             self._leave_with_checkpoint(preempt, is_writer=self.rank == 0)
         if agreed:
@@ -247,49 +218,31 @@ class Trainer:
             self._break_up()
             self._enter_next()
 
-    def _reduce(self) -> torch.Tensor:
-        group = self._group
-        assert group is not None
-        blocks = self._accumulator.blocks
-        if group.world_size == 1:
-            ((_, vector),) = blocks
-            blocks.clear()
-            return vector
-        runs = [shards_of_rank(self.job.num_virtual_shards, r, group.world_size) for r in range(group.world_size)]
-        parts = [aligned_blocks(run.start, run.stop) for run in runs]
-        least_s = OPERATION_TIMEOUT_S if self._num_steps_in_generation else _FIRST_STEP_TIMEOUT_S
-        group.timeout_s = max(least_s, _DEADLINE_STEPS * self._longest_step_s)
-        payload, own = self.payload, [vector for _, vector in blocks]
-        # The exchange owns the vectors from here on: after a failure it may still be writing to them.
-        blocks.clear()
-        return exchange(group, parts, own, payload.num_elements, payload.num_summed, payload.pool)
+    def _reduce(self, pending: Formation | None) -> Reduced:
+        ready, needs_sync = self._readiness(pending)
+        flags = Flags(ready=ready, needs_sync=needs_sync, preempt=self.membership.preempt_generation or 0)
+        return self._method.exchange(self.step, flags, self.training_cursor.last_square)
 
-    def _commit(self, vector: torch.Tensor) -> None:
-        """Update the model with the reduced vector. The step then counts as committed."""
+    def _commit(self, reduced: Reduced) -> None:
+        """Update the model with the reduced gradients. The step then counts as committed."""
         assert self._batch is not None
-        has_gradient = self.payload.has_gradient(vector)
-        loss = self.payload.loss(vector)
-        self.payload.apply_buffers(vector)
-        rank0_square = self.payload.apply_numbers(vector)
         batch, self._batch = self._batch, None
-        squares = self.payload.squares(vector) if self.training_cursor.measures_step else None
-        self.training_cursor.commit(batch, squares, rank0_square)
+        self.training_cursor.commit(batch, reduced.squares, reduced.rank0_square)
         factor = self.training_cursor.learning_rate_factor
-        lease = Lease(vector, self.payload.pool)
-        # Queued before this member's own update, so that joiners apply the step at the same time, not after it.
-        self._sources.before_update(self.step, lease, has_gradient, factor)
-        self.payload.attach(vector, has_gradient)
-        self.state.update(factor)
-        self.payload.detach()
+
+        def feed(lease: Lease, has_gradient: list[bool]) -> None:
+            # Queued before this member's own update, so that joiners apply the step at the same time, not after it.
+            self._sources.before_update(self.step, lease, has_gradient, factor)
+
+        self._method.update(factor, feed if self._sources.is_open else None)
         self._sources.after_update(self.step)
-        lease.release()
         if self._old_group is not None:
             # The first common step proves that no member is in the old group any more.
             self._old_group.close()
             self._old_group = None
         self._num_steps_in_generation += 1
         self._longest_step_s = max(0.9 * self._longest_step_s, time.monotonic() - self._step_began_at_s)
-        self._after_commit(batch, loss)
+        self._after_commit(batch, reduced.loss)
 
     def _after_commit(self, batch: GlobalBatch, loss: float) -> None:
         generation, group, training_cursor = self.membership.generation, self._group, self.training_cursor
@@ -344,7 +297,7 @@ class Trainer:
             return (pending.generation if pending.is_ready else 0), False
         if not self._can_catch_up(pending):
             return (pending.generation if pending.is_ready else 0), True
-        self._sources.open(self.state, self.payload, pending, joiners)
+        self._sources.open(self.state, self._method.payload, pending, joiners)
         in_step, has_failed = self._sources.readiness(self.step)
         return (pending.generation if pending.is_ready and in_step else 0), has_failed
 
@@ -387,10 +340,7 @@ class Trainer:
             if group is not None:
                 group.close()
         self._sources.close()
-        self._accumulator.clear()
-        self.payload.forget_views()
-        if self._batch is not None:
-            self.payload.begin_shard()
+        self._method.discard()
         self._batch = self._old_group = None
         self._reporter.step_given_up()
 
@@ -419,7 +369,7 @@ class Trainer:
         order = formation.order
         if not self._has_state and order.previous and not order.forced and self._can_catch_up(formation):
             formation.wait_prepared()
-            self._receiver = receiver = CatchupReceiver(self.state, self.payload, self._step_log, formation)
+            self._receiver = receiver = CatchupReceiver(self.state, self._method.payload, self._step_log, formation)
             cursor = receiver.receive(lambda: membership.pending is formation and not membership.is_leaving)
             self._receiver = None
         while not formation.wait_done(_FORM_POLL_S):

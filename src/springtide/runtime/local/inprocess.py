@@ -16,8 +16,8 @@ from springtide.core.workload import TrainingJob
 from springtide.runtime.data.dataset_reader import SampleReader
 from springtide.runtime.data.shards import GlobalBatch, seed_everything
 from springtide.runtime.elastic.context import ElasticContext
-from springtide.runtime.elastic.reduce import Accumulator
-from springtide.runtime.elastic.step_vector import StepVector
+from springtide.runtime.elastic.steps.choice import step_method
+from springtide.runtime.elastic.steps.method import Flags
 from springtide.runtime.elastic.training_cursor import TrainingCursor
 from springtide.runtime.local.function_task import LocalResult, LossLines
 from springtide.runtime.models.named_tensors import TrainingState
@@ -26,7 +26,7 @@ from springtide.storage.files import write_durable
 
 
 class _OneWorker:
-    """The trainer of a group of one, which works on every virtual shard."""
+    """The trainer of a group of one."""
 
     def __init__(self, job: TrainingJob, device: torch.device, report: Callable[[_OneWorker, int], None]) -> None:
         self.job = job
@@ -36,12 +36,10 @@ class _OneWorker:
         self._device = device
         self._report = report
         self._batch: GlobalBatch | None = None
-        self._shards: list[int] = []
 
     def attach(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.state = TrainingState(model, optimizer, self._device)
-        self.payload = StepVector(self.state, 1, measures_noise=self.training_cursor.measures_noise)
-        self._accumulator = Accumulator(self.payload.pool, self.payload.num_summed)
+        self._method = step_method(self.job, self.state, measures_noise=self.training_cursor.measures_noise)
 
     def start(self, num_samples: int, reader: SampleReader | None = None) -> None:
         """Set the dataset's length, from which all steps of the training follow. Raises InvalidRequest."""
@@ -67,53 +65,26 @@ class _OneWorker:
             if self.training_cursor.is_over:
                 return None
             self._batch = self.training_cursor.next_batch()
-            self._shards = list(range(self.job.num_virtual_shards))
-            self.payload.begin_step()
-            self._skip_empty_shards()
-        shard = self._shards[0]
-        self.payload.begin_shard()
-        seed_everything(self.job.seed, self._batch.step, shard)
-        return self._batch, shard, self._bounds(self._batch, shard)
+            self._method.begin(self._batch, None, is_measured=self.training_cursor.measures_step)
+            # A shard without samples keeps its place in the order of additions.
+            assert self._method.has_part()
+        part, bounds = self._method.begin_part()
+        seed_everything(self.job.seed, self._batch.step, part)
+        return self._batch, part, bounds
 
     def contribute(self, loss: torch.Tensor) -> None:
         """Run backward for the current shard; after the step's last shard, update the model."""
-        assert self._batch is not None
-        shard = self._shards.pop(0)
-        low, high = self._bounds(self._batch, shard)
-        weight = (high - low) / len(self._batch.ids)
-        torch.autograd.backward(loss * weight)
-        self._accumulator.add(
-            shard, self.payload.capture(float(loss.detach()), weight, is_measured=self.training_cursor.measures_step)
-        )
-        self._skip_empty_shards()
-        if not self._shards:
+        self._method.backward(loss)
+        if not self._method.has_part():
+            assert self._batch is not None
             self._commit(self._batch)
 
-    def _bounds(self, batch: GlobalBatch, shard: int) -> tuple[int, int]:
-        return batch.shard_bounds(shard, self.job.num_virtual_shards)
-
-    def _skip_empty_shards(self) -> None:
-        """Add zeros for leading shards without samples, which keep their place in the order of additions."""
-        assert self._batch is not None
-        while self._shards:
-            low, high = self._bounds(self._batch, self._shards[0])
-            if high > low:
-                return
-            self._accumulator.add(self._shards.pop(0), self.payload.zeros())
-
     def _commit(self, batch: GlobalBatch) -> None:
-        payload, training_cursor = self.payload, self.training_cursor
-        ((_, vector),) = self._accumulator.blocks
-        # The optimizer's numbers pass through the vector as between workers, because that may round the smallest ones.
-        payload.set_numbers(vector, training_cursor.last_square)
-        self.loss = payload.loss(vector)
-        payload.apply_buffers(vector)
-        rank0_square = payload.apply_numbers(vector)
-        training_cursor.commit(batch, payload.squares(vector) if training_cursor.measures_step else None, rank0_square)
-        payload.attach(vector, payload.has_gradient(vector))
-        self.state.update(training_cursor.learning_rate_factor)
-        payload.detach()
-        self._accumulator.clear()
+        training_cursor = self.training_cursor
+        reduced = self._method.exchange(self.step, Flags(), training_cursor.last_square)
+        self.loss = reduced.loss
+        training_cursor.commit(batch, reduced.squares, reduced.rank0_square)
+        self._method.update(training_cursor.learning_rate_factor, None)
         self._batch = None
         self._report(self, len(batch.ids))
 

@@ -198,8 +198,16 @@ class Driver:
             if time.monotonic() > deadline_s:
                 logs = "".join(path.read_text()[-800:] for path in self._directory.glob("logs/*"))
                 raise BackendError(f"waited {_WAIT_S:.0f} s for {what} in vain; {logs}")
-            for key, _ in self._selector.select(0.05):
-                key.data(key.fileobj)
+            self._turn()
+
+    def answer(self, is_over: Callable[[], bool]) -> None:
+        """Go on being a control plane, without which workers end, until `is_over`; on a thread of its own."""
+        while not is_over():
+            self._turn()
+
+    def _turn(self) -> None:
+        for key, _ in self._selector.select(0.05):
+            key.data(key.fileobj)
 
     def _accept(self, listener: socket.socket) -> None:
         connection, _ = listener.accept()
@@ -246,7 +254,8 @@ class Driver:
 
 
 @contextlib.contextmanager
-def _zygote(directory: Path) -> Iterator[Path]:
+def running_zygote(directory: Path) -> Iterator[Path]:
+    """A zygote of its own, for as long as something is measured; yields its socket."""
     path = directory / "zygote.sock"
     process = subprocess.Popen([sys.executable, "-m", "springtide.runtime", "zygote", "--socket", str(path)])
     try:
@@ -314,7 +323,7 @@ _LARGE = _Model("548 MB model", width=2068, num_layers=32, max_workers=3, num_se
 def measure_pauses(model: _Model, *, catchup: bool, is_short: bool = False) -> dict[str, Pause]:
     """Run one job through grow 1->2, grow 2->max, shrink to 2 (in short runs: to 1), and the kill of one; by case."""
     environment = {"SPRINGTIDE_CATCHUP": str(int(catchup))}
-    with tempfile.TemporaryDirectory(prefix="springtide-probe-") as name, _zygote(Path(name)) as zygote_path:
+    with tempfile.TemporaryDirectory(prefix="springtide-probe-") as name, running_zygote(Path(name)) as zygote_path:
         job = TrainingJob(
             job_id=WorkloadId("probe"),
             name="probe",

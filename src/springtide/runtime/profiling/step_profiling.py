@@ -321,12 +321,16 @@ def predict_for_batch(profile: FunctionProfile, global_batch_size: int) -> Funct
     return msgspec.structs.replace(profile, steps_per_s=rates)
 
 
-def platform_steps_per_s(profile: FunctionProfile, global_batch_size: int, num_virtual_shards: int) -> dict[int, float]:
+def platform_steps_per_s(
+    profile: FunctionProfile, global_batch_size: int, num_virtual_shards: int | None
+) -> dict[int, float]:
     """Optimizer steps per second by number of workers with this platform's own runtime.
 
-    Unlike data parallelism with overlap (`steps_per_s`), a worker runs its virtual shards one after another, and
-    gradients are exchanged when all are done, so that the order of additions is fixed.
+    With virtual shards a worker runs these one after another, and gradients are exchanged when all are done, so that
+    the order of additions is fixed. Without, it is data parallelism with overlap.
     """
+    if num_virtual_shards is None:
+        return dict(predict_for_batch(profile, global_batch_size).steps_per_s)
     rates = {}
     shard_size = max(1.0, global_batch_size / num_virtual_shards)
     num_filled = min(num_virtual_shards, global_batch_size)

@@ -293,8 +293,8 @@ class SubmissionService:
                 )
             if bounds.maximum > record.job.num_virtual_shards:
                 raise Conflict(
-                    f"{record.workload_id} was submitted with {record.job.num_virtual_shards} virtual shards, so it "
-                    f"takes at most that many workers; use maximum <= {record.job.num_virtual_shards}"
+                    f"{record.workload_id} was submitted for at most {record.job.num_virtual_shards} workers; use "
+                    f"maximum <= {record.job.num_virtual_shards}"
                 )
             if record.job.is_on_functions:
                 raise Conflict(
@@ -405,6 +405,8 @@ def make_job(
         min_workers=least,
         max_workers=most,
         num_virtual_shards=options.num_virtual_shards or shards_for(options.max_workers, batch),
+        # Gradient noise, by which a batch is chosen, is measured from several parts of it.
+        exact=options.num_virtual_shards is not None or batch is not None,
         # A script learns its world size at the start and cannot change it.
         elastic=entrypoint.kind != "script",
         goal=goal_of(options, now_s),

@@ -85,6 +85,8 @@ def draw_job(number: int, rng: random.Random) -> ChaosJob:
         "num_epochs": rng.choice(EPOCHS),
         "min_workers": rng.choice((1, 1, 2)),
         "max_workers": rng.choice((2, 3, 4)),
+        # So that its model can be compared with that of an undisturbed run.
+        "num_virtual_shards": 4,
         "max_restarts": 1000,
         "params": {"shard_s": str(rng.choice((0.0, 0.02, 0.04)))},
     }

@@ -94,7 +94,7 @@ def worker_bounds(spec: Spec, devices: int) -> tuple[int, int]:
     """How many workers a TrainingFunction may have now; `replicas` limits the maximum. Raises InvalidRequest."""
     asked = spec.get("workers", "auto" if spec["source"].get("function") else 1)
     if asked == "auto":
-        low, high = 1, max(1, min(devices, MAX_VIRTUAL_SHARDS))
+        low, high = 1, max(1, min(devices, spec.get("virtualShards") or MAX_VIRTUAL_SHARDS))
     else:
         low, high = parse_range(asked, "spec.workers")
     most = spec.get("replicas")

@@ -1,0 +1,81 @@
+"""What the trainer needs from a way to compute and exchange a step. There are two: overlapped and sharded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from springtide.runtime.data.shards import GlobalBatch
+from springtide.runtime.elastic.catchup import Lease
+from springtide.runtime.elastic.group import Group
+from springtide.runtime.elastic.step_vector import StepVector
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """What a member says in a step; after the exchange, what all agree on.
+
+    `ready` is the generation whose group a member has connected (0: none). The members agree on it only if all said the
+    same. `needs_sync`: a joiner needs the whole state. `preempt` is the generation as which all are to leave (0: none).
+    """
+
+    ready: int = 0
+    needs_sync: bool = False
+    preempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """The outcome of a step's exchange, alike on every member. `loss` is the mean over the global batch.
+
+    `squares` are StepVector.squares where gradient noise is measured, `rank0_square` is what rank 0 sent of the step
+    before.
+    """
+
+    loss: float
+    flags: Flags
+    has_gradient: list[bool]
+    squares: tuple[float, float] | None = None
+    rank0_square: float = 0.0
+
+
+# Gets the reduced gradients, and for every parameter whether it has one, before they are applied.
+Feed = Callable[[Lease, list[bool]], None]
+
+
+class StepMethod(Protocol):
+    """Computes one step after the other: `begin`; for each part `begin_part` and `backward`; `exchange`; `update`."""
+
+    # Flat vectors of gradients, in which joiners get those of the steps that they apply.
+    payload: StepVector
+
+    @property
+    def can_discard(self) -> bool:
+        """Whether a step can be given up after a part of it was computed."""
+
+    def warm(self, rank: int, world_size: int, feeds_joiners: bool) -> None:
+        """Allocate what a rank of the next group needs. From any thread."""
+
+    def begin(self, batch: GlobalBatch, group: Group | None, *, is_measured: bool) -> None:
+        """Begin a step in the group (None: alone). `is_measured`: gradient noise is measured in it."""
+
+    def has_part(self) -> bool:
+        """Whether this member has a part of the batch left to compute."""
+
+    def begin_part(self) -> tuple[int, tuple[int, int]]:
+        """The next part's number and its (first, end) samples; gradients are cleared for it."""
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Run backward for the part that was begun; `loss` is the mean over it, a tensor without dimensions."""
+
+    def exchange(self, step: int, flags: Flags, last_square: float) -> Reduced:
+        """Reduce what the members computed of `step`. Raises CollectiveError; the step must then be discarded."""
+
+    def update(self, factor: float, feed: Feed | None) -> None:
+        """Take a step of the optimizer, with the learning rates multiplied by `factor`."""
+
+    def discard(self) -> None:
+        """Drop what was computed of the step: the state is that of the step before."""

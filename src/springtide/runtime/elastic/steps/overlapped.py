@@ -1,0 +1,132 @@
+"""Steps as data parallelism does them: one pass over this member's slice of the batch, exchanged while it runs.
+
+The same sequence of groups gives the same bits. Another one gives sums in another order, equal to within rounding.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from springtide.runtime.data.shards import GlobalBatch
+from springtide.runtime.elastic.catchup import Lease
+from springtide.runtime.elastic.group import Group
+from springtide.runtime.elastic.step_vector import StepVector
+from springtide.runtime.elastic.steps.buffers import BufferChanges
+from springtide.runtime.elastic.steps.method import Feed, Flags, Reduced
+from springtide.runtime.elastic.steps.reducer import Reducer
+from springtide.runtime.elastic.steps.tail import Tail
+from springtide.runtime.models.named_tensors import TrainingState
+
+
+class OverlappedSteps:
+    """A StepMethod with one part for each member. Alone, a step is that of a plain loop: nothing is copied."""
+
+    def __init__(self, state: TrainingState) -> None:
+        self._state = state
+        self._buffers = BufferChanges(state)
+        # Allocates nothing until a joiner is fed.
+        self.payload = StepVector(state, 1)
+        self._parameters = self.payload.parameters
+        self._reducer = Reducer(self._parameters)
+        self._group: Group | None = None
+        self._tail: Tail | None = None
+        self._rank = 0
+        self._part: tuple[int, int] = (0, 0)
+        self._weight = 0.0
+        self._loss = 0.0
+        self._is_left = False
+        self._is_begun = False
+        self._has_gradient: list[bool] = []
+
+    @property
+    def can_discard(self) -> bool:
+        """Alone there is nobody who could fail, so a step that was begun is completed."""
+        return self._tail is not None
+
+    def warm(self, rank: int, world_size: int, feeds_joiners: bool) -> None:
+        if world_size > 1:
+            self._reducer.reserve()
+        if feeds_joiners:
+            self.payload.pool.warm(1)
+
+    def begin(self, batch: GlobalBatch, group: Group | None, *, is_measured: bool) -> None:
+        if group is not self._group:
+            self._group = group
+            self._tail = None
+            if group is not None and group.world_size > 1:
+                self._tail = Tail(self._state, self._buffers, len(self._parameters), group)
+        self._rank, world_size = (0, 1) if group is None else (group.rank, group.world_size)
+        low, high = self._part = batch.shard_bounds(self._rank, world_size)
+        self._weight, self._loss, self._is_left = (high - low) / len(batch.ids), 0.0, high > low
+        self._is_begun = True
+        self._drop_gradients()
+        if self._tail is not None:
+            self._buffers.begin_step()
+
+    def has_part(self) -> bool:
+        return self._is_left
+
+    def begin_part(self) -> tuple[int, tuple[int, int]]:
+        return self._rank, self._part
+
+    def backward(self, loss: torch.Tensor) -> None:
+        self._is_left = False
+        if self._tail is None:
+            torch.autograd.backward(loss)
+        else:
+            self._reducer.begin(self._members)
+            # Weighting the root weights every gradient, without a pass over them and without another loss.
+            torch.autograd.backward(loss, torch.full_like(loss, self._weight))
+        self._loss = float(loss.detach())
+
+    def exchange(self, step: int, flags: Flags, last_square: float) -> Reduced:
+        if self._tail is None:
+            self._has_gradient = [parameter.grad is not None for parameter in self._parameters]
+            return Reduced(loss=self._loss, flags=flags, has_gradient=self._has_gradient)
+        if not self._weight:
+            self._reducer.begin(self._members)
+        own = self._reducer.send_rest()
+        summed = self._tail.exchange(step, self._loss, self._weight, own, flags, self._reducer.works)
+        self._has_gradient = summed.has_gradient
+        self._reducer.attach(self._has_gradient)
+        return Reduced(loss=summed.loss, flags=summed.flags, has_gradient=self._has_gradient)
+
+    def update(self, factor: float, feed: Feed | None) -> None:
+        with torch.no_grad():
+            for parameter in self._parameters:
+                if parameter.grad is not None and parameter.grad.is_sparse:
+                    parameter.grad = parameter.grad.to_dense()
+        if feed is not None:
+            lease = Lease(self._flat(), self.payload.pool)
+            feed(lease, self._has_gradient)
+            lease.release()
+        self._state.update(factor)
+        self._drop_gradients()
+        self._is_begun = False
+
+    def discard(self) -> None:
+        if self._tail is not None and self._is_begun:
+            self._buffers.reset()
+        self._reducer.abandon()
+        self.payload.forget_views()
+        self._drop_gradients()
+        self._group = self._tail = None
+        self._is_begun = False
+
+    @property
+    def _members(self) -> Group:
+        assert self._group is not None
+        return self._group
+
+    def _flat(self) -> torch.Tensor:
+        """The gradients in a vector, as joiners get them."""
+        vector = self.payload.pool.take()
+        with torch.no_grad():
+            for view, parameter in zip(self.payload.gradient_views(vector), self._parameters, strict=True):
+                if parameter.grad is not None:
+                    view.copy_(parameter.grad)
+        return vector
+
+    def _drop_gradients(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None

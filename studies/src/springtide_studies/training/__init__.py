@@ -1,0 +1,1 @@
+"""What a training step costs here, beside a plain loop and DistributedDataParallel."""
