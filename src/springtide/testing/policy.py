@@ -243,12 +243,14 @@ def _check_parts(given_share: GivenShare, number: int, snapshot: Snapshot, plan:
     for view in snapshot.jobs:
         job_id, held = view.job.job_id, snapshot.allocations.get(view.job.job_id)
         if held is not None and held.share is not None:
-            kept = plan.allocations.get(job_id, PoolAllocation(device_ids=())).device_ids
-            # A job may be suspended, with a reason, for a service's guaranteed minimum.
-            is_suspended = not kept and bool(snapshot.services) and bool(plan.reasons.get(job_id))
-            assert kept == held.device_ids or is_suspended, (
+            kept = set(plan.allocations.get(job_id, PoolAllocation(device_ids=())).device_ids)
+            # It gets more workers, or gives some or all to a stronger claim, with a reason; those that stay do not move.
+            has_less = kept < set(held.device_ids) and bool(plan.reasons.get(job_id))
+            assert kept >= set(held.device_ids) or has_less, (
                 f"snapshot {number}: {job_id} leaves the parts that it holds"
             )
+            least = min(view.bounds.min_workers, held.num_devices)
+            assert not kept or len(kept) >= least, f"snapshot {number}: {job_id} has fewer workers than it needs"
         is_left_out = job_id not in plan.allocations and job_id not in plan.rejected
         if view.job.share is not None and is_left_out and not any(other.job.share is None for other in snapshot.jobs):
             # This holds only if no job waits for whole devices, for which empty ones may be reserved.

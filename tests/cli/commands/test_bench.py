@@ -51,7 +51,7 @@ def test_options_belong_to_benches(springtide: Run) -> None:
         ("calibration", "jobs seed"),
         ("communication", "markdown samples seed"),
         ("deadlines", "cache cluster html markdown only overhead policies processes profiles seed traces"),
-        ("decision", "events markdown policies seed sizes"),
+        ("decision", "cases events markdown policies seed sizes"),
         ("fapes", "markdown only seed"),
         ("figures", "cache html markdown only overhead processes profiles seed traces"),
         ("funcpipe", "markdown only seed"),

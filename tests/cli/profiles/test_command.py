@@ -184,6 +184,10 @@ def test_a_quote_takes_speed_and_length_from_the_profile(
     file, profile_file = written
     assert springtide("quote", file, "--profile", profile_file).exit_code == 0
     options = client.calls[-1][1]["options"]
+    rates = platform_steps_per_s(profile, 16, None)
+    assert options["profile_steps_per_s"] == {str(count): rate for count, rate in rates.items()}
+    assert springtide("quote", file, "--profile", profile_file, "--exact", "4").exit_code == 0
+    options = client.calls[-1][1]["options"]
     # Two devices: four virtual shards of four samples each, of which one worker passes over all.
     rates = platform_steps_per_s(profile, 16, 4)
     assert options["profile_steps_per_s"] == {str(count): rate for count, rate in rates.items()}

@@ -55,6 +55,7 @@ NEW_FIELDS: Mapping[str, Mapping[str, tuple[Any, ...] | None]] = MappingProxyTyp
             "confidence": None,
             "place_reason": None,
             "profiles": None,
+            "exact": (True,),
         },
         "InferenceService": {"start_timeout_s": (0.0, 600.0)},
         "ProgressReported": {"is_diverged": (False,), "diverged_at_step": (None,)},
