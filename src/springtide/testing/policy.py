@@ -244,7 +244,7 @@ def _check_parts(given_share: GivenShare, number: int, snapshot: Snapshot, plan:
         job_id, held = view.job.job_id, snapshot.allocations.get(view.job.job_id)
         if held is not None and held.share is not None:
             kept = set(plan.allocations.get(job_id, PoolAllocation(device_ids=())).device_ids)
-            # It gets more workers, or gives some or all to a stronger claim, with a reason; those that stay do not move.
+            # It gets more workers, or gives some or all to a stronger claim, with a reason; none that stays moves.
             has_less = kept < set(held.device_ids) and bool(plan.reasons.get(job_id))
             assert kept >= set(held.device_ids) or has_less, (
                 f"snapshot {number}: {job_id} leaves the parts that it holds"
