@@ -249,6 +249,17 @@ def test_two_parts_that_would_share_a_device_of_a_promise_both_wait():
     check_scene(([(1.0, due_job.job)], events, 2))
 
 
+def test_a_promise_in_the_place_of_another_part_opens_no_device():
+    """A decision came to no end: what the one gave up counted as opened by the other, although that was barred."""
+    whole = {"workers": (1, 1), "total_steps": 20, "profile_steps_per_s": {1: 1.0}}
+    first = job("first", make_share(0.7), **whole).job
+    others = [job(f"whole-{at}", None, **whole).job for at in range(2)]
+    urgent = job("urgent", None, goal=Goal(deadline_s=31.4), **whole).job
+    part_job = job("part", make_share(0.4, 0.4), goal=Goal(deadline_s=67.0), **whole).job
+    arrivals = [(1.0, known) for known in (first, *others, urgent)]
+    check_scene(([*arrivals, (6.0, part_job)], [], 2))
+
+
 @pytest.mark.slow
 @given(scene=scenes())
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

@@ -80,6 +80,8 @@ class SharePlan:
         self.waiting: list[WorkloadId] = []
         self._kept: frozenset[DeviceId] = frozenset()
         self._wanted = {view.service.service_id: wanted_replicas(view) for view in self.services}
+        held = [given.device_ids for given in snapshot.allocations.values() if given.share is not None]
+        self._in_parts = frozenset[DeviceId]().union(*held)
         self._allocate()
         whole = self._board.whole
         for who, device_id in [(who, at) for who, mine in self._chosen.items() for at in mine if at in whole]:
@@ -89,8 +91,7 @@ class SharePlan:
         self.taken = self._taken()
 
     def _taken(self) -> frozenset[DeviceId]:
-        held = [a.device_ids for who, a in self._snapshot.allocations.items() if a.share is not None]
-        return frozenset().union(*held, *self._chosen.values()) - self._board.yielded
+        return self._in_parts.union(*self._chosen.values()) - self._board.yielded
 
     # --- allocation ------------------------------------------------------------------------------------------------
 
@@ -242,7 +243,9 @@ class SharePlan:
             self._board.hold(service_id, view.service.name, [*mine, *found])
 
     def _note_opened(self, claim: str, who: WorkloadId, devices: Sequence[DeviceId]) -> None:
-        if claim != "least" and not all(self._ledger.is_open[self._ledger.at[device_id]] for device_id in devices):
+        """Note a claim that takes a device which no sharer has or had until now: one that another gives up is none."""
+        is_open = (self._ledger.is_open[self._ledger.at[at]] or at in self._in_parts for at in devices)
+        if claim != "least" and not all(is_open):
             self.opened[(claim, who)] = None
 
     def _place_due(self, view: JobView) -> None:

@@ -195,9 +195,9 @@ def _without_harm(
 ) -> tuple[SharePlan, Plan, frozenset[WeakClaim]]:
     """The plans in which what sharers open harms nobody, and the claims that open nothing therefore."""
     barred, least_parts, least_plan = frozenset[WeakClaim](), parts, plan
-    while least_parts.opened:
+    while more := least_parts.opened.keys() - barred:
         # Without the first claims others open what these would have shared.
-        barred |= least_parts.opened.keys()
+        barred |= more
         least_parts, least_plan = planned(barred)
     weak = sorted(barred, key=lambda claim: (WEAK_CLAIMS.index(claim[0]), claim[1]))
     least = _harmed(snapshot, parts, least_plan)
