@@ -18,7 +18,7 @@ from springtide.storage.workloads.store import open_workload_store
 
 BATCH, NUM_SAMPLES = 16, 96
 TINY = '''
-"""A linear model on 96 seeded samples; every part of a step is stretched, for as long as the test says."""
+"""A linear model on 96 seeded samples; every four samples are stretched, for as long as the test says."""
 import time
 import urllib.request
 import torch
@@ -27,7 +27,7 @@ class Pace:
     def __init__(self, url):
         self.url, self.asked_s, self.pause_s = url, 0.0, 0.0
 
-    def wait(self):
+    def wait(self, num_samples):
         if time.monotonic() - self.asked_s > 1.0:
             self.asked_s = time.monotonic()
             try:
@@ -35,7 +35,7 @@ class Pace:
                     self.pause_s = float(answer.read())
             except OSError:
                 pass
-        time.sleep(self.pause_s)
+        time.sleep(self.pause_s * num_samples / 4)
 
 def fit(ctx):
     pace = Pace(ctx.params["pace"])
@@ -45,14 +45,14 @@ def fit(ctx):
     model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
     model, optimizer = ctx.prepare(model, lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9))
     for batch in ctx.batches((x, y)):
-        pace.wait()
+        pace.wait(len(batch.x))
         ctx.step(torch.nn.functional.mse_loss(model(batch.x), batch.y))
     ctx.save()
 '''
 
 
 class Pace:
-    """Says to whoever asks how long a part of a step is to take, in seconds; one worker makes four parts one by one.
+    """Tells the job how many seconds four samples of a step are to take; a step of one worker has four times four.
 
     What is slept away, two processors can do beside everything else.
     """
