@@ -104,7 +104,7 @@ def fit(ctx):
     model, _ = ctx.prepare(make(), sgd)
     for batch in ctx.batches((X, Y)):
         time.sleep(0.01)
-        if ctx.step_number >= 4 and batch.shard >= 8:
+        if ctx.step_number >= 4 and batch.shard >= 2:
             try:
                 os.close(os.open(ctx.params["mark"], os.O_CREAT | os.O_EXCL))
             except FileExistsError:
@@ -172,6 +172,7 @@ def test_jobs_that_refuse_to_end_flood_their_log_or_hang_harm_nobody_else(standi
         "dying", text=ONE_DIES, num_epochs=10, min_workers=2, max_workers=2, params={"mark": str(tmp_path / "mark")}
     )
     ended(platform, dying, "SUCCEEDED")
+    assert (tmp_path / "mark").exists(), "no worker died"
     assert_exactly_once(platform.workload(dying), num_samples=96, batch=16, num_epochs=10)
     assert ended(platform, neighbour, "SUCCEEDED")["num_restarts"] == 0
 

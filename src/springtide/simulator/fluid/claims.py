@@ -123,7 +123,8 @@ class ClaimChecks:
         is_other = job.batch is not None or job.share is not None or view.restarts.starts_at_s > snapshot.now_s
         # What a change that is under way will cost yet is not in the snapshot.
         is_changing = before not in (0, after)
-        if is_bound or is_other or is_changing or view.total_steps is None or curve.source == "guess":
+        # A policy may doubt what was measured, which is not in the snapshot either.
+        if is_bound or is_other or is_changing or view.total_steps is None or curve.source != "profile":
             return
         since_s = snapshot.now_s - view.progress.progress_at_s if before and view.state is JobState.RUNNING else 0.0
         left = max(1.0, view.total_steps - view.progress.step - since_s * curve.rate(before))
