@@ -261,7 +261,7 @@ def test_a_share_is_changed_in_place(shared):
     deploy(platform, {"request": 0.5, "limit": 0.7})
     wait_for(lambda: tenants(platform)["busy"]["request"] == 0.5, 60.0, "the new share to be in force")
     ask(platform)
-    assert platform.worker_pids() == pids, "nobody was started anew"
+    assert platform.worker_pids() == pids, "a worker was started anew"
     wait_trains(platform, job_id)
     assert platform.job(job_id)["num_restarts"] == 0
 

@@ -63,12 +63,12 @@ def test_who_only_gives_back_is_waited_for_without_harm() -> None:
     assert addresses(claims.out_of_reach(A)) == [4]
 
 
-def reach(claims: Claims, who: WorkloadId, everybody: list[WorkloadId]) -> int:
+def reach(claims: Claims, who: WorkloadId, workloads: list[WorkloadId]) -> int:
     """What must not be waited for, workload by workload until nothing more is found."""
     region = held = claims.held(who)
     while True:
         before = region
-        for other in everybody:
+        for other in workloads:
             takes, gives = claims.of(other) & ~claims.held(other), claims.held(other) & ~claims.of(other)
             if other != who and takes & region and gives:
                 region |= gives
@@ -79,17 +79,17 @@ def reach(claims: Claims, who: WorkloadId, everybody: list[WorkloadId]) -> int:
 @pytest.mark.parametrize("seed", range(20))
 def test_out_of_reach_is_what_is_found_one_by_one_while_claims_change(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    everybody = [WorkloadId(f"w{number}") for number in range(10)]
+    workloads = [WorkloadId(f"w{number}") for number in range(10)]
     at = np.array_split(rng.permutation(40)[:30], sorted(rng.choice(np.arange(1, 30), 9, replace=False)))
-    held = {who: [int(address) for address in mine] for who, mine in zip(everybody, at, strict=True)}
+    held = {who: [int(address) for address in mine] for who, mine in zip(workloads, at, strict=True)}
     counts = {who: len(mine) for who, mine in held.items()}
-    claims = claims_for(held, counts, nodes=(8,) * 5, movable=frozenset(everybody))
+    claims = claims_for(held, counts, nodes=(8,) * 5, movable=frozenset(workloads))
     for _ in range(30):
-        who = everybody[int(rng.integers(10))]
+        who = workloads[int(rng.integers(10))]
         if rng.random() < 0.7:
             free = addresses(claims.idle | claims.of(who))
             claims.take(who, bits(*[free[at] for at in rng.choice(len(free), min(len(free), 3), replace=False)]))
-        assert claims.out_of_reach(who) == reach(claims, who, everybody)
+        assert claims.out_of_reach(who) == reach(claims, who, workloads)
 
 
 def test_room_is_made_where_the_fewest_devices_move() -> None:

@@ -133,7 +133,7 @@ def test_a_job_on_parts_grows_into_what_is_left_and_gives_way_to_another():
     alone = decide(policy, [grows], held={"grows": (["n/0"], PART)}, nodes=TWO)
     assert places(alone) == {"grows": ["n/0", "n/1"]}
     assert alone.reasons["grows"] == "0.4..0.8 of 2 devices, which nobody else shares"
-    # A part of 0.7 leaves it no worker there, whoever came first.
+    # A part of 0.7 leaves it no worker there, whichever came first.
     large, held = job("large", Share(request=0.7, limit=0.7)), {"grows": (["n/0", "n/1"], PART)}
     plan = decide(policy, [runs(grows, 2), large], held=held, nodes=TWO)
     assert places(plan) == {"grows": ["n/0"], "large": ["n/1"]}

@@ -73,8 +73,8 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
     ) -> tuple[SharePlan, Plan]:
         """The plan for sharers and the inner policy's plan for the rest.
 
-        If what sharers take beyond guaranteed minimums harms whom it may not harm, they take only as much as harms
-        nobody, the strongest claims first. If then a workload on whole devices lacks some, it may have those on which
+        If what sharers take beyond guaranteed minimums harms a workload that it may not harm, they take only as
+        much as harms none, the strongest claims first. If then a workload on whole devices lacks some, it may have those on which
         sharers have no more than workers beyond the least of their jobs.
         """
 
@@ -193,7 +193,7 @@ def _without_harm(
     plan: Plan,
     planned: Callable[[frozenset[WeakClaim]], tuple[SharePlan, Plan]],
 ) -> tuple[SharePlan, Plan, frozenset[WeakClaim]]:
-    """The plans in which what sharers open harms nobody, and the claims that open nothing therefore."""
+    """The plans in which what sharers open harms no workload, and the claims that open nothing therefore."""
     barred, least_parts, least_plan = frozenset[WeakClaim](), parts, plan
     while more := least_parts.opened.keys() - barred:
         # Without the first claims others open what these would have shared.

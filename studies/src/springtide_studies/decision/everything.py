@@ -38,7 +38,7 @@ _FIRST_RUN_S = (7200.0, 86400.0)
 # The part of the nodes that inference owns where nodes have owners, and the speed of the slower model of device.
 _SERVING_PART, _SLOWER = 0.25, 0.45
 _MODELS = ("fast", "slow")
-# Loads are observed so often, one service at a time, until nobody asks any more.
+# Loads are observed so often, one service at a time, until no requests come any more.
 _LOAD_EVERY_S, _LOAD_UNTIL_S = 5.0, 7200.0
 _JOB_SHARE, _SERVICE_SHARE = Share(request=0.4, limit=0.7), Share(request=0.5, limit=0.75)
 _SERVING = Entrypoint(source_path="world", object_name="Serve", kind="class")

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from kits.scheduling.rival_platform import make_view
-from springtide.core.decision import PoolAllocation, PromiseCondition, Snapshot
+from springtide.core.decision import PoolAllocation, Snapshot
 from springtide.core.resources import Topology, make_node
-from springtide.core.workload import WorkloadId
 from springtide.scheduling.decisions.cache import RowTable
 from springtide.scheduling.decisions.fingerprint import nodes_fingerprint
 from springtide.scheduling.placement.topology import layout_of
@@ -136,15 +135,6 @@ def test_a_hurried_job_is_let_in_on_a_block_that_was_used() -> None:
     assert admit_on_used_block(state, layout, snapshot, entry)
     assert state.pinned["a"] == _devices(*range(16, 24))
     assert entry.runs == (PlannedStretch(0.0, 12.0 + PAD_S, 8, 2.0 + PAD_S),)
-
-
-def test_the_memory_is_the_same_in_whatever_order_jobs_were_planned() -> None:
-    """A decision that starts from the memory plans them in another order than one that goes on."""
-    states = _state(), _state()
-    for state, order in zip(states, ("ab", "ba"), strict=True):
-        state.conditions = {WorkloadId(who): PromiseCondition(step_s=1.0, num_workers=2) for who in order}
-    first, second = [msgspec.json.encode(state.encode({})) for state in states]
-    assert first == second
 
 
 def test_the_memory_gives_the_state_back() -> None:

@@ -40,7 +40,7 @@ class OverlappedSteps:
 
     @property
     def can_discard(self) -> bool:
-        """Alone there is nobody who could fail, so a step that was begun is completed."""
+        """Alone there is no peer that could fail, so a step that was begun is completed."""
         return self._tail is not None
 
     def warm(self, rank: int, world_size: int, feeds_joiners: bool) -> None:

@@ -116,8 +116,7 @@ class FirstRuns:
     def conditions(self, placed: Placed) -> dict[WorkloadId, PromiseCondition]:
         """What each deadline waits for that is not promised, on the workers that its job gets now."""
         found: dict[WorkloadId, PromiseCondition] = {}
-        # In the order of the snapshot: the rows are in the order in which they came to be known.
-        for row in [self._rows[view.job.job_id] for view in self._snapshot.jobs]:
+        for row in self._rows.values():
             view, entry = row.view, self._state.reservations.entries.get(row.job_id)
             is_promised = row.can_promise or (entry is not None and entry.is_promised)
             if is_promised or row.total is None or not view.job.goal.is_hard or view.job.profile_steps_per_s:

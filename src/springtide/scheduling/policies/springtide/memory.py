@@ -112,7 +112,7 @@ class State:
             **({"waits": {str(who): at_s for who, at_s in self.waits.items()}} if self.waits else {}),
             **({"given_up": dict(self.given_up)} if self.given_up else {}),
             **(
-                {"conditions": {str(who): list(astuple(known)) for who, known in sorted(self.conditions.items())}}
+                {"conditions": {str(who): list(astuple(known)) for who, known in self.conditions.items()}}
                 if self.conditions
                 else {}
             ),
