@@ -73,9 +73,9 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
     ) -> tuple[SharePlan, Plan]:
         """The plan for sharers and the inner policy's plan for the rest.
 
-        If what sharers take beyond guaranteed minimums harms a workload that it may not harm, they take only as
-        much as harms none, the strongest claims first. If then a workload on whole devices lacks some, it may have those on which
-        sharers have no more than workers beyond the least of their jobs.
+        If what sharers take beyond guaranteed minimums harms a workload that it may not harm, they take only as much as
+        harms none, the strongest claims first. If then a workload on whole devices lacks some, it may have those on
+        which sharers have no more than workers beyond the least of their jobs.
         """
 
         def planned(barred: frozenset[WeakClaim], yielded: frozenset[DeviceId] = _NONE) -> tuple[SharePlan, Plan]:
