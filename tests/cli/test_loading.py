@@ -50,6 +50,10 @@ def test_the_target(tmp_path: Path) -> None:
         ("from springtide import train", True),
         ("def f():\n    import springtide.core", True),
         ("import springtides\nprint('springtide')", False),
+        ("import springtide\nspringtide.report(1, 2)", False),
+        ("from springtide import report\nreport(1)", False),
+        ("import springtide as st\nst.report(1)\nst.train", True),
+        ("from springtide import report, train", True),
         ("", False),
     ],
 )

@@ -207,6 +207,11 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload
         """Whether it runs on a function service instead of machines."""
         return self.menu is not None
 
+    @property
+    def is_script(self) -> bool:
+        """Whether it is a plain script, which has a fixed number of workers and reports its steps only if it wants."""
+        return self.entrypoint.kind == "script"
+
 
 class InferenceService(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload", tag="service"):
     """An inference function with its objective and its bounds. A changed service gets a new `revision`.

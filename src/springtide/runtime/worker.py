@@ -33,7 +33,7 @@ from springtide.runtime.process.device_seen import device_seen
 from springtide.runtime.process.entry import as_function, describe_error, load_object
 from springtide.runtime.process.exits import EXIT_FENCED, WorkerExit, exit_at, exit_now
 from springtide.runtime.process.memory import keep_freed_memory
-from springtide.runtime.script import run_script
+from springtide.runtime.script import ScriptReporter, run_script
 
 
 def run_worker(spec: WorkerSpec) -> int:
@@ -165,13 +165,16 @@ def _run_script_worker(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoi
             direction="start",
         )
     )
+    reporter = ScriptReporter(link, spec, order)
     try:
-        code = run_script(entrypoint, spec, order)
+        code = run_script(entrypoint, spec, order, reporter)
         if code:
             raise RuntimeError(f"the script ended with exit code {code}")
     except Exception as error:
+        reporter.flush()
         return _fail(spec, link, generation, error)
-    seq = link.send(Finished(generation=generation, step=0))
+    reporter.flush()
+    seq = link.send(Finished(generation=generation, step=reporter.step, diverged_at_step=reporter.diverged_at_step))
     link.wait_acknowledged(seq, spec.lease_s)
     return 0
 

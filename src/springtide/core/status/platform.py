@@ -123,6 +123,11 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     resize_reason: str = ""
     stalled_since_s: float | None = None
 
+    @property
+    def has_steps(self) -> bool:
+        """Whether its steps are known: those of a plain script are once it has reported one."""
+        return self.kind != "script" or self.step > 0
+
 
 class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """An inference service. `share`, `enforced` and `pods` are as in JobStatus.

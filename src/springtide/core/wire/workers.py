@@ -32,7 +32,8 @@ LOST_AFTER_S = 2.0
 _LENGTH = struct.Struct(">I")
 M = TypeVar("M")
 # Reports are written to the journal, whose JSON has neither NaN nor infinity: messages with either are refused.
-Finite = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
+MAX_FINITE = 1e300
+Finite = Annotated[float, msgspec.Meta(ge=-MAX_FINITE, le=MAX_FINITE)]
 Duration = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
 Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e300)]
 MAX_DEVICE_NAME = 200

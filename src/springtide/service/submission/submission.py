@@ -435,14 +435,12 @@ def _step_profile(options: JobOptionsIn) -> StepProfile | None:
 
 
 def family_of(request: JobIn) -> str:
-    """An id for runs of the same code, which learn from each other; empty for a script: nothing of it is measured.
+    """An id for runs of the same code, which learn from each other.
 
-    The same code is a function of the same syntax tree that reaches the same: no comment, no print and no other
-    deadline makes it another one.
+    The same code is a function or a script of the same syntax tree that reaches the same: no comment, no print and no
+    other deadline makes it another one.
     """
     source = request.source
-    if source.kind == "script":
-        return ""
     # On another share of a device it has another speed.
     share = share_of(request.options.share)
     size = "" if share is None else f" {share.request:g} {share.limit:g}"
@@ -450,6 +448,9 @@ def family_of(request: JobIn) -> str:
     if not code:
         files = "".join(f"\0{name}\0{text}" for name, text in sorted(source.files.items()))
         code = source.object_name + source.text + files
+    if source.kind == "script":
+        # Its number of workers cannot change, and often it cuts its batches and its steps by it.
+        code += "".join(f"\0{argument}" for argument in (*source.args, str(request.options.max_workers)))
     return f"{request.name}-{digest(code + size)[:12]}"
 
 
