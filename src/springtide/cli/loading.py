@@ -52,7 +52,9 @@ def uses_springtide(path: Path) -> bool:
     except (SyntaxError, ValueError) as error:
         line = f" in line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         raise InvalidRequest(f"{path.name} is not valid Python{line}: {getattr(error, 'msg', error)}") from None
-    bound, used, reporting = set(), set(), set()
+    bound: set[str] = set()
+    used: set[str] = set()
+    reporting: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
