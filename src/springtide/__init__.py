@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from springtide.core.context import Batch as Batch
     from springtide.core.context import TrainContext as TrainContext
     from springtide.core.model import Model as Model
-    from springtide.core.script_progress import report as report
+    from springtide.runtime.script_reports import report as report
     from springtide.core.status.quote import Quote as Quote
 
 _PUBLIC = {
@@ -69,7 +69,7 @@ _PUBLIC = {
     "jax_model": "springtide.client.models",
     "model_path": "springtide.client.functions",
     "remove_dataset": "springtide.client.datasets",
-    "report": "springtide.core.script_progress",
+    "report": "springtide.runtime.script_reports",
     "serve": "springtide.client.functions",
     "stream": "springtide.client.datasets",
     "train": "springtide.client.functions",

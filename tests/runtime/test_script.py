@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from kits.runtime.training_jobs import make_job
-from springtide.core.script_progress import ScriptReport
 from springtide.core.wire.workers import FormGroup
 from springtide.runtime import script
 from springtide.runtime.script import ScriptReporter
+from springtide.runtime.script_reports import ScriptReport
 
 
 class Told:

@@ -12,11 +12,11 @@ from collections import deque
 from pathlib import Path
 
 from springtide.core.errors import InvalidRequest
-from springtide.core.script_progress import ScriptReport, receive_reports
 from springtide.core.wire.workers import MAX_FINITE, FormGroup, Progress, WorkerSpec
 from springtide.core.workload import Entrypoint, ReplicaId, TrainingJob
 from springtide.runtime.elastic.reporting import PROGRESS_INTERVAL_S, WINDOW_S
 from springtide.runtime.process.control_link import ControlLink
+from springtide.runtime.script_reports import REPORTS, ScriptReport
 
 
 class ScriptReporter:
@@ -119,7 +119,7 @@ def run_script(entrypoint: Entrypoint, spec: WorkerSpec, order: FormGroup, repor
         if root and root not in sys.path:
             sys.path.insert(0, root)
     sys.argv = [str(path), *entrypoint.args]
-    receive_reports(reporter.take)
+    REPORTS.receive = reporter.take
     try:
         runpy.run_path(str(path), run_name="__main__")
     except SystemExit as stop:

@@ -24,7 +24,14 @@ class ScriptReport(msgspec.Struct, frozen=True, kw_only=True):
     metrics: Mapping[str, float] = {}
 
 
-_receive: Callable[[ScriptReport], None] | None = None
+class ReportChannel:
+    """Where reports of this process's script go; `receive` is None where the platform does not run it."""
+
+    def __init__(self) -> None:
+        self.receive: Callable[[ScriptReport], None] | None = None
+
+
+REPORTS = ReportChannel()
 
 
 def report(step: int, total: int | None = None, loss: Any = None, **metrics: Any) -> None:
@@ -46,14 +53,8 @@ def report(step: int, total: int | None = None, loss: Any = None, **metrics: Any
         raise InvalidRequest(
             f"springtide.report() takes up to {MAX_METRICS} numbers, with names of up to {MAX_NAME_CHARS} characters"
         )
-    if _receive is not None:
-        _receive(found)
-
-
-def receive_reports(receive: Callable[[ScriptReport], None] | None) -> None:
-    """From now on pass what this process's script reports to `receive`; None ends that."""
-    global _receive
-    _receive = receive
+    if REPORTS.receive is not None:
+        REPORTS.receive(found)
 
 
 def _count(name: str, value: Any) -> int:

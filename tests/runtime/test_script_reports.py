@@ -6,15 +6,15 @@ import pytest
 
 import springtide
 from springtide.core.errors import InvalidRequest
-from springtide.core.script_progress import MAX_METRICS, ScriptReport, receive_reports
+from springtide.runtime.script_reports import MAX_METRICS, REPORTS, ScriptReport
 
 
 @pytest.fixture
 def received():
     found: list[ScriptReport] = []
-    receive_reports(found.append)
+    REPORTS.receive = found.append
     yield found
-    receive_reports(None)
+    REPORTS.receive = None
 
 
 def test_numbers_reach_the_receiver_as_floats(received):
