@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from springtide.core.context import Batch as Batch
     from springtide.core.context import TrainContext as TrainContext
     from springtide.core.model import Model as Model
-    from springtide.runtime.script_reports import report as report
     from springtide.core.status.quote import Quote as Quote
+    from springtide.runtime.script_reports import report as report
 
 _PUBLIC = {
     "Batch": "springtide.core.context",
