@@ -276,7 +276,7 @@ class ProgressPoint(msgspec.Struct, frozen=True, kw_only=True):
 
     `predicted_finish_at_s` is what its policy planned at that moment, or else what followed from its speed; the rest is
     as in JobStatus. Of a job on functions `num_workers` are its functions, `memory_mb` is what all of them have
-    together, and `cost_usd` what it had cost so far.
+    together, and `cost_usd` what it had cost so far. Of many `metrics` the first by name are kept.
     """
 
     at_s: float
@@ -291,6 +291,7 @@ class ProgressPoint(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | None = None
     memory_mb: int | None = None
     cost_usd: float | None = None
+    metrics: dict[str, float] = {}
 
 
 class ProgressSeries(msgspec.Struct, frozen=True, kw_only=True):
