@@ -15,6 +15,7 @@ from springtide.cli.settings import resolve
 from springtide.core.errors import InvalidRequest, NotFound
 from springtide.core.status.platform import JobStatus, PlatformStatus, ServiceStatus
 from springtide.core.workload import JobState
+from springtide.storage.state_directory import find_state_directory
 
 if TYPE_CHECKING:
     from springtide.client.api import Client
@@ -47,6 +48,12 @@ class Session:
     def state_dir(self) -> Path:
         """The platform's state directory: `--state`, else from the settings."""
         return self.given_state_dir.absolute() if self.given_state_dir else Path(str(resolve("state").value))
+
+    @property
+    def state_note(self) -> str:
+        """Why the state directory is not where XDG_STATE_HOME would have it; empty where it is, or is a setting."""
+        is_default = self.given_state_dir is None and resolve("state").level == "default"
+        return find_state_directory().note if is_default else ""
 
     @property
     def client(self) -> Client:

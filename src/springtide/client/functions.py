@@ -18,7 +18,6 @@ from springtide.client.serving_goals import ServeKeywords, ServeOptions
 from springtide.client.shares import is_auto
 from springtide.client.source import (
     SourceFile,
-    default_state_directory,
     for_pods,
     name_from,
     object_name_in,
@@ -35,6 +34,7 @@ from springtide.core.options.option import check_names
 from springtide.core.options.rules import NO_FUNCTIONS, ONLY_DECLARED
 from springtide.core.quantities import validate_name
 from springtide.core.status.quote import Quote
+from springtide.storage.state_directory import default_state_directory
 
 if TYPE_CHECKING:
     from springtide.client.api import Client

@@ -50,7 +50,9 @@ class _Torch(msgspec.Struct):
 def doctor(session: Session) -> None:
     """Check this machine and the platform. Exit code 1 if something must be mended."""
     state_dir = session.state_dir
-    checks = [*_check_python(), *_check_torch(), *_check_machine(), *_check_state(state_dir), *_check_life(state_dir)]
+    checks = [*_check_python(), *_check_torch(), *_check_machine(), *_check_state(state_dir)]
+    checks += [Check("state", "warn", session.state_note)] if session.state_note else []
+    checks += _check_life(state_dir)
     checks += _check_pools(session)
     checks += check_shares()
     checks += check_functions(state_dir)
