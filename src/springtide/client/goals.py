@@ -42,6 +42,8 @@ auto: Final = Auto.AUTO
 Workers = int | str | tuple[int, int] | Auto
 GlobalBatch = int | str | tuple[int, int]
 Params = Mapping[str, str | int | float | bool]
+# Environment variables by name.
+Variables = Mapping[str, str | int | float]
 # (first epoch, global batch size) pairs: [(0, 64), (4, 256)] or "0:64,4:256".
 BatchSchedule = str | Sequence[tuple[int, int]]
 # The largest micro-batch that a profile tries for a model that is not cut into layers.
@@ -66,6 +68,7 @@ class TrainKeywords(TypedDict, total=False):
     samples that one worker holds at once, `learning_rate`: how the rate follows the batch ("linear", "sqrt",
     "adascale", "none"), `length`: whether epochs count passes ("epochs") or equal training progress ("progress").
     `num_samples`: the dataset's length, if known. `seed`, `name` and `params` (strings for `ctx.params`).
+    `env`: variables of its workers' environment, set before the file is imported there.
 
     The place. `on`: "cluster", "functions", or "auto" for whichever makes the goal cheapest. `workers`: `st.auto`, 4,
     (1, 8) or "1..8". `share` and `memory`: the part of its device that each worker holds, such as (0.3, 0.6) and "4GB".
@@ -87,6 +90,7 @@ class TrainKeywords(TypedDict, total=False):
     seed: int
     name: str
     params: Params
+    env: Variables
     retries: int
     stall_timeout: str | float | None
     on_stall: OnStall
@@ -181,7 +185,7 @@ class TrainOptions:
         )
 
     def override(self, changes: Mapping[str, Any], where: str = "submit()") -> TrainOptions:
-        """A copy with some keywords changed; `params` are merged. Raises InvalidRequest."""
+        """A copy with some keywords changed; `params` and `env` are merged. Raises InvalidRequest."""
         return TrainOptions(**cast(TrainKeywords, overridden(JOB_OPTIONS, self.values, changes, where)))
 
     def as_local_job(self, name: str) -> TrainingJob:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, TypedDict, Unpack, cast
 
-from springtide.client.goals import Params
+from springtide.client.goals import Params, Variables
 from springtide.client.shares import MemoryAsked, ShareAsked, read_share, settled_share, share_option
 from springtide.core.options.option import check_keywords, keyword_values, overridden, sent_options
 from springtide.core.options.rules import SERVICE_RULES, check_rules
@@ -25,7 +25,8 @@ class ServeKeywords(TypedDict, total=False):
     items predicted together; `batch_wait`: how long a request waits for others. `start_timeout`: what a replica may
     take to load ("10m"). `gpu`: the fraction of a device that each replica is guaranteed, with up to twice as much
     if it is free; `share`: both bounds, such as (0.3, 0.6), or "auto" (from `springtide profile FILE --shares`);
-    `memory`: its device memory, such as "4GB". `name`, and `params` (strings in `self.params`).
+    `memory`: its device memory, such as "4GB". `name`, `params` (strings in `self.params`), and `env`:
+    variables of its replicas' environment, set before the file is imported there.
     """
 
     slo: str | float | None
@@ -41,6 +42,7 @@ class ServeKeywords(TypedDict, total=False):
     capacity: float | None
     name: str
     params: Params
+    env: Variables
 
 
 class ServeOptions:
@@ -60,7 +62,7 @@ class ServeOptions:
         check_rules(SERVICE_RULES, {**self.values, "share": share}, SERVICE_WORDS["python"])
 
     def override(self, changes: Mapping[str, Any]) -> ServeOptions:
-        """A copy with some keywords changed; `params` are merged. Raises InvalidRequest."""
+        """A copy with some keywords changed; `params` and `env` are merged. Raises InvalidRequest."""
         return ServeOptions(**cast(ServeKeywords, overridden(SERVICE_OPTIONS, self.values, changes, "deploy()")))
 
     def as_request(self) -> dict[str, Any]:

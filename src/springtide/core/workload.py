@@ -154,6 +154,7 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload
     platform. `stream` names the growing dataset that the job trains on, each sample once, until it is closed.
     `study` names the search over jobs that the job is a trial of. `share` is what each worker holds of a device
     (None: the whole). `container` holds the settings of its pods, on Kubernetes.
+    `env` are variables of its workers' environment.
     The job counts as stalled after `stall_timeout_s` without a step (None: as the platform finds sensible for it; 0: it
     is not watched), and `on_stall` says what happens then. It is started again when its first step has not come within
     `start_timeout_s` of its start (0: it may take any time). `on_nan` says what happens when its loss is not a finite
@@ -201,6 +202,7 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload
     belief: SpeedBelief | None = None
     confidence: float | None = None
     place_reason: str = ""
+    env: dict[str, str] = {}
 
     @property
     def is_on_functions(self) -> bool:
@@ -215,7 +217,7 @@ class InferenceService(msgspec.Struct, frozen=True, kw_only=True, tag_field="wor
     replica answers within the objective at the limit of its share, as profiled (None: not known). With it the number of
     replicas follows the co-scaler (serving/co_scaler.py) instead of the number of concurrent requests.
     `container` holds the settings of its pods, on Kubernetes. A replica that is not ready within `start_timeout_s` of
-    its start is ended (0: it may take any time).
+    its start is ended (0: it may take any time). `env` are variables of its replicas' environment.
     """
 
     service_id: WorkloadId
@@ -236,6 +238,7 @@ class InferenceService(msgspec.Struct, frozen=True, kw_only=True, tag_field="wor
     capacity_per_s: float | None = None
     container: ContainerSettings | None = None
     start_timeout_s: float = 0.0
+    env: dict[str, str] = {}
 
 
 def replicas_for(service: InferenceService, demand: int, minimum: int, maximum: int) -> int:

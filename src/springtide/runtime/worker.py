@@ -33,6 +33,7 @@ from springtide.runtime.process.device_seen import device_seen
 from springtide.runtime.process.entry import as_function, describe_error, load_object
 from springtide.runtime.process.exits import EXIT_FENCED, WorkerExit, exit_at, exit_now
 from springtide.runtime.process.memory import keep_freed_memory
+from springtide.runtime.process.user_environment import set_user_environment
 from springtide.runtime.script import run_script
 
 
@@ -41,6 +42,7 @@ def run_worker(spec: WorkerSpec) -> int:
     torch.set_num_threads(max(1, spec.num_threads))
     defer_compiler()
     os.environ.update(spec.environment)
+    set_user_environment(spec)
     link = ControlLink(spec)
     entrypoint = spec.workload.entrypoint
     if entrypoint.kind == "class":

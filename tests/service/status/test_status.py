@@ -131,6 +131,7 @@ def test_every_field_of_a_status_is_filled_from_the_record():
         known.job,
         share=make_share(0.5),
         study="s",
+        env={"HF_HOME": "/data"},
         place_reason="on machines",
         stream="clicks",
         menu=MENU,

@@ -14,6 +14,7 @@ import msgspec
 
 from springtide.core.errors import InvalidRequest
 from springtide.core.function_search import BatchPhase
+from springtide.core.options.variables import MAX_VARIABLES, check_variables
 from springtide.core.quantities import parse_duration_s, parse_money_usd, validate_name
 
 TEN_YEARS_S = 10 * 365 * 86400.0
@@ -168,6 +169,17 @@ class Params(OptionKind):
     def sent(self, value: Any, name: str, now: datetime) -> dict[str, str]:
         """Raises InvalidRequest."""
         return check_params(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Variables(OptionKind):
+    """Environment variables by name."""
+
+    max_entries: int = MAX_VARIABLES
+
+    def sent(self, value: Any, name: str, now: datetime) -> dict[str, str]:
+        """Raises InvalidRequest."""
+        return check_variables(value, name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ ONLY_DECLARED: Final = (
     "optimizer=...), as examples/functions_digits.py does"
 )
 _DEFAULT_BATCH: Final = (32, 32)
+_OF_ENVIRONMENTS: Final = ("env",)
 
 
 def check_rules(rules: Sequence[Rule], values: Values, words: FaceWords) -> None:
@@ -177,6 +178,19 @@ def functions_share_no_device(values: Values, words: FaceWords) -> str | None:
     )
 
 
+def functions_have_one_environment(values: Values, words: FaceWords) -> str | None:
+    """Functions of all jobs run in the platform's image, with the environment that their service gives them."""
+    if values.get("on") not in ("functions", "auto"):
+        return None
+    for name in _OF_ENVIRONMENTS:
+        if values.get(name):
+            return (
+                f"{words.name(name)} is for the platform's machines: a function runs in the platform's image for "
+                "functions, in which a job sets nothing; leave it out, or run the job on the cluster"
+            )
+    return None
+
+
 def functions_need_a_profile(values: Values, words: FaceWords) -> str | None:
     """A job on functions is planned from its layers."""
     if not _on_functions(values) or values.get("layer_profile") is not None:
@@ -259,7 +273,11 @@ JOB_RULES: Final[tuple[Rule, ...]] = (
     memory_is_of_a_share,
 )
 # What depends on where a job is to run: checked when it is submitted, for a declared job may still be sent elsewhere.
-PLACE_RULES: Final[tuple[Rule, ...]] = (functions_share_no_device, only_functions_know)
+PLACE_RULES: Final[tuple[Rule, ...]] = (
+    functions_share_no_device,
+    functions_have_one_environment,
+    only_functions_know,
+)
 # On options that clients fill when they submit a job: checked where requests and objects arrive.
 FILLED_RULES: Final[tuple[Rule, ...]] = (
     functions_need_a_profile,

@@ -84,6 +84,7 @@ def _asked_fields(job: TrainingJob) -> dict[str, Any]:
         "place_reason": job.place_reason,
         "batch_schedule": job.batch_schedule,
         "study": job.study,
+        "env": tuple(sorted(job.env)),
     }
 
 
@@ -274,6 +275,7 @@ def _deployed_fields(service: InferenceService, base_url: str) -> dict[str, Any]
         "slo_s": service.slo_s,
         "share": service.share,
         "capacity_per_s": service.capacity_per_s,
+        "env": tuple(sorted(service.env)),
     }
 
 

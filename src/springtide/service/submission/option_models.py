@@ -27,9 +27,11 @@ from springtide.core.options.kinds import (
     Phases,
     Rates,
     Toggle,
+    Variables,
 )
 from springtide.core.options.option import Table, copied_fields, rest_fields
 from springtide.core.options.services import SERVICE_OPTIONS
+from springtide.core.options.variables import MAX_VARIABLES_BYTES
 from springtide.core.workload import Goal, LearningRateRule, LengthUnit, OnNan, OnStall
 
 MAX_MEMORY_SIZES = 64
@@ -40,6 +42,8 @@ _NAME_OR_NONE: Mapping[str, JsonValue] = MappingProxyType(
 )
 
 ShortText = Annotated[str, Field(max_length=4096)]
+# The names and their number of bytes are checked by check_variables, which says what would do.
+VariableText = Annotated[str, Field(max_length=MAX_VARIABLES_BYTES)]
 ParamName = Annotated[str, Field(min_length=1, max_length=128)]
 WorkerCount = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,2}$")]
 # At least a step in thirty years: what is still less ends as infinite times.
@@ -189,7 +193,7 @@ def _most_entries(kind: OptionKind) -> int | None:
     match kind:
         case Name():
             return kind.max_chars
-        case Params() | Rates():
+        case Params() | Rates() | Variables():
             return kind.max_entries
         case Phases():
             return kind.max_phases
@@ -202,6 +206,7 @@ _PLAIN: Mapping[type[OptionKind], Any] = MappingProxyType(
         Name: str,
         Params: dict[ParamName, ShortText],
         Rates: dict[WorkerCount, StepsPerSecond],
+        Variables: dict[ParamName, VariableText],
     }
 )
 
@@ -259,6 +264,7 @@ if TYPE_CHECKING:
         num_samples: int | None
         seed: int
         params: dict[str, str]
+        env: dict[str, str]
         on: Where
         batch_schedule: tuple[BatchPhaseIn, ...]
         search: bool | None
@@ -297,6 +303,7 @@ if TYPE_CHECKING:
         start_timeout_s: float
         grace_s: float
         params: dict[str, str]
+        env: dict[str, str]
 else:
     JobOptionsIn = options_model("JobOptionsIn", "A training job's length, bounds and goal.", JOB_OPTIONS)
     ServiceOptionsIn = options_model("ServiceOptionsIn", "A service's objective and bounds.", SERVICE_OPTIONS)

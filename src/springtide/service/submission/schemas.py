@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 from springtide.core.errors import InvalidRequest
 from springtide.core.options.jobs import Where
 from springtide.core.options.rules import JOB_RULES, check_rules
+from springtide.core.options.variables import check_variables
 from springtide.core.options.words import JOB_WORDS
 from springtide.core.quantities import validate_name
 from springtide.core.workload import MAX_VIRTUAL_SHARDS, AdaptiveBatch
@@ -234,6 +235,7 @@ def check_job(job: JobIn) -> None:
         raise InvalidRequest(
             f"options.batch.min_size {batch.min_size} is above options.batch.max_size {batch.max_size}; swap them"
         )
+    check_variables(options.env, "options.env")
     check_rules(JOB_RULES, checked_values(options), JOB_WORDS["rest"])
 
 
@@ -256,6 +258,7 @@ def check_service(service: ServiceIn) -> None:
             f"options.min_replicas {options.min_replicas} is above options.max_replicas {options.max_replicas}; "
             "raise max_replicas or lower min_replicas"
         )
+    check_variables(options.env, "options.env")
 
 
 def _sentence(detail: ErrorDetails, model: type[BaseModel]) -> str:

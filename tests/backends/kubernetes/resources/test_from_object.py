@@ -180,6 +180,7 @@ JOB_OPTIONS = {
     "checkpoint_interval_s": 0.5,
     "num_virtual_shards": 16,
     "params": {"lr": "0.1"},
+    "env": {"HF_HOME": "/data/hf", "EMPTY": ""},
     "is_soft": True,
     "waits": True,
     "num_samples": 1797,
@@ -252,6 +253,7 @@ SERVICE_OPTIONS = {
     "start_timeout_s": 0.0,
     "grace_s": 5.0,
     "params": {"model": "digits"},
+    "env": {"HF_HOME": "/data/hf"},
     "share": {"request": 0.25, "limit": 0.5, "memory_mb": 0},
     "capacity_per_s": 120.0,
 }
