@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from kits.end_to_end.live_platform import LivePlatform, wait_for
+from kits.end_to_end.live_platform import LivePlatform, ended_after, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("environment")]
 
@@ -99,3 +104,134 @@ def test_what_the_platform_sets_is_refused(standing: LivePlatform) -> None:
         answer = standing.http.post("/v1/jobs", json={"name": "x", "source": source, "options": options})
         assert answer.status_code == 422
         assert sentence in answer.json()["error"]["message"]
+
+
+SECRET = "hf_a-value-that-is-nowhere-else"
+SECRET_JOB = """
+import hashlib, os, subprocess, sys, torch
+
+TOKEN = os.environ["HF_TOKEN"]
+
+
+def fit(ctx):
+    print("digest", hashlib.sha256(TOKEN.encode()).hexdigest())
+    print("it is", TOKEN, file=sys.stderr)
+    subprocess.run(["sh", "-c", 'echo "a program has $HF_TOKEN"'])
+    model, _ = ctx.prepare(torch.nn.Linear(2, 1), lambda p: torch.optim.SGD(p, lr=0.1))
+    for batch in ctx.batches((torch.ones(32, 2), torch.ones(32, 1))):
+        if ctx.params.get("sleep") and ctx.step_number == 1:
+            import time
+            time.sleep(float(ctx.params["sleep"]))
+        ctx.step(((model(batch.x) - batch.y) ** 2).mean())
+    if ctx.params.get("fails"):
+        raise ValueError(f"401 for {TOKEN}")
+"""
+
+
+def places_of(live: LivePlatform, value: str) -> list[str]:
+    """The files of the state directory, and the command lines and first environments of processes, that have it."""
+    found = []
+    for path in live.state_dir.rglob("*"):
+        if path.is_file() and value.encode() in path.read_bytes():
+            found.append(str(path.relative_to(live.state_dir)))
+    for path in [*Path("/proc").glob("[0-9]*/cmdline"), *Path("/proc").glob("[0-9]*/environ")]:
+        try:
+            if value.encode() in path.read_bytes():
+                found.append(str(path))
+        except OSError:
+            continue
+    return found
+
+
+def answers_of(live: LivePlatform, job_id: str) -> str:
+    assert live.http is not None
+    paths = ["/v1/status", "/v1/jobs", "/v1/export", "/v1/timeline", f"/v1/jobs/{job_id}", f"/v1/jobs/{job_id}/series"]
+    paths += [f"/v1/workloads/{job_id}/{part}" for part in ("why", "history", "logs")]
+    return "".join(live.http.get(path).raise_for_status().text for path in paths)
+
+
+@pytest.mark.parametrize("zygote", ["function", "script"])
+def test_a_secret_is_nowhere_but_in_the_worker(standing: LivePlatform, zygote: str) -> None:
+    secrets = {"HF_TOKEN": SECRET}
+    if zygote == "function":
+        job_id = standing.submit(
+            "secret", text=SECRET_JOB, secrets=secrets, params={"sleep": "0.8"}, max_workers=1, key=f"key-{zygote}"
+        )
+    else:
+        text = "import os, time\nprint('it is', os.environ['HF_TOKEN'], flush=True)\ntime.sleep(3)\n"
+        job_id = script(standing, "secret", text, secrets=secrets)
+    wait_for(lambda: "***HF_TOKEN***" in logs_of(standing, job_id), 30.0, "its output")
+    # While it runs, the one place is the file that workers read.
+    (place,) = places_of(standing, SECRET)
+    assert place.startswith(f"workloads/{job_id}/secrets/")
+    assert SECRET not in answers_of(standing, job_id)
+    assert standing.job(job_id)["secrets"] == ["HF_TOKEN"]
+    assert standing.wait_job(job_id)["state"] == "SUCCEEDED"
+    wait_for(lambda: places_of(standing, SECRET) == [], 20.0, "the value to be removed at the job's end")
+    assert SECRET not in answers_of(standing, job_id)
+    log = logs_of(standing, job_id)
+    assert "it is ***HF_TOKEN***" in log
+    if zygote == "function":
+        assert hashlib.sha256(SECRET.encode()).hexdigest() in log
+        assert "a program has ***HF_TOKEN***" in log
+
+
+def test_an_error_with_a_secret_in_it_is_told_without(standing: LivePlatform) -> None:
+    options = {"secrets": {"HF_TOKEN": SECRET}, "params": {"fails": "1"}, "max_workers": 1}
+    job_id = standing.submit("fails", text=SECRET_JOB, **options)
+    ended = standing.wait_job(job_id)
+    assert ended["state"] == "FAILED"
+    assert "401 for ***HF_TOKEN***" in ended["reason"]
+    wait_for(lambda: places_of(standing, SECRET) == [], 20.0, "the value to be removed at the job's end")
+
+
+def test_a_service_keeps_its_secrets_until_another_revision_is_ready(standing: LivePlatform) -> None:
+    source = {"filename": "serve.py", "text": SERVICE.replace("HF_HOME", "HF_TOKEN"), "object_name": "Teller"}
+
+    def deploy(value: str) -> int:
+        options = {"secrets": {"HF_TOKEN": value}, "min_replicas": 1}
+        return int(standing.request("PUT", "/v1/services/safe", {"source": source, "options": options})["revision"])
+
+    def says() -> str:
+        return str(standing.request("POST", "/f/safe", {"word": "it is"})["outputs"])
+
+    assert deploy(SECRET) == 1
+    assert says() == f"it is {SECRET}"
+    assert deploy(SECRET) == 1
+    assert deploy("another-value") == 2
+    wait_for(lambda: says() == "it is another-value", 30.0, "the new revision")
+    standing.request("DELETE", "/v1/services/safe")
+    wait_for(lambda: places_of(standing, "another-value") == [], 20.0, "the values to be removed with the service")
+    assert places_of(standing, SECRET) == []
+
+
+def test_a_restarted_platform_and_worker_have_the_secret_still(tmp_path: Path) -> None:
+    with ended_after(LivePlatform(tmp_path / "state")) as live:
+        live.start()
+        options = {"secrets": {"HF_TOKEN": SECRET}, "params": {"sleep": "2"}, "max_workers": 1}
+        job_id = live.submit("again", text=SECRET_JOB, checkpoint_interval_s=0.05, **options)
+        wait_for(lambda: "digest" in logs_of(live, job_id), 30.0, "its first start")
+        live.kill()
+        for pid in live.worker_pids().values():
+            os.kill(pid, signal.SIGKILL)
+        live.start()
+        assert live.wait_job(job_id)["state"] == "SUCCEEDED"
+        assert logs_of(live, job_id).count("it is ***HF_TOKEN***") == 2
+        wait_for(lambda: places_of(live, SECRET) == [], 20.0, "the value to be removed at the job's end")
+        exported = tmp_path / "journal.jsonl"
+        live.stop()
+        state = ("--state", str(live.state_dir))
+        subprocess.run([sys.executable, "-m", "springtide", "journal", "export", str(exported), *state], check=True)
+        assert b"HF_TOKEN" in exported.read_bytes()
+        assert SECRET.encode() not in exported.read_bytes()
+
+
+def test_a_refusal_of_a_secret_does_not_repeat_it(standing: LivePlatform) -> None:
+    assert standing.http is not None
+    source = {"filename": "job.py", "text": SCRIPT, "kind": "script"}
+    for secrets in ({"A": 7_000_000_123}, {"RANK": SECRET}, {"A": SECRET + "\0"}, {"A": SECRET * 2000}, [SECRET]):
+        body = {"name": "x", "source": source, "options": {"secrets": secrets}}
+        answer = standing.http.post("/v1/jobs", json=body)
+        assert answer.status_code == 422
+        assert SECRET not in answer.text
+        assert "7000000123" not in answer.text

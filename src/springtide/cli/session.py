@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +63,11 @@ class Session:
             self._client = self.connect(self.given_state_dir)
             click.get_current_context().call_on_close(self._client.close)
         return self._client
+
+    @property
+    def may_ask(self) -> bool:
+        """Whether a person at a terminal can be asked."""
+        return not self.as_json and sys.stdin.isatty()
 
     def answer(self, value: Any, text: str, hint: str = "") -> None:
         """Print the value as JSON with --json, else the text and the hint."""

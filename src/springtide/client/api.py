@@ -222,7 +222,9 @@ class Client:
 
     def quote(self, name: str, source: SourceLike, options: Mapping[str, Any] | None = None) -> Quote:
         """Predict what `submit_job` with the same arguments would do now, changing nothing. Raises InvalidRequest."""
-        body = {"name": name, "source": _source(source), "options": dict(options or {})}
+        # No secret is sent where none is needed.
+        asked = {option: value for option, value in (options or {}).items() if option != "secrets"}
+        body = {"name": name, "source": _source(source), "options": asked}
         return self.request("POST", "/v1/quote", Quote, body=body, timeout_s=QUOTE_TIMEOUT_S)
 
     def cancel(self, job_id: str) -> JobStatus:

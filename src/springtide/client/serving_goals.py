@@ -7,10 +7,12 @@ from datetime import datetime
 from typing import Any, TypedDict, Unpack, cast
 
 from springtide.client.goals import Params, Variables
+from springtide.client.secret_values import secret_values
 from springtide.client.shares import MemoryAsked, ShareAsked, read_share, settled_share, share_option
 from springtide.core.options.option import check_keywords, keyword_values, overridden, sent_options
 from springtide.core.options.rules import SERVICE_RULES, check_rules
 from springtide.core.options.services import SERVICE_OPTIONS
+from springtide.core.options.variables import Secrets
 from springtide.core.options.words import SERVICE_WORDS
 from springtide.core.quantities import parse_range
 
@@ -25,8 +27,8 @@ class ServeKeywords(TypedDict, total=False):
     items predicted together; `batch_wait`: how long a request waits for others. `start_timeout`: what a replica may
     take to load ("10m"). `gpu`: the fraction of a device that each replica is guaranteed, with up to twice as much
     if it is free; `share`: both bounds, such as (0.3, 0.6), or "auto" (from `springtide profile FILE --shares`);
-    `memory`: its device memory, such as "4GB". `name`, `params` (strings in `self.params`), and `env`:
-    variables of its replicas' environment, set before the file is imported there.
+    `memory`: its device memory, such as "4GB". `name`, `params` (strings in `self.params`), and `env` and
+    `secrets` as in TrainKeywords.
     """
 
     slo: str | float | None
@@ -43,6 +45,7 @@ class ServeKeywords(TypedDict, total=False):
     name: str
     params: Params
     env: Variables
+    secrets: Secrets
 
 
 class ServeOptions:
@@ -62,12 +65,14 @@ class ServeOptions:
         check_rules(SERVICE_RULES, {**self.values, "share": share}, SERVICE_WORDS["python"])
 
     def override(self, changes: Mapping[str, Any]) -> ServeOptions:
-        """A copy with some keywords changed; `params` and `env` are merged. Raises InvalidRequest."""
+        """A copy with some keywords changed; `params`, `env` and `secrets` are merged. Raises InvalidRequest."""
         return ServeOptions(**cast(ServeKeywords, overridden(SERVICE_OPTIONS, self.values, changes, "deploy()")))
 
     def as_request(self) -> dict[str, Any]:
         """The `options` of PUT /v1/services/{name}."""
         minimum, maximum = parse_range(self.values["scale"], "scale", lowest=0)
         share = settled_share(self.values["share"], self.values["memory"], self.values["gpu"])
-        bounds = {"min_replicas": minimum, "max_replicas": maximum}
-        return sent_options(SERVICE_OPTIONS, self.values, datetime.now()) | bounds | share_option(share)
+        sent = sent_options(SERVICE_OPTIONS, self.values, datetime.now())
+        if self.values["secrets"]:
+            sent["secrets"] = secret_values(self.values["secrets"])
+        return sent | {"min_replicas": minimum, "max_replicas": maximum} | share_option(share)

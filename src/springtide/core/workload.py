@@ -127,6 +127,13 @@ class SpeedBelief(msgspec.Struct, frozen=True, kw_only=True):
         return self.slower.get(num_workers, self.slower.get(0, 1.0))
 
 
+class SecretSet(msgspec.Struct, frozen=True, kw_only=True):
+    """Secret variables of a workload's environment. Their values are where `reference` says (storage/secrets.py)."""
+
+    names: tuple[str, ...]
+    reference: str
+
+
 class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload", tag="job"):
     """A training function with its length, its bounds and its goal. Immutable after submission, except for its goal
     and its restart budget, which its owner may change.
@@ -154,7 +161,7 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload
     platform. `stream` names the growing dataset that the job trains on, each sample once, until it is closed.
     `study` names the search over jobs that the job is a trial of. `share` is what each worker holds of a device
     (None: the whole). `container` holds the settings of its pods, on Kubernetes.
-    `env` are variables of its workers' environment.
+    `env` are variables of its workers' environment, `secrets` those whose values are kept elsewhere.
     The job counts as stalled after `stall_timeout_s` without a step (None: as the platform finds sensible for it; 0: it
     is not watched), and `on_stall` says what happens then. It is started again when its first step has not come within
     `start_timeout_s` of its start (0: it may take any time). `on_nan` says what happens when its loss is not a finite
@@ -203,6 +210,7 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload
     confidence: float | None = None
     place_reason: str = ""
     env: dict[str, str] = {}
+    secrets: SecretSet | None = None
 
     @property
     def is_on_functions(self) -> bool:
@@ -217,7 +225,7 @@ class InferenceService(msgspec.Struct, frozen=True, kw_only=True, tag_field="wor
     replica answers within the objective at the limit of its share, as profiled (None: not known). With it the number of
     replicas follows the co-scaler (serving/co_scaler.py) instead of the number of concurrent requests.
     `container` holds the settings of its pods, on Kubernetes. A replica that is not ready within `start_timeout_s` of
-    its start is ended (0: it may take any time). `env` are variables of its replicas' environment.
+    its start is ended (0: it may take any time). `env` and `secrets` are as in TrainingJob.
     """
 
     service_id: WorkloadId
@@ -239,6 +247,7 @@ class InferenceService(msgspec.Struct, frozen=True, kw_only=True, tag_field="wor
     container: ContainerSettings | None = None
     start_timeout_s: float = 0.0
     env: dict[str, str] = {}
+    secrets: SecretSet | None = None
 
 
 def replicas_for(service: InferenceService, demand: int, minimum: int, maximum: int) -> int:

@@ -209,6 +209,16 @@ BROKEN: dict[Rule, dict[str, tuple[Given, str]]] = {
             "leave spec.deviceMemory out: a workload that holds a whole device has all of its memory",
         ),
     },
+    rules.each_variable_once: {
+        "python": (
+            {"env": {"A": "1", "B": "1"}, "secrets": ["C", "B=@b.txt"]},
+            "B is in env and in secrets; leave it out of one of them",
+        ),
+        "rest": (
+            {"env": {"A": "1"}, "secrets": {"A": "1"}},
+            "A is in options.env and in options.secrets; leave it out of one of them",
+        ),
+    },
     rules.functions_have_one_environment: {
         "python": (
             {"on": "functions", "env": {"A": "1"}},

@@ -38,6 +38,7 @@ from springtide.core.workload import (
     Goal,
     InferenceService,
     JobState,
+    SecretSet,
     TrainingJob,
 )
 from springtide.service.status.explain import explain
@@ -132,6 +133,7 @@ def test_every_field_of_a_status_is_filled_from_the_record():
         share=make_share(0.5),
         study="s",
         env={"HF_HOME": "/data"},
+        secrets=SecretSet(names=("TOKEN",), reference="0" * 32),
         place_reason="on machines",
         stream="clicks",
         menu=MENU,

@@ -1,4 +1,4 @@
-"""`--env` and `--env-file`: variables of a workload's environment, from the command line and from dotenv files."""
+"""`--env`, `--env-file` and `--secret`: variables of workers, from the command line, dotenv files and the terminal."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import click
 from dotenv.parser import parse_stream
 
 from springtide.core.errors import InvalidRequest
-from springtide.core.options.variables import check_variable_name
+from springtide.core.options.variables import Secrets, check_variable_name, secret_sources
 
 MAX_FILE_BYTES = 1024 * 1024
 
@@ -59,3 +60,12 @@ def _inherited(name: str, environment: Mapping[str, str], where: str) -> str:
     if name not in environment:
         raise InvalidRequest(f"{where} {name} takes its value from this shell, which has none: write {name}=VALUE")
     return environment[name]
+
+
+def ask_secrets(secrets: Secrets, environment: Mapping[str, str], *, may_ask: bool) -> Secrets:
+    """The secrets with a value for those that have none here: it is asked for on the terminal, and not shown."""
+    sources = secret_sources(secrets, "--secret")
+    missing = [name for name, source in sources.items() if source is None and not environment.get(name)]
+    if not missing or not may_ask:
+        return secrets
+    return {**sources, **{name: click.prompt(name, hide_input=True, err=True) for name in missing}}

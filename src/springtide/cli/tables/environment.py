@@ -6,5 +6,5 @@ from springtide.core.status.platform import JobStatus, ServiceStatus
 
 
 def environment_pairs(status: JobStatus | ServiceStatus) -> list[tuple[str, str]]:
-    """The names of its variables; their values may be private."""
-    return [("variables", ", ".join(status.env))]
+    """The names of its variables and secrets, without their values."""
+    return [("variables", ", ".join(status.env)), ("secrets", ", ".join(status.secrets))]

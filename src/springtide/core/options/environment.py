@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from springtide.core.options.kinds import Variables
+from springtide.core.options.kinds import SecretNames, Variables
 from springtide.core.options.option import FlagText, ObjectField, Option, RestField, Table
 
 _ENV = FlagText(
     "--env NAME[=VALUE]", "A variable of its workers' environment; NAME alone: with its value here. Repeatable."
+)
+_SECRET = FlagText(
+    "--secret NAME[=@FILE]",
+    "A variable whose value is kept apart, shown nowhere: its value here, asked for, or FILE's text. Repeatable.",
 )
 
 ENVIRONMENT_OPTIONS: Final[Table] = (
@@ -21,5 +25,15 @@ ENVIRONMENT_OPTIONS: Final[Table] = (
             "env", "variables that its workers' environment gets before its code is imported", copied_to="workload"
         ),
         object=ObjectField("env", "Variables of its workers' environment, set before its code is imported."),
+    ),
+    # Objects name Secrets of their cluster (spec.container.secrets).
+    Option(
+        name="secrets",
+        kind=SecretNames(),
+        default=(),
+        flags={"run": _SECRET, "deploy": _SECRET},
+        rest=RestField(
+            "secrets", "such variables whose values are kept apart from the journal and told nowhere", default={}
+        ),
     ),
 )

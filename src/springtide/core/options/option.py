@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from springtide.core.errors import InvalidRequest
-from springtide.core.options.kinds import Choice, Name, OptionKind, Params, Phases, Toggle, Variables
+from springtide.core.options.kinds import Choice, Name, OptionKind, Phases, SecretNames, Toggle, Variables
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +137,10 @@ def keyword_values(table: Table, given: Mapping[str, Any], where: str) -> dict[s
 
 
 def overridden(table: Table, values: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The keywords with some of them changed; `params` and `env` are merged. Raises InvalidRequest."""
+    """The keywords with some of them changed; `params`, `env` and `secrets` are merged. Raises InvalidRequest."""
     check_names(table, changes, where)
-    is_merged = {option.name for option in table if isinstance(option.kind, Params | Variables)}
-    merged = [name for name in changes if name in is_merged]
-    return {**values, **changes, **{name: {**values[name], **changes[name]} for name in merged}}
+    kinds = {option.name: option.kind for option in table}
+    return {**values, **{name: kinds[name].merged(values[name], value) for name, value in changes.items()}}
 
 
 def check_keywords(table: Table, values: Mapping[str, Any]) -> None:
@@ -162,7 +161,7 @@ def sent_options(table: Table, values: Mapping[str, Any], now: datetime) -> dict
     for option in table:
         if option.rest is None or not option.is_keyword or values[option.name] is None:
             continue
-        is_word = isinstance(option.kind, Choice | Name | Phases | Toggle | Variables)
+        is_word = isinstance(option.kind, Choice | Name | Phases | Toggle | Variables | SecretNames)
         if not is_word or values[option.name] != option.default:
             sent[option.rest.path] = option.kind.sent(values[option.name], option.name, now)
     return sent

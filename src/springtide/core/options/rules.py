@@ -33,7 +33,7 @@ ONLY_DECLARED: Final = (
     "optimizer=...), as examples/functions_digits.py does"
 )
 _DEFAULT_BATCH: Final = (32, 32)
-_OF_ENVIRONMENTS: Final = ("env",)
+_OF_ENVIRONMENTS: Final = ("env", "secrets")
 
 
 def check_rules(rules: Sequence[Rule], values: Values, words: FaceWords) -> None:
@@ -178,6 +178,14 @@ def functions_share_no_device(values: Values, words: FaceWords) -> str | None:
     )
 
 
+def each_variable_once(values: Values, words: FaceWords) -> str | None:
+    """A variable has one value, which is a secret or not."""
+    twice = sorted({name.partition("=")[0] for name in values.get("secrets") or ()} & set(values.get("env") or ()))
+    if not twice:
+        return None
+    return f"{twice[0]} is in {words.name('env')} and in {words.name('secrets')}; leave it out of one of them"
+
+
 def functions_have_one_environment(values: Values, words: FaceWords) -> str | None:
     """Functions of all jobs run in the platform's image, with the environment that their service gives them."""
     if values.get("on") not in ("functions", "auto"):
@@ -271,6 +279,7 @@ JOB_RULES: Final[tuple[Rule, ...]] = (
     one_goal,
     schedule_ends_before_the_job,
     memory_is_of_a_share,
+    each_variable_once,
 )
 # What depends on where a job is to run: checked when it is submitted, for a declared job may still be sent elsewhere.
 PLACE_RULES: Final[tuple[Rule, ...]] = (
@@ -287,7 +296,7 @@ FILLED_RULES: Final[tuple[Rule, ...]] = (
 )
 # Beside these, of what is submitted and not only asked about.
 SUBMISSION_RULES: Final[tuple[Rule, ...]] = (profile_is_for_functions,)
-SERVICE_RULES: Final[tuple[Rule, ...]] = (memory_is_of_a_share,)
+SERVICE_RULES: Final[tuple[Rule, ...]] = (memory_is_of_a_share, each_variable_once)
 
 
 def _batch(values: Values) -> tuple[int, int]:

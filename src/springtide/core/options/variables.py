@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -13,6 +14,9 @@ MAX_VARIABLES: Final = 64
 # Of all names and values together. A pod is told them in its own environment, which holds 120 kB.
 MAX_VARIABLES_BYTES: Final = 32 * 1024
 NAME_PATTERN: Final = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
+# Secrets as they are asked for: names ("NAME", or "NAME=@file"), or where the value of each is: a text, a file, or None
+# for the variable of that name where the workload is submitted.
+Secrets = Sequence[str] | Mapping[str, str | Path | None]
 _NAME = re.compile(NAME_PATTERN.removeprefix("^").removesuffix("$"), re.ASCII)
 _BY_PLATFORM: Final = "the platform sets it"
 _AT_START: Final = "it is read when a process starts, and the worker runs by then, so that it would have no effect"
@@ -67,6 +71,30 @@ def check_variables(value: Any, where: str) -> dict[str, str]:
         raise InvalidRequest(
             f"{where} has {size:,} bytes, and {MAX_VARIABLES_BYTES:,} are possible; put what is large into a file"
         )
+    return found
+
+
+def secret_sources(value: Any, where: str) -> dict[str, str | Path | None]:
+    """Where the value of each secret is, by name. Raises InvalidRequest, which calls the option `where`."""
+    if isinstance(value, str) or not isinstance(value, Mapping | Sequence):
+        raise InvalidRequest(f"{where} must list names of variables, like ['WANDB_API_KEY'] or ['KEY=@key.txt']")
+    found: dict[str, str | Path | None] = {}
+    for item in value:
+        name, separator, file = item.partition("=@") if isinstance(item, str) else (item, "", "")
+        if not isinstance(value, Mapping) and isinstance(item, str) and "=" in item and not (separator and file):
+            raise InvalidRequest(
+                f"{where} takes no value of {item.partition('=')[0]!r:.80}, which other users of the machine and shell "
+                "histories would show: name the variable alone, or a file, like KEY=@key.txt"
+            )
+        if isinstance(value, Mapping):
+            name, source = item, value[item]
+        else:
+            source = Path(file) if separator else None
+        if not isinstance(source, str | Path | None):
+            raise InvalidRequest(f"{where}: the value of {name!r:.80} must be a string, not {_kind(source)}")
+        found[check_variable_name(name, where)] = source
+    if len(found) > MAX_VARIABLES:
+        raise InvalidRequest(f"{where} has {len(found)} variables; at most {MAX_VARIABLES} are possible")
     return found
 
 

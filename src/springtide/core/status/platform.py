@@ -57,8 +57,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     each of its workers is to hold of a device (None: the whole), `enforced` what enforces that. `pods` are those of its
     replicas, on Kubernetes. `resize_reason` is the part of `reason` that says why the number of
     workers changed; empty where `reason` is about something else. `stalled_since_s` is when the last step was seen of a
-    job that has gone without one for too long; None for others. `env` names the variables that its owner has set;
-    their values are not told.
+    job that has gone without one for too long; None for others. `env` and `secrets` name the variables that its
+    owner has set; their values are not told.
     """
 
     job_id: str
@@ -124,10 +124,11 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     resize_reason: str = ""
     stalled_since_s: float | None = None
     env: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
 
 
 class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """An inference service. `share`, `enforced`, `pods` and `env` are as in JobStatus.
+    """An inference service. `share`, `enforced`, `pods`, `env` and `secrets` are as in JobStatus.
 
     `capacity_per_s` is what one replica answers within the objective, `wanted_replicas` how many the co-scaler wants
     by it. `cold_start_s` is what the newest start was made of: seconds by phase (`schedule`, `spawn`, `import`, `load`
@@ -163,6 +164,7 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     rolled_back: str = ""
     old_revision: int | None = None
     env: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
 
 
 class DeviceHolder(msgspec.Struct, frozen=True, kw_only=True):

@@ -85,6 +85,7 @@ def _asked_fields(job: TrainingJob) -> dict[str, Any]:
         "batch_schedule": job.batch_schedule,
         "study": job.study,
         "env": tuple(sorted(job.env)),
+        "secrets": () if job.secrets is None else job.secrets.names,
     }
 
 
@@ -276,6 +277,7 @@ def _deployed_fields(service: InferenceService, base_url: str) -> dict[str, Any]
         "share": service.share,
         "capacity_per_s": service.capacity_per_s,
         "env": tuple(sorted(service.env)),
+        "secrets": () if service.secrets is None else service.secrets.names,
     }
 
 

@@ -26,6 +26,7 @@ from springtide.core.options.kinds import (
     Params,
     Phases,
     Rates,
+    SecretNames,
     Toggle,
     Variables,
 )
@@ -193,7 +194,7 @@ def _most_entries(kind: OptionKind) -> int | None:
     match kind:
         case Name():
             return kind.max_chars
-        case Params() | Rates() | Variables():
+        case Params() | Rates() | SecretNames() | Variables():
             return kind.max_entries
         case Phases():
             return kind.max_phases
@@ -207,6 +208,7 @@ _PLAIN: Mapping[type[OptionKind], Any] = MappingProxyType(
         Params: dict[ParamName, ShortText],
         Rates: dict[WorkerCount, StepsPerSecond],
         Variables: dict[ParamName, VariableText],
+        SecretNames: dict[ParamName, VariableText],
     }
 )
 
@@ -265,6 +267,7 @@ if TYPE_CHECKING:
         seed: int
         params: dict[str, str]
         env: dict[str, str]
+        secrets: dict[str, str]
         on: Where
         batch_schedule: tuple[BatchPhaseIn, ...]
         search: bool | None
@@ -304,6 +307,7 @@ if TYPE_CHECKING:
         grace_s: float
         params: dict[str, str]
         env: dict[str, str]
+        secrets: dict[str, str]
 else:
     JobOptionsIn = options_model("JobOptionsIn", "A training job's length, bounds and goal.", JOB_OPTIONS)
     ServiceOptionsIn = options_model("ServiceOptionsIn", "A service's objective and bounds.", SERVICE_OPTIONS)
