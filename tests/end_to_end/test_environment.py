@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from kits.end_to_end.live_platform import LivePlatform, ended_after, wait_for
+from kits.runtime.tiny_wheels import make_wheel, requirements_from
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("environment")]
 
@@ -235,3 +238,75 @@ def test_a_refusal_of_a_secret_does_not_repeat_it(standing: LivePlatform) -> Non
         assert answer.status_code == 422
         assert SECRET not in answer.text
         assert "7000000123" not in answer.text
+
+
+PACKAGED = """
+import os, sys
+import tiny, torch
+print("has tiny", tiny.VERSION, "and torch", torch.__version__, os.environ.get("HF_TOKEN"), flush=True)
+"""
+PACKAGED_JOB = PACKAGED + TRAINING.replace("HF_HOME", "PATH")
+
+
+def test_workloads_have_packages_of_their_own(standing: LivePlatform, tmp_path: Path) -> None:
+    for version in ("1.0", "2.0"):
+        make_wheel(tmp_path, "tiny", version)
+    first = script(
+        standing, "first", PACKAGED, requirements=requirements_from(tmp_path, "tiny==1.0"), secrets={"HF_TOKEN": SECRET}
+    )
+    assert standing.wait_job(first)["state"] == "SUCCEEDED"
+    log = logs_of(standing, first)
+    assert "making an environment: 1 package" in log
+    assert f"has tiny 1.0 and torch {importlib.metadata.version('torch')} ***HF_TOKEN***" in log
+    history = standing.request("GET", f"/v1/workloads/{first}/history")
+    assert [entry["text"] for entry in history if entry["kind"] in ("held-up", "begun")] == [
+        f"{first}.0 cannot begin yet: making an environment: 1 package",
+        f"{first}.0 has begun",
+    ]
+    assert standing.job(first)["packages"][-1] == "tiny==1.0"
+    # The same packages are there already; two workers of a training function begin at once, and a service.
+    options = {"requirements": requirements_from(tmp_path, "tiny==1.0")}
+    second = standing.submit("second", text=PACKAGED_JOB, min_workers=2, max_workers=2, **options)
+    source = {"filename": "serve.py", "text": "import tiny\n" + SERVICE, "object_name": "Teller"}
+    answer = {"source": source, "options": {"min_replicas": 1, "env": {"HF_HOME": VALUE}, **options}}
+    standing.request("PUT", "/v1/services/packaged", answer)
+    assert standing.wait_job(second)["state"] == "SUCCEEDED"
+    assert "has tiny 1.0" in logs_of(standing, second)
+    assert "making an environment" not in logs_of(standing, second)
+    assert standing.request("POST", "/f/packaged", {"word": "it is"})["outputs"] == f"it is {VALUE}"
+    standing.request("DELETE", "/v1/services/packaged")
+    other = script(standing, "other", PACKAGED, requirements=requirements_from(tmp_path, "tiny==2.0"))
+    assert standing.wait_job(other)["state"] == "SUCCEEDED"
+    assert "has tiny 2.0" in logs_of(standing, other)
+
+
+def test_packages_that_cannot_be_had_fail_the_job_at_once(standing: LivePlatform, tmp_path: Path) -> None:
+    make_wheel(tmp_path, "tiny", "1.0", needs=("torch<2",))
+    job_id = script(standing, "conflict", PACKAGED, requirements=requirements_from(tmp_path, "tiny"))
+    ended = standing.wait_job(job_id)
+    assert (ended["state"], ended["num_restarts"]) == ("FAILED", 0)
+    assert "its packages cannot be installed: Cannot install" in ended["reason"]
+    assert f"workers keep the platform's torch=={importlib.metadata.version('torch')}" in ended["reason"]
+
+
+def test_a_job_whose_environment_is_being_made_says_so_and_can_be_cancelled(
+    standing: LivePlatform, tmp_path: Path
+) -> None:
+    # An index that never answers.
+    with socket.create_server(("127.0.0.1", 0)) as index:
+        url = f"http://127.0.0.1:{index.getsockname()[1]}/simple"
+        job_id = script(standing, "making", PACKAGED, requirements=[f"--index-url {url}", "tiny", "other"])
+        reason = "making an environment: 2 packages"
+        wait_for(lambda: standing.job(job_id)["reason"] == reason, 30.0, "what it waits for")
+        assert standing.job(job_id)["state"] == "STARTING"
+        why = standing.request("GET", f"/v1/workloads/{job_id}/why")
+        assert why["reason"] == reason
+        index.settimeout(30.0)
+        connection, _ = index.accept()
+        standing.request("POST", f"/v1/jobs/{job_id}/cancel")
+        assert standing.wait_job(job_id)["state"] == "CANCELLED"
+        # pip has ended with it.
+        connection.settimeout(30.0)
+        while connection.recv(4096):
+            pass
+        connection.close()

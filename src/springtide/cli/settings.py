@@ -182,6 +182,9 @@ def resolve(name: str, flag: str | int | float | None = None) -> Setting:
     project = Path.cwd() / "pyproject.toml"
     table = _read(project).get("tool", {})
     section = table.get("springtide", {}) if isinstance(table, dict) else {}
+    if isinstance(section, dict):
+        # Of the files beside it, not of the platform: client/requirements.py reads it.
+        section = {key: value for key, value in section.items() if key != "dependencies"}
     if name in _known(section, f"[tool.springtide] in {project}"):
         return _checked(name, section[name], "pyproject", f"[tool.springtide] in {project}")
     own = _read(user_file())

@@ -72,6 +72,8 @@ class TrainKeywords(TypedDict, total=False):
     `num_samples`: the dataset's length, if known. `seed`, `name` and `params` (strings for `ctx.params`).
     `env`: variables of its workers' environment, set before the file is imported there; `secrets`: names of
     variables whose values (of this process's environment, or a file: "KEY=@key.txt") are kept apart and told nowhere.
+    `requirements`: Python packages for its workers, as lines or the path of a requirements file, and `python`: the
+    interpreter, in an environment that is made for them once.
 
     The place. `on`: "cluster", "functions", or "auto" for whichever makes the goal cheapest. `workers`: `st.auto`, 4,
     (1, 8) or "1..8". `share` and `memory`: the part of its device that each worker holds, such as (0.3, 0.6) and "4GB".
@@ -95,6 +97,8 @@ class TrainKeywords(TypedDict, total=False):
     params: Params
     env: Variables
     secrets: Secrets
+    requirements: str | Sequence[str]
+    python: str
     retries: int
     stall_timeout: str | float | None
     on_stall: OnStall

@@ -36,7 +36,7 @@ from springtide.client.serving_goals import ServeOptions
 from springtide.client.source import SourceFile, for_pods
 from springtide.core.containers import SECRETS_VARIABLE
 from springtide.core.errors import InvalidRequest, NotFound
-from springtide.core.options.rules import NO_FUNCTIONS
+from springtide.core.options.rules import NO_FUNCTIONS, NO_PACKAGES_IN_PODS
 from springtide.core.quantities import validate_name
 
 ResultT = TypeVar("ResultT")
@@ -205,6 +205,7 @@ def training_object(
     """A TrainingFunction object, with random digits after its name so that it is unique. Raises InvalidRequest."""
     if options.values["on"] == "functions":
         raise InvalidRequest(NO_FUNCTIONS)
+    _refuse_packages(options.values)
     called = validate_name(options.values["name"] or name)
     request = options.as_request(1, now or datetime.now())
     digits = secret_digits.token_hex(3)
@@ -224,8 +225,14 @@ def inference_object(
     container: Mapping[str, Any] | None = None,
 ) -> Object:
     """An InferenceFunction object. Raises InvalidRequest."""
+    _refuse_packages(options.values)
     called = validate_name(options.values["name"] or name)
     return inference_function(called, namespace, _source(source), options.as_request(), container or {})
+
+
+def _refuse_packages(values: Mapping[str, Any]) -> None:
+    if values["requirements"] or values["python"]:
+        raise InvalidRequest(NO_PACKAGES_IN_PODS)
 
 
 def check_object(obj: Any, place: str) -> Object:

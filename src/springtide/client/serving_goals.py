@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypedDict, Unpack, cast
 
@@ -27,8 +27,8 @@ class ServeKeywords(TypedDict, total=False):
     items predicted together; `batch_wait`: how long a request waits for others. `start_timeout`: what a replica may
     take to load ("10m"). `gpu`: the fraction of a device that each replica is guaranteed, with up to twice as much
     if it is free; `share`: both bounds, such as (0.3, 0.6), or "auto" (from `springtide profile FILE --shares`);
-    `memory`: its device memory, such as "4GB". `name`, `params` (strings in `self.params`), and `env` and
-    `secrets` as in TrainKeywords.
+    `memory`: its device memory, such as "4GB". `name`, `params` (strings in `self.params`), and `env`,
+    `secrets`, `requirements` and `python` as in TrainKeywords.
     """
 
     slo: str | float | None
@@ -46,6 +46,8 @@ class ServeKeywords(TypedDict, total=False):
     params: Params
     env: Variables
     secrets: Secrets
+    requirements: str | Sequence[str]
+    python: str
 
 
 class ServeOptions:

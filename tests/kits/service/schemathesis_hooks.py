@@ -64,6 +64,10 @@ def put_in_order(options: JsonObject) -> None:
     for place in ("env", "secrets"):
         if isinstance(options.get(place), dict):
             options[place] = variables(place, options[place])
+    if options.get("requirements"):
+        options["requirements"] = ["tqdm"]
+    if options.get("python"):
+        options["python"] = "/usr/bin/python3"
     put_batch_in_order(options)
 
 

@@ -38,6 +38,7 @@ from springtide.core.workload import (
     Goal,
     InferenceService,
     JobState,
+    Packages,
     SecretSet,
     TrainingJob,
 )
@@ -133,6 +134,7 @@ def test_every_field_of_a_status_is_filled_from_the_record():
         share=make_share(0.5),
         study="s",
         env={"HF_HOME": "/data"},
+        packages=Packages(requirements=("tqdm",), python="/opt/python"),
         secrets=SecretSet(names=("TOKEN",), reference="0" * 32),
         place_reason="on machines",
         stream="clicks",

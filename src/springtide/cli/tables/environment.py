@@ -6,5 +6,10 @@ from springtide.core.status.platform import JobStatus, ServiceStatus
 
 
 def environment_pairs(status: JobStatus | ServiceStatus) -> list[tuple[str, str]]:
-    """The names of its variables and secrets, without their values."""
-    return [("variables", ", ".join(status.env)), ("secrets", ", ".join(status.secrets))]
+    """The names of its variables and secrets, without their values, and its packages."""
+    return [
+        ("variables", ", ".join(status.env)),
+        ("secrets", ", ".join(status.secrets)),
+        ("packages", ", ".join(status.packages)),
+        ("python", status.python),
+    ]

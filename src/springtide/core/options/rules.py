@@ -32,8 +32,12 @@ ONLY_DECLARED: Final = (
     "only a declared job can be cut into stages for functions; write it as st.Task(model=..., dataset=..., loss=..., "
     "optimizer=...), as examples/functions_digits.py does"
 )
+NO_PACKAGES_IN_PODS: Final = (
+    "requirements and python are for a platform of one machine; on Kubernetes the packages of a workload are those of "
+    "its image: build one with them (FROM the platform's) and name it, with --image or container.image"
+)
 _DEFAULT_BATCH: Final = (32, 32)
-_OF_ENVIRONMENTS: Final = ("env", "secrets")
+_OF_ENVIRONMENTS: Final = ("env", "secrets", "requirements", "python")
 
 
 def check_rules(rules: Sequence[Rule], values: Values, words: FaceWords) -> None:

@@ -99,8 +99,8 @@ class ControlLink:
         self._condition = threading.Condition()
         self._status = _WorkerStatus()
         self._held: Progress | None = None
-        self._last_seq = 0
-        self._acknowledged_seq = 0
+        self._last_seq = spec.first_seq
+        self._acknowledged_seq = spec.first_seq
         self._unacknowledged: deque[tuple[int, bytes]] = deque()
         self._outgoing: deque[bytes] = deque()
         self._is_connected = False

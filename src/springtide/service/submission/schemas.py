@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails
 
 from springtide.core.errors import InvalidRequest
 from springtide.core.options.jobs import Where
+from springtide.core.options.packages import check_interpreter, check_requirements
 from springtide.core.options.rules import JOB_RULES, SERVICE_RULES, check_rules
 from springtide.core.options.variables import check_variables
 from springtide.core.options.words import JOB_WORDS, SERVICE_WORDS
@@ -235,8 +236,7 @@ def check_job(job: JobIn) -> None:
         raise InvalidRequest(
             f"options.batch.min_size {batch.min_size} is above options.batch.max_size {batch.max_size}; swap them"
         )
-    check_variables(options.env, "options.env")
-    check_variables(options.secrets, "options.secrets")
+    _check_environment(options)
     check_rules(JOB_RULES, checked_values(options), JOB_WORDS["rest"])
 
 
@@ -259,9 +259,15 @@ def check_service(service: ServiceIn) -> None:
             f"options.min_replicas {options.min_replicas} is above options.max_replicas {options.max_replicas}; "
             "raise max_replicas or lower min_replicas"
         )
+    _check_environment(options)
+    check_rules(SERVICE_RULES, options.model_dump(include={"env", "secrets"}), SERVICE_WORDS["rest"])
+
+
+def _check_environment(options: JobOptionsIn | ServiceOptionsIn) -> None:
     check_variables(options.env, "options.env")
     check_variables(options.secrets, "options.secrets")
-    check_rules(SERVICE_RULES, options.model_dump(include={"env", "secrets"}), SERVICE_WORDS["rest"])
+    check_requirements(options.requirements, "options.requirements")
+    check_interpreter(options.python, "options.python")
 
 
 def _sentence(detail: ErrorDetails, model: type[BaseModel]) -> str:

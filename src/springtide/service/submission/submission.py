@@ -56,7 +56,14 @@ from springtide.service.submission.function_checks import (
 from springtide.service.submission.function_menus import menus_of
 from springtide.service.submission.guarantees import check_guarantee, check_promises
 from springtide.service.submission.job_edits import check_goal
-from springtide.service.submission.option_models import JobOptionsIn, RequestModel, checked_values, copied, goal_of
+from springtide.service.submission.option_models import (
+    JobOptionsIn,
+    RequestModel,
+    checked_values,
+    copied,
+    goal_of,
+    packages_of,
+)
 from springtide.service.submission.request_digest import digest, is_of_request, request_digest
 from springtide.service.submission.schemas import (
     JobIn,
@@ -144,6 +151,7 @@ class SubmissionService:
             job = make_job(request, job_id, entrypoint, self._platform.now_s(), experience, submit_key, menu, search)
             secrets_kept = keep_secrets(self._platform.workload_dir(job_id), request.options.secrets)
             job = replace(job, container=container, place_reason=place_reason, secrets=secrets_kept)
+            job = replace(job, packages=packages_of(request.options))
             record = self._apply(JobSubmitted(job=job)).jobs[job_id]
         if record.job.submit_key != submit_key:
             raise Conflict(f"this Idempotency-Key was used for {job_id} with another body; use a new key")
@@ -199,6 +207,7 @@ class SubmissionService:
                     options.secrets,
                     None if old is None else old.service.secrets,
                 ),
+                packages=packages_of(options),
                 **copied(options, SERVICE_OPTIONS, "workload"),
             )
             check_promises(self._platform, service, service.min_replicas)

@@ -217,7 +217,7 @@ ON_FUNCTIONS = {
 
 
 # An object names Secrets of its cluster (spec.container.secrets), and its image has its packages.
-NOT_IN_OBJECTS = {"secrets"}
+NOT_IN_OBJECTS = {"secrets", "requirements", "python"}
 
 
 def test_every_option_of_a_job_has_a_word():
