@@ -18,6 +18,7 @@ import msgspec
 
 from springtide.cli.doctor.functions import Check, check_functions
 from springtide.cli.doctor.shares import check_shares
+from springtide.cli.doctor.versions import check_library_versions, check_torch_version
 from springtide.cli.platform.platform_process import is_alive, is_healthy, read_platform, running_platform
 from springtide.cli.session import Session, common_options
 from springtide.cli.settings import resolve
@@ -89,7 +90,8 @@ def _check_torch() -> Iterator[Check]:
         said = asked.stderr.decode("utf-8", "replace").strip().splitlines()
         yield Check("torch", "fail", said[-1] if said else "it cannot be imported", "pip install 'springtide[runtime]'")
         return
-    yield Check("torch", "ok", torch.version)
+    yield check_torch_version(torch.version)
+    yield from check_library_versions()
     if torch.gloo:
         yield Check("gloo", "ok", "workers can exchange gradients")
     else:
