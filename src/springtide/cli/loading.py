@@ -99,7 +99,8 @@ def import_file(path: Path) -> ModuleType:
     except ModuleNotFoundError as error:
         raise InvalidRequest(
             f"{path.name}{_line_of(error, path)} needs the module {error.name!r}, which is not installed here; "
-            f"install it: pip install {(error.name or '').split('.')[0]}"
+            f"install it (pip install {(error.name or '').split('.')[0]}), or import it in the function or class: the "
+            "file is imported here only to see what it declares"
         ) from None
     except (Exception, SystemExit) as error:
         # User code: any exception is reported as the file's error, not as a bug of the command.

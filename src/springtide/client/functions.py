@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 from springtide.client.goals import Auto, TrainKeywords, TrainOptions, auto
 from springtide.client.handles import JobHandle, ServiceHandle
 from springtide.client.layer_profiles import with_layers
+from springtide.client.requirements import with_packages
 from springtide.client.serving_goals import ServeKeywords, ServeOptions
 from springtide.client.shares import is_auto
 from springtide.client.source import (
     SourceFile,
-    default_state_directory,
     for_pods,
     name_from,
     object_name_in,
@@ -35,6 +35,7 @@ from springtide.core.options.option import check_names
 from springtide.core.options.rules import NO_FUNCTIONS, ONLY_DECLARED
 from springtide.core.quantities import validate_name
 from springtide.core.status.quote import Quote
+from springtide.storage.state_directory import default_state_directory
 
 if TYPE_CHECKING:
     from springtide.client.api import Client
@@ -422,7 +423,9 @@ def job_request(
             profile=profile,
             on_progress=on_progress,
         )
-    sent = source if status.cluster is None else for_pods(source)
+    has_pods = status.cluster is not None
+    request = with_packages(request, options.values["requirements"], source, has_pods=has_pods)
+    sent = for_pods(source) if has_pods else source
     return {"name": called, "source": sent, "options": request}
 
 
@@ -443,11 +446,9 @@ def deploy_service(
         from springtide.client.share_profiles import service_as_profiled
 
         options = service_as_profiled(options, source, on_progress, connected.sharing())
-    if connected.status().cluster is not None:
-        source = for_pods(source)
-    status = connected.deploy_service(
-        name=validate_name(options.values["name"] or name), source=source, options=options.as_request()
-    )
+    has_pods, called = connected.status().cluster is not None, validate_name(options.values["name"] or name)
+    request = with_packages(options.as_request(), options.values["requirements"], source, has_pods=has_pods)
+    status = connected.deploy_service(name=called, source=for_pods(source) if has_pods else source, options=request)
     return ServiceHandle(connected, status.name)
 
 

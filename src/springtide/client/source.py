@@ -88,12 +88,6 @@ def refuse_while_importing(path: str, verb: str) -> None:
         raise InvalidRequest(f"{verb} was called while the file was being imported by Springtide; {_GUARD}")
 
 
-def default_state_directory() -> Path:
-    """SPRINGTIDE_STATE, else ~/.local/state/springtide."""
-    given = os.environ.get("SPRINGTIDE_STATE")
-    return Path(given).expanduser() if given else Path.home() / ".local" / "state" / "springtide"
-
-
 def state_directory_around(path: str) -> Path | None:
     """The state directory if `path` is a submitted copy (<state>/workloads/<id>/source/...), else None."""
     folders = Path(path).resolve().parents

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from springtide.core.errors import StorageError
 from springtide.core.wire.workers import (
     Failed,
     FenceOrder,
@@ -33,6 +34,8 @@ from springtide.runtime.process.device_seen import device_seen
 from springtide.runtime.process.entry import as_function, describe_error, load_object
 from springtide.runtime.process.exits import EXIT_FENCED, WorkerExit, exit_at, exit_now
 from springtide.runtime.process.memory import keep_freed_memory
+from springtide.runtime.process.redaction import redact_output
+from springtide.runtime.process.user_environment import set_user_environment
 from springtide.runtime.script import ScriptReporter, run_script
 
 
@@ -41,7 +44,16 @@ def run_worker(spec: WorkerSpec) -> int:
     torch.set_num_threads(max(1, spec.num_threads))
     defer_compiler()
     os.environ.update(spec.environment)
-    link = ControlLink(spec)
+    try:
+        redactor = set_user_environment(spec)
+    except StorageError as error:
+        link = ControlLink(spec)
+        link.start()
+        return _fail(spec, link, spec.generation, error)
+    if spec.workload.secrets is not None:
+        # In a container its supervisor does that.
+        redact_output(redactor)
+    link = ControlLink(spec, redact=redactor.text)
     entrypoint = spec.workload.entrypoint
     if entrypoint.kind == "class":
         from springtide.runtime.serving.replica import run_replica

@@ -38,6 +38,8 @@ from springtide.core.workload import (
     Goal,
     InferenceService,
     JobState,
+    Packages,
+    SecretSet,
     TrainingJob,
 )
 from springtide.service.status.explain import explain
@@ -131,6 +133,9 @@ def test_every_field_of_a_status_is_filled_from_the_record():
         known.job,
         share=make_share(0.5),
         study="s",
+        env={"HF_HOME": "/data"},
+        packages=Packages(requirements=("tqdm",), python="/opt/python"),
+        secrets=SecretSet(names=("TOKEN",), reference="0" * 32),
         place_reason="on machines",
         stream="clicks",
         menu=MENU,

@@ -9,7 +9,14 @@ import click
 from msgspec.structs import replace
 
 from springtide.cli.jobs.in_cluster import K8S, check_cluster_options, cluster_options, run_in_cluster
-from springtide.cli.jobs.job_options import JobRequest, asked_options, check_place, read_asked, takes_layers
+from springtide.cli.jobs.job_options import (
+    JobRequest,
+    asked_options,
+    check_place,
+    read_asked,
+    takes_layers,
+    with_secrets,
+)
 from springtide.cli.jobs.offers import alternative_text, refusal_text
 from springtide.cli.jobs.profiled import check_profile, profiled_request
 from springtide.cli.jobs.progress import JobWatcher, can_redraw, display, follow
@@ -41,7 +48,7 @@ def run(session: Session, /, target: str, script_args: tuple[str, ...], profile:
 
     Ctrl-C detaches; the job goes on. Exit code 1 if the job failed.
     """
-    asked = read_asked(target, script_args, options)
+    asked = with_secrets(session, read_asked(target, script_args, options))
     check_place(asked)
     check_cluster_options(options, options["on"])
     if options["on"] == K8S:

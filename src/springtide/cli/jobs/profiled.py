@@ -13,6 +13,7 @@ import msgspec
 
 from springtide.cli.jobs.job_options import JobRequest
 from springtide.cli.session import Session, refuse
+from springtide.client.requirements import with_packages
 from springtide.client.shares import is_auto
 from springtide.client.source import for_pods
 from springtide.core.quantities import validate_name
@@ -58,5 +59,7 @@ def profiled_request(session: Session, asked: JobRequest, path: Path) -> dict[st
     options["profile_steps_per_s"] = {str(count): rate for count, rate in rates.items()}
     options["step_profile"] = msgspec.to_builtins(profile.step)
     options.setdefault("num_samples", profile.num_samples)
+    has_pods = status.cluster is not None
+    options = with_packages(options, asked.options.values["requirements"], source, has_pods=has_pods)
     sent = source if status.cluster is None else for_pods(source)
     return {"name": validate_name(asked.options.values["name"] or asked.name), "source": sent, "options": options}

@@ -16,6 +16,7 @@ from springtide.cli.tables.columns import (
     shorten,
     slack,
 )
+from springtide.cli.tables.environment import environment_pairs
 from springtide.cli.tables.functions import (
     function_details,
     function_pairs,
@@ -366,6 +367,7 @@ def job_details(job: JobStatus, now_s: float, workers: str = "") -> str:
         pairs += [*function_pairs(job.functions), *search_pairs(job)]
     pairs += [
         ("place", job.place_reason),
+        *environment_pairs(job),
         *share_pairs(job),
         *(_batch_pairs(job) if job.kind != "script" else []),
         ("loss", loss_text(job)),
@@ -440,6 +442,7 @@ def service_details(service: ServiceStatus) -> str:
             "replicas",
             f"{service.num_ready} ready, {service.num_starting} starting, {allowed} allowed",
         ),
+        *environment_pairs(service),
         *share_pairs(service),
         *scaling_pairs(service),
         ("load", f"{service.arrivals_per_s:.1f} requests/s, {service.in_flight} in flight, {service.queued} queued"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -117,14 +118,20 @@ def _reporter(lines: LossLines) -> Callable[[_OneWorker, int], None]:
 
 
 @contextmanager
-def _as_on_a_worker() -> Iterator[None]:
-    """Limit torch to one thread, as a worker does: with several it may add numbers in another order."""
-    num_threads = torch.get_num_threads()
+def _as_on_a_worker(job: TrainingJob) -> Iterator[None]:
+    """Limit torch to one thread, with several of which it may add numbers in another order, and set `job.env`."""
+    num_threads, before = torch.get_num_threads(), dict(os.environ)
     torch.set_num_threads(1)
+    os.environ.update(job.env)
     try:
         yield
     finally:
         torch.set_num_threads(num_threads)
+        for name in job.env:
+            if name in before:
+                os.environ[name] = before[name]
+            else:
+                os.environ.pop(name, None)
 
 
 def run_local(
@@ -144,7 +151,7 @@ def run_local(
     worker = _OneWorker(job, device, _reporter(LossLines(job.name, write)))
     chosen = (directory or Path("springtide-out") / job.name).absolute()
     context = ElasticContext(worker, _DirectoryArtifacts(worker, chosen), chosen, device, job.params)
-    with _as_on_a_worker():
+    with _as_on_a_worker(job):
         seed_everything(job.seed)
         as_function(function)(context)
         if not context.is_prepared:

@@ -48,11 +48,22 @@ from springtide.service.lookup import find_job, find_service, find_workload, job
 from springtide.service.ports import PlatformLike, ViewLike
 from springtide.service.submission import sources
 from springtide.service.submission.experience import Experience, experience_of, phases_of
-from springtide.service.submission.function_checks import check_container, check_functions, check_no_container
+from springtide.service.submission.function_checks import (
+    check_container,
+    check_functions,
+    check_no_container,
+)
 from springtide.service.submission.function_menus import menus_of
 from springtide.service.submission.guarantees import check_guarantee, check_promises
 from springtide.service.submission.job_edits import check_goal
-from springtide.service.submission.option_models import JobOptionsIn, RequestModel, checked_values, copied, goal_of
+from springtide.service.submission.option_models import (
+    JobOptionsIn,
+    RequestModel,
+    checked_values,
+    copied,
+    goal_of,
+    packages_of,
+)
 from springtide.service.submission.request_digest import digest, is_of_request, request_digest
 from springtide.service.submission.schemas import (
     JobIn,
@@ -65,6 +76,7 @@ from springtide.service.submission.schemas import (
 )
 from springtide.service.submission.shares import check_share, share_of
 from springtide.service.submission.unfinished import check_unfinished
+from springtide.storage.secrets import keep_secrets
 
 MAX_KEY_CHARS = 255
 _SETTLE_S = 2.0
@@ -137,7 +149,9 @@ class SubmissionService:
             entrypoint = sources.entrypoint_of(request.source, source_store.address(place), import_root)
             experience = experience_of(view, request, family_of(request), source_store.holds)
             job = make_job(request, job_id, entrypoint, self._platform.now_s(), experience, submit_key, menu, search)
-            job = replace(job, container=container, place_reason=place_reason)
+            secrets_kept = keep_secrets(self._platform.workload_dir(job_id), request.options.secrets)
+            job = replace(job, container=container, place_reason=place_reason, secrets=secrets_kept)
+            job = replace(job, packages=packages_of(request.options))
             record = self._apply(JobSubmitted(job=job)).jobs[job_id]
         if record.job.submit_key != submit_key:
             raise Conflict(f"this Idempotency-Key was used for {job_id} with another body; use a new key")
@@ -188,6 +202,12 @@ class SubmissionService:
                 revision=1 if old is None else old.service.revision + (1 if old.is_removed else 0),
                 share=share,
                 container=container,
+                secrets=keep_secrets(
+                    self._platform.workload_dir(service_id),
+                    options.secrets,
+                    None if old is None else old.service.secrets,
+                ),
+                packages=packages_of(options),
                 **copied(options, SERVICE_OPTIONS, "workload"),
             )
             check_promises(self._platform, service, service.min_replicas)
