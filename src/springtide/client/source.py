@@ -19,8 +19,24 @@ _GUARD = "put it under `if __name__ == '__main__':`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SentFolder:
+    """A folder whose contents the platform has: the digest of the list of its files, and the file's path in it.
+
+    `directory` is the one in it where the job works (empty: the folder itself), `origin` where it is, for people.
+    """
+
+    sha256: str
+    path: str
+    directory: str
+    origin: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFile:
-    """One Python file and the object in it to run. `files` are the texts of further files, by path relative to it."""
+    """One Python file and the object in it to run. `files` are the texts of further files, by path relative to it.
+
+    `location` is where the file is, None for a text that is in none.
+    """
 
     filename: str
     text: str
@@ -29,6 +45,7 @@ class SourceFile:
     args: tuple[str, ...] = ()
     import_root: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
+    location: Path | None = None
 
 
 def read_source(
@@ -52,6 +69,7 @@ def read_source(
         kind=kind,
         args=args,
         import_root=str(location.parent),
+        location=location,
     )
 
 
@@ -95,10 +113,10 @@ def default_state_directory() -> Path:
 
 
 def state_directory_around(path: str) -> Path | None:
-    """The state directory if `path` is a submitted copy (<state>/workloads/<id>/source/...), else None."""
+    """The state directory if `path` is a submitted copy (in <state>/workloads/<id>/source or folder), else None."""
     folders = Path(path).resolve().parents
     for source, _, workloads, state in zip(folders, folders[1:], folders[2:], folders[3:], strict=False):
-        if source.name == "source" and workloads.name == "workloads":
+        if source.name in ("source", "folder") and workloads.name == "workloads":
             return state
     return None
 

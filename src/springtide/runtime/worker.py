@@ -32,6 +32,7 @@ from springtide.runtime.process.deferred_compiler import defer_compiler
 from springtide.runtime.process.device_seen import device_seen
 from springtide.runtime.process.entry import as_function, describe_error, load_object
 from springtide.runtime.process.exits import EXIT_FENCED, WorkerExit, exit_at, exit_now
+from springtide.runtime.process.job_folder import enter_job
 from springtide.runtime.process.memory import keep_freed_memory
 from springtide.runtime.script import run_script
 
@@ -104,6 +105,7 @@ def _run_trainer(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoint) ->
     try:
         # Seeded alike on every worker: a first group copies no state, so each must build the same initial model.
         seed_everything(job.seed)
+        enter_job(spec)
         function = as_function(load_object(entrypoint, f"springtide_user_{os.getpid()}"))
         link.phases.ended("import")
         seed_everything(job.seed)
@@ -166,6 +168,7 @@ def _run_script_worker(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoi
         )
     )
     try:
+        enter_job(spec)
         code = run_script(entrypoint, spec, order)
         if code:
             raise RuntimeError(f"the script ended with exit code {code}")

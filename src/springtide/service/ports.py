@@ -17,11 +17,13 @@ from springtide.core.resources import Node
 from springtide.core.status.functions import FunctionRunStatus
 from springtide.core.status.pods import ClusterStatus
 from springtide.core.status.shares import SharingStatus
-from springtide.core.workload import WorkloadId
+from springtide.core.workload import JobFolder, WorkloadId
 from springtide.service.history.keeping import Keeper
 from springtide.service.submission.option_models import RequestModel
 from springtide.service.submission.quarantine import Quarantine
 from springtide.service.submission.schemas import JobIn, JobSourceIn, ScaleIn, ServiceIn, ServiceSourceIn
+from springtide.storage.folders.contents import ContentDirectory
+from springtide.storage.folders.tree import FolderTree
 
 Source = JobSourceIn | ServiceSourceIn
 
@@ -115,6 +117,22 @@ class SourceStore(Protocol):
 
     def write(self, place: PurePosixPath, source: Source) -> None:
         """Store the main file at that place and the others beside it. They are durable when this returns."""
+        ...
+
+    @property
+    def contents(self) -> ContentDirectory:
+        """The contents of files that clients have sent for folders of jobs."""
+        ...
+
+    def write_folder(self, job_id: WorkloadId, folder: JobFolder, tree: FolderTree, address: str) -> str:
+        """Make the folder durable for the job, whose source is at `address`; returns where its file is then.
+
+        Raises Conflict for a content that is not there.
+        """
+        ...
+
+    def prune_folders(self, is_over: Callable[[WorkloadId], bool], oldest_unix_s: float) -> None:
+        """Remove what ended jobs do not need any more of the copies that were made before that time."""
         ...
 
     def has(self, workload_id: WorkloadId) -> bool:

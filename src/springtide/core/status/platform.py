@@ -57,7 +57,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     each of its workers is to hold of a device (None: the whole), `enforced` what enforces that. `pods` are those of its
     replicas, on Kubernetes. `resize_reason` is the part of `reason` that says why the number of
     workers changed; empty where `reason` is about something else. `stalled_since_s` is when the last step was seen of a
-    job that has gone without one for too long; None for others.
+    job that has gone without one for too long; None for others. `folder` is where the folder was that travelled with
+    it, `directory` where in its copy of that it works on the platform's machine; empty where there is none.
     """
 
     job_id: str
@@ -122,6 +123,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     pods: tuple[PodStatus, ...] = ()
     resize_reason: str = ""
     stalled_since_s: float | None = None
+    folder: str = ""
+    directory: str = ""
 
 
 class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,15 +12,19 @@ import logging
 import os
 import shutil
 import stat
-from collections.abc import Container, Iterable, Iterator
+import tempfile
+from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
 from springtide.backends.functions.shell.copies import copies_prefix
-from springtide.core.errors import Fenced, ObjectMissing, StorageError
-from springtide.core.workload import ReplicaId, WorkloadId
+from springtide.core.errors import Conflict, Fenced, InvalidRequest, ObjectMissing, StorageError
+from springtide.core.workload import JobFolder, ReplicaId, WorkloadId
 from springtide.service.ports import Source
 from springtide.service.submission import sources
-from springtide.storage.files import fsync_directory, write_durable
+from springtide.storage.files import fsync_directory, make_private, write_durable
+from springtide.storage.folders.contents import ContentDirectory, write_archive
+from springtide.storage.folders.copies import ContentDamaged, make_copy, prune_copy
+from springtide.storage.folders.tree import FOLDER, FOLDER_LIST, FolderTree, decode_tree, encode_tree, folder_key
 from springtide.storage.step_lines import lines_above, unpack_lines
 from springtide.storage.stores.checked import CheckedStore
 from springtide.storage.workloads.head import Departure, WorkloadHead
@@ -36,6 +40,7 @@ class DirectorySources:
 
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
+        self.contents = ContentDirectory(state_dir / "contents")
 
     def address(self, place: PurePosixPath) -> str:
         """The file's path."""
@@ -56,6 +61,33 @@ class DirectorySources:
         """Keep the files, 0600 in 0700 directories, none of which may be a symbolic link."""
         for name, text in _files(place, source):
             write_private(self._state_dir / "workloads", self._state_dir / name, text)
+
+    def write_folder(self, job_id: WorkloadId, folder: JobFolder, tree: FolderTree, address: str) -> str:
+        """Make the job's copy of the folder in its directory, and the list of its files. Returns its file's path."""
+        root = self._state_dir / "workloads" / job_id
+        listed, (sha256, data) = root / FOLDER_LIST, encode_tree(tree)
+        make_private_directories(self._state_dir / "workloads", root)
+        if not listed.exists():
+            write_durable(listed, data)
+        elif hashlib.sha256(listed.read_bytes()).hexdigest() != sha256:
+            raise Conflict(f"this Idempotency-Key was used for {job_id} with another folder; use a new key")
+        try:
+            make_copy(tree, self.contents.open, root / FOLDER, directory=folder.directory)
+        except ContentDamaged as error:
+            self.contents.discard(error.sha256)
+            raise
+        # From now on, what is newer in the copy was written by the job.
+        os.utime(listed)
+        return str(root / FOLDER / folder.path)
+
+    def prune_folders(self, is_over: Callable[[WorkloadId], bool], oldest_unix_s: float) -> None:
+        """Remove what is unchanged in the copies of jobs that are over, of those that were made before that time."""
+        for listed in (self._state_dir / "workloads").glob(f"*/{FOLDER_LIST}"):
+            with contextlib.suppress(OSError, InvalidRequest):
+                made = listed.stat()
+                if made.st_mtime < oldest_unix_s and is_over(WorkloadId(listed.parent.name)):
+                    prune_copy(decode_tree(listed.read_bytes()), listed.parent / FOLDER, made.st_mtime_ns)
+                    listed.unlink()
 
     def has(self, workload_id: WorkloadId) -> bool:
         """Whether there is a directory of that workload."""
@@ -93,6 +125,7 @@ class ObjectSources:
     def __init__(self, store: CheckedStore, state_dir: Path) -> None:
         self._store = store
         self._state_dir = state_dir
+        self.contents = ContentDirectory(state_dir / "contents")
         self._digests: dict[str, bytes] = {}
         self._fetched: set[str] = set()
 
@@ -118,6 +151,17 @@ class ObjectSources:
         """Put the files, the main one last: a reader that finds it finds the others."""
         for name, text in reversed(list(_files(place, source))):
             self._store.put(str(name), text.encode())
+
+    def write_folder(self, job_id: WorkloadId, folder: JobFolder, tree: FolderTree, address: str) -> str:
+        """Put the folder as one archive, which each pod of the job unpacks. Returns `address`."""
+        make_private(self._state_dir)
+        with tempfile.TemporaryDirectory(prefix=".folder-", dir=self._state_dir) as made:
+            write_archive(self.contents, tree, Path(made, "folder.zip"))
+            self._store.put_file(folder_key(job_id, folder), Path(made, "folder.zip"))
+        return address
+
+    def prune_folders(self, is_over: Callable[[WorkloadId], bool], oldest_unix_s: float) -> None:
+        """Do nothing: copies are in pods, and go with them."""
 
     def has(self, workload_id: WorkloadId) -> bool:
         """Whether there is any object of that workload."""
