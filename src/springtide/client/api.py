@@ -28,6 +28,7 @@ from springtide.core.errors import (
     SpringtideError,
     Unauthorized,
 )
+from springtide.core.status.artifacts import ArtifactStatus
 from springtide.core.status.export import LiveState
 from springtide.core.status.platform import (
     Explanation,
@@ -47,6 +48,8 @@ REQUEST_TIMEOUT_S = 30.0
 # A quote makes many decisions of the policy, and waits for earlier quotes.
 QUOTE_TIMEOUT_S = 120.0
 FOLDER_TIMEOUT_S = 120.0
+# The platform may read large files, or fetch them from a store, before it answers.
+ARTIFACT_TIMEOUT_S = 300.0
 CONNECT_TIMEOUT_S = 5.0
 INFER_TIMEOUT_S = 120.0
 # Longer than the platform's interval between keep-alive lines of a stream.
@@ -192,6 +195,18 @@ class Client:
         body = {"name": name, "source": source_body(source), "options": dict(options or {})}
         return self.request("POST", "/v1/quote", Quote, body=body, timeout_s=QUOTE_TIMEOUT_S)
 
+    def artifacts(self, job_id: str, *, with_digests: bool = False) -> list[ArtifactStatus]:
+        """The files that a job left, by name; with their digests if asked, for which each is read. Raises NotFound."""
+        params = {"digests": str(with_digests).lower()}
+        path = f"/v1/jobs/{_part(job_id)}/artifacts"
+        return self.request("GET", path, list[ArtifactStatus], params=params, timeout_s=ARTIFACT_TIMEOUT_S)
+
+    def artifact(self, job_id: str, name: str) -> Iterator[bytes]:
+        """The content of a file that a job left, piece by piece. Raises NotFound."""
+        path = f"/v1/jobs/{_part(job_id)}/artifacts/{quote(name)}"
+        with self._open(path, {}, timeout_s=ARTIFACT_TIMEOUT_S) as response, _transport_errors():
+            yield from response.iter_bytes()
+
     def cancel(self, job_id: str) -> JobStatus:
         """End a job; its last checkpoint stays. Raises NotFound, Conflict."""
         return self.request("POST", f"/v1/jobs/{_part(job_id)}/cancel", JobStatus)
@@ -269,7 +284,8 @@ class Client:
         """
         params = {"replica": replica or "", "tail": tail, "follow": str(follow).lower()}
         path = f"/v1/workloads/{_part(workload_id)}/logs"
-        with self._open(path, params, is_endless=follow) as response, _transport_errors():
+        timeout_s = STREAM_SILENCE_S if follow else REQUEST_TIMEOUT_S
+        with self._open(path, params, timeout_s=timeout_s) as response, _transport_errors():
             for line in _lines(response):
                 yield line.decode("utf-8", "replace")
 
@@ -304,10 +320,11 @@ class Client:
         raise _error_of(response)
 
     @contextmanager
-    def _open(self, path: str, params: Mapping[str, Any], *, is_endless: bool = True) -> Iterator[httpx2.Response]:
-        """Open a streamed answer. An endless one fails as lost after a silence of STREAM_SILENCE_S."""
-        silence_s = STREAM_SILENCE_S if is_endless else REQUEST_TIMEOUT_S
-        timeout = httpx2.Timeout(silence_s, connect=CONNECT_TIMEOUT_S)
+    def _open(
+        self, path: str, params: Mapping[str, Any], *, timeout_s: float = STREAM_SILENCE_S
+    ) -> Iterator[httpx2.Response]:
+        """Open a streamed answer, which fails as lost after a silence of `timeout_s`."""
+        timeout = httpx2.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
         with _transport_errors(), self._http.stream("GET", path, params=params, timeout=timeout) as response:
             if not response.is_success:
                 response.read()

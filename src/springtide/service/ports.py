@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 from springtide.control.journal.ended import EndedJobsLike
 from springtide.control.records import JobRecord, ServiceRecord
@@ -14,6 +14,7 @@ from springtide.core.events import Event
 from springtide.core.job_parts import JobOutcome
 from springtide.core.ports import Step
 from springtide.core.resources import Node
+from springtide.core.status.artifacts import ArtifactStatus
 from springtide.core.status.functions import FunctionRunStatus
 from springtide.core.status.pods import ClusterStatus
 from springtide.core.status.shares import SharingStatus
@@ -145,6 +146,14 @@ class SourceStore(Protocol):
 
     def fetch_logs(self, workload_id: WorkloadId) -> None:
         """Download logs that are stored elsewhere into the folder from which they are read, unless they are there."""
+        ...
+
+    def artifacts(self, workload_id: WorkloadId, *, with_digests: bool = False) -> list[ArtifactStatus]:
+        """The files that a job left, by name; with their digests if asked, for which each is read once."""
+        ...
+
+    def open_artifact(self, workload_id: WorkloadId, name: str) -> tuple[IO[bytes], int]:
+        """A file that a job left, to be read and closed, and the number of its bytes. Raises NotFound."""
         ...
 
     def retire(self, workload_id: WorkloadId, *, keeps_artifacts: bool) -> int:

@@ -12,8 +12,7 @@ from springtide.core.wire.workers import WorkerSpec
 from springtide.core.workload import Entrypoint
 from springtide.storage.files import make_private
 from springtide.storage.folders.tree import import_roots
-
-OUT_VARIABLE = "SPRINGTIDE_OUT"
+from springtide.storage.workloads.results import OUT_VARIABLE, RESULTS
 
 
 def enter_job(spec: WorkerSpec) -> None:
@@ -21,7 +20,7 @@ def enter_job(spec: WorkerSpec) -> None:
 
     Raises InvalidRequest if that is gone.
     """
-    results = Path(spec.work_dir) / "artifacts"
+    results = Path(spec.work_dir) / RESULTS
     with contextlib.suppress(OSError):
         # On a full disk the job may still train; what it writes there then fails.
         make_private(results)

@@ -16,6 +16,7 @@ from starlette.routing import BaseRoute
 
 from springtide import __version__
 from springtide.service.api import data_routes, openapi, routes
+from springtide.service.api.artifact_routes import artifact_routes
 from springtide.service.api.auth import AccessControl
 from springtide.service.api.content_routes import content_routes
 from springtide.service.api.limits import RequestLimits
@@ -84,6 +85,7 @@ def build_api(
     app.include_router(pool_routes(pools))
     app.include_router(share_routes(shares))
     app.include_router(cluster_routes(platform))
+    app.include_router(artifact_routes(platform))
     app.include_router(content_routes(platform.source_store.contents))
     app.include_router(data_routes.data_routes(data_routes.DatasetCatalog(platform)))
     sessions = sessions or BrowserSessions()

@@ -15,9 +15,13 @@ import stat
 import tempfile
 from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path, PurePosixPath
+from typing import IO
+
+from msgspec.structs import replace
 
 from springtide.backends.functions.shell.copies import copies_prefix
-from springtide.core.errors import Conflict, Fenced, InvalidRequest, ObjectMissing, StorageError
+from springtide.core.errors import Conflict, Fenced, InvalidRequest, NotFound, ObjectMissing, StorageError
+from springtide.core.status.artifacts import ArtifactStatus
 from springtide.core.workload import JobFolder, ReplicaId, WorkloadId
 from springtide.service.ports import Source
 from springtide.service.submission import sources
@@ -28,6 +32,7 @@ from springtide.storage.folders.tree import FOLDER, FOLDER_LIST, FolderTree, dec
 from springtide.storage.step_lines import lines_above, unpack_lines
 from springtide.storage.stores.checked import CheckedStore
 from springtide.storage.workloads.head import Departure, WorkloadHead
+from springtide.storage.workloads.results import RESULTS, ResultDigests, list_results, open_result
 from springtide.storage.workloads.store import WorkloadStore
 
 LOG = logging.getLogger("springtide.sources")
@@ -41,6 +46,7 @@ class DirectorySources:
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
         self.contents = ContentDirectory(state_dir / "contents")
+        self._result_digests = ResultDigests()
 
     def address(self, place: PurePosixPath) -> str:
         """The file's path."""
@@ -101,6 +107,21 @@ class DirectorySources:
     def fetch_logs(self, workload_id: WorkloadId) -> None:
         """Do nothing: logs are in the state directory already."""
 
+    def artifacts(self, workload_id: WorkloadId, *, with_digests: bool = False) -> list[ArtifactStatus]:
+        """The files in the folder of the job's results."""
+        root = self._results(workload_id)
+        found = list_results(root)
+        if not with_digests:
+            return found
+        return [replace(each, sha256=self._result_digests.of(root, each.name)) for each in found]
+
+    def open_artifact(self, workload_id: WorkloadId, name: str) -> tuple[IO[bytes], int]:
+        """One of these files. Raises NotFound."""
+        return open_result(self._results(workload_id), name)
+
+    def _results(self, workload_id: WorkloadId) -> Path:
+        return self._state_dir / "workloads" / workload_id / RESULTS
+
     def retire(self, workload_id: WorkloadId, *, keeps_artifacts: bool) -> int:
         """Remove the workload's directory except its fence and, with `keeps_artifacts`, its artifacts."""
         stays = {"fence", "fence.lock", *(("artifacts",) if keeps_artifacts else ())}
@@ -127,6 +148,8 @@ class ObjectSources:
         self._state_dir = state_dir
         self.contents = ContentDirectory(state_dir / "contents")
         self._digests: dict[str, bytes] = {}
+        # Of artifacts, by key.
+        self._result_digests: dict[str, str] = {}
         self._fetched: set[str] = set()
 
     def address(self, place: PurePosixPath) -> str:
@@ -181,6 +204,39 @@ class ObjectSources:
         except StorageError as error:
             # The logs that are here already can still be read.
             LOG.warning("the logs of %s that are kept in the store cannot be had: %s", workload_id, error)
+
+    def artifacts(self, workload_id: WorkloadId, *, with_digests: bool = False) -> list[ArtifactStatus]:
+        """The artifacts that count, by the job's head object. A digest is that of the object, which never changes."""
+        kept = WorkloadStore(self._store, workload_id)
+        found = []
+        for name, key in sorted(kept.artifacts().items()):
+            sha256 = self._digest_of(key) if with_digests else ""
+            found.append(ArtifactStatus(name=name, num_bytes=kept.head().artifacts[name].num_bytes, sha256=sha256))
+        return found
+
+    def open_artifact(self, workload_id: WorkloadId, name: str) -> tuple[IO[bytes], int]:
+        """A file without a name that holds one of these artifacts. Raises NotFound."""
+        key = WorkloadStore(self._store, workload_id).artifacts().get(name)
+        if key is None:
+            raise NotFound(
+                f"{workload_id} has no artifact {name!r:.200}; `springtide artifacts list` names those it has"
+            )
+        make_private(self._state_dir)
+        descriptor, path = tempfile.mkstemp(prefix=".artifact-", dir=self._state_dir)
+        os.close(descriptor)
+        try:
+            self._store.get_file(key, Path(path))
+            return open(path, "rb"), os.path.getsize(path)
+        except ObjectMissing:
+            raise NotFound(f"the artifact {name!r:.200} of {workload_id} was replaced just now; ask again") from None
+        finally:
+            os.unlink(path)
+
+    def _digest_of(self, key: str) -> str:
+        known = self._result_digests.get(key)
+        if known is None:
+            known = self._result_digests[key] = hashlib.sha256(self._store.get(key)).hexdigest()
+        return known
 
     def retire(self, workload_id: WorkloadId, *, keeps_artifacts: bool) -> int:
         """Remove the workload's objects except its fence and, with `keeps_artifacts`, its artifacts."""
