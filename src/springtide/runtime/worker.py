@@ -32,7 +32,7 @@ from springtide.runtime.process.deferred_compiler import defer_compiler
 from springtide.runtime.process.device_seen import device_seen
 from springtide.runtime.process.entry import as_function, describe_error, load_object
 from springtide.runtime.process.exits import EXIT_FENCED, WorkerExit, exit_at, exit_now
-from springtide.runtime.process.job_folder import enter_job
+from springtide.runtime.process.job_folder import enter_job, hand_in_results
 from springtide.runtime.process.memory import keep_freed_memory
 from springtide.runtime.script import run_script
 
@@ -116,6 +116,8 @@ def _run_trainer(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoint) ->
             raise RuntimeError(
                 "the training function returned before its first step was complete; loop over all of ctx.batches(...)"
             )
+        if trainer.rank == 0:
+            hand_in_results(spec, membership.generation, trainer.step)
         return trainer.finish(lambda: publish_result(trainer))
     except WorkerExit as stop:
         return stop.code
@@ -172,6 +174,8 @@ def _run_script_worker(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoi
         code = run_script(entrypoint, spec, order)
         if code:
             raise RuntimeError(f"the script ended with exit code {code}")
+        if order.members.index(spec.replica_id) == 0:
+            hand_in_results(spec, generation, 0)
     except Exception as error:
         return _fail(spec, link, generation, error)
     seq = link.send(Finished(generation=generation, step=0))

@@ -71,6 +71,19 @@ def pack(filename: str, text: str, import_root: Path | None = None, limits: Bund
     return _zip_of(files)
 
 
+def pack_folder(folder: Path, limits: BundleLimits = DEFAULT_LIMITS) -> bytes:
+    """Build a bundle of all files in a folder; links are left out. Raises InvalidRequest above the limits."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    if len(paths) > limits.max_files or sum(path.stat().st_size for path in paths) > limits.max_bytes:
+        raise InvalidRequest(
+            f"the folder has over {limits.max_files:,} files or {limits.max_bytes:,} bytes to ship; leave some out"
+        )
+    try:
+        return _zip_of({path.relative_to(folder).as_posix(): path.read_bytes() for path in paths})
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {folder} to ship it: {error.strerror or error}") from None
+
+
 def _zip_of(files: dict[str, bytes]) -> bytes:
     target = io.BytesIO()
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:

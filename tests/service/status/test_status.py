@@ -106,7 +106,7 @@ def test_a_job_says_where_it_works_in_which_copy():
     in_pods = replace(job.entrypoint, source_path="workloads/fit-1/source/fit.py", folder=FOLDER)
     status = job_status(replace(record(), job=replace(job, entrypoint=in_pods)), 9.0)
     assert (status.directory, status.folder) == ("", "/projects/mine")
-    assert "in each pod, a copy of /projects/mine" in job_details(status, 9.0)
+    assert "in each worker, a copy of /projects/mine" in job_details(status, 9.0)
 
 
 def test_every_field_of_a_status_is_filled_from_the_record():
@@ -162,10 +162,10 @@ def test_every_field_of_a_status_is_filled_from_the_record():
     status = job_status(known, 9.0, planned=planned, usd_per_device_hour=1.0, search=search, enforced="by tests")
     plain = job_status(record(), 9.0)
     same = {name for name in JobStatus.__struct_fields__ if getattr(status, name) == getattr(plain, name)}
-    # It has started, so no start is planned, its promise waits for nothing, and it is neither diverged nor stalled; the
-    # rest both have in common.
+    # It has started, so no start is planned, its promise waits for nothing, and it is neither diverged nor stalled; on
+    # functions it works in no copy of this machine; the rest both have in common.
     assert same == {"job_id", "name", "kind", "state", "submitted_at_s", "min_workers", "max_workers", "num_epochs"} | {
-        *("planned_start_at_s", "promised_if", "pods", "is_diverged", "stalled_since_s")
+        *("planned_start_at_s", "promised_if", "pods", "is_diverged", "stalled_since_s", "directory")
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import time
 from pathlib import Path
@@ -11,10 +12,16 @@ import msgspec
 import pytest
 
 from kits.service.api_fixtures import SOURCE, job_body
-from springtide.core.errors import InvalidRequest
+from kits.service.expiring_objects import House
+from kits.service.sent_folders import sent_tree
+from springtide.backends.kubernetes.client.kinds import key_of
+from springtide.backends.kubernetes.resources.from_object import FOLDER_ANNOTATION
+from springtide.core.errors import InvalidRequest, NotFound
 from springtide.core.events import CancelRequested
+from springtide.core.workload import WorkloadId
 from springtide.service.submission.folders import FolderSweep, check_fits_functions
 from springtide.storage.folders.tree import FolderFile, FolderTree, encode_tree
+from springtide.storage.workloads.store import WorkloadStore
 
 LONG_AGO_S = 1_000.0
 
@@ -25,13 +32,7 @@ def sha256(data: bytes) -> str:
 
 def send(platform, files, folders=()):
     """Keep the contents of a folder; the digest of its list."""
-    listed = []
-    for path, data in sorted(files.items()):
-        platform.source_store.contents.put(sha256(data), data)
-        listed.append(FolderFile(path, sha256(data), len(data)))
-    digest, encoded = encode_tree(FolderTree(tuple(listed), tuple(folders)))
-    platform.source_store.contents.put(digest, encoded)
-    return digest
+    return encode_tree(sent_tree(platform.source_store.contents, files, folders))[0]
 
 
 def folder(digest, **changes):
@@ -65,7 +66,7 @@ def test_each_job_has_a_copy_of_its_own_and_says_so(http, platform):
     other = platform.workload_dir(second["job_id"]) / "folder"
     assert (other / "pkg/helper.py").read_bytes() == b"x = 1\n"
     evidence = http.get(f"/v1/workloads/{first['job_id']}/why").json()["evidence"]
-    assert any("its own copy of /projects/mine (2 files, " in line for line in evidence), evidence
+    assert any("its copy of /projects/mine (2 files, " in line for line in evidence), evidence
     readable = [path for path in platform.state_dir.rglob("*") if path.lstat().st_mode & 0o077]
     assert not readable, "others may read or enter these"
 
@@ -186,3 +187,42 @@ def test_a_job_of_an_earlier_release_has_no_folder(http, platform):
     del older["entrypoint"]["folder"]
     assert msgspec.convert(older, type(job)).entrypoint.folder is None
     assert (http.get(f"/v1/jobs/{job_id}").json()["directory"], job.entrypoint.import_root) == ("", "")
+
+
+def test_a_platform_of_pods_puts_the_folder_into_its_store_as_one_archive(platform, tmp_path):
+    house = House(platform, tmp_path / "store")
+    digest = send(platform, {"train.py": b"def fit(ctx):\n    pass\n", "helper.py": b"x = 1\n"})
+    obj = house.cluster.put()
+    key = key_of(obj)
+    asked = {"sha256": digest, "path": "train.py", "directory": "", "origin": "/projects/mine"}
+    annotations = {FOLDER_ANNOTATION: json.dumps(asked)}
+    house.cluster.server["TrainingFunction", key]["metadata"]["annotations"] = annotations
+    job = house.admission.submit_job(house.cluster.read("TrainingFunction", key)).job
+    assert job.entrypoint.folder.sha256 == digest
+    kept = WorkloadStore(house.store, job.job_id)
+    assert kept.fetch_folder(job.entrypoint.folder, tmp_path / "pod/folder") == tmp_path / "pod/folder/train.py"
+    assert sorted(path.name for path in (tmp_path / "pod").rglob("*")) == ["folder", "helper.py", "train.py"]
+    platform.source_store.retire(job.job_id, keeps_artifacts=False)
+    assert kept.fetch_folder(job.entrypoint.folder, tmp_path / "another/folder") is None
+    house.cluster.server["TrainingFunction", key]["metadata"]["annotations"] = {FOLDER_ANNOTATION: "[1]"}
+    with pytest.raises(InvalidRequest, match="is no folder"):
+        house.admission.submit_job(house.cluster.read("TrainingFunction", key))
+
+
+def test_artifacts_in_a_store_are_listed_hashed_and_sent(platform, tmp_path):
+    house = House(platform, tmp_path / "store")
+    kept = WorkloadStore(house.store, WorkloadId("fit-1"))
+    kept.publish_artifact("model.safetensors", b"weights", 1, 5)
+    (tmp_path / "loss.png").write_bytes(b"plot")
+    kept.publish_artifact("plots/loss.png", tmp_path / "loss.png", 1, 5)
+    found = platform.source_store.artifacts(WorkloadId("fit-1"), with_digests=True)
+    assert [(each.name, each.num_bytes, each.sha256) for each in found] == [
+        ("model.safetensors", 7, sha256(b"weights")),
+        ("plots/loss.png", 4, sha256(b"plot")),
+    ]
+    file, num_bytes = platform.source_store.open_artifact(WorkloadId("fit-1"), "plots/loss.png")
+    with file:
+        assert (file.read(), num_bytes) == (b"plot", 4)
+    with pytest.raises(NotFound, match="has no artifact 'x'"):
+        platform.source_store.open_artifact(WorkloadId("fit-1"), "x")
+    assert not list(platform.state_dir.glob(".artifact-*"))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from springtide.core.errors import InvalidRequest
-from springtide.core.workload import JobFolder, WorkloadId
+from springtide.core.workload import JobFolder
 from springtide.storage.folders.tree import (
     MAX_BYTES,
     MAX_FILE_BYTES,
@@ -18,7 +18,7 @@ from springtide.storage.folders.tree import (
     check_tree,
     decode_tree,
     encode_tree,
-    folder_key,
+    folder_name,
     import_roots,
 )
 
@@ -86,6 +86,5 @@ def test_a_file_imports_from_its_folder_then_from_the_one_that_travels(tmp_path:
     assert import_roots(file, tmp_path / "scripts") == [tmp_path / "scripts"]
 
 
-def test_an_archive_has_a_key_of_its_jobs() -> None:
-    folder = JobFolder(sha256="a" * 64, path="train.py")
-    assert folder_key(WorkloadId("fit-1"), folder) == f"workloads/fit-1/folder-{'a' * 16}.zip"
+def test_an_archive_is_called_by_the_folders_digest() -> None:
+    assert folder_name(JobFolder(sha256="a" * 64, path="train.py")) == f"folder-{'a' * 16}.zip"

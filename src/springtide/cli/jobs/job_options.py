@@ -62,11 +62,16 @@ def folder_wish(given: dict[str, Any]) -> FolderWish:
 def read_asked(target: str, script_args: tuple[str, ...], given: dict[str, Any]) -> JobRequest:
     """Load the file and apply the flags to what it declares. Raises InvalidRequest."""
     path, object_name = split_target(target)
-    if given["on"] == "k8s":
-        # A job like any other; only the way to the platform is another one.
-        given = {**given, "on": None}
-    overrides = _overrides(given)
     wish = folder_wish({"folder": None, "no_folder": False, **given})
+    if given["on"] == "k8s":
+        if wish is not None:
+            refuse(
+                "--folder and --no-folder are for a platform that is asked over REST; an object of a cluster holds the "
+                "file and what it imports from its folder"
+            )
+        # A job like any other; only the way to the platform is another one.
+        given, wish = {**given, "on": None}, False
+    overrides = _overrides(given)
     found = find_training(_imported(path, wish), path, object_name) if uses_springtide(path) else None
     if found is not None:
         if script_args:

@@ -368,7 +368,7 @@ def job_details(job: JobStatus, now_s: float, workers: str = "") -> str:
         pairs += [*function_pairs(job.functions), *search_pairs(job)]
     pairs += [
         ("place", job.place_reason),
-        ("folder", f"{job.directory or 'in each pod'}, a copy of {job.folder}" if job.folder else ""),
+        ("folder", f"{job.directory or 'in each worker'}, a copy of {job.folder}" if job.folder else ""),
         *share_pairs(job),
         *(_batch_pairs(job) if has_steps else []),
         ("loss", loss_text(job)),

@@ -58,7 +58,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     replicas, on Kubernetes. `resize_reason` is the part of `reason` that says why the number of
     workers changed; empty where `reason` is about something else. `stalled_since_s` is when the last step was seen of a
     job that has gone without one for too long; None for others. `folder` is where the folder was that travelled with
-    it, `directory` where in its copy of that it works on the platform's machine; empty where there is none.
+    it, `directory` where in its copy of that it works on the platform's machine; empty where there is none there.
     """
 
     job_id: str

@@ -7,12 +7,16 @@ import os
 import sys
 from pathlib import Path
 
-from springtide.core.errors import InvalidRequest
+from springtide.core.errors import InvalidRequest, StorageError
 from springtide.core.wire.workers import WorkerSpec
 from springtide.core.workload import Entrypoint
 from springtide.storage.files import make_private
 from springtide.storage.folders.tree import import_roots
-from springtide.storage.workloads.results import OUT_VARIABLE, RESULTS
+from springtide.storage.workloads.results import OUT_VARIABLE, RESULTS, list_results
+from springtide.storage.workloads.store import open_workload_store
+
+# The head object of a job names each of them.
+MAX_HANDED_IN = 1_000
 
 
 def enter_job(spec: WorkerSpec) -> None:
@@ -26,6 +30,29 @@ def enter_job(spec: WorkerSpec) -> None:
         make_private(results)
     os.environ[OUT_VARIABLE] = str(results)
     enter_folder(spec.workload.entrypoint)
+
+
+def hand_in_results(spec: WorkerSpec, generation: int, step: int) -> None:
+    """Put what a job in a pod wrote into its folder of results into the job's store, under the fence.
+
+    On one machine that folder is where the platform finds it. What cannot be handed in is told in the job's output.
+    """
+    if not spec.store_url:
+        return
+    root = Path(spec.work_dir) / RESULTS
+    found = list_results(root)
+    if len(found) > MAX_HANDED_IN:
+        sys.stderr.write(f"springtide: of {len(found):,} files in {OUT_VARIABLE}, {MAX_HANDED_IN:,} are handed in\n")
+    try:
+        store = open_workload_store(spec.store_url, spec.workload_id)
+        for result in found[:MAX_HANDED_IN]:
+            try:
+                store.publish_artifact(result.name, root / result.name, generation, step)
+            except StorageError as error:
+                sys.stderr.write(f"springtide: {result.name} in {OUT_VARIABLE} could not be handed in: {error}\n")
+        store.close()
+    except StorageError as error:
+        sys.stderr.write(f"springtide: what is in {OUT_VARIABLE} could not be handed in: {error}\n")
 
 
 def enter_folder(entrypoint: Entrypoint) -> None:

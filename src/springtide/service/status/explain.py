@@ -127,9 +127,9 @@ def _folder_evidence(record: JobRecord) -> list[str]:
     folder = record.job.entrypoint.folder
     if folder is None:
         return []
-    where = working_directory(record.job.entrypoint) or f"{folder.directory or 'its root'} in the copy of each pod"
+    where = working_directory(record.job) or f"{folder.directory or 'the root'} of a copy that each worker has"
     size = f"{_count(folder.num_files, 'file')}, {format_bytes(folder.num_bytes)}"
-    return [f"it runs in {where}, its own copy of {folder.origin or 'the folder that was sent'} ({size})"]
+    return [f"it runs in {where}, its copy of {folder.origin or 'the folder that was sent'} ({size})"]
 
 
 def _job_evidence(

@@ -22,7 +22,7 @@ from springtide.core.status.platform import (
     ServiceStatus,
 )
 from springtide.core.status.search import SearchStatus
-from springtide.core.workload import Entrypoint, InferenceService, JobState, ReplicaId, TrainingJob, WorkloadId
+from springtide.core.workload import InferenceService, JobState, ReplicaId, TrainingJob, WorkloadId
 from springtide.service.ports import ViewLike
 from springtide.service.status.adaptation import adaptation_of, num_samples_left, progress_of
 from springtide.service.status.pools import node_statuses, pool_statuses
@@ -86,14 +86,17 @@ def _asked_fields(job: TrainingJob) -> dict[str, Any]:
         "batch_schedule": job.batch_schedule,
         "study": job.study,
         "folder": "" if job.entrypoint.folder is None else job.entrypoint.folder.origin,
-        "directory": working_directory(job.entrypoint),
+        "directory": working_directory(job),
     }
 
 
-def working_directory(entrypoint: Entrypoint) -> str:
-    """Where a job works in its copy of a folder, on this machine; empty without one, or where only its pods have it."""
-    folder, file = entrypoint.folder, PurePosixPath(entrypoint.source_path)
-    if folder is None or not file.is_absolute():
+def working_directory(job: TrainingJob) -> str:
+    """Where a job works in its copy of a folder, on this machine; empty without one, or where each worker has its own.
+
+    So it is of pods and of functions.
+    """
+    folder, file = job.entrypoint.folder, PurePosixPath(job.entrypoint.source_path)
+    if folder is None or not file.is_absolute() or job.is_on_functions:
         return ""
     return str(file.parents[folder.path.count("/")] / folder.directory)
 

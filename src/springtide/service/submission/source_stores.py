@@ -28,7 +28,7 @@ from springtide.service.submission import sources
 from springtide.storage.files import fsync_directory, make_private, write_durable
 from springtide.storage.folders.contents import ContentDirectory, write_archive
 from springtide.storage.folders.copies import ContentDamaged, make_copy, prune_copy
-from springtide.storage.folders.tree import FOLDER, FOLDER_LIST, FolderTree, decode_tree, encode_tree, folder_key
+from springtide.storage.folders.tree import FOLDER, FOLDER_LIST, FolderTree, decode_tree, encode_tree, folder_name
 from springtide.storage.step_lines import lines_above, unpack_lines
 from springtide.storage.stores.checked import CheckedStore
 from springtide.storage.workloads.head import Departure, WorkloadHead
@@ -180,7 +180,7 @@ class ObjectSources:
         make_private(self._state_dir)
         with tempfile.TemporaryDirectory(prefix=".folder-", dir=self._state_dir) as made:
             write_archive(self.contents, tree, Path(made, "folder.zip"))
-            self._store.put_file(folder_key(job_id, folder), Path(made, "folder.zip"))
+            self._store.put_file(f"workloads/{job_id}/{folder_name(folder)}", Path(made, "folder.zip"))
         return address
 
     def prune_folders(self, is_over: Callable[[WorkloadId], bool], oldest_unix_s: float) -> None:

@@ -11,7 +11,7 @@ import msgspec
 from springtide.core.decoding import decode_json
 from springtide.core.errors import InvalidRequest
 from springtide.core.quantities import format_bytes
-from springtide.core.workload import JobFolder, WorkloadId
+from springtide.core.workload import JobFolder
 from springtide.storage.bundles import problem_with_name
 
 MAX_FILES = 20_000
@@ -120,9 +120,9 @@ def check_amount(
         )
 
 
-def folder_key(job_id: WorkloadId, folder: JobFolder) -> str:
-    """The key of the archive of a job's folder in an object store."""
-    return f"workloads/{job_id}/folder-{folder.sha256[:16]}.zip"
+def folder_name(folder: JobFolder) -> str:
+    """What the archive of a job's folder is called among the job's objects in a store."""
+    return f"folder-{folder.sha256[:16]}.zip"
 
 
 def import_roots(file: Path, folder: Path) -> list[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import os
 import stat
 from pathlib import Path
@@ -72,7 +73,7 @@ def list_results(root: Path) -> list[ArtifactStatus]:
     return found[:MAX_RESULTS]
 
 
-def open_result(root: Path, name: str) -> tuple[IO[bytes], int]:
+def open_result(root: Path, name: str) -> tuple[io.BufferedReader, int]:
     """A result, to be read, and the number of its bytes. Raises NotFound."""
     unknown = NotFound(f"there is no artifact {name!r:.200}; `springtide artifacts list` names those that there are")
     if problem_with_path(name):
