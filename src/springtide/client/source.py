@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from springtide.client.neighbours import neighbours
+from springtide.client.notebooks import NOTEBOOK_FILE, cell_text
 from springtide.core.errors import InvalidRequest
 
 # Set while a file is imported only to find what it declares; it must not submit jobs then.
@@ -74,7 +75,10 @@ def read_source(
 
 
 def source_of(target: Any, kind: Literal["function", "class"]) -> SourceFile:
-    """The file that defines a function or class. Raises InvalidRequest unless it is defined at the file's top level."""
+    """The file that defines a function or class; for one of a notebook, a text that is made of its cells.
+
+    Raises InvalidRequest unless it is defined at the top level, and of a notebook if it uses what cannot be sent.
+    """
     if "<locals>" in target.__qualname__ or "." in target.__qualname__ or target.__qualname__ == "<lambda>":
         raise InvalidRequest(
             f"{target.__qualname__} is defined inside something else; workers import the file, "
@@ -84,12 +88,18 @@ def source_of(target: Any, kind: Literal["function", "class"]) -> SourceFile:
         path = inspect.getsourcefile(target)
     except TypeError:
         path = None
-    if path is None or not os.path.isfile(path):
-        raise InvalidRequest(
-            f"{target.__name__} was not defined in a file (a notebook or an interactive session?); "
-            "write it into a .py file and import it, so that workers can read it"
-        )
-    return read_source(path, target.__name__, kind)
+    if path is not None and os.path.isfile(path):
+        return read_source(path, target.__name__, kind)
+    # Of a notebook or an interactive session: as if its cells were a file where the session works.
+    text, here = cell_text(target), Path.cwd()
+    return SourceFile(
+        filename=NOTEBOOK_FILE,
+        text=text,
+        object_name=target.__name__,
+        kind=kind,
+        import_root=str(here),
+        location=here / NOTEBOOK_FILE,
+    )
 
 
 def object_name_in(target: object, namespace: Mapping[str, Any], what: str) -> str:

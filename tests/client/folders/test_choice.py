@@ -93,3 +93,17 @@ def test_a_source_has_the_code_of_its_folder_or_what_pods_need(project: Path) ->
     assert with_code(source, None, has_pods=False).files == {"helper.py": "x = 1\n"}
     assert with_code(source, False, has_pods=False) == source
     assert with_code(source, False, has_pods=True).import_root == ""
+
+
+def test_a_file_in_the_home_directory_travels_alone_unless_a_folder_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path.resolve() / "home"
+    file = write(home / "train.py", "import lib\n")
+    inner = write(home / "scripts" / "train.py", "import lib\n")
+    write(home / "lib.py")
+    write(home / ".git")
+    monkeypatch.setattr(Path, "home", lambda: home)
+    assert chosen(file) is None
+    assert chosen(file, home) == home
+    assert chosen(inner) == home / "scripts", "the home directory is no project, even with a .git"

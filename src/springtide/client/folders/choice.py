@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,10 +25,12 @@ def chosen_folder(location: Path, text: str, wish: FolderWish) -> Path | None:
     """The folder that travels with the file at `location`, which holds `text`; None: the file alone.
 
     Without a wish it is the folder of the file; the nearest one above with a pyproject.toml or .git is it if the file,
-    or one that it imports, imports something from there or from its src. Raises InvalidRequest for a wish that is no
-    folder around the file.
+    or one that it imports, imports something from there or from its src. A file in the home directory itself, or in the
+    one of temporary files, travels alone. Raises InvalidRequest for a wish that is no folder around the file.
     """
     if wish is False:
+        return None
+    if wish is None and is_too_wide(location.parent):
         return None
     if wish is None:
         project = _project_above(location.parent)
@@ -67,11 +70,16 @@ def code_files(location: Path, text: str, folder: Path) -> dict[str, str]:
     return texts if sum(len(code.encode()) for code in texts.values()) <= _MAX_CODE_BYTES else {}
 
 
+def is_too_wide(folder: Path) -> bool:
+    """Whether a folder holds all kinds of things, of which a file in it is but one: then it travels only if named."""
+    return folder in (Path.home(), Path(tempfile.gettempdir()).resolve(), Path(folder.anchor))
+
+
 def _project_above(folder: Path) -> Path | None:
     """The nearest folder with a mark of a project, if it is above this one and not the home directory or the root."""
     for each in (folder, *folder.parents):
         if any((each / mark).exists() for mark in _PROJECT_MARKS):
-            return None if each in (folder, Path.home(), Path(each.anchor)) else each
+            return None if each == folder or is_too_wide(each) else each
     return None
 
 

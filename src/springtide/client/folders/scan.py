@@ -11,7 +11,7 @@ from typing import NamedTuple
 from pathspec import GitIgnoreSpec
 
 from springtide.core.quantities import format_bytes
-from springtide.storage.folders.tree import problem_with_path
+from springtide.storage.folders.tree import MAX_FILES, problem_with_path
 
 OWN_IGNORE = ".springtideignore"
 GIT_IGNORE = ".gitignore"
@@ -110,7 +110,12 @@ class _Walk:
         self._always = always
 
     def enter(self, folder: str, prefix: str, rules: _Rules, around: tuple[str, ...]) -> None:
-        """Add what is in a folder. `around` are the real paths of it and the ones that were entered before it."""
+        """Add what is in a folder. `around` are the real paths of it and the ones that were entered before it.
+
+        Ends early when there are more files than may travel.
+        """
+        if len(self._found.files) > MAX_FILES:
+            return
         try:
             entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         except OSError:

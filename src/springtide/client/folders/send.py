@@ -72,6 +72,8 @@ def submit_with_folder(
     location = source.location
     folder = None if location is None else chosen_folder(location, source.text, wish)
     if location is None or folder is None:
+        if location is not None and wish is None:
+            on_progress(f"{location.name} travels alone: {location.parent} holds too much; --folder names a folder")
         return client.submit_job(**request)
     path = location.relative_to(folder).as_posix()
     found = scan(folder, path)

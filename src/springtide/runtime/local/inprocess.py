@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from springtide.runtime.local.function_task import LocalResult, LossLines
 from springtide.runtime.models.named_tensors import TrainingState
 from springtide.runtime.process.entry import as_function
 from springtide.storage.files import write_durable
+from springtide.storage.workloads.results import OUT_VARIABLE
 
 
 class _OneWorker:
@@ -117,14 +119,23 @@ def _reporter(lines: LossLines) -> Callable[[_OneWorker, int], None]:
 
 
 @contextmanager
-def _as_on_a_worker() -> Iterator[None]:
-    """Limit torch to one thread, as a worker does: with several it may add numbers in another order."""
-    num_threads = torch.get_num_threads()
+def _as_on_a_worker(results: Path) -> Iterator[None]:
+    """Name the folder of the results as for a worker, and limit torch to one thread.
+
+    With several it may add numbers in another order.
+    """
+    num_threads, named = torch.get_num_threads(), os.environ.get(OUT_VARIABLE)
     torch.set_num_threads(1)
+    results.mkdir(parents=True, exist_ok=True)
+    os.environ[OUT_VARIABLE] = str(results)
     try:
         yield
     finally:
         torch.set_num_threads(num_threads)
+        if named is None:
+            os.environ.pop(OUT_VARIABLE, None)
+        else:
+            os.environ[OUT_VARIABLE] = named
 
 
 def run_local(
@@ -144,7 +155,7 @@ def run_local(
     worker = _OneWorker(job, device, _reporter(LossLines(job.name, write)))
     chosen = (directory or Path("springtide-out") / job.name).absolute()
     context = ElasticContext(worker, _DirectoryArtifacts(worker, chosen), chosen, device, job.params)
-    with _as_on_a_worker():
+    with _as_on_a_worker(chosen):
         seed_everything(job.seed)
         as_function(function)(context)
         if not context.is_prepared:
