@@ -35,15 +35,13 @@ if TYPE_CHECKING:
         auto as auto,
     )
     from springtide.client.functions import (
-        model_path as model_path,
-    )
-    from springtide.client.functions import (
         serve as serve,
     )
     from springtide.client.functions import (
         train as train,
     )
     from springtide.client.models import jax_model as jax_model
+    from springtide.client.saved_models import model_path as model_path
     from springtide.client.tuning import tune as tune
     from springtide.core.context import Batch as Batch
     from springtide.core.context import TrainContext as TrainContext
@@ -67,7 +65,7 @@ _PUBLIC = {
     "dataset": "springtide.client.datasets",
     "datasets": "springtide.client.datasets",
     "jax_model": "springtide.client.models",
-    "model_path": "springtide.client.functions",
+    "model_path": "springtide.client.saved_models",
     "remove_dataset": "springtide.client.datasets",
     "report": "springtide.runtime.script_reports",
     "serve": "springtide.client.functions",

@@ -7,7 +7,7 @@ import importlib.util
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -72,19 +72,24 @@ def uses_springtide(path: Path) -> bool:
 
 
 @contextmanager
-def _importing(path: Path) -> Iterator[None]:
+def _importing(path: Path, roots: Iterable[Path]) -> Iterator[None]:
     """Put the file's folder first on the import path, as when it is run, and make `submit()` raise meanwhile."""
-    sys.path.insert(0, str(path.parent))
+    added = [str(each) for each in dict.fromkeys((path.parent, *roots))]
+    sys.path[:0] = added
     os.environ[IMPORTING_VARIABLE] = "1"
     try:
         yield
     finally:
         del os.environ[IMPORTING_VARIABLE]
-        sys.path.remove(str(path.parent))
+        for each in added:
+            sys.path.remove(each)
 
 
-def import_file(path: Path) -> ModuleType:
-    """Import the user's file. Raises InvalidRequest, which names the line, for whatever the file raises."""
+def import_file(path: Path, roots: Iterable[Path] = ()) -> ModuleType:
+    """Import the user's file; `roots` are where else it imports from than its folder.
+
+    Raises InvalidRequest, which names the line, for whatever the file raises.
+    """
     name = f"springtide_user_{path.stem}"
     specification = importlib.util.spec_from_file_location(name, path)
     assert specification is not None
@@ -92,7 +97,7 @@ def import_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(specification)
     sys.modules[name] = module
     try:
-        with _importing(path):
+        with _importing(path, roots):
             specification.loader.exec_module(module)
     except InvalidRequest as error:
         raise InvalidRequest(f"{path.name}{_line_of(error, path)}: {error}") from None

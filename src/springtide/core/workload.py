@@ -52,11 +52,28 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
         return self.deadline_s is not None and not self.is_soft
 
 
+class JobFolder(msgspec.Struct, frozen=True, kw_only=True):
+    """The folder that was submitted with a job, of which the job has a copy of its own (storage/folders/).
+
+    `sha256` is the digest of its list of files, `path` the job's file in it, `directory` the one in it where the job
+    works (empty: the folder itself). `origin` is the path that it had where it was submitted; only people read that.
+    """
+
+    sha256: str
+    path: str
+    directory: str = ""
+    origin: str = ""
+    num_files: int = 0
+    num_bytes: int = 0
+
+
 class Entrypoint(msgspec.Struct, frozen=True, kw_only=True):
     """The user's code: a snapshot of the source file, so that later edits do not affect a running job.
 
     kind `function`: the function `object_name` is called with a TrainContext. `class`: `object_name` is a served class.
-    `script`: the whole file runs as `__main__`, with torchrun's environment variables and `args`.
+    `script`: the whole file runs as `__main__`, with torchrun's environment variables and `args`. With a `folder` the
+    file is in the job's copy of it, where the job also works; without one, as in earlier releases, the file is alone
+    and its neighbours are imported from `import_root`.
     """
 
     source_path: str
@@ -64,6 +81,7 @@ class Entrypoint(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["function", "class", "script"] = "function"
     args: tuple[str, ...] = ()
     import_root: str = ""
+    folder: JobFolder | None = None
 
 
 class AdaptiveBatch(msgspec.Struct, frozen=True, kw_only=True):

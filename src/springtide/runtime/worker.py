@@ -33,6 +33,7 @@ from springtide.runtime.process.deferred_compiler import defer_compiler
 from springtide.runtime.process.device_seen import device_seen
 from springtide.runtime.process.entry import as_function, describe_error, load_object
 from springtide.runtime.process.exits import EXIT_FENCED, WorkerExit, exit_at, exit_now
+from springtide.runtime.process.job_folder import enter_job, hand_in_results
 from springtide.runtime.process.memory import keep_freed_memory
 from springtide.runtime.process.redaction import redact_output
 from springtide.runtime.process.user_environment import set_user_environment
@@ -116,6 +117,7 @@ def _run_trainer(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoint) ->
     try:
         # Seeded alike on every worker: a first group copies no state, so each must build the same initial model.
         seed_everything(job.seed)
+        enter_job(spec)
         function = as_function(load_object(entrypoint, f"springtide_user_{os.getpid()}"))
         link.phases.ended("import")
         seed_everything(job.seed)
@@ -126,6 +128,8 @@ def _run_trainer(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoint) ->
             raise RuntimeError(
                 "the training function returned before its first step was complete; loop over all of ctx.batches(...)"
             )
+        if trainer.rank == 0:
+            hand_in_results(spec, membership.generation, trainer.step)
         return trainer.finish(lambda: publish_result(trainer))
     except WorkerExit as stop:
         return stop.code
@@ -179,9 +183,12 @@ def _run_script_worker(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoi
     )
     reporter = ScriptReporter(link, spec, order)
     try:
+        enter_job(spec)
         code = run_script(entrypoint, spec, order, reporter)
         if code:
             raise RuntimeError(f"the script ended with exit code {code}")
+        if order.members.index(spec.replica_id) == 0:
+            hand_in_results(spec, generation, 0)
     except Exception as error:
         reporter.flush()
         return _fail(spec, link, generation, error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -47,6 +48,20 @@ def test_the_same_bits_as_one_worker_of_the_platform(make_plane, tmp_path, monke
     assert result.loss == plane.steps()[-1]["loss"]
     assert lines[0].startswith("job step 1/26  loss ")
     assert lines[-1].startswith("job step 26/26  loss ")
+
+
+def test_what_it_writes_to_the_folder_of_results_is_beside_its_model(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPRINGTIDE_OUT", "as it was")
+    job = make_job(tmp_path, FIT)
+    fit = load_fit(job)
+
+    def writing(ctx):
+        (Path(os.environ["SPRINGTIDE_OUT"]) / "note.txt").write_text("text")
+        fit(ctx)
+
+    run_local(writing, job, tmp_path / "out", lambda line: None)
+    assert {"model.safetensors", "note.txt"} <= {path.name for path in (tmp_path / "out").iterdir()}
+    assert os.environ["SPRINGTIDE_OUT"] == "as it was"
 
 
 def test_another_seed_gives_other_bits(tmp_path):

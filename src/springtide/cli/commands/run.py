@@ -13,6 +13,8 @@ from springtide.cli.jobs.job_options import (
     JobRequest,
     asked_options,
     check_place,
+    folder_options,
+    folder_wish,
     read_asked,
     takes_layers,
     with_secrets,
@@ -24,6 +26,7 @@ from springtide.cli.session import Session, common_options, refuse
 from springtide.cli.tables.shares import held_line
 from springtide.cli.tables.statuses import final_line
 from springtide.cli.tables.story import num_workers_over_time, workers_text
+from springtide.client.folders.send import submit_with_folder
 from springtide.client.functions import quote_job, submit_job
 from springtide.client.handles import JobHandle
 from springtide.core.errors import BackendError, CapacityError
@@ -40,6 +43,7 @@ from springtide.core.workload import JobState
     metavar="FILE",
     help="What `springtide profile` wrote: its speed is known then. On functions: its profile of layers.",
 )
+@folder_options
 @cluster_options
 @common_options
 @click.pass_obj
@@ -57,6 +61,7 @@ def run(session: Session, /, target: str, script_args: tuple[str, ...], profile:
         where, image = options["namespace"] or "", options["image"] or ""
         run_in_cluster(session, asked, namespace=where, image=image, is_detached=options["detach"])
         return
+    folder = folder_wish(options)
     if profile is None or takes_layers(asked):
         handle = submit_job(
             asked.source,
@@ -66,9 +71,11 @@ def run(session: Session, /, target: str, script_args: tuple[str, ...], profile:
             profile=profile,
             on_progress=session.note,
             is_declared=asked.is_declared,
+            folder=folder,
         )
     else:
-        submitted = session.client.submit_job(**profiled_request(session, asked, Path(profile)))
+        request = profiled_request(session, asked, Path(profile), folder)
+        submitted = submit_with_folder(session.client, request, folder, session.note)
         handle = JobHandle(session.client, submitted.job_id)
     job = handle.status()
     if job.state == JobState.REJECTED:

@@ -368,6 +368,7 @@ def job_details(job: JobStatus, now_s: float, workers: str = "") -> str:
     pairs += [
         ("place", job.place_reason),
         *environment_pairs(job),
+        ("folder", f"{job.directory or 'in each worker'}, a copy of {job.folder}" if job.folder else ""),
         *share_pairs(job),
         *(_batch_pairs(job) if job.kind != "script" else []),
         ("loss", loss_text(job)),

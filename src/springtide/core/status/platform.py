@@ -59,7 +59,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     workers changed; empty where `reason` is about something else. `stalled_since_s` is when the last step was seen of a
     job that has gone without one for too long; None for others. `env` and `secrets` name the variables that its
     owner has set; their values are not told. `packages` and `python` are the requirements and the interpreter of an
-    environment of its own.
+    environment of its own. `folder` is where the folder was that travelled with it, `directory` where in its copy of
+    that it works on the platform's machine; empty where there is none there.
     """
 
     job_id: str
@@ -128,6 +129,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     secrets: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     python: str = ""
+    folder: str = ""
+    directory: str = ""
 
     @property
     def has_steps(self) -> bool:

@@ -24,6 +24,7 @@ from springtide.runtime.local.function_task import LocalResult, LossLines
 from springtide.runtime.models.named_tensors import TrainingState
 from springtide.runtime.process.entry import as_function
 from springtide.storage.files import write_durable
+from springtide.storage.workloads.results import OUT_VARIABLE
 
 
 class _OneWorker:
@@ -118,16 +119,21 @@ def _reporter(lines: LossLines) -> Callable[[_OneWorker, int], None]:
 
 
 @contextmanager
-def _as_on_a_worker(job: TrainingJob) -> Iterator[None]:
-    """Limit torch to one thread, with several of which it may add numbers in another order, and set `job.env`."""
+def _as_on_a_worker(job: TrainingJob, results: Path) -> Iterator[None]:
+    """Set `job.env`, name the folder of the results, and limit torch to one thread.
+
+    With several it may add numbers in another order.
+    """
     num_threads, before = torch.get_num_threads(), dict(os.environ)
     torch.set_num_threads(1)
-    os.environ.update(job.env)
+    results.mkdir(parents=True, exist_ok=True)
+    ours = {**job.env, OUT_VARIABLE: str(results)}
+    os.environ.update(ours)
     try:
         yield
     finally:
         torch.set_num_threads(num_threads)
-        for name in job.env:
+        for name in ours:
             if name in before:
                 os.environ[name] = before[name]
             else:
@@ -151,7 +157,7 @@ def run_local(
     worker = _OneWorker(job, device, _reporter(LossLines(job.name, write)))
     chosen = (directory or Path("springtide-out") / job.name).absolute()
     context = ElasticContext(worker, _DirectoryArtifacts(worker, chosen), chosen, device, job.params)
-    with _as_on_a_worker(job):
+    with _as_on_a_worker(job, chosen):
         seed_everything(job.seed)
         as_function(function)(context)
         if not context.is_prepared:

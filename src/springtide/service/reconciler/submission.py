@@ -20,6 +20,7 @@ from springtide.backends.kubernetes.client.kinds import (
 )
 from springtide.backends.kubernetes.resources.client import Objects
 from springtide.backends.kubernetes.resources.from_object import (
+    FOLDER_ANNOTATION,
     MAX_OBJECT_SOURCE_BYTES,
     NAME_ANNOTATION,
     REQUEST_ANNOTATION,
@@ -37,6 +38,7 @@ from springtide.service.lookup import find_job, find_service, find_workload
 from springtide.service.ports import PlatformLike, Submissions
 from springtide.service.reconciler.admission import ResourceAdmission
 from springtide.service.submission import sources
+from springtide.service.submission.folders import folder_of
 from springtide.service.submission.function_checks import check_for_pods, check_functions
 from springtide.service.submission.option_models import RequestModel
 from springtide.service.submission.request_digest import digest, is_of_request, request_digest
@@ -88,7 +90,11 @@ class ResourceSubmission:
             request.options.model_dump(),
             _plain_container(request.container),
         )
-        self._label(obj, {NAME_ANNOTATION: request.name, REQUEST_ANNOTATION: told})
+        annotations = {NAME_ANNOTATION: request.name, REQUEST_ANNOTATION: told}
+        if request.source.folder is not None:
+            folder_of(request, self._platform.source_store.contents)
+            annotations[FOLDER_ANNOTATION] = request.source.folder.model_dump_json()
+        self._label(obj, annotations)
         created = self._objects.create(TRAINING_FUNCTION.name, obj)
         if created is None:
             if key is None:

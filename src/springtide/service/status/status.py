@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import PurePosixPath
 from typing import Any
 
 from msgspec.structs import asdict, replace
@@ -86,7 +87,20 @@ def _asked_fields(job: TrainingJob) -> dict[str, Any]:
         "batch_schedule": job.batch_schedule,
         "study": job.study,
         **environment_fields(job),
+        "folder": "" if job.entrypoint.folder is None else job.entrypoint.folder.origin,
+        "directory": working_directory(job),
     }
+
+
+def working_directory(job: TrainingJob) -> str:
+    """Where a job works in its copy of a folder, on this machine; empty without one, or where each worker has its own.
+
+    So it is of pods and of functions.
+    """
+    folder, file = job.entrypoint.folder, PurePosixPath(job.entrypoint.source_path)
+    if folder is None or not file.is_absolute() or job.is_on_functions:
+        return ""
+    return str(file.parents[folder.path.count("/")] / folder.directory)
 
 
 def _lifecycle_fields(lifecycle: Lifecycle, making: str) -> dict[str, Any]:

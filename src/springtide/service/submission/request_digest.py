@@ -35,8 +35,8 @@ def digest(text: str) -> str:
 
 def _first_digest(request: JobIn) -> str:
     options = request.options
-    if options.model_dump(exclude_defaults=True).keys() - set(_FIRST_OPTIONS):
+    if options.model_dump(exclude_defaults=True).keys() - set(_FIRST_OPTIONS) or request.source.folder is not None:
         return ""
-    before = request.model_dump_json(include={"name", "source"})[:-1]
+    before = request.model_dump_json(include={"name", "source"}, exclude={"source": {"folder"}})[:-1]
     values = ",".join(options.model_dump_json(include={name})[1:-1] for name in _FIRST_OPTIONS)
     return digest(f'{before},"options":{{{values}}},{request.model_dump_json(include={"container"})[1:]}')

@@ -28,6 +28,7 @@ from springtide.service.submission.option_models import (
     checked_values,
 )
 from springtide.service.submission.problems import Malformed
+from springtide.storage.folders.tree import MAX_FILES as MAX_FOLDER_FILES
 
 MAX_SOURCE_BYTES = 1024 * 1024
 MAX_WORKERS = MAX_VIRTUAL_SHARDS
@@ -85,10 +86,26 @@ class SourceIn(RequestModel):
     )
 
 
+class FolderIn(RequestModel):
+    """The folder that a job's file is in, of which the job gets a copy; its contents were sent to /v1/contents."""
+
+    sha256: str = Field(pattern="^[0-9a-f]{64}$", description="of the list of its files, which is a content, too")
+    path: str = Field(min_length=1, max_length=512, description="the file's path in it", examples=["pkg/digits.py"])
+    directory: str = Field(default="", max_length=512, description="where in it the job works; empty: at its root")
+    origin: str = Field(default="", max_length=4096, description="where it was, for people")
+
+
+class DigestsIn(RequestModel):
+    """The body of POST /v1/missing-contents."""
+
+    sha256: tuple[Annotated[str, Field(pattern="^[0-9a-f]{64}$")], ...] = Field(max_length=MAX_FOLDER_FILES + 1)
+
+
 class JobSourceIn(SourceIn):
     """The source of a training job: a function that takes a TrainContext, or a whole script."""
 
     kind: Literal["function", "script"] = "function"
+    folder: FolderIn | None = None
 
 
 class ServiceSourceIn(SourceIn):
@@ -178,6 +195,7 @@ class Problem(RequestModel):
 REQUEST_MODELS: tuple[type[BaseModel], ...] = (
     JobIn,
     QuoteIn,
+    DigestsIn,
     JobChangeIn,
     ResumeIn,
     ServiceIn,

@@ -48,11 +48,8 @@ from springtide.service.lookup import find_job, find_service, find_workload, job
 from springtide.service.ports import PlatformLike, ViewLike
 from springtide.service.submission import sources
 from springtide.service.submission.experience import Experience, experience_of, phases_of
-from springtide.service.submission.function_checks import (
-    check_container,
-    check_functions,
-    check_no_container,
-)
+from springtide.service.submission.folders import FolderSweep, folder_of
+from springtide.service.submission.function_checks import check_container, check_functions, check_no_container
 from springtide.service.submission.function_menus import menus_of
 from springtide.service.submission.guarantees import check_guarantee, check_promises
 from springtide.service.submission.job_edits import check_goal
@@ -97,6 +94,7 @@ class SubmissionService:
         # Keys in use, and ids that are drawn and not journaled yet: no other request may use them meanwhile.
         self._reserved: set[str] = set()
         self._coming: dict[WorkloadId, ContainerSettings | None] = {}
+        self._sweep = FolderSweep(platform)
 
     def submit_job(
         self, request: JobIn, key: str | None, container: ContainerSettings | None = None
@@ -114,6 +112,7 @@ class SubmissionService:
         check_rules(SUBMISSION_RULES, checked_values(request.options), JOB_WORDS["rest"])
         sources.check_source(request.source)
         import_root = self._platform.source_store.import_root(request.source.import_root)
+        sent = folder_of(request, self._platform.source_store.contents)
         submit_key = _submit_key(key, request)
         with (
             self._exclusive(f"key {submit_key.partition('.')[0]}" if submit_key else ""),
@@ -146,7 +145,12 @@ class SubmissionService:
                 # An earlier submission whose client gave up may still be running: its source must not change.
                 raise Conflict(f"this Idempotency-Key was used for {job_id} with another source; use a new key")
             source_store.write(place, request.source)
-            entrypoint = sources.entrypoint_of(request.source, source_store.address(place), import_root)
+            address, folder = source_store.address(place), None
+            if sent is not None:
+                self._sweep.begin()
+                folder = sent[0]
+                address = source_store.write_folder(job_id, *sent, address)
+            entrypoint = sources.entrypoint_of(request.source, address, import_root, folder)
             experience = experience_of(view, request, family_of(request), source_store.holds)
             job = make_job(request, job_id, entrypoint, self._platform.now_s(), experience, submit_key, menu, search)
             secrets_kept = keep_secrets(self._platform.workload_dir(job_id), request.options.secrets)
