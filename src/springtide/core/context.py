@@ -5,7 +5,7 @@ User code is written for a single device and does not depend on the number of wo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -17,9 +17,12 @@ OptimizerT = TypeVar("OptimizerT")
 class Batch:
     """This worker's part of a global batch; in an exact job, that of one of its virtual shards.
 
-    `shard` is the part's number: the worker's rank, or the number of the virtual shard. `x` and `y` are the stacked
-    samples (`y` is None for a dataset of single values; for longer tuples or mappings `fields` holds all parts). `ids`
-    are the dataset indices, in order.
+    `shard` is the part's number: the worker's rank, or the number of the virtual shard. `data` is the stacked samples
+    as the dataset's collate function returned them. `x` and `y` are its entries of these names, or its first two parts
+    (`y` is None for a dataset of single values); `fields` is all of its parts, as a dict or a tuple. `ids` are the
+    dataset indices, in order.
+
+    A batch reads like its data: `batch["labels"]`, `model(**batch)`, `images, labels = batch`.
     """
 
     x: Any
@@ -29,6 +32,21 @@ class Batch:
     step: int
     shard: int
     fields: Any = None
+    data: Any = None
+
+    def __getitem__(self, key: Any) -> Any:
+        """One part of the data, by its name or its number. Raises KeyError, IndexError, TypeError as the data does."""
+        return self.data[key]
+
+    def keys(self) -> Iterable[str]:
+        """The names of the data's parts. Raises TypeError if they have none."""
+        if not isinstance(self.data, Mapping):
+            raise TypeError(f"the parts of this batch have no names: its data is a {type(self.data).__name__}")
+        return self.data.keys()
+
+    def __iter__(self) -> Iterator[Any]:
+        """The data's parts, or their names if they have some; of a dataset of single values, these alone."""
+        return iter(self.data if isinstance(self.data, Mapping | tuple | list) else (self.data,))
 
 
 class TrainContext(Protocol):
@@ -62,6 +80,19 @@ class TrainContext(Protocol):
         """The torch device of this worker."""
         ...
 
+    @property
+    def is_leader(self) -> bool:
+        """True on exactly one worker of the present group: the one that writes logs and files for all.
+
+        It may change between two batches, so ask again each time.
+        """
+        ...
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers the present group has; it may change between two batches."""
+        ...
+
     def prepare(self, model: ModelT, optimizer: OptimizerT | Callable[[Any], OptimizerT]) -> tuple[ModelT, OptimizerT]:
         """Register the model and its optimizer (or a factory that gets the parameters). Must be called exactly once.
 
@@ -69,12 +100,21 @@ class TrainContext(Protocol):
         """
         ...
 
-    def batches(self, dataset: Any) -> Iterator[Batch]:
+    def batches(
+        self,
+        dataset: Any,
+        *,
+        num_workers: int = 0,
+        collate: Callable[[list[Any]], Any] | None = None,
+        prefetch: int | None = None,
+    ) -> Iterator[Batch]:
         """Yield this worker's parts of every remaining global batch of every remaining epoch.
 
-        `dataset` has `__len__` and `__getitem__`, or is a tuple of equally long tensors. Each sample of an epoch is
+        `dataset` has `__len__` and `__getitem__`, or is a tuple of equally long tensors, or a torch DataLoader, of
+        which the dataset, the order of its sampler, `collate_fn` and the processes are used. Each sample of an epoch is
         used exactly once, also across resizes and crashes. Random numbers drawn between two batches come from the
-        part's own stream.
+        part's own stream. `num_workers` processes read a dataset's samples, each `prefetch` parts ahead (2); `collate`
+        stacks a list of samples.
         """
         ...
 

@@ -5,22 +5,21 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
 from safetensors.torch import save
-from torch.utils.data import default_collate
 
 from springtide.core.context import Batch
 from springtide.core.errors import Fenced, InvalidRequest, StorageError
 from springtide.core.quantities import validate_name
-from springtide.runtime.data.dataset_reader import SampleReader, open_dataset
-from springtide.runtime.data.shards import GlobalBatch
+from springtide.runtime.data.batch_loader import PartIds
+from springtide.runtime.data.batch_source import SourcePlace, open_source, say_who_decides
+from springtide.runtime.data.fetching import fields_of, to_device, x_and_y
+from springtide.runtime.data.shards import GlobalBatch, SampleOrder
 from springtide.runtime.elastic.trainer import Trainer
-from springtide.storage.datasets.reference import DatasetReference
-from springtide.storage.stores.open import open_store
 
 ModelT = TypeVar("ModelT")
 OptimizerT = TypeVar("OptimizerT")
@@ -51,8 +50,27 @@ class ShardTrainer(Protocol):
     def attach(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Take over the model and its optimizer."""
 
-    def start(self, num_samples: int, reader: SampleReader | None = None) -> None:
-        """Set the dataset's length and, for a platform dataset, its reader. Raises InvalidRequest."""
+    @property
+    def rank(self) -> int:
+        """This worker's place in the present group, from 0."""
+
+    @property
+    def world_size(self) -> int:
+        """How many workers the present group has."""
+
+    @property
+    def seed(self) -> int:
+        """The job's seed."""
+
+    @property
+    def global_batch_size(self) -> int:
+        """The samples of a full batch, the initial one if it may change; 0 where it is not known."""
+
+    def start(self, num_samples: int, order: SampleOrder | None = None) -> None:
+        """Set the dataset's length and, if it has one, its own order. Raises InvalidRequest."""
+
+    def parts_ahead(self, part: int) -> Iterator[tuple[GlobalBatch, int, tuple[int, int]]]:
+        """What `next_shard` will return, from this part of the current step on, if group and batch size stay."""
 
     def next_shard(self) -> tuple[GlobalBatch, int, tuple[int, int]] | None:
         """The next shard's global batch, number and (first, end) samples; None when all steps are done."""
@@ -134,6 +152,16 @@ class ElasticContext:
         return self._trainer.epoch
 
     @property
+    def is_leader(self) -> bool:
+        """Whether this worker is the one of its group that writes logs and files for all."""
+        return self._trainer.rank == 0
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers the present group has."""
+        return self._trainer.world_size
+
+    @property
     def device(self) -> torch.device:
         """The torch device of this worker."""
         return self._device
@@ -158,36 +186,57 @@ class ElasticContext:
         self._trainer.attach(model, made)
         return model, made  # type: ignore[return-value]
 
-    def batches(self, dataset: Any) -> Iterator[Batch]:
+    def batches(
+        self,
+        dataset: Any,
+        *,
+        num_workers: int = 0,
+        collate: Callable[[list[Any]], Any] | None = None,
+        prefetch: int | None = None,
+    ) -> Iterator[Batch]:
         """Yield this worker's parts of every remaining global batch; the group may change between two of them.
 
-        Raises InvalidRequest if a batch was not followed by `step`, StorageError if a named dataset cannot be read.
+        `num_workers` processes read samples, `prefetch` parts ahead each (2); `collate` stacks a list of samples. A
+        DataLoader has these itself. Raises InvalidRequest, also if a batch was not followed by `step`; StorageError if
+        a named dataset cannot be read; and what the dataset raises.
         """
+        trainer = self._trainer
         if not self._is_prepared:
             raise InvalidRequest(
                 "ctx.batches() needs a model first; call ctx.prepare(model, optimizer) before the loop"
             )
-        fetch, num_samples = sample_fetcher(dataset, _state_dir_of(self._work_dir), self._store_url)
-        self._trainer.start(num_samples, fetch.reader if isinstance(fetch, _NamedFetch) else None)
-        while True:
-            if self._num_yielded != self._num_stepped:
-                raise InvalidRequest("a batch was not trained on; call ctx.step(loss) once for every batch of the loop")
-            task = self._trainer.next_shard()
-            if task is None:
-                return
-            batch, shard, (low, high) = task
-            ids = tuple(int(index) for index in batch.ids[low:high])
-            x, y, fields = fetch(ids)
-            self._num_yielded += 1
-            yield Batch(
-                x=self._to_device(x),
-                y=self._to_device(y),
-                ids=ids,
-                epoch=batch.epoch,
-                step=batch.step,
-                shard=shard,
-                fields=self._to_device(fields),
-            )
+        source = open_source(
+            dataset, self._place, trainer.global_batch_size, num_workers=num_workers, collate=collate, prefetch=prefetch
+        )
+        say_who_decides(source.batch_size, trainer.global_batch_size)
+        try:
+            trainer.start(source.num_samples, source.order)
+            while True:
+                if self._num_yielded != self._num_stepped:
+                    raise InvalidRequest(
+                        "a batch was not trained on; call ctx.step(loss) once for every batch of the loop"
+                    )
+                task = trainer.next_shard()
+                if task is None:
+                    return
+                batch, shard, _ = task
+                part = _part_ids(task)
+                data = source.fetch(part, lambda shard=shard: map(_part_ids, trainer.parts_ahead(shard)))  # type: ignore[misc]
+                self._num_yielded += 1
+                yield self._made(data, part, batch.step, shard)
+        finally:
+            source.close()
+
+    @property
+    def _place(self) -> SourcePlace:
+        return SourcePlace(self._trainer.seed, self._device, _state_dir_of(self._work_dir), self._store_url)
+
+    def _made(self, data: Any, part: PartIds, step: int, shard: int) -> Batch:
+        data = to_device(data, self._device)
+        x, y = x_and_y(data)
+        return Batch(
+            x=x, y=y, ids=part.ids, epoch=part.epoch, step=step, shard=shard, fields=fields_of(data), data=data
+        )
 
     def step(self, loss: Any) -> bool:
         """Run backward; after the last part of the global batch also exchange gradients and update the model.
@@ -220,17 +269,6 @@ class ElasticContext:
     def is_prepared(self) -> bool:
         """Whether `prepare` was called."""
         return self._is_prepared
-
-    def _to_device(self, value: Any) -> Any:
-        if self._device.type == "cpu":
-            return value
-        if isinstance(value, torch.Tensor):
-            return value.to(self._device, non_blocking=True)
-        if isinstance(value, Mapping):
-            return {key: self._to_device(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return type(value)(self._to_device(item) for item in value)
-        return value
 
 
 def write_artifact(name: str, trainer: Trainer) -> str:
@@ -268,72 +306,14 @@ def _build(factory: Any, model: torch.nn.Module) -> Any:
     return factory(model.parameters())
 
 
-Fetch = Callable[[Sequence[int]], tuple[Any, Any, Any]]
-
-
-def sample_fetcher(dataset: Any, state_dir: Path | None = None, store_url: str = "") -> tuple[Fetch, int]:
-    """A function from sample ids to (x, y, fields), and the number of samples. Raises InvalidRequest, StorageError.
-
-    A named dataset is read from the store at `store_url`; without one, from that of the platform with this state
-    directory (None: the user's default).
-    """
-    if isinstance(dataset, DatasetReference):
-        return _named(dataset, state_dir, store_url)
-    tensors = getattr(dataset, "tensors", None)
-    if isinstance(dataset, torch.Tensor):
-        return _slicer((dataset,)), len(dataset)
-    if isinstance(dataset, tuple) or (isinstance(tensors, tuple) and type(dataset).__name__ == "TensorDataset"):
-        arrays = tuple(torch.as_tensor(array) for array in (dataset if isinstance(dataset, tuple) else tensors or ()))
-        if len({len(array) for array in arrays}) != 1:
-            raise InvalidRequest(f"the dataset's tensors differ in length: {[len(array) for array in arrays]}")
-        return _slicer(arrays), len(arrays[0])
-    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-        raise InvalidRequest("the dataset needs __len__ and __getitem__, or must be a tuple of equally long tensors")
-    return (lambda ids: _as_fields(default_collate([dataset[index] for index in ids]))), len(dataset)
-
-
-class _NamedFetch:
-    """Reads samples of a named dataset as tensors; `reader` also gives the order that reads each shard once."""
-
-    def __init__(self, reader: SampleReader) -> None:
-        self.reader = reader
-
-    def __call__(self, ids: Sequence[int]) -> tuple[Any, Any, Any]:
-        """The samples with these ids as (x, y, fields). Raises StorageError."""
-        return _as_fields([torch.from_numpy(array) for array in self.reader.fetch(ids)])
+def _part_ids(task: tuple[GlobalBatch, int, tuple[int, int]]) -> PartIds:
+    batch, _, (low, high) = task
+    return PartIds(batch.epoch, tuple(batch.ids[low:high].tolist()))
 
 
 def _state_dir_of(work_dir: Path) -> Path | None:
     """The platform's state directory if `work_dir` is <state>/workloads/<id>, else None."""
     return work_dir.parents[1] if work_dir.parent.name == "workloads" else None
-
-
-def _named(dataset: DatasetReference, state_dir: Path | None, store_url: str) -> tuple[Fetch, int]:
-    if dataset.is_stream:
-        raise InvalidRequest(
-            f'the stream {dataset.name!r} grows while it is trained on, which jobs on functions do: on="functions"'
-        )
-    store = open_store(store_url) if store_url else None
-    reader = open_dataset(dataset, store, state_dir=state_dir)
-    return _NamedFetch(reader), reader.num_samples
-
-
-def _slicer(arrays: tuple[torch.Tensor, ...]) -> Fetch:
-    def fetch(ids: Sequence[int]) -> tuple[Any, Any, Any]:
-        index = torch.as_tensor(ids, dtype=torch.int64)
-        return _as_fields([array[index] for array in arrays] if len(arrays) > 1 else arrays[0][index])
-
-    return fetch
-
-
-def _as_fields(collated: Any) -> tuple[Any, Any, Any]:
-    if isinstance(collated, Mapping):
-        return collated.get("x"), collated.get("y"), dict(collated)
-    if isinstance(collated, list | tuple):
-        if len(collated) == 1:
-            return collated[0], None, None
-        return collated[0], collated[1], tuple(collated) if len(collated) > 2 else None
-    return collated, None, None
 
 
 def cuda_or_cpu(device_kind: str, device_index: int) -> torch.device:

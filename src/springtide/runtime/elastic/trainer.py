@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
 from springtide.core.errors import CollectiveError, Fenced, StorageError
 from springtide.core.wire.workers import CheckpointWritten, Finished, GroupBrokenReport, Left, Ready, WorkerSpec
 from springtide.core.workload import TrainingJob
-from springtide.runtime.data.dataset_reader import SampleReader
-from springtide.runtime.data.shards import GlobalBatch, seed_everything
+from springtide.runtime.data.shards import GlobalBatch, SampleOrder, seed_everything
 from springtide.runtime.elastic.catchup import CatchupReceiver, CatchupSources, Lease, supports_catchup
 from springtide.runtime.elastic.checkpoint import CheckpointWriter
 from springtide.runtime.elastic.group import OPERATION_TIMEOUT_S, Group
@@ -26,7 +25,7 @@ from springtide.runtime.elastic.membership import Formation, Membership
 from springtide.runtime.elastic.reporting import Reporter
 from springtide.runtime.elastic.step_log import StepRecord
 from springtide.runtime.elastic.steps.choice import step_method
-from springtide.runtime.elastic.steps.method import Flags, Reduced
+from springtide.runtime.elastic.steps.method import Flags, Reduced, parts_ahead
 from springtide.runtime.elastic.training_cursor import Cursor, TrainingCursor
 from springtide.runtime.elastic.transfer import synchronise
 from springtide.runtime.models.named_tensors import TrainingState
@@ -96,9 +95,13 @@ class Trainer:
         self._link.send(Ready(phases_s=phases_s, device_seen=device_seen(self._spec.device_kind)))
         self._enter_next()
 
-    def start(self, num_samples: int, reader: SampleReader | None = None) -> None:
+    def start(self, num_samples: int, order: SampleOrder | None = None) -> None:
         """Set the dataset's length, from which all steps of the training follow. Raises InvalidRequest."""
-        self.training_cursor.start(num_samples, reader)
+        self.training_cursor.start(num_samples, order)
+
+    def parts_ahead(self, part: int) -> Iterator[tuple[GlobalBatch, int, tuple[int, int]]]:
+        """What `next_shard` will return, from this part of the current step on, if group and batch size stay."""
+        return parts_ahead(self.training_cursor, self._method, self._group, part)
 
     @property
     def step(self) -> int:
@@ -121,6 +124,19 @@ class Trainer:
     @property
     def rank(self) -> int:
         return self._group.rank if self._group is not None else 0
+
+    @property
+    def world_size(self) -> int:
+        return self._group.world_size if self._group is not None else 1
+
+    @property
+    def seed(self) -> int:
+        return self.job.seed
+
+    @property
+    def global_batch_size(self) -> int:
+        """The samples of a full batch; the initial one, if it may change."""
+        return self.job.global_batch_size
 
     def next_shard(self) -> tuple[GlobalBatch, int, tuple[int, int]] | None:
         """The next shard's global batch, number and (first, end) samples; None when all steps are committed.

@@ -13,11 +13,10 @@ from safetensors.torch import save
 
 from springtide.core.errors import InvalidRequest
 from springtide.core.workload import TrainingJob
-from springtide.runtime.data.dataset_reader import SampleReader
-from springtide.runtime.data.shards import GlobalBatch, seed_everything
+from springtide.runtime.data.shards import GlobalBatch, SampleOrder, seed_everything
 from springtide.runtime.elastic.context import ElasticContext
 from springtide.runtime.elastic.steps.choice import step_method
-from springtide.runtime.elastic.steps.method import Flags
+from springtide.runtime.elastic.steps.method import Flags, parts_ahead
 from springtide.runtime.elastic.training_cursor import TrainingCursor
 from springtide.runtime.local.function_task import LocalResult, LossLines
 from springtide.runtime.models.named_tensors import TrainingState
@@ -27,6 +26,9 @@ from springtide.storage.files import write_durable
 
 class _OneWorker:
     """The trainer of a group of one."""
+
+    rank = 0
+    world_size = 1
 
     def __init__(self, job: TrainingJob, device: torch.device, report: Callable[[_OneWorker, int], None]) -> None:
         self.job = job
@@ -41,9 +43,13 @@ class _OneWorker:
         self.state = TrainingState(model, optimizer, self._device)
         self._method = step_method(self.job, self.state, measures_noise=self.training_cursor.measures_noise)
 
-    def start(self, num_samples: int, reader: SampleReader | None = None) -> None:
+    def start(self, num_samples: int, order: SampleOrder | None = None) -> None:
         """Set the dataset's length, from which all steps of the training follow. Raises InvalidRequest."""
-        self.training_cursor.start(num_samples, reader)
+        self.training_cursor.start(num_samples, order)
+
+    def parts_ahead(self, part: int) -> Iterator[tuple[GlobalBatch, int, tuple[int, int]]]:
+        """What `next_shard` will return, from this part of the current step on."""
+        return parts_ahead(self.training_cursor, self._method, None, part)
 
     @property
     def step(self) -> int:
@@ -58,6 +64,15 @@ class _OneWorker:
     def epoch(self) -> int:
         """The epoch of the next step (of the last one, at the end)."""
         return self.training_cursor.epoch
+
+    @property
+    def seed(self) -> int:
+        return self.job.seed
+
+    @property
+    def global_batch_size(self) -> int:
+        """The samples of a full batch; the initial one, if it may change."""
+        return self.job.global_batch_size
 
     def next_shard(self) -> tuple[GlobalBatch, int, tuple[int, int]] | None:
         """The next shard's global batch, number and (first, end) samples; None when all steps are done."""

@@ -5,7 +5,7 @@ It wraps the model in DistributedDataParallel without changing the user's code, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import msgspec
@@ -16,8 +16,7 @@ from torch.autograd.profiler import record_function
 from torch.nn.parallel import DistributedDataParallel
 
 from springtide.core.errors import InvalidRequest
-from springtide.runtime.data.dataset_reader import SampleReader
-from springtide.runtime.data.shards import GlobalBatch, permutation, seed_everything
+from springtide.runtime.data.shards import GlobalBatch, SampleOrder, permutation, seed_everything
 from springtide.runtime.process.exits import WorkerExit
 from springtide.runtime.profiling.exchange import DeviceTimer, MeasuredExchange
 from springtide.runtime.profiling.step_profiling import MARK, ProfiledIteration
@@ -72,7 +71,9 @@ class ProfiledSteps:
         self._turns = turns
         self._exchange = exchange
         self._device = device
-        self._seed = seed
+        self.seed = seed
+        # A profile has batches of its own sizes.
+        self.global_batch_size = 0
         self._on_progress = on_progress
         self._watch = DeviceTimer(device)
         self._is_parallel = False
@@ -83,6 +84,10 @@ class ProfiledSteps:
         self._mark: record_function | None = None
         self._profile: torch.profiler.profile | None = None
         self._pending: tuple[Any, Any, list[float]] | None = None
+
+    @property
+    def world_size(self) -> int:
+        return self._exchange.num_members
 
     @property
     def num_iterations(self) -> int:
@@ -98,7 +103,7 @@ class ProfiledSteps:
         self._model = model
         self._optimizer = optimizer
 
-    def start(self, num_samples: int, reader: SampleReader | None = None) -> None:
+    def start(self, num_samples: int, order: SampleOrder | None = None) -> None:
         """Set the dataset's length. Raises InvalidRequest if it has no batch for every worker."""
         needed = self._exchange.num_members * max(turn.local_batch_size for turn in self._turns)
         if num_samples < needed:
@@ -106,7 +111,7 @@ class ProfiledSteps:
                 f"the dataset has {num_samples} samples and the batch takes {needed}; ask for a smaller --batch"
             )
         self.num_samples = num_samples
-        self._order = permutation(num_samples, self._seed, 0)
+        self._order = permutation(num_samples, self.seed, 0)
 
     def next_shard(self) -> tuple[GlobalBatch, int, tuple[int, int]]:
         """The samples of the next iteration, equally many on every worker. Raises WorkerExit after the last one."""
@@ -117,17 +122,23 @@ class ProfiledSteps:
         turn = self._turns[self.step]
         if turn.progress:
             self._on_progress(turn.progress)
-        size, num_members = turn.local_batch_size, self._exchange.num_members
-        first = self.step * size * num_members
-        ids = np.take(self._order, range(first, first + size * num_members), mode="wrap")
-        seed_everything(self._seed, self.step, self.rank)
+        seed_everything(self.seed, self.step, self.rank)
         self._exchange.barrier()
         self._buckets, self._ready, self._begun, self._ended = [], [], [], {}
         if turn.mode == "operators":
             self._start_profiler()
         self._begin = self._watch.now()
-        batch = GlobalBatch(step=self.step, epoch=0, ids=ids)
-        return batch, self.rank, (self.rank * size, (self.rank + 1) * size)
+        return self._part(self.step)
+
+    def parts_ahead(self, part: int) -> Iterator[tuple[GlobalBatch, int, tuple[int, int]]]:
+        """What `next_shard` will return, from the current iteration on."""
+        return (self._part(step) for step in range(self.step, len(self._turns)))
+
+    def _part(self, step: int) -> tuple[GlobalBatch, int, tuple[int, int]]:
+        size, num_members = self._turns[step].local_batch_size, self._exchange.num_members
+        first = step * size * num_members
+        ids = np.take(self._order, range(first, first + size * num_members), mode="wrap")
+        return GlobalBatch(step=step, epoch=0, ids=ids), self.rank, (self.rank * size, (self.rank + 1) * size)
 
     def contribute(self, loss: torch.Tensor) -> None:
         """Run and time the backward pass, the exchange in the turn's mode, and the update."""

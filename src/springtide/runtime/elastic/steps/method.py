@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,6 +12,7 @@ from springtide.runtime.data.shards import GlobalBatch
 from springtide.runtime.elastic.catchup import Lease
 from springtide.runtime.elastic.group import Group
 from springtide.runtime.elastic.step_vector import StepVector
+from springtide.runtime.elastic.training_cursor import TrainingCursor
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,9 @@ class StepMethod(Protocol):
     def begin(self, batch: GlobalBatch, group: Group | None, *, is_measured: bool) -> None:
         """Begin a step in the group (None: alone). `is_measured`: gradient noise is measured in it."""
 
+    def parts(self, batch: GlobalBatch, group: Group | None) -> list[tuple[int, tuple[int, int]]]:
+        """The numbers and (first, end) samples of this member's parts of a batch, as `begin_part` will give them."""
+
     def has_part(self) -> bool:
         """Whether this member has a part of the batch left to compute."""
 
@@ -79,3 +83,16 @@ class StepMethod(Protocol):
 
     def discard(self) -> None:
         """Drop what was computed of the step: the state is that of the step before."""
+
+
+def parts_ahead(
+    training_cursor: TrainingCursor, method: StepMethod, group: Group | None, part: int
+) -> Iterator[tuple[GlobalBatch, int, tuple[int, int]]]:
+    """Batch, number and (first, end) samples of a member's parts, from `part` of the next step on.
+
+    They are right as long as the group and the batch size stay.
+    """
+    for index, batch in enumerate(training_cursor.batches_ahead()):
+        for number, bounds in method.parts(batch, group):
+            if index or number >= part:
+                yield batch, number, bounds

@@ -63,6 +63,11 @@ class OverlappedSteps:
         if self._tail is not None:
             self._buffers.begin_step()
 
+    def parts(self, batch: GlobalBatch, group: Group | None) -> list[tuple[int, tuple[int, int]]]:
+        rank, world_size = (0, 1) if group is None else (group.rank, group.world_size)
+        low, high = batch.shard_bounds(rank, world_size)
+        return [(rank, (low, high))] if high > low else []
+
     def has_part(self) -> bool:
         return self._is_left
 

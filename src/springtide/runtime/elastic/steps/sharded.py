@@ -44,6 +44,12 @@ class ShardedSteps:
         self._accumulator.clear()
         self.payload.begin_step()
 
+    def parts(self, batch: GlobalBatch, group: Group | None) -> list[tuple[int, tuple[int, int]]]:
+        rank, world_size = (0, 1) if group is None else (group.rank, group.world_size)
+        run = shards_of_rank(self._num_shards, rank, world_size)
+        bounds = [(shard, batch.shard_bounds(shard, self._num_shards)) for shard in run]
+        return [(shard, (low, high)) for shard, (low, high) in bounds if high > low]
+
     def has_part(self) -> bool:
         """Whether a shard with samples is left; shards without samples before it contribute zeros."""
         while self._shards:
