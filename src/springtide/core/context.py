@@ -126,6 +126,27 @@ class TrainContext(Protocol):
         """
         ...
 
+    def evaluate(
+        self,
+        dataset: Any,
+        function: Callable[[Batch], Any],
+        *,
+        batch: int | None = None,
+        name: str = "",
+        num_workers: int = 0,
+        collate: Callable[[list[Any]], Any] | None = None,
+        prefetch: int | None = None,
+    ) -> dict[str, float]:
+        """Means over a whole dataset, which the workers of the group divide between them.
+
+        `function` gets batches of `batch` samples (by default, those of the DataLoader or of the job) and returns a
+        dict of means over each, or a pair of such a dict and the batch's weight, if that is not its number of samples.
+        It runs without gradients, with the model in evaluation mode. The result is the same on all workers that call
+        this after the same step, and does not depend on their number. Call it after `step`, or after the loop.
+        Evaluations of the same size after the same step need different names if not all workers call both.
+        """
+        ...
+
     def metrics(self, **values: float) -> None:
         """Attach numbers (an accuracy, say) to the progress report."""
         ...

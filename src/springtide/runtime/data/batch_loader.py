@@ -104,6 +104,18 @@ class BatchLoader:
         assert self._expected.popleft() == part, "the parts ahead begin with another one than was asked for"
         return data
 
+    def fetch_all(self, parts: Iterator[PartIds]) -> Iterator[Any]:
+        """What `collate_fn` makes of each of these parts, in order; parts are taken ahead of those that are fetched."""
+        self._begin_anew(parts)
+        while True:
+            assert self._fetched is not None
+            try:
+                data = self._next()
+            except StopIteration:
+                return
+            self._expected.popleft()
+            yield data
+
     def close(self) -> None:
         """End the processes."""
         self._fetched = None
@@ -128,7 +140,7 @@ class BatchLoader:
         try:
             return next(self._fetched)
         except StopIteration:
-            raise AssertionError("the parts ahead end before the part that was asked for") from None
+            raise
         except Exception as error:
             if self._has_processes:
                 # The first line says in which process it was, the last one what it was.

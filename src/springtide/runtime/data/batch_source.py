@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from springtide.core.errors import InvalidRequest
 from springtide.runtime.data.batch_loader import BatchLoader, PartIds, is_plain, order_of
-from springtide.runtime.data.fetching import NamedFetch, is_tensor_dataset, sample_fetcher
+from springtide.runtime.data.fetching import Fetch, NamedFetch, is_tensor_dataset, sample_fetcher
 from springtide.runtime.data.shards import SampleOrder
 from springtide.storage.datasets.reference import DatasetReference
 
@@ -22,11 +22,13 @@ from springtide.storage.datasets.reference import DatasetReference
 class BatchSource:
     """`fetch` returns one part of a batch, stacked; it is told how to find the parts that will be asked for next.
 
-    `order` is the source's own order of samples, if it has one. `batch_size` is what the source itself says (0: none).
+    `fetch_all` yields parts one after the other, and takes them ahead. `order` is the source's own order of samples, if
+    it has one. `batch_size` is what the source itself says (0: none).
     """
 
     num_samples: int
     fetch: Callable[[PartIds, Callable[[], Iterator[PartIds]]], Any]
+    fetch_all: Callable[[Iterator[PartIds]], Iterator[Any]]
     close: Callable[[], None]
     order: SampleOrder | None = None
     batch_size: int = 0
@@ -70,9 +72,9 @@ def open_source(
         batch_size = dataset.batch_size if is_loader and dataset.batch_size else 0
         if is_plain(dataset):
             fetch, _ = sample_fetcher(dataset.dataset)
-            return BatchSource(order.num_samples, lambda part, _: fetch(part.ids), _nothing, order, batch_size)
+            return _direct(fetch, order.num_samples, _nothing, order, batch_size)
         loader = BatchLoader(dataset, place.seed, place.device)
-        return BatchSource(order.num_samples, loader.fetch, loader.close, order, batch_size)
+        return BatchSource(order.num_samples, loader.fetch, loader.fetch_all, loader.close, order, batch_size)
     if isinstance(dataset, IterableDataset):
         raise InvalidRequest(
             "an IterableDataset has no numbers of samples, so that workers cannot divide it; hand over a dataset with "
@@ -80,8 +82,20 @@ def open_source(
         )
     fetch, num_samples = sample_fetcher(dataset, place.state_dir, place.store_url)
     reader = fetch.reader if isinstance(fetch, NamedFetch) else None
+    return _direct(fetch, num_samples, _nothing if reader is None else reader.close, reader)
+
+
+def _direct(
+    fetch: Fetch, num_samples: int, close: Callable[[], None], order: SampleOrder | None, batch_size: int = 0
+) -> BatchSource:
+    """A source that reads samples when they are asked for, in the training process."""
     return BatchSource(
-        num_samples, lambda part, _: fetch(part.ids), _nothing if reader is None else reader.close, reader
+        num_samples,
+        lambda part, _: fetch(part.ids),
+        lambda parts: (fetch(part.ids) for part in parts),
+        close,
+        order,
+        batch_size,
     )
 
 

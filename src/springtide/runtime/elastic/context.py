@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -16,9 +17,10 @@ from springtide.core.context import Batch
 from springtide.core.errors import Fenced, InvalidRequest, StorageError
 from springtide.core.quantities import validate_name
 from springtide.runtime.data.batch_loader import PartIds
-from springtide.runtime.data.batch_source import SourcePlace, open_source, say_who_decides
+from springtide.runtime.data.batch_source import BatchSource, SourcePlace, open_source, say_who_decides
 from springtide.runtime.data.fetching import fields_of, to_device, x_and_y
 from springtide.runtime.data.shards import GlobalBatch, SampleOrder
+from springtide.runtime.elastic.evaluation import Compute, Evaluation, PartScores, weighted_means
 from springtide.runtime.elastic.trainer import Trainer
 
 ModelT = TypeVar("ModelT")
@@ -65,6 +67,9 @@ class ShardTrainer(Protocol):
     @property
     def global_batch_size(self) -> int:
         """The samples of a full batch, the initial one if it may change; 0 where it is not known."""
+
+    def evaluate(self, name: str, num_parts: int, compute: Compute) -> list[PartScores]:
+        """The scores of all parts of a dataset, by the workers that ask for them."""
 
     def start(self, num_samples: int, order: SampleOrder | None = None) -> None:
         """Set the dataset's length and, if it has one, its own order. Raises InvalidRequest."""
@@ -128,6 +133,9 @@ class ElasticContext:
         self._params = dict(params)
         self._store_url = store_url
         self._is_prepared = False
+        self._model: torch.nn.Module | None = None
+        # Sources of evaluations, by the DataLoader whose processes are to be kept.
+        self._kept: weakref.WeakKeyDictionary[Any, BatchSource] = weakref.WeakKeyDictionary()
         self._num_yielded = 0
         self._num_stepped = 0
 
@@ -178,6 +186,7 @@ class ElasticContext:
             raise InvalidRequest(f"ctx.prepare() needs a torch.nn.Module, got {type(model).__name__}")
         self._is_prepared = True
         model.to(self._device)
+        self._model = model
         made: Any = optimizer if isinstance(optimizer, torch.optim.Optimizer) else _build(optimizer, model)
         if not isinstance(made, torch.optim.Optimizer):
             raise InvalidRequest(
@@ -252,6 +261,46 @@ class ElasticContext:
         before = self._trainer.step
         self._trainer.contribute(loss.reshape(()))
         return self._trainer.step > before
+
+    def evaluate(
+        self,
+        dataset: Any,
+        function: Callable[[Batch], Any],
+        *,
+        batch: int | None = None,
+        name: str = "",
+        num_workers: int = 0,
+        collate: Callable[[list[Any]], Any] | None = None,
+        prefetch: int | None = None,
+    ) -> dict[str, float]:
+        """The means of what `function` returns for batches of a whole dataset, which the workers divide between them.
+
+        `function` returns a dict of means over its batch, or a pair of such a dict and the batch's weight. Raises
+        InvalidRequest, StorageError, and what the dataset and the function raise.
+        """
+        if self._model is None:
+            raise InvalidRequest("ctx.evaluate() needs a model first; call ctx.prepare(model, optimizer) before it")
+        is_kept = bool(getattr(dataset, "persistent_workers", False))
+        source = self._kept.get(dataset) if is_kept else None
+        if source is None:
+            source = open_source(dataset, self._place, 0, num_workers=num_workers, collate=collate, prefetch=prefetch)
+        if is_kept:
+            self._kept[dataset] = source
+        size = batch or source.batch_size or self._trainer.global_batch_size or 1
+        if source.num_samples <= 0 or size < 1:
+            raise InvalidRequest("ctx.evaluate() needs a dataset of at least one sample, and batches of at least one")
+        evaluation = Evaluation(self._model, self._device, self._trainer.seed, source, size, self._trainer.step)
+        try:
+            with evaluation.undisturbed():
+                scores = self._trainer.evaluate(
+                    f"{name}/{source.num_samples}/{size}",
+                    evaluation.num_parts,
+                    lambda parts: evaluation.compute(parts, function, self._made),
+                )
+        finally:
+            if not is_kept:
+                source.close()
+        return weighted_means(scores)
 
     def metrics(self, **values: float) -> None:
         """Attach numbers, for example an accuracy, to the progress reports; a later value replaces an earlier one."""

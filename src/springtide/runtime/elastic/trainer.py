@@ -19,6 +19,7 @@ from springtide.core.workload import TrainingJob
 from springtide.runtime.data.shards import GlobalBatch, SampleOrder, seed_everything
 from springtide.runtime.elastic.catchup import CatchupReceiver, CatchupSources, Lease, supports_catchup
 from springtide.runtime.elastic.checkpoint import CheckpointWriter
+from springtide.runtime.elastic.evaluation import Compute, PartScores, compute_alone, compute_shared
 from springtide.runtime.elastic.group import OPERATION_TIMEOUT_S, Group
 from springtide.runtime.elastic.job_storage import open_storage
 from springtide.runtime.elastic.membership import Formation, Membership
@@ -164,6 +165,45 @@ class Trainer:
         self._method.backward(loss)
         if not self._method.has_part():
             self._finish_step()
+
+    def evaluate(self, name: str, num_parts: int, compute: Compute) -> list[PartScores]:
+        """The scores of all parts, in order, by all members that call this with the same name after the same step.
+
+        If the group breaks meanwhile, those that are left form the next one and go on; what a lost member had computed
+        for itself alone is computed again. A member that is to leave does so.
+        """
+        known: dict[int, PartScores] = {}
+        step = self.step
+        while len(known) < num_parts:
+            if self.step != step:
+                step = self.step
+                known.clear()
+            group = self._group
+            try:
+                if group is None or group.world_size == 1:
+                    compute_alone(num_parts, known, compute, self._leave_or_stay)
+                else:
+                    compute_shared(group, f"{step}/{name}", num_parts, known, compute, self._look_at_orders)
+            except CollectiveError as error:
+                cursor = self.training_cursor
+                if self._batch is not None or (cursor.is_started and cursor.is_over):
+                    # In the midst of a step the group changes at its end, and after the last one it is not needed.
+                    compute_alone(num_parts, known, compute, self._reporter.still_at_work)
+                else:
+                    self._recover(str(error))
+        return [known[number] for number in range(num_parts)]
+
+    def _look_at_orders(self) -> None:
+        if self.membership.must_leave_step:
+            raise CollectiveError
+        self._leave_or_stay()
+
+    def _leave_or_stay(self) -> None:
+        """Leave if that was ordered and no step is under way; else tell the control plane that this member works."""
+        if self.membership.is_leaving and self._batch is None:
+            self._break_up()
+            self._enter_next()
+        self._reporter.still_at_work()
 
     def finish(self, publish: Callable[[], str]) -> int:
         """Report that the user's function returned, until the control plane acknowledges it; returns the exit code.

@@ -15,6 +15,7 @@ from springtide.core.errors import InvalidRequest
 from springtide.core.workload import TrainingJob
 from springtide.runtime.data.shards import GlobalBatch, SampleOrder, seed_everything
 from springtide.runtime.elastic.context import ElasticContext
+from springtide.runtime.elastic.evaluation import Compute, PartScores, compute_alone
 from springtide.runtime.elastic.steps.choice import step_method
 from springtide.runtime.elastic.steps.method import Flags, parts_ahead
 from springtide.runtime.elastic.training_cursor import TrainingCursor
@@ -86,6 +87,12 @@ class _OneWorker:
         part, bounds = self._method.begin_part()
         seed_everything(self.job.seed, self._batch.step, part)
         return self._batch, part, bounds
+
+    def evaluate(self, name: str, num_parts: int, compute: Compute) -> list[PartScores]:
+        """The scores of all parts, in order."""
+        known: dict[int, PartScores] = {}
+        compute_alone(num_parts, known, compute, lambda: None)
+        return [known[number] for number in range(num_parts)]
 
     def contribute(self, loss: torch.Tensor) -> None:
         """Run backward for the current shard; after the step's last shard, update the model."""

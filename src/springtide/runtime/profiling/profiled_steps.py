@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from springtide.core.errors import InvalidRequest
 from springtide.runtime.data.shards import GlobalBatch, SampleOrder, permutation, seed_everything
+from springtide.runtime.elastic.evaluation import Compute, PartScores
 from springtide.runtime.process.exits import WorkerExit
 from springtide.runtime.profiling.exchange import DeviceTimer, MeasuredExchange
 from springtide.runtime.profiling.step_profiling import MARK, ProfiledIteration
@@ -139,6 +140,10 @@ class ProfiledSteps:
         first = step * size * num_members
         ids = np.take(self._order, range(first, first + size * num_members), mode="wrap")
         return GlobalBatch(step=step, epoch=0, ids=ids), self.rank, (self.rank * size, (self.rank + 1) * size)
+
+    def evaluate(self, name: str, num_parts: int, compute: Compute) -> list[PartScores]:
+        """The scores of the first part alone: an evaluation is no part of what is measured."""
+        return [scores for _, scores in compute(iter((0,)))]
 
     def contribute(self, loss: torch.Tensor) -> None:
         """Run and time the backward pass, the exchange in the turn's mode, and the update."""
