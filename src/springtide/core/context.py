@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, overload
 
 ModelT = TypeVar("ModelT")
 OptimizerT = TypeVar("OptimizerT")
@@ -93,10 +93,25 @@ class TrainContext(Protocol):
         """How many workers the present group has; it may change between two batches."""
         ...
 
-    def prepare(self, model: ModelT, optimizer: OptimizerT | Callable[[Any], OptimizerT]) -> tuple[ModelT, OptimizerT]:
-        """Register the model and its optimizer (or a factory that gets the parameters). Must be called exactly once.
+    @property
+    def loss(self) -> float | None:
+        """The mean loss over the whole batch of the last committed step, alike on every worker; None before it."""
+        ...
 
-        Restores the state from a checkpoint, or receives it from a running worker, if there is one.
+    @overload
+    def prepare(
+        self, model: ModelT, optimizer: OptimizerT | Callable[[Any], OptimizerT], *, micro_batch: int | None = None
+    ) -> tuple[ModelT, OptimizerT]:
+        """The model and its optimizer (or a factory that gets the parameters). Must be called exactly once."""
+        ...
+
+    @overload
+    def prepare(self, model: Any, optimizer: Any, *objects: Any, micro_batch: int | None = None) -> tuple[Any, ...]:
+        """The same with what else has a state: schedulers, a GradScaler, an average of the weights, own objects.
+
+        Each has `state_dict` and `load_state_dict`, or is a factory that gets the optimizer. All are returned in their
+        order, with the state of a checkpoint or of a running worker, if there is one. A GradScaler is used by `step`.
+        With `micro_batch` a worker takes its part of a batch in passes of at most so many samples.
         """
         ...
 
@@ -118,12 +133,28 @@ class TrainContext(Protocol):
         """
         ...
 
-    def step(self, loss: Any) -> bool:
+    def step(self, loss: Any, *, clip_grad_norm: float | None = None) -> bool:
         """Run the backward pass; after the worker's last part of the global batch, update with all workers' gradients.
 
-        Returns True if this completed an optimizer step, False if parts of the batch are left, as in an exact job. A
-        worker that has no part of a small batch makes no call for that step, so use `step_number` instead of counting.
+        With `clip_grad_norm` the norm of the global gradient is at most that. Returns True if this completed an
+        optimizer step, False if parts of the batch are left, as in an exact job, or if the step is to be done again.
+        It is the same as `backward`, `clip_grad_norm` if it was given, and `update`.
         """
+        ...
+
+    def backward(self, loss: Any) -> None:
+        """Run the backward pass; after the worker's last part of the global batch, sum all workers' gradients."""
+        ...
+
+    def clip_grad_norm(self, max_norm: float) -> float:
+        """Scale the global gradient down to `max_norm` between `backward` and `update`; returns the norm that it had.
+
+        NaN, without effect, where `update` will return False.
+        """
+        ...
+
+    def update(self) -> bool:
+        """Take the optimizer's step after `backward`. Returns what `step` does."""
         ...
 
     def evaluate(

@@ -6,9 +6,9 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, overload
 
 import torch
 from safetensors.torch import save
@@ -49,8 +49,21 @@ class ShardTrainer(Protocol):
     def metrics(self) -> dict[str, float]:
         """The user's metrics, reported with the progress; the context adds to this dict."""
 
-    def attach(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Take over the model and its optimizer."""
+    @property
+    def loss(self) -> float | None:
+        """The mean loss over the last committed step's global batch; None before the first."""
+
+    def attach(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        objects: Sequence[Any] = (),
+        micro_batch: int = 0,
+    ) -> None:
+        """Take over the model, its optimizer, and other objects that have a state.
+
+        `micro_batch` is the most samples of one pass (0: no limit). Raises InvalidRequest.
+        """
 
     @property
     def rank(self) -> int:
@@ -80,8 +93,14 @@ class ShardTrainer(Protocol):
     def next_shard(self) -> tuple[GlobalBatch, int, tuple[int, int]] | None:
         """The next shard's global batch, number and (first, end) samples; None when all steps are done."""
 
-    def contribute(self, loss: torch.Tensor) -> None:
-        """Run backward for the current shard; after the step's last shard, update the model."""
+    def backward(self, loss: torch.Tensor) -> None:
+        """Run backward for the current shard; after the step's last shard, sum the gradients over the group."""
+
+    def clip_grad_norm(self, max_norm: float) -> float:
+        """Clip the summed gradients; returns the norm that they had, NaN if they are not complete."""
+
+    def update(self) -> bool:
+        """Update the model and commit the step, if its gradients are complete; whether they are."""
 
 
 class ArtifactWriter(Protocol):
@@ -136,7 +155,12 @@ class ElasticContext:
         self._model: torch.nn.Module | None = None
         # Sources of evaluations, by the DataLoader whose processes are to be kept.
         self._kept: weakref.WeakKeyDictionary[Any, BatchSource] = weakref.WeakKeyDictionary()
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._objects: list[Any] = []
+        self._is_checked = False
+        # How many batches were handed out, had their backward pass, and were updated with.
         self._num_yielded = 0
+        self._num_backward = 0
         self._num_stepped = 0
 
     @property
@@ -174,12 +198,29 @@ class ElasticContext:
         """The torch device of this worker."""
         return self._device
 
-    def prepare(self, model: ModelT, optimizer: OptimizerT | Callable[[Any], OptimizerT]) -> tuple[ModelT, OptimizerT]:
-        """Register the model and its optimizer (or a factory called with the parameters); call it exactly once.
+    @property
+    def loss(self) -> float | None:
+        """The mean loss over the whole batch of the last committed step, alike on every worker; None before it."""
+        return self._trainer.loss
 
-        Returns both, with the model on this worker's device, once this worker is a member of a running group and holds
-        that group's training state. Raises InvalidRequest.
+    @overload
+    def prepare(
+        self, model: ModelT, optimizer: OptimizerT | Callable[[Any], OptimizerT], *, micro_batch: int | None = None
+    ) -> tuple[ModelT, OptimizerT]: ...
+
+    @overload
+    def prepare(self, model: Any, optimizer: Any, *objects: Any, micro_batch: int | None = None) -> tuple[Any, ...]: ...
+
+    def prepare(self, model: Any, optimizer: Any, *objects: Any, micro_batch: int | None = None) -> tuple[Any, ...]:
+        """Register the model, its optimizer (or a factory called with the parameters) and what else has a state.
+
+        `objects` have `state_dict` and `load_state_dict` (schedulers, a GradScaler, an average of the weights), or are
+        factories called with the optimizer. With `micro_batch` a worker's part of a batch comes in passes of at most so
+        many samples. Call it exactly once. Returns all in their order, the model on this worker's device, once this
+        worker is a member of a running group and holds that group's training state. Raises InvalidRequest.
         """
+        if micro_batch is not None and (type(micro_batch) is not int or micro_batch < 1):
+            raise InvalidRequest(f"micro_batch is a number of samples, at least 1, not {micro_batch!r}")
         if self._is_prepared:
             raise InvalidRequest("ctx.prepare() was called a second time; call it once, before the loop")
         if not isinstance(model, torch.nn.Module):
@@ -187,13 +228,29 @@ class ElasticContext:
         self._is_prepared = True
         model.to(self._device)
         self._model = model
-        made: Any = optimizer if isinstance(optimizer, torch.optim.Optimizer) else _build(optimizer, model)
+        made = optimizer if isinstance(optimizer, torch.optim.Optimizer) else _build(optimizer, model)
         if not isinstance(made, torch.optim.Optimizer):
             raise InvalidRequest(
                 f"ctx.prepare() needs a torch optimizer or a factory of one, got {type(made).__name__}"
             )
-        self._trainer.attach(model, made)
-        return model, made  # type: ignore[return-value]
+        self._optimizer, self._objects = made, [self._object(given, made) for given in objects]
+        self._trainer.attach(model, made, self._objects, micro_batch or 0)
+        return (model, made, *self._objects)
+
+    def _object(self, given: Any, optimizer: torch.optim.Optimizer) -> Any:
+        """What was handed to `prepare` after the optimizer, or what its factory returns."""
+        is_factory = isinstance(given, type) or not hasattr(given, "state_dict")
+        made = given(optimizer) if is_factory and callable(given) else given
+        if isinstance(made, torch.nn.Module):
+            made.to(self._device)
+        if isinstance(made, torch.optim.Optimizer):
+            raise InvalidRequest("ctx.prepare() takes one model and one optimizer; put all parameters into that one")
+        if not callable(getattr(made, "state_dict", None)) or not callable(getattr(made, "load_state_dict", None)):
+            raise InvalidRequest(
+                f"ctx.prepare() got a {type(made).__name__} after the optimizer; give it state_dict() and "
+                "load_state_dict(state), as schedulers have, so that its state can follow the training"
+            )
+        return made
 
     def batches(
         self,
@@ -223,7 +280,8 @@ class ElasticContext:
             while True:
                 if self._num_yielded != self._num_stepped:
                     raise InvalidRequest(
-                        "a batch was not trained on; call ctx.step(loss) once for every batch of the loop"
+                        "a batch was not trained on; call ctx.step(loss), or ctx.backward(loss) and ctx.update(), once "
+                        "for every batch of the loop"
                     )
                 task = trainer.next_shard()
                 if task is None:
@@ -247,20 +305,56 @@ class ElasticContext:
             x=x, y=y, ids=part.ids, epoch=part.epoch, step=step, shard=shard, fields=fields_of(data), data=data
         )
 
-    def step(self, loss: Any) -> bool:
+    def step(self, loss: Any, *, clip_grad_norm: float | None = None) -> bool:
         """Run backward; after the last part of the global batch also exchange gradients and update the model.
 
-        `loss` is the mean over the batch, a tensor with one element. Returns True if this call completed a global step.
-        Raises InvalidRequest for another loss, or if no new batch was taken since the last call.
+        `loss` is the mean over the batch, a tensor with one element. With `clip_grad_norm` the norm of the global
+        gradient is at most that. Returns True if this call completed a global step. Raises InvalidRequest for another
+        loss or bound, or if no new batch was taken since the last call.
         """
-        if self._num_yielded == self._num_stepped:
+        self.backward(loss)
+        if clip_grad_norm is not None:
+            self.clip_grad_norm(clip_grad_norm)
+        return self.update()
+
+    def backward(self, loss: Any) -> None:
+        """The first half of `step`: backward, and after the last part of the global batch the exchange of gradients.
+
+        Then call `update`, and before it `clip_grad_norm` if you like. Raises InvalidRequest as `step` does.
+        """
+        if self._num_yielded == self._num_backward:
             raise InvalidRequest("ctx.step() was called without a new batch; call it once inside the loop over batches")
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise InvalidRequest("ctx.step() needs the mean loss of the batch as a tensor with one element")
+        self._num_backward += 1
+        self._trainer.backward(loss.reshape(()))
+
+    def clip_grad_norm(self, max_norm: float) -> float:
+        """Between `backward` and `update`: scale the global gradient down to `max_norm`; returns the norm that it had.
+
+        The norm is NaN, and nothing is clipped, where `update` will return False. Raises InvalidRequest.
+        """
+        self._assert_backward("ctx.clip_grad_norm()")
+        if not isinstance(max_norm, int | float) or not max_norm > 0:
+            raise InvalidRequest(f"a norm of gradients is clipped to a positive number, not {max_norm!r}")
+        return self._trainer.clip_grad_norm(float(max_norm))
+
+    def update(self) -> bool:
+        """The second half of `step`: update the model, if all parts of the global batch had their backward pass.
+
+        Returns True if it did. Raises InvalidRequest without a `backward` before it.
+        """
+        self._assert_backward("ctx.update()")
         self._num_stepped += 1
-        before = self._trainer.step
-        self._trainer.contribute(loss.reshape(()))
-        return self._trainer.step > before
+        is_committed = self._trainer.update()
+        if is_committed and not self._is_checked:
+            self._is_checked = True
+            _warn_of_stray_scheduler(self._optimizer, self._objects)
+        return is_committed
+
+    def _assert_backward(self, call: str) -> None:
+        if self._num_backward == self._num_stepped:
+            raise InvalidRequest(f"{call} was called without a gradient; call ctx.backward(loss) before it")
 
     def evaluate(
         self,
@@ -347,6 +441,16 @@ def publish_result(trainer: Trainer) -> str:
             sys.stderr.write(f"springtide: the result cannot be written yet: {error}\n")
             time.sleep(_PUBLISH_RETRY_S)
     return ""
+
+
+def _warn_of_stray_scheduler(optimizer: torch.optim.Optimizer | None, objects: Sequence[Any]) -> None:
+    """Say so if a scheduler of torch's sets the optimizer's rates and was not prepared."""
+    is_scheduled = optimizer is not None and any("initial_lr" in group for group in optimizer.param_groups)
+    if is_scheduled and not any(getattr(item, "optimizer", None) is optimizer for item in objects):
+        sys.stderr.write(
+            "springtide: the optimizer has a scheduler that was not prepared, so that it starts anew in a worker that "
+            "joins and after a restart; call ctx.prepare(model, optimizer, scheduler)\n"
+        )
 
 
 def _build(factory: Any, model: torch.nn.Module) -> Any:

@@ -121,12 +121,18 @@ def compute_alone(num_parts: int, known: dict[int, PartScores], compute: Compute
 
 
 def compute_shared(
-    group: Group, name: str, num_parts: int, known: dict[int, PartScores], compute: Compute, look: Callable[[], None]
+    group: Group,
+    name: str,
+    num_parts: int,
+    known: dict[int, PartScores],
+    compute: Compute,
+    look: Callable[[], None],
+    is_broken: Callable[[], bool],
 ) -> None:
-    """Compute parts with the other members, until all are in `known`; what is in it already is told to the others.
+    """Compute parts with the other members, until all are in `known`, or it is of no use to wait for them.
 
-    `name` is the same on all members that evaluate the same. Raises CollectiveError if the store is gone or the others
-    get no further, and what `look` raises, which is called again and again.
+    `name` is the same on all members that evaluate the same. `look` is called again and again, and `is_broken` says
+    that a member was lost. Raises CollectiveError if the store is gone or the others get no further.
     """
     store, prefix = group.store, f"evaluation/{name}/"
 
@@ -144,10 +150,7 @@ def compute_shared(
             if number >= num_parts:
                 return
             group.note_evaluation()
-            if number in known:
-                publish(number, known[number])
-            else:
-                yield number
+            yield number
 
     group.note_evaluation()
     for number, scores in compute(claimed()):
@@ -161,6 +164,8 @@ def compute_shared(
                     known[number] = _DECODER.decode(bytes.fromhex(store.get(f"{prefix}{number}").decode()))
                     break
             look()
+            if is_broken():
+                return
             if group.is_evaluating():
                 deadline_s = time.monotonic() + EVALUATION_PATIENCE_S
             elif time.monotonic() > deadline_s:

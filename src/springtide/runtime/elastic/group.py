@@ -104,6 +104,8 @@ class Group:
         self.world_size = world_size
         self.store = store
         self.timeout_s = timeout_s
+        # Whether all members are on one machine, and so on processors of one model.
+        self.is_local = is_local
         self._sockets: dict[int, int] = {}
         self._is_aborted = threading.Event()
         self._process_group: Any = None

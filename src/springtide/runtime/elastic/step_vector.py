@@ -176,6 +176,13 @@ class StepVector:
             else:
                 parameter.grad = None
 
+    def write_back(self, vector: torch.Tensor) -> None:
+        """Copy into the vector the gradients that `attach` has converted, since these may have been changed."""
+        with torch.no_grad():
+            for view, parameter in zip(self.gradient_views(vector), self.parameters, strict=True):
+                if parameter.grad is not None and parameter.dtype != self.dtype:
+                    view.copy_(parameter.grad)
+
     def detach(self) -> None:
         """Drop the gradients that `attach` set, so that the vector can be reused."""
         for parameter in self.parameters:

@@ -7,9 +7,12 @@ members agree, and control flags travel in it, so switching the group needs no e
 
 from __future__ import annotations
 
+import contextlib
+import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -26,6 +29,7 @@ from springtide.runtime.elastic.membership import Formation, Membership
 from springtide.runtime.elastic.reporting import Reporter
 from springtide.runtime.elastic.step_log import StepRecord
 from springtide.runtime.elastic.steps.choice import step_method
+from springtide.runtime.elastic.steps.gradients import LossScaling, clip_gradients
 from springtide.runtime.elastic.steps.method import Flags, Reduced, parts_ahead
 from springtide.runtime.elastic.training_cursor import Cursor, TrainingCursor
 from springtide.runtime.elastic.transfer import synchronise
@@ -45,7 +49,9 @@ _FIRST_STEP_TIMEOUT_S = 60.0
 class Trainer:
     """One worker's part of an elastic training job.
 
-    The context calls `attach`, `start`, then `next_shard` and `contribute` in turn; the worker calls `finish`.
+    The context calls `attach`, `start`, then in turn `next_shard`, `backward` and `update`; the worker calls `finish`.
+    What members have agreed on in a step they do at the boundary, the next call of `next_shard`: prepared objects then
+    are as user code has left them after the step (a scheduler has been stepped).
     """
 
     def __init__(
@@ -73,6 +79,13 @@ class Trainer:
         self._sources = CatchupSources()
         self._tried_generation = 0
         self._batch: GlobalBatch | None = None
+        # The step's outcome between its exchange and its update.
+        self._reduced: Reduced | None = None
+        # What to do at the next boundary: the flags agreed on, and the formation that was pending in the exchange.
+        self._boundary: tuple[Flags, Formation | None] | None = None
+        # After a step that is to be done again: undoes what user code then does to prepared objects.
+        self._undo: Callable[[], None] | None = None
+        self.loss: float | None = None
         self._longest_step_s = 0.0
         self._num_steps_in_generation = 0
         self._step_log = self.storage.step_log
@@ -84,10 +97,22 @@ class Trainer:
 
     # --- what the context and the worker call -----------------------------------------------------------------
 
-    def attach(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Take over the model and its optimizer, report readiness and wait for the first group."""
-        self.state = TrainingState(model, optimizer, self._device)
-        self._method = step_method(self.job, self.state, measures_noise=self.training_cursor.measures_noise)
+    def attach(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        objects: Sequence[Any] = (),
+        micro_batch: int = 0,
+    ) -> None:
+        """Take over the model, its optimizer and other prepared objects, report readiness and wait for a first group.
+
+        `micro_batch` is the most samples of one pass (0: no limit). Raises InvalidRequest for what the job cannot do,
+        and for objects whose state cannot be moved.
+        """
+        self.state = TrainingState(model, optimizer, self._device, objects)
+        self._scaling = LossScaling(self.state)
+        measures_noise = self.training_cursor.measures_noise
+        self._method = step_method(self.job, self.state, measures_noise=measures_noise, micro_batch=micro_batch)
         # Touch memory pages while no other member waits for this one: here, and while a group is being formed.
         touch_gradients(self._method.payload.parameters)
         self.membership.prepare = self._method.warm
@@ -144,66 +169,60 @@ class Trainer:
 
         Seeds the random generators for that shard.
         """
+        self._pass_boundary()
         while not self.training_cursor.is_over:
             if self.membership.must_leave_step:
                 self._recover("")
             elif self._batch is None:
                 self._begin_step()
-            elif not self._method.has_part():
-                self._finish_step()
             else:
                 part, bounds = self._method.begin_part()
                 seed_everything(self.job.seed, self._batch.step, part)
                 return self._batch, part, bounds
         return None
 
-    def contribute(self, loss: torch.Tensor) -> None:
-        """Run backward for the current shard; after the step's last shard, exchange, update and commit."""
+    def backward(self, loss: torch.Tensor) -> None:
+        """Run backward for the current shard; after the step's last shard, exchange the gradients."""
         if self._must_discard():
-            self._recover("")
+            self._give_up("")
             return
-        self._method.backward(loss)
+        self._method.backward(loss, self._scaling.scaled(loss))
         if not self._method.has_part():
-            self._finish_step()
+            self._exchange()
+
+    def clip_grad_norm(self, max_norm: float) -> float:
+        """Clip the exchanged gradients; returns the norm that they had, NaN if the step is not to be updated now."""
+        if self._reduced is None:
+            return math.nan
+        try:
+            return clip_gradients(self._method.payload.parameters, max_norm, self._group)
+        except CollectiveError as error:
+            self._give_up(str(error))
+            return math.nan
+
+    def update(self) -> bool:
+        """Update and commit, if the gradients were exchanged; whether they were."""
+        reduced, self._reduced = self._reduced, None
+        if reduced is None:
+            return False
+        self._commit(reduced)
+        return True
 
     def evaluate(self, name: str, num_parts: int, compute: Compute) -> list[PartScores]:
         """The scores of all parts, in order, by all members that call this with the same name after the same step.
 
-        If the group breaks meanwhile, those that are left form the next one and go on; what a lost member had computed
-        for itself alone is computed again. A member that is to leave does so.
+        If the group breaks meanwhile, each member that is left computes what is missing: the next group forms at the
+        step's boundary, when user code is done with the step.
         """
         known: dict[int, PartScores] = {}
-        step = self.step
-        while len(known) < num_parts:
-            if self.step != step:
-                step = self.step
-                known.clear()
-            group = self._group
-            try:
-                if group is None or group.world_size == 1:
-                    compute_alone(num_parts, known, compute, self._leave_or_stay)
-                else:
-                    compute_shared(group, f"{step}/{name}", num_parts, known, compute, self._look_at_orders)
-            except CollectiveError as error:
-                cursor = self.training_cursor
-                if self._batch is not None or (cursor.is_started and cursor.is_over):
-                    # In the midst of a step the group changes at its end, and after the last one it is not needed.
-                    compute_alone(num_parts, known, compute, self._reporter.still_at_work)
-                else:
-                    self._recover(str(error))
+        group, membership, look = self._group, self.membership, self._reporter.still_at_work
+        if group is not None and group.world_size > 1:
+            with contextlib.suppress(CollectiveError):
+                compute_shared(
+                    group, f"{self.step}/{name}", num_parts, known, compute, look, lambda: membership.must_leave_step
+                )
+        compute_alone(num_parts, known, compute, look)
         return [known[number] for number in range(num_parts)]
-
-    def _look_at_orders(self) -> None:
-        if self.membership.must_leave_step:
-            raise CollectiveError
-        self._leave_or_stay()
-
-    def _leave_or_stay(self) -> None:
-        """Leave if that was ordered and no step is under way; else tell the control plane that this member works."""
-        if self.membership.is_leaving and self._batch is None:
-            self._break_up()
-            self._enter_next()
-        self._reporter.still_at_work()
 
     def finish(self, publish: Callable[[], str]) -> int:
         """Report that the user's function returned, until the control plane acknowledges it; returns the exit code.
@@ -212,6 +231,8 @@ class Trainer:
         `publish` writes the result if this member is rank 0; it is called again after each change of the group,
         because this member may become rank 0 only then.
         """
+        # A function that leaves its loop has not come to the last step's boundary.
+        self._pass_boundary()
         self._writer.wait()
         self._sources.close()
         seq = self._send_finished(publish())
@@ -249,26 +270,42 @@ class Trainer:
         self._reporter.step_begins(-(-len(self._batch.ids) // group.world_size))
         self._step_began_at_s = time.monotonic()
 
-    def _finish_step(self) -> None:
-        """Exchange, commit, and act on what the members agreed on in the exchange."""
-        membership = self.membership
+    def _exchange(self) -> None:
         if self._must_discard():
-            self._recover("")
+            self._give_up("")
             return
-        pending = membership.pending
+        pending = self.membership.pending
         self._exchange_began_at_s = self._reporter.computation_ended()
         try:
             reduced = self._reduce(pending)
         except CollectiveError as error:
-            self._recover(str(error))
+            self._give_up(str(error))
             return
-        self._commit(reduced)
-        agreed, sync_agreed, preempt = reduced.flags.ready, reduced.flags.needs_sync, reduced.flags.preempt
-        if preempt:
-            self._leave_with_checkpoint(preempt, is_writer=self.rank == 0)
-        if agreed:
-            self._switch(membership.agreed(agreed), sync_agreed)
-        elif pending is not None:
+        self._boundary = reduced.flags, pending
+        self._reduced = self._scaling.unscale(reduced)
+
+    def _give_up(self, detail: str) -> None:
+        """Within a call of user code: recover, so that the step is done again when it asks for the next batch."""
+        self._recover(detail)
+        self._undo = self.state.keep_controls()
+
+    def _pass_boundary(self) -> None:
+        """Between two steps, once user code is done with the last: do what the members agreed on in its exchange."""
+        membership = self.membership
+        undo, self._undo = self._undo, None
+        if undo is not None:
+            undo()
+        boundary, self._boundary = self._boundary, None
+        if boundary is None:
+            return
+        flags, pending = boundary
+        self._checkpoint_if_due()
+        if flags.preempt:
+            self._leave_with_checkpoint(flags.preempt, is_writer=self.rank == 0)
+        agreed = membership.agreed(flags.ready) if flags.ready else None
+        if agreed is not None:
+            self._switch(agreed, flags.needs_sync)
+        elif pending is not None and not flags.ready:
             membership.drop_superseded(pending.generation)
         if membership.is_departing:
             self._break_up()
@@ -290,7 +327,8 @@ class Trainer:
             # Queued before this member's own update, so that joiners apply the step at the same time, not after it.
             self._sources.before_update(self.step, lease, has_gradient, factor)
 
-        self._method.update(factor, feed if self._sources.is_open else None)
+        self._method.update(factor, feed if self._sources.is_open else None, is_skipped=self._scaling.is_skipped)
+        self._scaling.updated()
         self._sources.after_update(self.step)
         if self._old_group is not None:
             # The first common step proves that no member is in the old group any more.
@@ -301,8 +339,8 @@ class Trainer:
         self._after_commit(batch, reduced.loss)
 
     def _after_commit(self, batch: GlobalBatch, loss: float) -> None:
-        generation, group, training_cursor = self.membership.generation, self._group, self.training_cursor
-        assert group is not None
+        generation = self.membership.generation
+        self.loss = loss
         self._step_log.remember(
             StepRecord(
                 generation=generation,
@@ -315,12 +353,15 @@ class Trainer:
             )
         )
         self._write_step_log()
-        if group.rank == 0:
-            due_s = self._checkpointed_at_s + self.job.checkpoint_interval_s
-            if time.monotonic() >= due_s and not self._writer.is_busy and not training_cursor.is_over:
-                self._checkpointed_at_s = time.monotonic()
-                self._writer.write_in_background(self.state, training_cursor.cursor, self.epoch, generation)
-        self._reporter.step_ended(training_cursor, batch, loss, sync_s=time.monotonic() - self._exchange_began_at_s)
+        sync_s = time.monotonic() - self._exchange_began_at_s
+        self._reporter.step_ended(self.training_cursor, batch, loss, sync_s=sync_s)
+
+    def _checkpoint_if_due(self) -> None:
+        due_s = self._checkpointed_at_s + self.job.checkpoint_interval_s
+        cursor = self.training_cursor
+        if self.rank == 0 and time.monotonic() >= due_s and not self._writer.is_busy and not cursor.is_over:
+            self._checkpointed_at_s = time.monotonic()
+            self._writer.write_in_background(self.state, cursor.cursor, self.epoch, self.membership.generation)
 
     def _write_step_log(self) -> None:
         """On rank 0, write the steps that the log lacks: its own, and those that an earlier rank 0 did not write."""
@@ -397,7 +438,8 @@ class Trainer:
                 group.close()
         self._sources.close()
         self._method.discard()
-        self._batch = self._old_group = None
+        self._scaling.discard()
+        self._batch = self._reduced = self._boundary = self._old_group = None
         self._reporter.step_given_up()
 
     def _enter_next(self) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from springtide.runtime.data.shards import GlobalBatch, SampleOrder, seed_everyt
 from springtide.runtime.elastic.context import ElasticContext
 from springtide.runtime.elastic.evaluation import Compute, PartScores, compute_alone
 from springtide.runtime.elastic.steps.choice import step_method
-from springtide.runtime.elastic.steps.method import Flags, parts_ahead
+from springtide.runtime.elastic.steps.gradients import LossScaling, clip_gradients
+from springtide.runtime.elastic.steps.method import Flags, Reduced, parts_ahead
 from springtide.runtime.elastic.training_cursor import TrainingCursor
 from springtide.runtime.local.function_task import LocalResult, LossLines
 from springtide.runtime.models.named_tensors import TrainingState
@@ -39,10 +41,19 @@ class _OneWorker:
         self._device = device
         self._report = report
         self._batch: GlobalBatch | None = None
+        self._reduced: Reduced | None = None
 
-    def attach(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self.state = TrainingState(model, optimizer, self._device)
-        self._method = step_method(self.job, self.state, measures_noise=self.training_cursor.measures_noise)
+    def attach(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        objects: Sequence[Any] = (),
+        micro_batch: int = 0,
+    ) -> None:
+        self.state = TrainingState(model, optimizer, self._device, objects)
+        self._scaling = LossScaling(self.state)
+        measures_noise = self.training_cursor.measures_noise
+        self._method = step_method(self.job, self.state, measures_noise=measures_noise, micro_batch=micro_batch)
 
     def start(self, num_samples: int, order: SampleOrder | None = None) -> None:
         """Set the dataset's length, from which all steps of the training follow. Raises InvalidRequest."""
@@ -82,8 +93,6 @@ class _OneWorker:
                 return None
             self._batch = self.training_cursor.next_batch()
             self._method.begin(self._batch, None, is_measured=self.training_cursor.measures_step)
-            # A shard without samples keeps its place in the order of additions.
-            assert self._method.has_part()
         part, bounds = self._method.begin_part()
         seed_everything(self.job.seed, self._batch.step, part)
         return self._batch, part, bounds
@@ -94,21 +103,31 @@ class _OneWorker:
         compute_alone(num_parts, known, compute, lambda: None)
         return [known[number] for number in range(num_parts)]
 
-    def contribute(self, loss: torch.Tensor) -> None:
-        """Run backward for the current shard; after the step's last shard, update the model."""
-        self._method.backward(loss)
+    def backward(self, loss: torch.Tensor) -> None:
+        """Run backward for the current shard; after the step's last shard, the gradients are complete."""
+        self._method.backward(loss, self._scaling.scaled(loss))
         if not self._method.has_part():
-            assert self._batch is not None
-            self._commit(self._batch)
+            reduced = self._method.exchange(self.step, Flags(), self.training_cursor.last_square)
+            self._reduced = self._scaling.unscale(reduced)
 
-    def _commit(self, batch: GlobalBatch) -> None:
-        training_cursor = self.training_cursor
-        reduced = self._method.exchange(self.step, Flags(), training_cursor.last_square)
+    def clip_grad_norm(self, max_norm: float) -> float:
+        """Clip the gradients, once they are complete; returns the norm that they had, NaN before."""
+        if self._reduced is None:
+            return math.nan
+        return clip_gradients(self._method.payload.parameters, max_norm, None)
+
+    def update(self) -> bool:
+        """Update the model, if the gradients are complete; whether they are."""
+        reduced, batch, training_cursor = self._reduced, self._batch, self.training_cursor
+        if reduced is None or batch is None:
+            return False
         self.loss = reduced.loss
         training_cursor.commit(batch, reduced.squares, reduced.rank0_square)
-        self._method.update(training_cursor.learning_rate_factor, None)
-        self._batch = None
+        self._method.update(training_cursor.learning_rate_factor, None, is_skipped=self._scaling.is_skipped)
+        self._scaling.updated()
+        self._batch = self._reduced = None
         self._report(self, len(batch.ids))
+        return True
 
 
 class _DirectoryArtifacts:

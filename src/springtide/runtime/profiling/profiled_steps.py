@@ -5,7 +5,7 @@ It wraps the model in DistributedDataParallel without changing the user's code, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from springtide.core.errors import InvalidRequest
 from springtide.runtime.data.shards import GlobalBatch, SampleOrder, permutation, seed_everything
 from springtide.runtime.elastic.evaluation import Compute, PartScores
+from springtide.runtime.elastic.steps.gradients import clip_gradients
 from springtide.runtime.process.exits import WorkerExit
 from springtide.runtime.profiling.exchange import DeviceTimer, MeasuredExchange
 from springtide.runtime.profiling.step_profiling import MARK, ProfiledIteration
@@ -65,6 +66,7 @@ class ProfiledSteps:
         self.epoch = 0
         self.rank = rank
         self.metrics: dict[str, float] = {}
+        self.loss: float | None = None
         self.num_unused = 0
         self.num_samples = 0
         self.iterations: dict[str, list[ProfiledIteration]] = {turn.name: [] for turn in turns if turn.name}
@@ -100,7 +102,10 @@ class ProfiledSteps:
         """Completed steps."""
         return float(self.step)
 
-    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def attach(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, objects: Sequence[Any] = (), micro_batch: int = 0
+    ) -> None:
+        # Schedulers and the like are the function's own here: nothing is moved or stored, and no pass is cut.
         self._model = model
         self._optimizer = optimizer
 
@@ -145,24 +150,32 @@ class ProfiledSteps:
         """The scores of the first part alone: an evaluation is no part of what is measured."""
         return [scores for _, scores in compute(iter((0,)))]
 
-    def contribute(self, loss: torch.Tensor) -> None:
-        """Run and time the backward pass, the exchange in the turn's mode, and the update."""
+    def backward(self, loss: torch.Tensor) -> None:
+        """Run and time the backward pass and the exchange in the turn's mode."""
         mode = self._turns[self.step].mode
+        self.loss = float(loss.detach())
         forwarded = self._watch.now()
         self._enter("backward")
         torch.autograd.backward(loss)
         backwarded = self._watch.now()
         self._enter(None)
         exchange_s = self._exchange_buckets() if self._buckets and mode != "overlapped" else []
-        updating = self._watch.now()
+        self._updating = self._watch.now()
         self._enter("update")
-        self._optimizer.step()
-        if mode == "plain":
-            self._parallelise()
-        self._optimizer.zero_grad()
         # The iteration ends when the function asks for the next batch, because its loop may do more after ctx.step().
         self._pending = (forwarded, backwarded, exchange_s)
-        self._updating = updating
+
+    def clip_grad_norm(self, max_norm: float) -> float:
+        """Clip the gradients; returns the norm that they had."""
+        return clip_gradients(list(self._model.parameters()), max_norm, None)
+
+    def update(self) -> bool:
+        """Take the optimizer's step."""
+        self._optimizer.step()
+        if self._turns[self.step].mode == "plain":
+            self._parallelise()
+        self._optimizer.zero_grad()
+        return True
 
     def _close_iteration(self) -> None:
         if self._pending is None:

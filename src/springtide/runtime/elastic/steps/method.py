@@ -48,7 +48,11 @@ Feed = Callable[[Lease, list[bool]], None]
 
 
 class StepMethod(Protocol):
-    """Computes one step after the other: `begin`; for each part `begin_part` and `backward`; `exchange`; `update`."""
+    """Computes one step after the other: `begin`; for each part `begin_part` and `backward`; `exchange`; `update`.
+
+    Every member has at least one part. Where a batch has fewer samples than there are members, the others get samples
+    that count for nothing, so that user code runs on every worker in every step.
+    """
 
     # Flat vectors of gradients, in which joiners get those of the steps that they apply.
     payload: StepVector
@@ -72,14 +76,20 @@ class StepMethod(Protocol):
     def begin_part(self) -> tuple[int, tuple[int, int]]:
         """The next part's number and its (first, end) samples; gradients are cleared for it."""
 
-    def backward(self, loss: torch.Tensor) -> None:
-        """Run backward for the part that was begun; `loss` is the mean over it, a tensor without dimensions."""
+    def backward(self, loss: torch.Tensor, root: torch.Tensor | None = None) -> None:
+        """Run backward for the part that was begun; `loss` is the mean over it, a tensor without dimensions.
+
+        `root` is where it begins, if that is not the loss itself: the loss times a scale.
+        """
 
     def exchange(self, step: int, flags: Flags, last_square: float) -> Reduced:
-        """Reduce what the members computed of `step`. Raises CollectiveError; the step must then be discarded."""
+        """Reduce what the members computed of `step`. Raises CollectiveError; the step must then be discarded.
 
-    def update(self, factor: float, feed: Feed | None) -> None:
-        """Take a step of the optimizer, with the learning rates multiplied by `factor`."""
+        The parameters then have the sums as their gradients, which the caller may change before `update`.
+        """
+
+    def update(self, factor: float, feed: Feed | None, *, is_skipped: bool = False) -> None:
+        """Take a step of the optimizer, with the learning rates multiplied by `factor`; if `is_skipped`, none."""
 
     def discard(self) -> None:
         """Drop what was computed of the step: the state is that of the step before."""
