@@ -102,6 +102,8 @@ def test_a_broken_group_is_not_waited_for_and_what_is_missing_is_computed(togeth
         if group.rank == 0:
             group.store.add("evaluation/3/a/next", 1)
             return None
+        while not group.store.add("evaluation/3/a/next", 0):
+            time.sleep(0.001)
         known = {}
         compute_shared(group, "3/a", 3, known, counting([]), nothing, lambda: True)
         assert sorted(known) == [1, 2]
