@@ -133,16 +133,19 @@ class TrainContext(Protocol):
         """
         ...
 
-    def step(self, loss: Any, *, clip_grad_norm: float | None = None) -> bool:
+    def step(self, loss: Any, *, weight: Any = None, clip_grad_norm: float | None = None) -> bool:
         """Run the backward pass; after the worker's last part of the global batch, update with all workers' gradients.
 
-        With `clip_grad_norm` the norm of the global gradient is at most that. Returns True if this completed an
-        optimizer step, False if parts of the batch are left, as in an exact job, or if the step is to be done again.
+        `loss` is the mean over the batch. The global loss is the mean over all samples, or, with `weight` (a number of
+        tokens, say), the sum of loss times weight divided by the sum of weights, over all workers' parts. A part that
+        counts for nothing may have a loss of NaN. With `clip_grad_norm` the norm of the global gradient is at most
+        that. Returns True if this completed an optimizer step, False if parts of the batch are left, as in an exact
+        job, or if the step is to be done again.
         It is the same as `backward`, `clip_grad_norm` if it was given, and `update`.
         """
         ...
 
-    def backward(self, loss: Any) -> None:
+    def backward(self, loss: Any, *, weight: Any = None) -> None:
         """Run the backward pass; after the worker's last part of the global batch, sum all workers' gradients."""
         ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -93,8 +94,11 @@ class ShardTrainer(Protocol):
     def next_shard(self) -> tuple[GlobalBatch, int, tuple[int, int]] | None:
         """The next shard's global batch, number and (first, end) samples; None when all steps are done."""
 
-    def backward(self, loss: torch.Tensor) -> None:
-        """Run backward for the current shard; after the step's last shard, sum the gradients over the group."""
+    def backward(self, loss: torch.Tensor, weight: float | None = None) -> None:
+        """Run backward for the current shard; after the step's last shard, sum the gradients over the group.
+
+        The shard counts for `weight`, or for its samples.
+        """
 
     def clip_grad_norm(self, max_norm: float) -> float:
         """Clip the summed gradients; returns the norm that they had, NaN if they are not complete."""
@@ -272,7 +276,12 @@ class ElasticContext:
                 "ctx.batches() needs a model first; call ctx.prepare(model, optimizer) before the loop"
             )
         source = open_source(
-            dataset, self._place, trainer.global_batch_size, num_workers=num_workers, collate=collate, prefetch=prefetch
+            dataset,
+            self._source_place,
+            trainer.global_batch_size,
+            num_workers=num_workers,
+            collate=collate,
+            prefetch=prefetch,
         )
         say_who_decides(source.batch_size, trainer.global_batch_size)
         try:
@@ -295,7 +304,7 @@ class ElasticContext:
             source.close()
 
     @property
-    def _place(self) -> SourcePlace:
+    def _source_place(self) -> SourcePlace:
         return SourcePlace(self._trainer.seed, self._device, _state_dir_of(self._work_dir), self._store_url)
 
     def _made(self, data: Any, part: PartIds, step: int, shard: int) -> Batch:
@@ -305,19 +314,19 @@ class ElasticContext:
             x=x, y=y, ids=part.ids, epoch=part.epoch, step=step, shard=shard, fields=fields_of(data), data=data
         )
 
-    def step(self, loss: Any, *, clip_grad_norm: float | None = None) -> bool:
+    def step(self, loss: Any, *, weight: Any = None, clip_grad_norm: float | None = None) -> bool:
         """Run backward; after the last part of the global batch also exchange gradients and update the model.
 
-        `loss` is the mean over the batch, a tensor with one element. With `clip_grad_norm` the norm of the global
-        gradient is at most that. Returns True if this call completed a global step. Raises InvalidRequest for another
-        loss or bound, or if no new batch was taken since the last call.
+        `loss` is the mean over the batch, a tensor with one element, and counts for `weight`, or for its samples. With
+        `clip_grad_norm` the norm of the global gradient is at most that. Returns True if this completed a global step.
+        Raises InvalidRequest for another loss, weight or bound, or if no new batch was taken since the last call.
         """
-        self.backward(loss)
+        self.backward(loss, weight=weight)
         if clip_grad_norm is not None:
             self.clip_grad_norm(clip_grad_norm)
         return self.update()
 
-    def backward(self, loss: Any) -> None:
+    def backward(self, loss: Any, *, weight: Any = None) -> None:
         """The first half of `step`: backward, and after the last part of the global batch the exchange of gradients.
 
         Then call `update`, and before it `clip_grad_norm` if you like. Raises InvalidRequest as `step` does.
@@ -327,7 +336,7 @@ class ElasticContext:
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise InvalidRequest("ctx.step() needs the mean loss of the batch as a tensor with one element")
         self._num_backward += 1
-        self._trainer.backward(loss.reshape(()))
+        self._trainer.backward(loss.reshape(()), _checked_weight(weight))
 
     def clip_grad_norm(self, max_norm: float) -> float:
         """Between `backward` and `update`: scale the global gradient down to `max_norm`; returns the norm that it had.
@@ -377,7 +386,9 @@ class ElasticContext:
         is_kept = bool(getattr(dataset, "persistent_workers", False))
         source = self._kept.get(dataset) if is_kept else None
         if source is None:
-            source = open_source(dataset, self._place, 0, num_workers=num_workers, collate=collate, prefetch=prefetch)
+            source = open_source(
+                dataset, self._source_place, 0, num_workers=num_workers, collate=collate, prefetch=prefetch
+            )
         if is_kept:
             self._kept[dataset] = source
         size = batch or source.batch_size or self._trainer.global_batch_size or 1
@@ -457,6 +468,19 @@ def _build(factory: Any, model: torch.nn.Module) -> Any:
     if not callable(factory):
         raise InvalidRequest(f"ctx.prepare() needs a torch optimizer or a factory of one, got {type(factory).__name__}")
     return factory(model.parameters())
+
+
+def _checked_weight(weight: Any) -> float | None:
+    """What user code lets a loss count for. Raises InvalidRequest."""
+    if weight is None:
+        return None
+    try:
+        number = float(weight)
+    except (TypeError, ValueError, RuntimeError):
+        number = math.nan
+    if not (math.isfinite(number) and number >= 0.0):
+        raise InvalidRequest(f"the weight of a loss is a number of at least 0, as of tokens, not {weight!r:.80}")
+    return number
 
 
 def _part_ids(task: tuple[GlobalBatch, int, tuple[int, int]]) -> PartIds:

@@ -29,7 +29,7 @@ from springtide.runtime.elastic.membership import Formation, Membership
 from springtide.runtime.elastic.reporting import Reporter
 from springtide.runtime.elastic.step_log import StepRecord
 from springtide.runtime.elastic.steps.choice import step_method
-from springtide.runtime.elastic.steps.gradients import LossScaling, clip_gradients
+from springtide.runtime.elastic.steps.gradients import LossScaling, clip_gradients, divided_by_weight, weighted
 from springtide.runtime.elastic.steps.method import Flags, Reduced, parts_ahead
 from springtide.runtime.elastic.training_cursor import Cursor, TrainingCursor
 from springtide.runtime.elastic.transfer import synchronise
@@ -79,6 +79,7 @@ class Trainer:
         self._sources = CatchupSources()
         self._tried_generation = 0
         self._batch: GlobalBatch | None = None
+        self._part_size = 0
         # The step's outcome between its exchange and its update.
         self._reduced: Reduced | None = None
         # What to do at the next boundary: the flags agreed on, and the formation that was pending in the exchange.
@@ -177,16 +178,22 @@ class Trainer:
                 self._begin_step()
             else:
                 part, bounds = self._method.begin_part()
+                self._part_size = bounds[1] - bounds[0]
                 seed_everything(self.job.seed, self._batch.step, part)
                 return self._batch, part, bounds
         return None
 
-    def backward(self, loss: torch.Tensor) -> None:
-        """Run backward for the current shard; after the step's last shard, exchange the gradients."""
+    def backward(self, loss: torch.Tensor, weight: float | None = None) -> None:
+        """Run backward for the current shard; after the step's last shard, exchange the gradients.
+
+        The shard counts for `weight`, or for its samples.
+        """
         if self._must_discard():
             self._give_up("")
             return
-        self._method.backward(loss, self._scaling.scaled(loss))
+        num_samples = self._part_size
+        loss, root = weighted(loss, self._scaling.scaled(loss), weight, num_samples)
+        self._method.backward(loss, root, num_samples if weight is None else weight)
         if not self._method.has_part():
             self._exchange()
 
@@ -282,6 +289,8 @@ class Trainer:
             self._give_up(str(error))
             return
         self._boundary = reduced.flags, pending
+        assert self._batch is not None
+        reduced = divided_by_weight(reduced, self._method.payload.parameters, len(self._batch.ids))
         self._reduced = self._scaling.unscale(reduced)
 
     def _give_up(self, detail: str) -> None:

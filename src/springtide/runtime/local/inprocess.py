@@ -18,7 +18,7 @@ from springtide.runtime.data.shards import GlobalBatch, SampleOrder, seed_everyt
 from springtide.runtime.elastic.context import ElasticContext
 from springtide.runtime.elastic.evaluation import Compute, PartScores, compute_alone
 from springtide.runtime.elastic.steps.choice import step_method
-from springtide.runtime.elastic.steps.gradients import LossScaling, clip_gradients
+from springtide.runtime.elastic.steps.gradients import LossScaling, clip_gradients, divided_by_weight, weighted
 from springtide.runtime.elastic.steps.method import Flags, Reduced, parts_ahead
 from springtide.runtime.elastic.training_cursor import TrainingCursor
 from springtide.runtime.local.function_task import LocalResult, LossLines
@@ -41,6 +41,7 @@ class _OneWorker:
         self._device = device
         self._report = report
         self._batch: GlobalBatch | None = None
+        self._part_size = 0
         self._reduced: Reduced | None = None
 
     def attach(
@@ -94,6 +95,7 @@ class _OneWorker:
             self._batch = self.training_cursor.next_batch()
             self._method.begin(self._batch, None, is_measured=self.training_cursor.measures_step)
         part, bounds = self._method.begin_part()
+        self._part_size = bounds[1] - bounds[0]
         seed_everything(self.job.seed, self._batch.step, part)
         return self._batch, part, bounds
 
@@ -103,11 +105,15 @@ class _OneWorker:
         compute_alone(num_parts, known, compute, lambda: None)
         return [known[number] for number in range(num_parts)]
 
-    def backward(self, loss: torch.Tensor) -> None:
+    def backward(self, loss: torch.Tensor, weight: float | None = None) -> None:
         """Run backward for the current shard; after the step's last shard, the gradients are complete."""
-        self._method.backward(loss, self._scaling.scaled(loss))
+        num_samples = self._part_size
+        loss, root = weighted(loss, self._scaling.scaled(loss), weight, num_samples)
+        self._method.backward(loss, root, num_samples if weight is None else weight)
         if not self._method.has_part():
+            assert self._batch is not None
             reduced = self._method.exchange(self.step, Flags(), self.training_cursor.last_square)
+            reduced = divided_by_weight(reduced, self._method.payload.parameters, len(self._batch.ids))
             self._reduced = self._scaling.unscale(reduced)
 
     def clip_grad_norm(self, max_norm: float) -> float:

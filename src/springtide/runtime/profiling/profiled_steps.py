@@ -150,8 +150,8 @@ class ProfiledSteps:
         """The scores of the first part alone: an evaluation is no part of what is measured."""
         return [scores for _, scores in compute(iter((0,)))]
 
-    def backward(self, loss: torch.Tensor) -> None:
-        """Run and time the backward pass and the exchange in the turn's mode."""
+    def backward(self, loss: torch.Tensor, weight: float | None = None) -> None:
+        """Run and time the backward pass and the exchange in the turn's mode, whatever the loss counts for."""
         mode = self._turns[self.step].mode
         self.loss = float(loss.detach())
         forwarded = self._watch.now()

@@ -60,6 +60,35 @@ class LossScaling:
         self.is_skipped = False
 
 
+def weighted(
+    loss: torch.Tensor, root: torch.Tensor, weight: float | None, num_samples: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Loss and root of a part that is to count for `weight` and would count for its samples (None: as it would)."""
+    if weight is None:
+        return loss, root
+    if weight == 0.0:
+        # A mean over nothing is NaN, which would stay one times zero.
+        nothing = torch.zeros_like(loss, requires_grad=True)
+        return nothing, nothing
+    return loss.detach() * (weight / num_samples), root * (weight / num_samples)
+
+
+def divided_by_weight(reduced: Reduced, parameters: Sequence[torch.Tensor], num_samples: int) -> Reduced:
+    """Divide the summed gradients, loss and squares by what all parts count for, if that is not their samples.
+
+    A batch that counts for nothing has gradients of zero.
+    """
+    relative = reduced.flags.weight / num_samples
+    if relative in (0.0, 1.0):
+        return reduced
+    with torch.no_grad():
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad.div_(relative)
+    squares = None if reduced.squares is None else tuple(square / relative / relative for square in reduced.squares)
+    return replace(reduced, loss=reduced.loss / relative, squares=squares)  # type: ignore[arg-type]
+
+
 def clip_gradients(parameters: Sequence[torch.Tensor], max_norm: float, group: Group | None) -> float:
     """Scale gradients down to `max_norm` as torch does, alike on every member; returns the norm that they had.
 

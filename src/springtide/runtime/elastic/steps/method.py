@@ -21,11 +21,13 @@ class Flags:
 
     `ready` is the generation whose group a member has connected (0: none). The members agree on it only if all said the
     same. `needs_sync`: a joiner needs the whole state. `preempt` is the generation as which all are to leave (0: none).
+    `weight` is what the parts of the batch count for, which is added up.
     """
 
     ready: int = 0
     needs_sync: bool = False
     preempt: int = 0
+    weight: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +78,10 @@ class StepMethod(Protocol):
     def begin_part(self) -> tuple[int, tuple[int, int]]:
         """The next part's number and its (first, end) samples; gradients are cleared for it."""
 
-    def backward(self, loss: torch.Tensor, root: torch.Tensor | None = None) -> None:
+    def backward(self, loss: torch.Tensor, root: torch.Tensor | None = None, weight: float = 0.0) -> None:
         """Run backward for the part that was begun; `loss` is the mean over it, a tensor without dimensions.
 
-        `root` is where it begins, if that is not the loss itself: the loss times a scale.
+        `root` is where it begins, if that is not the loss itself: the loss times a scale. `weight` is only added up.
         """
 
     def exchange(self, step: int, flags: Flags, last_square: float) -> Reduced:

@@ -5,6 +5,7 @@ The same sequence of groups gives the same bits. Another one gives sums in anoth
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -44,6 +45,7 @@ class OverlappedSteps:
         self._num_samples = 1
         self._weight = 0.0
         self._loss = 0.0
+        self._given_weight = 0.0
         self._is_begun = False
         self._has_gradient: list[bool] = []
 
@@ -67,7 +69,7 @@ class OverlappedSteps:
         self._rank, self._world_size = (0, 1) if group is None else (group.rank, group.world_size)
         low, high = batch.shard_bounds(self._rank, self._world_size)
         self._num_samples, self._num_passes, self._loss = len(batch.ids), 0, 0.0
-        self._weight = (high - low) / self._num_samples
+        self._weight, self._given_weight = (high - low) / self._num_samples, 0.0
         self._parts = [bounds for _, bounds in self.parts(batch, group)]
         self._is_begun = True
         self._drop_gradients()
@@ -87,11 +89,12 @@ class OverlappedSteps:
     def begin_part(self) -> tuple[int, tuple[int, int]]:
         return self._rank + self._num_passes * self._world_size, self._parts[0]
 
-    def backward(self, loss: torch.Tensor, root: torch.Tensor | None = None) -> None:
+    def backward(self, loss: torch.Tensor, root: torch.Tensor | None = None, weight: float = 0.0) -> None:
         low, high = self._parts.pop(0)
         self._num_passes += 1
         if not self._weight:
             return
+        self._given_weight += weight
         root = loss if root is None else root
         part = (high - low) / self._num_samples
         if self._tail is not None and not self._parts:
@@ -102,6 +105,7 @@ class OverlappedSteps:
         self._loss += float(loss.detach()) * (part / self._weight)
 
     def exchange(self, step: int, flags: Flags, last_square: float) -> Reduced:
+        flags = replace(flags, weight=self._given_weight)
         if self._tail is None:
             self._make_dense()
             self._has_gradient = [parameter.grad is not None for parameter in self._parameters]

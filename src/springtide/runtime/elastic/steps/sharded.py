@@ -71,7 +71,7 @@ class ShardedSteps:
         self.payload.begin_shard()
         return self._shards[0], self._bounds(0 if self._is_spare else self._shards[0])
 
-    def backward(self, loss: torch.Tensor, root: torch.Tensor | None = None) -> None:
+    def backward(self, loss: torch.Tensor, root: torch.Tensor | None = None, weight: float = 0.0) -> None:
         assert self._batch is not None
         if self._is_spare:
             self._is_spare = False
@@ -79,9 +79,9 @@ class ShardedSteps:
             return
         shard = self._shards[0]
         low, high = self._bounds(shard)
-        weight = (high - low) / len(self._batch.ids)
-        torch.autograd.backward((loss if root is None else root) * weight)
-        vector = self.payload.capture(float(loss.detach()), weight, is_measured=self._is_measured)
+        part = (high - low) / len(self._batch.ids)
+        torch.autograd.backward((loss if root is None else root) * part)
+        vector = self.payload.capture(float(loss.detach()), part, weight, is_measured=self._is_measured)
         self._accumulator.add(shard, vector)
         self._shards.pop(0)
 
@@ -98,7 +98,7 @@ class ShardedSteps:
         payload.attach(vector, self._has_gradient)
         return Reduced(
             loss=payload.loss(vector),
-            flags=Flags(*payload.flags(vector)),
+            flags=Flags(*payload.flags(vector), payload.given_weight(vector)),
             has_gradient=self._has_gradient,
             squares=payload.squares(vector) if self._is_measured else None,
             rank0_square=payload.apply_numbers(vector),
