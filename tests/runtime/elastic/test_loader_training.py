@@ -8,6 +8,7 @@ import time
 import pytest
 
 from kits.runtime.runtime_plane import TRAIN
+from springtide.core.wire.workers import Failed
 from springtide.runtime.data.shards import SampleSchedule
 
 EPOCHS = 4
@@ -130,6 +131,24 @@ def test_the_same_sequence_of_sizes_gives_the_same_bits_with_processes(make_plan
         assert_exactly_once(plane)
         results.add(plane.result_hash())
     assert len(results) == 1
+
+
+@pytest.mark.slow
+def test_a_worker_whose_loader_process_is_killed_counts_as_crashed(make_plane):
+    crash = """
+        if ctx.step_number == 9 and ctx.num_workers == 2 and ctx.is_leader:
+            os.kill(int(batch["pid"][0]), 9)
+"""
+    plane = make_plane(
+        LOADED.replace("        note(ctx, batch)", "        note(ctx, batch)" + crash), num_epochs=EPOCHS
+    )
+    plane.start_group("a", "b")
+    plane.wait_exit("a", code=1)
+    assert not plane.of(Failed)
+    assert "a process that loads samples ended (exit code -9)" in plane.logs()
+    plane.form("b", forced=True)
+    plane.wait_finished()
+    assert_exactly_once(plane)
 
 
 @pytest.mark.slow

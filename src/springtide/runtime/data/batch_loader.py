@@ -10,7 +10,9 @@ import copy
 import hashlib
 import os
 import random
+import signal
 import struct
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -133,7 +135,8 @@ class BatchLoader:
         self._newest[0] = self._stream
         self._ahead = ahead
         self._expected.clear()
-        self._fetched = iter(self._loader)
+        with _child_signals_as_before():
+            self._fetched = iter(self._loader)
 
     def _next(self) -> Any:
         assert self._fetched is not None
@@ -143,10 +146,20 @@ class BatchLoader:
             raise
         except Exception as error:
             if self._has_processes:
+                codes = [process.exitcode for process in self._fetched._workers]  # type: ignore[attr-defined]
+                if any(codes):
+                    raise LoaderProcessLost(
+                        f"a process that loads samples ended (exit code {next(filter(None, codes))}); if it was killed "
+                        "for memory, use fewer processes or fetch less ahead: num_workers, prefetch_factor"
+                    ) from error
                 # The first line says in which process it was, the last one what it was.
                 last = str(error).strip().rpartition("\n")[2]
                 raise SampleError(f"the DataLoader could not read a sample: {last}") from error
             raise
+
+
+class LoaderProcessLost(RuntimeError):
+    """A process that loads samples was killed or crashed: the training process cannot go on, but another one can."""
 
 
 class SampleError(RuntimeError):
@@ -217,6 +230,22 @@ def _mixed(*numbers: int) -> int:
     """64 bits that follow from the numbers."""
     data = struct.pack(f"<{len(numbers)}Q", *(number & (2**64 - 1) for number in numbers))
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+
+
+@contextmanager
+def _child_signals_as_before() -> Iterator[None]:
+    """Without torch's handler for the end of a loader's process, which raises in whatever runs at that moment.
+
+    The end is found when the next samples are asked for.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGCHLD)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL if before is None else before)
 
 
 @contextmanager
