@@ -24,7 +24,7 @@ from springtide.core.errors import InvalidRequest, SpringtideError
 from springtide.core.wire.workers import WorkerSpec
 from springtide.core.workload import InferenceService
 from springtide.runtime.elastic.step_spool import SPOOL_NAME, missing_lines
-from springtide.runtime.process.exits import EXIT_UNFIT
+from springtide.runtime.process.exits import EXIT_CRASHED, EXIT_UNFIT
 from springtide.runtime.process.pod_place import (
     fetch_source,
     open_prestop,
@@ -41,7 +41,6 @@ _LOG_BYTES = 4 << 20
 _LAST_OUTPUT_S = 0.5
 _UPLOAD_S = 5.0
 _HOOK_S = 0.2
-_EXIT_CRASHED = 1
 # From linux/prctl.h.
 _PR_SET_PDEATHSIG = 1
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
@@ -108,7 +107,7 @@ def upload_output(spec: WorkerSpec, output: bytes, upload: Callable[[WorkerSpec,
 
 def _become_worker(spec: WorkerSpec, output: int, supervisor_pid: int) -> NoReturn:
     """In the child: redirect stdout and stderr to the pipe, fetch the source, run the worker, and never return."""
-    code = _EXIT_CRASHED
+    code = EXIT_CRASHED
     try:
         os.setpgid(0, 0)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -25,6 +25,7 @@ from springtide.core.wire.workers import (
     WorkerSpec,
 )
 from springtide.core.workload import Entrypoint, TrainingJob
+from springtide.runtime.data.batch_loader import LoaderProcessLost
 from springtide.runtime.data.shards import seed_everything
 from springtide.runtime.elastic.context import ElasticContext, TrainerArtifacts, cuda_or_cpu, publish_result
 from springtide.runtime.elastic.trainer import Trainer
@@ -32,7 +33,7 @@ from springtide.runtime.process.control_link import ControlLink
 from springtide.runtime.process.deferred_compiler import defer_compiler
 from springtide.runtime.process.device_seen import device_seen
 from springtide.runtime.process.entry import as_function, describe_error, load_object
-from springtide.runtime.process.exits import EXIT_FENCED, WorkerExit, exit_at, exit_now
+from springtide.runtime.process.exits import EXIT_CRASHED, EXIT_FENCED, WorkerExit, exit_at, exit_now
 from springtide.runtime.process.job_folder import enter_job, hand_in_results
 from springtide.runtime.process.memory import keep_freed_memory
 from springtide.runtime.process.redaction import redact_output
@@ -133,6 +134,10 @@ def _run_trainer(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoint) ->
         return trainer.finish(lambda: publish_result(trainer))
     except WorkerExit as stop:
         return stop.code
+    except LoaderProcessLost as error:
+        # A crash, of which nothing is reported: another worker takes the place of this one.
+        sys.stderr.write(f"springtide: {error}\n")
+        return EXIT_CRASHED
     except (Exception, SystemExit) as error:
         # sys.exit() in user code counts as a failure, not as a crash: a restart would end the same way.
         return _fail(spec, link, membership.generation, error)

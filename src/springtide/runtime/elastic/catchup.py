@@ -213,12 +213,15 @@ class CatchupSource:
         return self._acknowledged_step >= step - max_lag_steps
 
     def switch(self, cursor: Cursor, steps: Sequence[Mapping[str, Any]]) -> None:
-        """Queue the last message: `cursor`, the model's buffers and the newest lines of the step log."""
+        """Queue the last message: `cursor`, the model's buffers, prepared objects, the newest lines of the step log."""
         groups, group_tensors = self._state.pack_groups()
+        objects, object_tensors = self._state.objects.pack()
         tensors = [tensor.clone() for _, tensor in sorted(group_tensors.items())]
         tensors += [buffer.clone() for _, buffer in sorted(self._state.buffers().items())]
+        tensors += [tensor.clone() for _, tensor in sorted(object_tensors.items())]
         # Does not wait for a slot: training is paused during the switch.
         header = {"kind": "switch", "cursor": msgspec.to_builtins(cursor), "groups": groups, "steps": list(steps)}
+        header["objects"] = objects
         self._queue.put(_Message(header, tensors))
         self.close()
 
@@ -449,4 +452,8 @@ class CatchupReceiver:
         self._take_groups(link, header)
         for _, buffer in sorted(self._state.buffers().items()):
             receive_tensor(link, buffer)
+        tensors, load_objects = self._state.objects.unpack(header["objects"])
+        for _, tensor in sorted(tensors.items()):
+            receive_tensor(link, tensor)
+        load_objects()
         self._step_log.take_over(header["steps"])

@@ -16,7 +16,8 @@ from springtide.core.errors import PeerLost
 from springtide.runtime.elastic.group import Group, wait_for_keys
 from springtide.runtime.elastic.step_log import StepMemory
 from springtide.runtime.elastic.training_cursor import Cursor
-from springtide.runtime.models.named_tensors import TrainingState, as_bytes
+from springtide.runtime.models.named_tensors import TrainingState
+from springtide.runtime.models.packing import as_bytes
 
 _SMALL_BYTES = 1 << 20
 _HEADER = struct.Struct(">II")
@@ -86,7 +87,8 @@ def receive_state(group: Group, state: TrainingState, rank: int, step_log: StepM
     raw = torch.zeros(int(length), dtype=torch.uint8, device=state.device)
     group.receive(raw, rank)
     header = json.loads(bytes(raw.cpu().numpy()))
-    small, large = _split(*state.unpack_all(header["packed"]))
+    *tensors, load_objects = state.unpack_all(header["packed"])
+    small, large = _split(*tensors)
     with torch.no_grad():
         if small:
             blob = torch.empty(sum(_num_bytes(tensor) for tensor in small), dtype=torch.uint8, device=state.device)
@@ -103,6 +105,7 @@ def receive_state(group: Group, state: TrainingState, rank: int, step_log: StepM
                 landing = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
                 group.receive(as_bytes(landing), rank)
                 tensor.copy_(landing)
+    load_objects()
     step_log.take_over(header["steps"])
     return convert(header["cursor"], Cursor)
 

@@ -2,68 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from springtide.core.errors import CheckpointError, InvalidRequest
+from springtide.core.errors import CheckpointError
+from springtide.runtime.models.packing import Packed, pack, unpack
+from springtide.runtime.models.prepared_objects import PreparedObjects
 
 _LARGEST_NUMBER = 1e38
-Packed = Any  # JSON values; tensors are {"$tensor": name, "dtype", "shape", "device"}.
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """`float32` for torch.float32."""
-    return str(dtype).removeprefix("torch.")
-
-
-def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's bytes as a flat uint8 tensor, sharing memory where it is contiguous."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-
-
-def pack(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Packed:
-    """Encode a value as JSON values, adding its tensors to `tensors`. Raises InvalidRequest for other types."""
-    if isinstance(value, torch.Tensor):
-        tensors[name] = value.detach()
-        device = "cpu" if value.device.type == "cpu" else "device"
-        return {"$tensor": name, "dtype": dtype_name(value.dtype), "shape": list(value.shape), "device": device}
-    if isinstance(value, list | tuple):
-        key = "$list" if isinstance(value, list) else "$tuple"
-        return {key: [pack(item, f"{name}.{index}", tensors) for index, item in enumerate(value)]}
-    if isinstance(value, dict):
-        return {"$dict": [[str(key), pack(item, f"{name}.{key}", tensors)] for key, item in value.items()]}
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"$float": str(value)}
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise InvalidRequest(f"the optimizer holds a {type(value).__name__} in {name!r}; only tensors and numbers can move")
-
-
-def unpack(packed: Packed, live: Any, device: torch.device, tensors: dict[str, torch.Tensor]) -> Any:
-    """Decode a value of `pack`. Its tensors, to be filled by the caller, are put into `tensors`.
-
-    A tensor of `live` is reused if dtype and shape fit, else a new one is made.
-    """
-    if not isinstance(packed, dict):
-        return packed
-    if "$float" in packed:
-        return float(packed["$float"])
-    if "$dict" in packed:
-        old = live if isinstance(live, dict) else {}
-        return {key: unpack(item, old.get(key), device, tensors) for key, item in packed["$dict"]}
-    if "$list" in packed or "$tuple" in packed:
-        items: list[Packed] = packed["$list"] if "$list" in packed else packed["$tuple"]
-        olds = live if isinstance(live, list | tuple) and len(live) == len(items) else [None] * len(items)
-        values = [unpack(item, old, device, tensors) for item, old in zip(items, olds, strict=True)]
-        return values if "$list" in packed else tuple(values)
-    dtype = getattr(torch, packed["dtype"])
-    if not isinstance(live, torch.Tensor) or live.dtype != dtype or list(live.shape) != packed["shape"]:
-        live = torch.empty(packed["shape"], dtype=dtype, device="cpu" if packed["device"] == "cpu" else device)
-    tensors[packed["$tensor"]] = live
-    return live
 
 
 def _is_number(value: Any) -> bool:
@@ -84,9 +32,17 @@ def _number_slots(groups: list[dict[str, Any]]) -> list[tuple[int, str, int | No
 
 
 class TrainingState:
-    """The whole state of a training: parameters, buffers, optimizer state and hyperparameters, by name."""
+    """The whole state of a training, by name: parameters, buffers, the optimizer's, and that of prepared objects."""
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+        objects: Sequence[Any] = (),
+    ) -> None:
+        """`objects` are those prepared beside the model and the optimizer. Raises InvalidRequest if they cannot be."""
+        self.objects = PreparedObjects(objects, device)
         self.model = model
         self.optimizer = optimizer
         self.device = device
@@ -205,13 +161,36 @@ class TrainingState:
         return tensors
 
     def pack_all(self) -> tuple[dict[str, Packed], dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """The whole state: plain values, the model's tensors, the optimizer's tensors."""
+        """The whole state: plain values, the model's tensors, those of the optimizer and of prepared objects."""
         groups, group_tensors = self.pack_groups()
         states, state_tensors = self.pack_optimizer(self.optimised)
-        return {"groups": groups, "states": states}, self.model_tensors(), {**group_tensors, **state_tensors}
+        objects, object_tensors = self.objects.pack()
+        packed = {"groups": groups, "states": states, "objects": objects}
+        return packed, self.model_tensors(), {**group_tensors, **state_tensors, **object_tensors}
 
-    def unpack_all(self, packed: Mapping[str, Packed]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """Set the plain values; returns the model's and the optimizer's tensors, to be filled by the caller."""
+    def unpack_all(
+        self, packed: Mapping[str, Packed]
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], Callable[[], None]]:
+        """Set the plain values; returns the tensors as `pack_all` does, to be filled by the caller.
+
+        The caller then calls the function that is returned, which hands prepared objects their state.
+        """
         group_tensors = self.unpack_groups(packed["groups"])
         state_tensors = self.unpack_optimizer(self.optimised, packed["states"])
-        return self.model_tensors(), {**group_tensors, **state_tensors}
+        # Checkpoints of earlier releases have no objects.
+        object_tensors, load = self.objects.unpack(packed.get("objects", {}))
+        return self.model_tensors(), {**group_tensors, **state_tensors, **object_tensors}, load
+
+    def keep_controls(self) -> Callable[[], None]:
+        """Copy the optimizer's hyperparameters and the state of prepared objects; returns what sets them again."""
+        (groups, group_tensors), (objects, object_tensors) = self.pack_groups(), self.objects.pack()
+        kept = {name: tensor.clone() for name, tensor in {**group_tensors, **object_tensors}.items()}
+
+        def restore() -> None:
+            tensors, load = self.objects.unpack(objects)
+            with torch.no_grad():
+                for name, tensor in {**self.unpack_groups(groups), **tensors}.items():
+                    tensor.copy_(kept[name])
+            load()
+
+        return restore

@@ -21,7 +21,7 @@ from springtide.runtime.models.named_tensors import TrainingState
 
 # The kind of exchange: no sum of losses and gradients comes out as this number by chance.
 _KIND = 7_340_033.0
-_NUM_SAID = 5
+_NUM_SAID = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Tail:
         floats, integers = self._split(self._moving)
         size = self._changes_at + self._buffers.size([*floats, *integers])
         vector = torch.zeros(size, dtype=torch.float64)
-        said = [_KIND, float(step), float(flags.ready), float(flags.needs_sync), float(flags.preempt)]
+        said = [_KIND, float(step), float(flags.ready), float(flags.needs_sync), float(flags.preempt), flags.weight]
         nothing = [0.0] * _NUM_SAID
         head = [loss * weight if weight else 0.0, *map(float, has_gradient), *map(float, changed)]
         head += self._state.numbers() if is_first else [0.0] * self._state.num_numbers
@@ -117,6 +117,6 @@ class Tail:
         for rank, (kind, its_step, *_) in enumerate(places):
             if kind != _KIND or its_step != step:
                 raise CollectiveError(f"rank {rank} is not at the same exchange of step {step} as this member")
-        readies, needs, preempts = zip(*(place[2:] for place in places), strict=True)
+        readies, needs, preempts, weights = zip(*(place[2:] for place in places), strict=True)
         ready = int(readies[0]) if len(set(readies)) == 1 else 0
-        return Flags(ready=ready, needs_sync=any(needs), preempt=int(max(preempts)))
+        return Flags(ready=ready, needs_sync=any(needs), preempt=int(max(preempts)), weight=sum(weights))
