@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from springtide.cli.loading import find_service, find_training, import_file, split_target, uses_springtide
-from springtide.client.source import IMPORTING_VARIABLE
+from springtide.client.sources.source import IMPORTING_VARIABLE
 from springtide.core.errors import InvalidRequest
 
 BOTH = """

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from springtide.client.requirements import requirements_of, with_packages
-from springtide.client.source import SourceFile, read_source
+from springtide.client.sources.source import SourceFile, read_source
 from springtide.core.errors import InvalidRequest
 
 HEADER = """# /// script

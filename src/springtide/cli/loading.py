@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from springtide.client.functions import ServeFunction, Task, TrainFunction
-from springtide.client.source import IMPORTING_VARIABLE
+from springtide.client.sources.source import IMPORTING_VARIABLE
 from springtide.core.errors import InvalidRequest
 
 # What a plain script uses of springtide: it declares nothing.

@@ -16,8 +16,8 @@ from urllib.parse import quote, urlsplit
 import httpx2
 import msgspec
 
-from springtide.client.source import SentFolder
-from springtide.client.source_body import SourceLike, source_body
+from springtide.client.sources.body import SourceLike, source_body
+from springtide.client.sources.source import SentFolder
 from springtide.core.decoding import decode_json
 from springtide.core.errors import (
     BackendError,

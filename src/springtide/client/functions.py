@@ -19,7 +19,7 @@ from springtide.client.layer_profiles import with_layers
 from springtide.client.requirements import with_packages
 from springtide.client.serving_goals import ServeKeywords, ServeOptions
 from springtide.client.shares import is_auto
-from springtide.client.source import (
+from springtide.client.sources.source import (
     SourceFile,
     for_pods,
     name_from,

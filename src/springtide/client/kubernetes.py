@@ -33,7 +33,7 @@ from springtide.backends.kubernetes.resources.from_object import MAX_OBJECT_SOUR
 from springtide.backends.kubernetes.resources.to_object import inference_function, training_function
 from springtide.client.goals import TrainOptions, workers_range
 from springtide.client.serving_goals import ServeOptions
-from springtide.client.source import SourceFile, for_pods
+from springtide.client.sources.source import SourceFile, for_pods
 from springtide.core.containers import SECRETS_VARIABLE
 from springtide.core.errors import InvalidRequest, NotFound
 from springtide.core.options.rules import NO_FUNCTIONS, NO_PACKAGES_IN_PODS

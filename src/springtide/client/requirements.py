@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from springtide.client.source import SourceFile
+from springtide.client.sources.source import SourceFile
 from springtide.core.errors import InvalidRequest
 from springtide.core.options.packages import check_requirements
 from springtide.core.options.rules import NO_PACKAGES_IN_PODS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from springtide.client.source import state_directory_around
+from springtide.client.sources.source import state_directory_around
 from springtide.core.errors import InvalidRequest, SpringtideError
 from springtide.core.quantities import validate_name
 from springtide.storage.state_directory import default_state_directory

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from springtide.client.functions import Task, job_request
 from springtide.client.goals import TrainOptions
-from springtide.client.source import SourceFile, name_from
+from springtide.client.sources.source import SourceFile, name_from
 from springtide.client.studies import (
     NUM_PARTS,
     Direction,

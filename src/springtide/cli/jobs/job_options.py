@@ -17,7 +17,7 @@ from springtide.cli.session import Session, refuse
 from springtide.client.folders.choice import FolderWish, chosen_folder
 from springtide.client.functions import Task
 from springtide.client.goals import TrainKeywords, TrainOptions
-from springtide.client.source import SourceFile, name_from, read_source
+from springtide.client.sources.source import SourceFile, name_from, read_source
 from springtide.core.options.jobs import JOB_OPTIONS
 from springtide.core.options.rules import ONLY_DECLARED
 from springtide.core.quantities import parse_range

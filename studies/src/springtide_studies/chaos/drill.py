@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from springtide.client.api import Client
-from springtide.client.source import SourceFile
+from springtide.client.sources.source import SourceFile
 from springtide.control.losses import CRASH_WINDOW_S, MAX_CRASHES
 from springtide.core.errors import BackendError, InvalidRequest, SpringtideError
 from springtide.core.workload import JobState

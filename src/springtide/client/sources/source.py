@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from springtide.client.neighbours import neighbours
-from springtide.client.notebooks import NOTEBOOK_FILE, cell_text
+from springtide.client.sources.neighbours import neighbours
+from springtide.client.sources.notebooks import NOTEBOOK_FILE, cell_text
 from springtide.core.errors import InvalidRequest
 
 # Set while a file is imported only to find what it declares; it must not submit jobs then.
