@@ -82,6 +82,40 @@ def _run_trainer(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoint) ->
     device = cuda_or_cpu(spec.device_kind, spec.device_index)
     catchup = os.environ.get("SPRINGTIDE_CATCHUP", "1") != "0"
     trainer = Trainer(spec, link, device, catchup=catchup)
+    _listen(trainer, link, spec)
+    context = ElasticContext(
+        trainer, TrainerArtifacts(trainer), Path(spec.work_dir), device, job.params, spec.store_url
+    )
+    try:
+        # Seeded alike on every worker: a first group copies no state, so each must build the same initial model.
+        seed_everything(job.seed)
+        enter_job(spec)
+        function = as_function(load_object(entrypoint, f"springtide_user_{os.getpid()}"))
+        link.phases.ended("import")
+        seed_everything(job.seed)
+        function(context)
+        if not context.is_prepared:
+            raise RuntimeError("the training function returned without ctx.prepare(); it has trained nothing")
+        if trainer.step == 0:
+            raise RuntimeError(
+                "the training function returned before its first step was complete; loop over all of ctx.batches(...)"
+            )
+        if trainer.rank == 0:
+            hand_in_results(spec, trainer.membership.generation, trainer.step)
+        return trainer.finish(lambda: publish_result(trainer))
+    except WorkerExit as stop:
+        return stop.code
+    except LoaderProcessLost as error:
+        # A crash, of which nothing is reported: another worker takes the place of this one.
+        sys.stderr.write(f"springtide: {error}\n")
+        return EXIT_CRASHED
+    except (Exception, SystemExit) as error:
+        # sys.exit() in user code counts as a failure, not as a crash: a restart would end the same way.
+        return _fail(spec, link, trainer.membership.generation, error)
+
+
+def _listen(trainer: Trainer, link: ControlLink, spec: WorkerSpec) -> None:
+    """Begin to take orders for the trainer."""
     membership = trainer.membership
 
     def handle_order(order: Order) -> None:
@@ -105,42 +139,13 @@ def _run_trainer(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoint) ->
             trainer.abort_receiver()
         else:
             membership.take_preempt(None)
-        exit_at(job.grace_s)
+        exit_at(spec.workload.grace_s)
 
     link.on_order = handle_order
     link.on_lease_expired = leave
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda *_: leave())
     link.start()
-    context = ElasticContext(
-        trainer, TrainerArtifacts(trainer), Path(spec.work_dir), device, job.params, spec.store_url
-    )
-    try:
-        # Seeded alike on every worker: a first group copies no state, so each must build the same initial model.
-        seed_everything(job.seed)
-        enter_job(spec)
-        function = as_function(load_object(entrypoint, f"springtide_user_{os.getpid()}"))
-        link.phases.ended("import")
-        seed_everything(job.seed)
-        function(context)
-        if not context.is_prepared:
-            raise RuntimeError("the training function returned without ctx.prepare(); it has trained nothing")
-        if trainer.step == 0:
-            raise RuntimeError(
-                "the training function returned before its first step was complete; loop over all of ctx.batches(...)"
-            )
-        if trainer.rank == 0:
-            hand_in_results(spec, membership.generation, trainer.step)
-        return trainer.finish(lambda: publish_result(trainer))
-    except WorkerExit as stop:
-        return stop.code
-    except LoaderProcessLost as error:
-        # A crash, of which nothing is reported: another worker takes the place of this one.
-        sys.stderr.write(f"springtide: {error}\n")
-        return EXIT_CRASHED
-    except (Exception, SystemExit) as error:
-        # sys.exit() in user code counts as a failure, not as a crash: a restart would end the same way.
-        return _fail(spec, link, membership.generation, error)
 
 
 def _fail(spec: WorkerSpec, link: ControlLink, generation: int, error: Exception | SystemExit) -> int:
