@@ -80,7 +80,8 @@ class TrainContext(Protocol):
 
         Each has `state_dict` and `load_state_dict`, or is a factory that gets the optimizer. All are returned in their
         order, with the state of a checkpoint or of a running worker, if there is one. A GradScaler is used by `step`.
-        With `micro_batch` a worker takes its part of a batch in passes of at most so many samples.
+        With `micro_batch` a worker takes its part of a batch in passes of at most so many samples. Several models may
+        come first, and then their optimizers, which take turns: `step`, `backward` and `update` then name one.
         """
         ...
 
@@ -93,7 +94,7 @@ class TrainContext(Protocol):
         """
         ...
 
-    def step(self, loss: Any, *, clip_grad_norm: float | None = None) -> bool:
+    def step(self, loss: Any, *, clip_grad_norm: float | None = None, optimizer: Any = None) -> bool:
         """Run the backward pass; after the worker's last part of the global batch, update with all workers' gradients.
 
         With `clip_grad_norm` the norm of the global gradient is at most that. Returns True if this completed an
@@ -102,8 +103,12 @@ class TrainContext(Protocol):
         """
         ...
 
-    def backward(self, loss: Any) -> None:
-        """Run the backward pass; after the worker's last part of the global batch, sum all workers' gradients."""
+    def backward(self, loss: Any, *, optimizer: Any = None) -> None:
+        """Run the backward pass; after the worker's last part of the global batch, sum all workers' gradients.
+
+        Of several optimizers, `optimizer` is the one whose turn it is: only its parameters get gradients. A batch may
+        have any number of turns, the same on all workers, and its step is completed when the next batch is asked for.
+        """
         ...
 
     def clip_grad_norm(self, max_norm: float) -> float:
@@ -113,8 +118,8 @@ class TrainContext(Protocol):
         """
         ...
 
-    def update(self) -> bool:
-        """Take the optimizer's step after `backward`. Returns what `step` does."""
+    def update(self, optimizer: Any = None) -> bool:
+        """Take the step of the optimizer that `backward` has named. Returns what `step` does."""
         ...
 
     def metrics(self, **values: float) -> None:
