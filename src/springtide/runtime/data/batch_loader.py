@@ -130,7 +130,9 @@ class BatchLoader:
 
     def _read(self, part: PartIds) -> Any:
         """A part, read here and without a loader's own effort for each."""
-        return self._collate(self._samples.read(part))
+        samples = self._samples.read(part)
+        assert samples is not None
+        return self._collate(samples)
 
     def draw(self) -> Iterator[_Wanted]:
         """The parts ahead, each remembered as one that will be asked for."""
