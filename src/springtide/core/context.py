@@ -111,7 +111,8 @@ class TrainContext(Protocol):
 
         Each has `state_dict` and `load_state_dict`, or is a factory that gets the optimizer. All are returned in their
         order, with the state of a checkpoint or of a running worker, if there is one. A GradScaler is used by `step`.
-        With `micro_batch` a worker takes its part of a batch in passes of at most so many samples.
+        With `micro_batch` a worker takes its part of a batch in passes of at most so many samples. Several models may
+        come first, and then their optimizers, which take turns: `step`, `backward` and `update` then name one.
         """
         ...
 
@@ -133,7 +134,9 @@ class TrainContext(Protocol):
         """
         ...
 
-    def step(self, loss: Any, *, weight: Any = None, clip_grad_norm: float | None = None) -> bool:
+    def step(
+        self, loss: Any, *, weight: Any = None, clip_grad_norm: float | None = None, optimizer: Any = None
+    ) -> bool:
         """Run the backward pass; after the worker's last part of the global batch, update with all workers' gradients.
 
         `loss` is the mean over the batch. The global loss is the mean over all samples, or, with `weight` (a number of
@@ -145,8 +148,12 @@ class TrainContext(Protocol):
         """
         ...
 
-    def backward(self, loss: Any, *, weight: Any = None) -> None:
-        """Run the backward pass; after the worker's last part of the global batch, sum all workers' gradients."""
+    def backward(self, loss: Any, *, weight: Any = None, optimizer: Any = None) -> None:
+        """Run the backward pass; after the worker's last part of the global batch, sum all workers' gradients.
+
+        Of several optimizers, `optimizer` is the one whose turn it is: only its parameters get gradients. A batch may
+        have any number of turns, the same on all workers, and its step is completed when the next batch is asked for.
+        """
         ...
 
     def clip_grad_norm(self, max_norm: float) -> float:
@@ -156,8 +163,8 @@ class TrainContext(Protocol):
         """
         ...
 
-    def update(self) -> bool:
-        """Take the optimizer's step after `backward`. Returns what `step` does."""
+    def update(self, optimizer: Any = None) -> bool:
+        """Take the step of the optimizer that `backward` has named. Returns what `step` does."""
         ...
 
     def evaluate(
@@ -177,7 +184,7 @@ class TrainContext(Protocol):
         dict of means over each, or a pair of such a dict and the batch's weight, if that is not its number of samples.
         It runs without gradients, with the model in evaluation mode. The result is the same on all workers that call
         this after the same step, and does not depend on their number. Call it after `step`, or after the loop.
-        Evaluations of the same size after the same step need different names if not all workers call both.
+        Evaluations of equally large datasets after the same step need names if not all workers call all of them.
         """
         ...
 

@@ -59,7 +59,7 @@ def assert_same(left, right):
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW, torch.optim.RMSprop])
 def test_a_checkpoint_brings_back_every_bit(tmp_path, optimizer):
     state = make_state(optimizer)
-    state.optimizer.param_groups[0]["lr"] = 0.123
+    state.optimizers[0].param_groups[0]["lr"] = 0.123
     write(tmp_path, state)
     other = make_state(optimizer, seed=1, num_steps=0)
     assert load_newest(tmp_path, other) == Cursor(step=3, num_seen=48, global_batch_size=16)
@@ -179,16 +179,16 @@ def test_leftovers_of_a_killed_writer_are_removed(tmp_path):
 
 def scheduled_state(*, is_scheduled=True):
     state = make_state()
-    scheduler = torch.optim.lr_scheduler.StepLR(state.optimizer, 2)
+    scheduler = torch.optim.lr_scheduler.StepLR(state.optimizers[0], 2)
     average = torch.optim.swa_utils.AveragedModel(state.model)
     objects = [scheduler, average] if is_scheduled else []
-    return TrainingState(state.model, state.optimizer, CPU, objects), scheduler, average
+    return TrainingState(state.model, state.optimizers[0], CPU, objects), scheduler, average
 
 
 def test_prepared_objects_come_back(tmp_path):
     state, scheduler, average = scheduled_state()
     for _ in range(3):
-        state.optimizer.step()
+        state.optimizers[0].step()
         scheduler.step()
         average.update_parameters(nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 2)))
     write(tmp_path, state)
@@ -232,7 +232,7 @@ class Fussy:
 
 def test_an_object_that_refuses_its_state_is_named(tmp_path):
     state = make_state()
-    state = TrainingState(state.model, state.optimizer, CPU, [Fussy()])
+    state = TrainingState(state.model, state.optimizers[0], CPU, [Fussy()])
     write(tmp_path, state)
     with pytest.raises(CheckpointError, match=r"cannot be restored: Fussy.load_state_dict\(\) refuses .*not mine"):
         load_newest(tmp_path, state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -112,13 +113,31 @@ def calls(act):
     return fit
 
 
+def turns(act):
+    def fit(ctx):
+        first, second, *optimizers = ctx.prepare(torch.nn.Linear(4, 1), torch.nn.Linear(4, 1), sgd, sgd)
+        for batch in ctx.batches(X):
+            act(ctx, loss_of(first, batch) + loss_of(second, batch), optimizers)
+
+    return fit
+
+
 WRONG = {
     "no samples": (lambda ctx: ctx.prepare(torch.nn.Linear(4, 1), sgd, micro_batch=0), "at least 1, not 0"),
     "no state": (prepares(3), "got a int after the optimizer; give it state_dict"),
-    "two optimizers": (prepares(sgd([torch.nn.Parameter(torch.zeros(1))])), "one model and one optimizer"),
+    "two optimizers": (prepares(sgd([torch.nn.Parameter(torch.zeros(1))])), "all optimizers right after the models"),
     "update alone": (calls(lambda ctx, loss: ctx.update()), r"ctx.update\(\) was called without a gradient"),
     "clip alone": (calls(lambda ctx, loss: ctx.clip_grad_norm(1.0)), "call ctx.backward"),
     "no update": (calls(lambda ctx, loss: ctx.backward(loss)), r"a batch was not trained on; call .*ctx.update\(\)"),
+    "stranger": (
+        calls(lambda ctx, loss: ctx.step(loss, optimizer=sgd([torch.nn.Parameter(torch.zeros(1))]))),
+        r"not handed to ctx.prepare\(\)",
+    ),
+    "no turn": (turns(lambda ctx, loss, optimizers: ctx.step(loss)), "name the one whose turn it is"),
+    "another's turn": (
+        turns(lambda ctx, loss, optimizers: [ctx.backward(loss, optimizer=optimizers[0]), ctx.update(optimizers[1])]),
+        "names another optimizer than",
+    ),
     "backward twice": (calls(lambda ctx, loss: [ctx.backward(loss), ctx.backward(loss)]), "without a new batch"),
     "no bound": (calls(lambda ctx, loss: ctx.step(loss, clip_grad_norm=0.0)), "clipped to a positive number, not 0.0"),
 }
@@ -128,7 +147,7 @@ WRONG = {
 def test_wrong_calls_are_told_what_to_do(train, name):
     function, told = WRONG[name]
     with pytest.raises(InvalidRequest, match=told):
-        train(function)
+        train(function, exact=False)
 
 
 def test_a_scheduler_that_was_not_prepared_is_told_of(train, capsys):
@@ -141,3 +160,51 @@ def test_a_scheduler_that_was_not_prepared_is_told_of(train, capsys):
 
     train(fit, exact=False)
     assert capsys.readouterr().err.count("a scheduler that was not prepared") == 1
+
+
+def test_optimizers_take_turns_on_a_batch_as_in_a_plain_loop(train):
+    made = [torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)]
+    plain = copy.deepcopy(made)
+    numbers = []
+
+    def losses(first, second, x):
+        # Each loss depends on both models.
+        return lambda: 10 * (second(x) - first(x)).square().mean(), lambda: (first(x) + second(x) - 1.0).square().mean()
+
+    def fit(ctx):
+        first, second, one, two = ctx.prepare(*made, sgd, sgd)
+        for batch in ctx.batches(X):
+            of_one, of_two = losses(first, second, batch.x)
+            assert ctx.step(of_one(), optimizer=one, clip_grad_norm=0.5)
+            for _ in range(2):
+                ctx.backward(of_two(), optimizer=two)
+                assert ctx.update(two)
+            numbers.append((ctx.step_number, batch.ids))
+
+    result = train(fit, exact=False)
+    assert [number for number, _ in numbers] == [0, 1, 2, 3]
+    assert result.num_steps == 4
+    optimizers = [sgd(model.parameters()) for model in plain]
+    for _, ids in numbers:
+        of_one, of_two = losses(*plain, X[torch.as_tensor(ids)])
+        for place, loss in ((0, of_one), (1, of_two), (1, of_two)):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            loss().backward()
+            if place == 0:
+                torch.nn.utils.clip_grad_norm_(plain[0].parameters(), 0.5)
+            optimizers[place].step()
+    for model, other in zip(made, plain, strict=True):
+        assert torch.equal(model.weight, other.weight)
+        assert torch.equal(model.bias, other.bias)
+
+
+@pytest.mark.parametrize("fields", [{"exact": True}, {"exact": False, "micro_batch": 4}])
+def test_turns_need_one_pass_over_a_batch(train, fields):
+    micro_batch = fields.pop("micro_batch", None)
+
+    def fit(ctx):
+        ctx.prepare(torch.nn.Linear(4, 1), torch.nn.Linear(4, 1), sgd, sgd, micro_batch=micro_batch)
+
+    with pytest.raises(InvalidRequest, match="take turns on one pass over a batch"):
+        train(fit, **fields)

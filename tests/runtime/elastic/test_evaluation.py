@@ -271,7 +271,11 @@ EVALUATED = (
         accuracy = (logits.argmax(1) == batch.y).float().mean()
         return {"loss": nn.functional.cross_entropy(logits, batch.y), "accuracy": accuracy}
 
+    # Another function on as many samples is another evaluation.
+    assert ctx.evaluate(data, lambda batch: {"one": 1}, batch=200) == {"one": 1.0}
     result = ctx.evaluate(data, scored, batch=20)
+    other = ctx.evaluate(data, lambda batch: {"mean": batch.x.mean()}, batch=20)
+    assert list(other) == ["mean"]
     with open(os.path.join(os.path.dirname(__file__), f"evaluated-{os.getpid()}"), "a") as file:
         file.write(json.dumps([ctx.step_number, ctx.num_workers, result]) + "\\n")
 

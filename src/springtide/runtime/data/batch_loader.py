@@ -15,7 +15,7 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,13 +77,17 @@ class BatchLoader:
                 "worker_init_fn": start,
                 "timeout": loader.timeout,
             }
+        # There is nothing to pin memory for without an accelerator.
+        pins = loader.pin_memory and device.type != "cpu"
+        self._samples = _SeededSamples(loader.dataset, seed, self._newest)
+        self._collate = loader.collate_fn
+        self._needs_loader = self._has_processes or pins
         self._loader: DataLoader[Any] = DataLoader(
-            _SeededSamples(loader.dataset, seed, self._newest),  # type: ignore[arg-type]
+            self._samples,  # type: ignore[arg-type]
             batch_sampler=_Parts(self),  # type: ignore[arg-type]
             collate_fn=_Collate(loader.collate_fn),
             num_workers=loader.num_workers,
-            # There is nothing to pin memory for without an accelerator.
-            pin_memory=loader.pin_memory and device.type != "cpu",
+            pin_memory=pins,
             # Of its own, so that training draws the same numbers however often this loader begins anew.
             generator=torch.Generator().manual_seed(seed & (2**63 - 1)),
             **more,
@@ -95,22 +99,23 @@ class BatchLoader:
         `ahead` gives the parts that will be asked for, from this one on; it is called when others come than expected.
         Raises what the dataset raises.
         """
+        if not self._needs_loader:
+            with kept_random_state():
+                return self._read(part)
         if not self._expected or self._expected[0] != part:
             self._begin_anew(ahead())
-        assert self._fetched is not None
-        if self._has_processes:
+        with kept_random_state() if not self._has_processes else nullcontext():
             data = self._next()
-        else:
-            with kept_random_state():
-                data = self._next()
         assert self._expected.popleft() == part, "the parts ahead begin with another one than was asked for"
         return data
 
     def fetch_all(self, parts: Iterator[PartIds]) -> Iterator[Any]:
         """What `collate_fn` makes of each of these parts, in order; parts are taken ahead of those that are fetched."""
+        if not self._needs_loader:
+            yield from map(self._read, parts)
+            return
         self._begin_anew(parts)
         while True:
-            assert self._fetched is not None
             try:
                 data = self._next()
             except StopIteration:
@@ -122,6 +127,12 @@ class BatchLoader:
         """End the processes."""
         self._fetched = None
         self._loader._iterator = None
+
+    def _read(self, part: PartIds) -> Any:
+        """A part, read here and without a loader's own effort for each."""
+        samples = self._samples.read(part)
+        assert samples is not None
+        return self._collate(samples)
 
     def draw(self) -> Iterator[_Wanted]:
         """The parts ahead, each remembered as one that will be asked for."""
@@ -188,13 +199,17 @@ class _SeededSamples:
 
     def __getitems__(self, wanted: _Wanted) -> list[Any] | None:
         """The samples of a part; None if it is not wanted any more."""
-        epoch, ids = wanted.part
-        if self._many and wanted.stream == self._newest[0]:
+        return self.read(wanted.part, lambda: bool(wanted.stream == self._newest[0]))
+
+    def read(self, part: PartIds, is_wanted: Callable[[], bool] = lambda: True) -> list[Any] | None:
+        """The samples of a part; None as soon as it is not wanted."""
+        epoch, ids = part
+        if self._many and is_wanted():
             seed_sample(self._seed, epoch, ids[0])
             return self.dataset.__getitems__(list(ids))  # type: ignore[no-any-return]
         samples = []
         for index in ids:
-            if wanted.stream != self._newest[0]:
+            if not is_wanted():
                 return None
             seed_sample(self._seed, epoch, index)
             samples.append(self.dataset[index])

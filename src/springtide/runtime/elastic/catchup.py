@@ -15,7 +15,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,10 +97,14 @@ def connect_stream(address: str, timeout_s: float) -> socket.socket:
     return link
 
 
-def supports_catchup(optimizer: torch.optim.Optimizer) -> bool:
+def supports_catchup(optimizers: Iterable[torch.optim.Optimizer]) -> bool:
     """Whether a step on some of the parameters does to them exactly what a step on all would."""
-    has_hooks = bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
-    return type(optimizer) in _ELEMENTWISE and not has_hooks
+    return not any(
+        type(optimizer) not in _ELEMENTWISE
+        or optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+        for optimizer in optimizers
+    )
 
 
 class Lease:
@@ -452,7 +456,7 @@ class CatchupReceiver:
         self._take_groups(link, header)
         for _, buffer in sorted(self._state.buffers().items()):
             receive_tensor(link, buffer)
-        tensors, load_objects = self._state.objects.unpack(header["objects"])
+        tensors, load_objects = self._state.objects.unpack(header.get("objects", {}))
         for _, tensor in sorted(tensors.items()):
             receive_tensor(link, tensor)
         load_objects()

@@ -23,6 +23,7 @@ from springtide.runtime.data.fetching import fields_of, to_device, x_and_y
 from springtide.runtime.data.shards import GlobalBatch, SampleOrder
 from springtide.runtime.elastic.evaluation import Compute, Evaluation, PartScores, weighted_means
 from springtide.runtime.elastic.trainer import Trainer
+from springtide.runtime.models.prepare_arguments import Prepared, prepared_arguments
 
 ModelT = TypeVar("ModelT")
 OptimizerT = TypeVar("OptimizerT")
@@ -57,11 +58,11 @@ class ShardTrainer(Protocol):
     def attach(
         self,
         model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Sequence[torch.optim.Optimizer],
         objects: Sequence[Any] = (),
         micro_batch: int = 0,
     ) -> None:
-        """Take over the model, its optimizer, and other objects that have a state.
+        """Take over the model, its optimizers, and other objects that have a state.
 
         `micro_batch` is the most samples of one pass (0: no limit). Raises InvalidRequest.
         """
@@ -94,10 +95,10 @@ class ShardTrainer(Protocol):
     def next_shard(self) -> tuple[GlobalBatch, int, tuple[int, int]] | None:
         """The next shard's global batch, number and (first, end) samples; None when all steps are done."""
 
-    def backward(self, loss: torch.Tensor, weight: float | None = None) -> None:
+    def backward(self, loss: torch.Tensor, place: int = 0, weight: float | None = None) -> None:
         """Run backward for the current shard; after the step's last shard, sum the gradients over the group.
 
-        The shard counts for `weight`, or for its samples.
+        `place` is that of the optimizer that is to update. The shard counts for `weight`, or for its samples.
         """
 
     def clip_grad_norm(self, max_norm: float) -> float:
@@ -156,16 +157,15 @@ class ElasticContext:
         self._params = dict(params)
         self._store_url = store_url
         self._is_prepared = False
-        self._model: torch.nn.Module | None = None
         # Sources of evaluations, by the DataLoader whose processes are to be kept.
         self._kept: weakref.WeakKeyDictionary[Any, BatchSource] = weakref.WeakKeyDictionary()
-        self._optimizer: torch.optim.Optimizer | None = None
-        self._objects: list[Any] = []
+        self._prepared: Prepared | None = None
         self._is_checked = False
-        # How many batches were handed out, had their backward pass, and were updated with.
         self._num_yielded = 0
-        self._num_backward = 0
         self._num_stepped = 0
+        # Whether a backward pass waits for its update, and the place of the optimizer that makes it.
+        self._is_open = False
+        self._place = 0
 
     @property
     def params(self) -> Mapping[str, str]:
@@ -219,7 +219,8 @@ class ElasticContext:
         """Register the model, its optimizer (or a factory called with the parameters) and what else has a state.
 
         `objects` have `state_dict` and `load_state_dict` (schedulers, a GradScaler, an average of the weights), or are
-        factories called with the optimizer. With `micro_batch` a worker's part of a batch comes in passes of at most so
+        factories called with the optimizers. Several models may come first, and after them their optimizers, which take
+        turns: see `backward`. With `micro_batch` a worker's part of a batch comes in passes of at most so
         many samples. Call it exactly once. Returns all in their order, the model on this worker's device, once this
         worker is a member of a running group and holds that group's training state. Raises InvalidRequest.
         """
@@ -227,34 +228,10 @@ class ElasticContext:
             raise InvalidRequest(f"micro_batch is a number of samples, at least 1, not {micro_batch!r}")
         if self._is_prepared:
             raise InvalidRequest("ctx.prepare() was called a second time; call it once, before the loop")
-        if not isinstance(model, torch.nn.Module):
-            raise InvalidRequest(f"ctx.prepare() needs a torch.nn.Module, got {type(model).__name__}")
         self._is_prepared = True
-        model.to(self._device)
-        self._model = model
-        made = optimizer if isinstance(optimizer, torch.optim.Optimizer) else _build(optimizer, model)
-        if not isinstance(made, torch.optim.Optimizer):
-            raise InvalidRequest(
-                f"ctx.prepare() needs a torch optimizer or a factory of one, got {type(made).__name__}"
-            )
-        self._optimizer, self._objects = made, [self._object(given, made) for given in objects]
-        self._trainer.attach(model, made, self._objects, micro_batch or 0)
-        return (model, made, *self._objects)
-
-    def _object(self, given: Any, optimizer: torch.optim.Optimizer) -> Any:
-        """What was handed to `prepare` after the optimizer, or what its factory returns."""
-        is_factory = isinstance(given, type) or not hasattr(given, "state_dict")
-        made = given(optimizer) if is_factory and callable(given) else given
-        if isinstance(made, torch.nn.Module):
-            made.to(self._device)
-        if isinstance(made, torch.optim.Optimizer):
-            raise InvalidRequest("ctx.prepare() takes one model and one optimizer; put all parameters into that one")
-        if not callable(getattr(made, "state_dict", None)) or not callable(getattr(made, "load_state_dict", None)):
-            raise InvalidRequest(
-                f"ctx.prepare() got a {type(made).__name__} after the optimizer; give it state_dict() and "
-                "load_state_dict(state), as schedulers have, so that its state can follow the training"
-            )
-        return made
+        self._prepared = prepared = prepared_arguments((model, optimizer, *objects), self._device)
+        self._trainer.attach(prepared.model, prepared.optimizers, prepared.objects, micro_batch or 0)
+        return (*prepared.models, *prepared.optimizers, *prepared.objects)
 
     def batches(
         self,
@@ -287,7 +264,7 @@ class ElasticContext:
         try:
             trainer.start(source.num_samples, source.order)
             while True:
-                if self._num_yielded != self._num_stepped:
+                if self._num_yielded != self._num_stepped or self._is_open:
                     raise InvalidRequest(
                         "a batch was not trained on; call ctx.step(loss), or ctx.backward(loss) and ctx.update(), once "
                         "for every batch of the loop"
@@ -314,29 +291,35 @@ class ElasticContext:
             x=x, y=y, ids=part.ids, epoch=part.epoch, step=step, shard=shard, fields=fields_of(data), data=data
         )
 
-    def step(self, loss: Any, *, weight: Any = None, clip_grad_norm: float | None = None) -> bool:
+    def step(
+        self, loss: Any, *, weight: Any = None, clip_grad_norm: float | None = None, optimizer: Any = None
+    ) -> bool:
         """Run backward; after the last part of the global batch also exchange gradients and update the model.
 
         `loss` is the mean over the batch, a tensor with one element, and counts for `weight`, or for its samples. With
-        `clip_grad_norm` the norm of the global gradient is at most that. Returns True if this completed a global step.
-        Raises InvalidRequest for another loss, weight or bound, or if no new batch was taken since the last call.
+        `clip_grad_norm` the norm of the global gradient is at most that. Where several optimizers were prepared,
+        `optimizer` is the one whose turn it is. Returns True if this call completed an update. Raises InvalidRequest
+        for another loss, weight, bound or optimizer, or if no new batch was taken since the last call.
         """
-        self.backward(loss, weight=weight)
+        self.backward(loss, weight=weight, optimizer=optimizer)
         if clip_grad_norm is not None:
             self.clip_grad_norm(clip_grad_norm)
-        return self.update()
+        return self.update(optimizer)
 
-    def backward(self, loss: Any, *, weight: Any = None) -> None:
+    def backward(self, loss: Any, *, weight: Any = None, optimizer: Any = None) -> None:
         """The first half of `step`: backward, and after the last part of the global batch the exchange of gradients.
 
         Then call `update`, and before it `clip_grad_norm` if you like. Raises InvalidRequest as `step` does.
         """
-        if self._num_yielded == self._num_backward:
+        place = self._place_of(optimizer)
+        takes_turns = self._prepared is not None and len(self._prepared.optimizers) > 1
+        if self._is_open or (self._num_yielded == self._num_stepped and not (takes_turns and self._num_yielded)):
             raise InvalidRequest("ctx.step() was called without a new batch; call it once inside the loop over batches")
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise InvalidRequest("ctx.step() needs the mean loss of the batch as a tensor with one element")
-        self._num_backward += 1
-        self._trainer.backward(loss.reshape(()), _checked_weight(weight))
+        number = _checked_weight(weight)
+        self._is_open, self._place = True, place
+        self._trainer.backward(loss.reshape(()), place, number)
 
     def clip_grad_norm(self, max_norm: float) -> float:
         """Between `backward` and `update`: scale the global gradient down to `max_norm`; returns the norm that it had.
@@ -348,21 +331,40 @@ class ElasticContext:
             raise InvalidRequest(f"a norm of gradients is clipped to a positive number, not {max_norm!r}")
         return self._trainer.clip_grad_norm(float(max_norm))
 
-    def update(self) -> bool:
+    def update(self, optimizer: Any = None) -> bool:
         """The second half of `step`: update the model, if all parts of the global batch had their backward pass.
 
-        Returns True if it did. Raises InvalidRequest without a `backward` before it.
+        Returns True if it did. Raises InvalidRequest without a `backward` before it, or with another optimizer.
         """
         self._assert_backward("ctx.update()")
-        self._num_stepped += 1
-        is_committed = self._trainer.update()
-        if is_committed and not self._is_checked:
+        if optimizer is not None and self._place_of(optimizer) != self._place:
+            raise InvalidRequest("ctx.update() names another optimizer than ctx.backward() before it")
+        self._is_open = False
+        # With several optimizers a batch has several updates, of which the first makes it one that was trained on.
+        self._num_stepped = self._num_yielded
+        is_made = self._trainer.update()
+        if is_made and not self._is_checked:
             self._is_checked = True
-            _warn_of_stray_scheduler(self._optimizer, self._objects)
-        return is_committed
+            if self._prepared is not None and self._prepared.has_stray_scheduler():
+                sys.stderr.write(
+                    "springtide: the optimizer has a scheduler that was not prepared, so that it starts anew in a "
+                    "worker that joins and after a restart; call ctx.prepare(model, optimizer, scheduler)\n"
+                )
+        return is_made
+
+    def _place_of(self, optimizer: Any) -> int:
+        optimizers = [] if self._prepared is None else self._prepared.optimizers
+        if optimizer is None and len(optimizers) > 1:
+            raise InvalidRequest(
+                "several optimizers were prepared; name the one whose turn it is: ctx.step(loss, optimizer=optimizer)"
+            )
+        places = [place for place, other in enumerate(optimizers) if other is optimizer]
+        if optimizer is not None and not places:
+            raise InvalidRequest("ctx.step() got an optimizer that was not handed to ctx.prepare()")
+        return places[0] if places else 0
 
     def _assert_backward(self, call: str) -> None:
-        if self._num_backward == self._num_stepped:
+        if not self._is_open:
             raise InvalidRequest(f"{call} was called without a gradient; call ctx.backward(loss) before it")
 
     def evaluate(
@@ -381,7 +383,7 @@ class ElasticContext:
         `function` returns a dict of means over its batch, or a pair of such a dict and the batch's weight. Raises
         InvalidRequest, StorageError, and what the dataset and the function raise.
         """
-        if self._model is None:
+        if self._prepared is None:
             raise InvalidRequest("ctx.evaluate() needs a model first; call ctx.prepare(model, optimizer) before it")
         is_kept = bool(getattr(dataset, "persistent_workers", False))
         source = self._kept.get(dataset) if is_kept else None
@@ -394,7 +396,9 @@ class ElasticContext:
         size = batch or source.batch_size or self._trainer.global_batch_size or 1
         if source.num_samples <= 0 or size < 1:
             raise InvalidRequest("ctx.evaluate() needs a dataset of at least one sample, and batches of at least one")
-        evaluation = Evaluation(self._model, self._device, self._trainer.seed, source, size, self._trainer.step)
+        evaluation = Evaluation(
+            self._prepared.model, self._device, self._trainer.seed, source, size, self._trainer.step
+        )
         try:
             with evaluation.undisturbed():
                 scores = self._trainer.evaluate(
@@ -452,22 +456,6 @@ def publish_result(trainer: Trainer) -> str:
             sys.stderr.write(f"springtide: the result cannot be written yet: {error}\n")
             time.sleep(_PUBLISH_RETRY_S)
     return ""
-
-
-def _warn_of_stray_scheduler(optimizer: torch.optim.Optimizer | None, objects: Sequence[Any]) -> None:
-    """Say so if a scheduler of torch's sets the optimizer's rates and was not prepared."""
-    is_scheduled = optimizer is not None and any("initial_lr" in group for group in optimizer.param_groups)
-    if is_scheduled and not any(getattr(item, "optimizer", None) is optimizer for item in objects):
-        sys.stderr.write(
-            "springtide: the optimizer has a scheduler that was not prepared, so that it starts anew in a worker that "
-            "joins and after a restart; call ctx.prepare(model, optimizer, scheduler)\n"
-        )
-
-
-def _build(factory: Any, model: torch.nn.Module) -> Any:
-    if not callable(factory):
-        raise InvalidRequest(f"ctx.prepare() needs a torch optimizer or a factory of one, got {type(factory).__name__}")
-    return factory(model.parameters())
 
 
 def _checked_weight(weight: Any) -> float | None:

@@ -11,6 +11,7 @@ import contextlib
 import math
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -80,8 +81,16 @@ class Trainer:
         self._tried_generation = 0
         self._batch: GlobalBatch | None = None
         self._part_size = 0
+        # Since which generation and step evaluations are counted, and how often each was asked for.
+        self._asked: tuple[tuple[int, int], Counter[str]] = ((0, 0), Counter())
         # The step's outcome between its exchange and its update.
         self._reduced: Reduced | None = None
+        # With several optimizers: whose turn it is, how many turns user code has taken in this step, whether the state
+        # has the present one already, and the outcome of the last one, with which the boundary commits the step.
+        self._place = 0
+        self._num_turns = 0
+        self._is_repeated = False
+        self._last_turn: Reduced | None = None
         # What to do at the next boundary: the flags agreed on, and the formation that was pending in the exchange.
         self._boundary: tuple[Flags, Formation | None] | None = None
         # After a step that is to be done again: undoes what user code then does to prepared objects.
@@ -101,16 +110,16 @@ class Trainer:
     def attach(
         self,
         model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Sequence[torch.optim.Optimizer],
         objects: Sequence[Any] = (),
         micro_batch: int = 0,
     ) -> None:
-        """Take over the model, its optimizer and other prepared objects, report readiness and wait for a first group.
+        """Take over the model, its optimizers and other prepared objects, report readiness and wait for a first group.
 
         `micro_batch` is the most samples of one pass (0: no limit). Raises InvalidRequest for what the job cannot do,
         and for objects whose state cannot be moved.
         """
-        self.state = TrainingState(model, optimizer, self._device, objects)
+        self.state = TrainingState(model, optimizers, self._device, objects)
         self._scaling = LossScaling(self.state)
         measures_noise = self.training_cursor.measures_noise
         self._method = step_method(self.job, self.state, measures_noise=measures_noise, micro_batch=micro_batch)
@@ -183,17 +192,27 @@ class Trainer:
                 return self._batch, part, bounds
         return None
 
-    def backward(self, loss: torch.Tensor, weight: float | None = None) -> None:
+    def backward(self, loss: torch.Tensor, place: int = 0, weight: float | None = None) -> None:
         """Run backward for the current shard; after the step's last shard, exchange the gradients.
 
-        The shard counts for `weight`, or for its samples.
+        `place` is that of the optimizer whose turn it is. The shard counts for `weight`, or for its samples.
         """
+        if self._batch is None:
+            # An earlier turn of this step was given up.
+            return
         if self._must_discard():
             self._give_up("")
             return
+        self._place, self._is_repeated = place, self._num_turns < self.training_cursor.cursor.num_updates
+        if self._is_repeated:
+            return
+        self._take_back()
+        if self._last_turn is not None:
+            # What the turn before has exchanged has ended this member's computation.
+            self._reporter.step_begins(-(-len(self._batch.ids) // self._group.world_size) if self._group else 0)
         num_samples = self._part_size
         loss, root = weighted(loss, self._scaling.scaled(loss), weight, num_samples)
-        self._method.backward(loss, root, num_samples if weight is None else weight)
+        self._method.backward(loss, root, place, num_samples if weight is None else weight)
         if not self._method.has_part():
             self._exchange()
 
@@ -209,10 +228,20 @@ class Trainer:
 
     def update(self) -> bool:
         """Update and commit, if the gradients were exchanged; whether they were."""
+        self._num_turns += 1
+        if self._is_repeated:
+            self._is_repeated = False
+            self._method.rewind()
+            return False
         reduced, self._reduced = self._reduced, None
         if reduced is None:
             return False
-        self._commit(reduced)
+        if len(self.state.optimizers) == 1:
+            self._commit(reduced)
+        else:
+            self._apply(self.step + 1)
+            self.training_cursor.note_update()
+            self._last_turn = reduced
         return True
 
     def evaluate(self, name: str, num_parts: int, compute: Compute) -> list[PartScores]:
@@ -223,11 +252,15 @@ class Trainer:
         """
         known: dict[int, PartScores] = {}
         group, membership, look = self._group, self.membership, self._reporter.still_at_work
+        moment = membership.generation, self.step
+        self._asked = (moment, Counter()) if self._asked[0] != moment else self._asked
+        # The second evaluation of one kind at one moment is another one.
+        number = self._asked[1][name]
+        self._asked[1][name] += 1
         if group is not None and group.world_size > 1:
+            full_name = f"{self.step}/{number}/{name}"
             with contextlib.suppress(CollectiveError):
-                compute_shared(
-                    group, f"{self.step}/{name}", num_parts, known, compute, look, lambda: membership.must_leave_step
-                )
+                compute_shared(group, full_name, num_parts, known, compute, look, lambda: membership.must_leave_step)
         compute_alone(num_parts, known, compute, look)
         return [known[number] for number in range(num_parts)]
 
@@ -274,6 +307,10 @@ class Trainer:
         group.timeout_s = max(least_s, _DEADLINE_STEPS * self._longest_step_s)
         self._batch = self.training_cursor.next_batch()
         self._method.begin(self._batch, group, is_measured=self.training_cursor.measures_step)
+        self._num_turns = 0
+        if self.training_cursor.cursor.num_updates:
+            # Until the updates that are made already were gone through, user code does again what it has done.
+            self._undo = self.state.keep_controls()
         self._reporter.step_begins(-(-len(self._batch.ids) // group.world_size))
         self._step_began_at_s = time.monotonic()
 
@@ -291,19 +328,20 @@ class Trainer:
         self._boundary = reduced.flags, pending
         assert self._batch is not None
         reduced = divided_by_weight(reduced, self._method.payload.parameters, len(self._batch.ids))
-        self._reduced = self._scaling.unscale(reduced)
+        self._reduced = self._scaling.unscale(reduced, self._place)
 
     def _give_up(self, detail: str) -> None:
         """Within a call of user code: recover, so that the step is done again when it asks for the next batch."""
         self._recover(detail)
-        self._undo = self.state.keep_controls()
+        self._undo = self.state.keep_controls(with_buffers=True)
 
     def _pass_boundary(self) -> None:
         """Between two steps, once user code is done with the last: do what the members agreed on in its exchange."""
         membership = self.membership
-        undo, self._undo = self._undo, None
-        if undo is not None:
-            undo()
+        self._take_back()
+        last_turn, self._last_turn = self._last_turn, None
+        if last_turn is not None:
+            self._commit(last_turn)
         boundary, self._boundary = self._boundary, None
         if boundary is None:
             return
@@ -320,25 +358,23 @@ class Trainer:
             self._break_up()
             self._enter_next()
 
+    def _take_back(self) -> None:
+        undo, self._undo = self._undo, None
+        if undo is not None:
+            undo()
+
     def _reduce(self, pending: Formation | None) -> Reduced:
         ready, needs_sync = self._readiness(pending)
         flags = Flags(ready=ready, needs_sync=needs_sync, preempt=self.membership.preempt_generation or 0)
-        return self._method.exchange(self.step, flags, self.training_cursor.last_square)
+        return self._method.exchange(self.training_cursor.cursor.position, flags, self.training_cursor.last_square)
 
     def _commit(self, reduced: Reduced) -> None:
-        """Update the model with the reduced gradients. The step then counts as committed."""
+        """Update the model with the reduced gradients, unless turns have. The step then counts as committed."""
         assert self._batch is not None
         batch, self._batch = self._batch, None
         self.training_cursor.commit(batch, reduced.squares, reduced.rank0_square)
-        factor = self.training_cursor.learning_rate_factor
-
-        def feed(lease: Lease, has_gradient: list[bool]) -> None:
-            # Queued before this member's own update, so that joiners apply the step at the same time, not after it.
-            self._sources.before_update(self.step, lease, has_gradient, factor)
-
-        self._method.update(factor, feed if self._sources.is_open else None, is_skipped=self._scaling.is_skipped)
-        self._scaling.updated()
-        self._sources.after_update(self.step)
+        if len(self.state.optimizers) == 1:
+            self._apply(self.step)
         if self._old_group is not None:
             # The first common step proves that no member is in the old group any more.
             self._old_group.close()
@@ -346,6 +382,18 @@ class Trainer:
         self._num_steps_in_generation += 1
         self._longest_step_s = max(0.9 * self._longest_step_s, time.monotonic() - self._step_began_at_s)
         self._after_commit(batch, reduced.loss)
+
+    def _apply(self, step: int) -> None:
+        """Update the model, and have joiners do the same, as a part of `step`."""
+        factor = self.training_cursor.learning_rate_factor
+
+        def feed(lease: Lease, has_gradient: list[bool]) -> None:
+            # Queued before this member's own update, so that joiners apply the step at the same time, not after it.
+            self._sources.before_update(step, lease, has_gradient, factor)
+
+        self._method.update(factor, feed if self._sources.is_open else None, is_skipped=self._scaling.is_skipped)
+        self._scaling.updated(self._place)
+        self._sources.after_update(step)
 
     def _after_commit(self, batch: GlobalBatch, loss: float) -> None:
         generation = self.membership.generation
@@ -408,7 +456,7 @@ class Trainer:
         return (pending.generation if pending.is_ready and in_step else 0), has_failed
 
     def _can_catch_up(self, formation: Formation) -> bool:
-        return self._catchup and formation.is_reachable and supports_catchup(self.state.optimizer)
+        return self._catchup and formation.is_reachable and supports_catchup(self.state.optimizers)
 
     def _switch(self, formation: Formation, needs_sync: bool) -> None:
         """Switch to the new group: all members of the old one are at the same step and have connected the new one."""
@@ -448,7 +496,7 @@ class Trainer:
         self._sources.close()
         self._method.discard()
         self._scaling.discard()
-        self._batch = self._reduced = self._boundary = self._old_group = None
+        self._batch = self._reduced = self._boundary = self._old_group = self._last_turn = None
         self._reporter.step_given_up()
 
     def _enter_next(self) -> None:

@@ -54,7 +54,8 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True):
     `num_seen` counts samples used, over all epochs (None, in old checkpoints: `step` steps of the initial batch size).
     `global_batch_size` is that of the next step. `progress` is in steps of the initial batch size; a step of a larger
     batch counts as perf.goodput.gain says. `squares` is the last step's measurement: it enters `noise` one step later,
-    when rank 0's value has reached all members.
+    when rank 0's value has reached all members. `num_updates` are those of the next step that are made already, where
+    several optimizers take turns in it.
     """
 
     step: int = 0
@@ -63,6 +64,12 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True):
     progress: float = 0.0
     noise: NoiseMeter = NoiseMeter()
     squares: Squares | None = None
+    num_updates: int = 0
+
+    @property
+    def position(self) -> float:
+        """What is greater the more updates were made: the step, and a fraction for updates of the next one."""
+        return self.step + self.num_updates / 1024 if self.num_updates else self.step
 
 
 class TrainingCursor:
@@ -190,6 +197,10 @@ class TrainingCursor:
             batch = schedule.batch_at(step, num_seen, size)
             num_seen += len(batch.ids)
             yield batch
+
+    def note_update(self) -> None:
+        """Count an update of a step that may have more of them."""
+        self.cursor = msgspec.structs.replace(self.cursor, num_updates=self.cursor.num_updates + 1)
 
     def commit(self, batch: GlobalBatch, squares: tuple[float, float] | None, rank0_square: float) -> None:
         """Advance the cursor by a committed step on `batch`.

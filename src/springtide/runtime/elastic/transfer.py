@@ -32,12 +32,12 @@ def synchronise(
     is_wanted: Callable[[], bool],
     restore: Callable[[], Cursor | None],
 ) -> tuple[Cursor, bool]:
-    """Copy the state of the members with the highest committed step to all others, with the step log's last lines.
+    """Copy the state of the members with the highest position to all others, with the step log's last lines.
 
     `cursor` is this member's, None if it has no state. If no member has any, rank 0 calls `restore`. Returns the
     group's cursor, and whether the state was restored. Raises CollectiveError, also once `is_wanted` returns false.
     """
-    claims = [0 if cursor is None else cursor.step + 1]
+    claims: list[float] = [0 if cursor is None else cursor.position + 1]
     if group.world_size > 1:
         if cursor is not None:
             # Tells a joiner that waits for a catch-up stream that there will be none.
@@ -45,7 +45,7 @@ def synchronise(
         group.store.set(f"claim/{group.rank}", str(claims[0]))
         keys = [f"claim/{rank}" for rank in range(group.world_size)]
         wait_for_keys(group.store, keys, is_wanted)
-        claims = [int(group.store.get(key)) for key in keys]
+        claims = [float(group.store.get(key)) for key in keys]
     highest = max(claims)
     sources = [rank for rank, claim in enumerate(claims) if claim == highest] if highest else [0]
     now = cursor or Cursor()

@@ -45,15 +45,17 @@ class _OneWorker:
         self._batch: GlobalBatch | None = None
         self._part_size = 0
         self._reduced: Reduced | None = None
+        self._last_turn: Reduced | None = None
+        self._place = 0
 
     def attach(
         self,
         model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Sequence[torch.optim.Optimizer],
         objects: Sequence[Any] = (),
         micro_batch: int = 0,
     ) -> None:
-        self.state = TrainingState(model, optimizer, self._device, objects)
+        self.state = TrainingState(model, optimizers, self._device, objects)
         self._scaling = LossScaling(self.state)
         measures_noise = self.training_cursor.measures_noise
         self._method = step_method(self.job, self.state, measures_noise=measures_noise, micro_batch=micro_batch)
@@ -91,6 +93,9 @@ class _OneWorker:
 
     def next_shard(self) -> tuple[GlobalBatch, int, tuple[int, int]] | None:
         """The next shard's global batch, number and (first, end) samples; None when all steps are done."""
+        last_turn, self._last_turn = self._last_turn, None
+        if last_turn is not None:
+            self._commit(last_turn)
         if self._batch is None:
             if self.training_cursor.is_over:
                 return None
@@ -107,16 +112,19 @@ class _OneWorker:
         compute_alone(num_parts, known, compute, lambda: None)
         return [known[number] for number in range(num_parts)]
 
-    def backward(self, loss: torch.Tensor, weight: float | None = None) -> None:
+    def backward(self, loss: torch.Tensor, place: int = 0, weight: float | None = None) -> None:
         """Run backward for the current shard; after the step's last shard, the gradients are complete."""
+        if self._batch is None:
+            return
+        self._place = place
         num_samples = self._part_size
         loss, root = weighted(loss, self._scaling.scaled(loss), weight, num_samples)
-        self._method.backward(loss, root, num_samples if weight is None else weight)
+        self._method.backward(loss, root, place, num_samples if weight is None else weight)
         if not self._method.has_part():
             assert self._batch is not None
             reduced = self._method.exchange(self.step, Flags(), self.training_cursor.last_square)
             reduced = divided_by_weight(reduced, self._method.payload.parameters, len(self._batch.ids))
-            self._reduced = self._scaling.unscale(reduced)
+            self._reduced = self._scaling.unscale(reduced, place)
 
     def clip_grad_norm(self, max_norm: float) -> float:
         """Clip the gradients, once they are complete; returns the norm that they had, NaN before."""
@@ -126,16 +134,30 @@ class _OneWorker:
 
     def update(self) -> bool:
         """Update the model, if the gradients are complete; whether they are."""
-        reduced, batch, training_cursor = self._reduced, self._batch, self.training_cursor
-        if reduced is None or batch is None:
+        reduced, self._reduced = self._reduced, None
+        if reduced is None:
             return False
-        self.loss = reduced.loss
-        training_cursor.commit(batch, reduced.squares, reduced.rank0_square)
-        self._method.update(training_cursor.learning_rate_factor, None, is_skipped=self._scaling.is_skipped)
-        self._scaling.updated()
-        self._batch = self._reduced = None
-        self._report(self, len(batch.ids))
+        if len(self.state.optimizers) == 1:
+            self._commit(reduced)
+        else:
+            self._apply()
+            # Another optimizer may take its turn: the step ends with the next batch.
+            self._last_turn = reduced
         return True
+
+    def _apply(self) -> None:
+        factor = self.training_cursor.learning_rate_factor
+        self._method.update(factor, None, is_skipped=self._scaling.is_skipped)
+        self._scaling.updated(self._place)
+
+    def _commit(self, reduced: Reduced) -> None:
+        batch, self._batch = self._batch, None
+        assert batch is not None
+        self.loss = reduced.loss
+        self.training_cursor.commit(batch, reduced.squares, reduced.rank0_square)
+        if len(self.state.optimizers) == 1:
+            self._apply()
+        self._report(self, len(batch.ids))
 
 
 class _DirectoryArtifacts:

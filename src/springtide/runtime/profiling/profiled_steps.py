@@ -103,11 +103,18 @@ class ProfiledSteps:
         return float(self.step)
 
     def attach(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, objects: Sequence[Any] = (), micro_batch: int = 0
+        self,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        objects: Sequence[Any] = (),
+        micro_batch: int = 0,
     ) -> None:
+        """Take over the model. Raises InvalidRequest for several optimizers."""
+        if len(optimizers) > 1:
+            raise InvalidRequest("a profile is of a function with one optimizer; leave it out for this one")
         # Schedulers and the like are the function's own here: nothing is moved or stored, and no pass is cut.
         self._model = model
-        self._optimizer = optimizer
+        (self._optimizer,) = optimizers
 
     def start(self, num_samples: int, order: SampleOrder | None = None) -> None:
         """Set the dataset's length. Raises InvalidRequest if it has no batch for every worker."""
@@ -150,7 +157,7 @@ class ProfiledSteps:
         """The scores of the first part alone: an evaluation is no part of what is measured."""
         return [scores for _, scores in compute(iter((0,)))]
 
-    def backward(self, loss: torch.Tensor, weight: float | None = None) -> None:
+    def backward(self, loss: torch.Tensor, place: int = 0, weight: float | None = None) -> None:
         """Run and time the backward pass and the exchange in the turn's mode, whatever the loss counts for."""
         mode = self._turns[self.step].mode
         self.loss = float(loss.detach())

@@ -13,8 +13,14 @@ from springtide.runtime.models.named_tensors import TrainingState
 def step_method(job: TrainingJob, state: TrainingState, *, measures_noise: bool, micro_batch: int = 0) -> StepMethod:
     """Sharded steps for an exact job, and where gradient noise is measured, which takes several parts of a batch.
 
-    `micro_batch` is the most samples of one pass (0: no limit). Raises InvalidRequest if the job fixes its parts.
+    `micro_batch` is the most samples of one pass (0: no limit). Raises InvalidRequest if the job fixes its parts, and
+    for several optimizers where a batch has several parts.
     """
+    if len(state.optimizers) > 1 and (job.exact or measures_noise or micro_batch):
+        raise InvalidRequest(
+            f"{len(state.optimizers)} optimizers take turns on one pass over a batch; leave out micro_batch, exact and "
+            "bounds of the batch"
+        )
     if not (job.exact or measures_noise):
         return OverlappedSteps(state, micro_batch)
     if micro_batch:

@@ -24,7 +24,7 @@ class LossScaling:
         scalers = state.objects.scalers
         if len(scalers) > 1:
             raise InvalidRequest(f"ctx.prepare() got {len(scalers)} GradScalers; one scales the loss of a model")
-        self._optimizer = state.optimizer
+        self._optimizers = state.optimizers
         self._scaler = scalers[0] if scalers and scalers[0].is_enabled() else None
         # Whether the sums have an infinity or a NaN, so that the optimizer takes no step.
         self.is_skipped = False
@@ -33,23 +33,23 @@ class LossScaling:
         """The loss times the present scale."""
         return loss if self._scaler is None else self._scaler.scale(loss)
 
-    def unscale(self, reduced: Reduced) -> Reduced:
-        """Divide the parameters' gradients by the scale; returns `reduced` with its squares divided, too."""
+    def unscale(self, reduced: Reduced, place: int = 0) -> Reduced:
+        """Divide the gradients of an optimizer by the scale; returns `reduced` with its squares divided, too."""
         if self._scaler is None:
             return reduced
         scale = self._scaler.get_scale()
-        self._scaler.unscale_(self._optimizer)
-        found = self._scaler._found_inf_per_device(self._optimizer).values()
+        self._scaler.unscale_(self._optimizers[place])
+        found = self._scaler._found_inf_per_device(self._optimizers[place]).values()
         self.is_skipped = any(float(value) > 0.0 for value in found)
         if reduced.squares is None:
             return reduced
         shard_square, mean_square = reduced.squares
         return replace(reduced, squares=(shard_square / scale / scale, mean_square / scale / scale))
 
-    def updated(self) -> None:
-        """Set the next step's scale, once the update was made or skipped."""
+    def updated(self, place: int = 0) -> None:
+        """Set the next scale, once the optimizer's update was made or skipped."""
         # The scaler refuses to go on from a step in which no parameter had a gradient.
-        if self._scaler is not None and self._scaler._found_inf_per_device(self._optimizer):
+        if self._scaler is not None and self._scaler._found_inf_per_device(self._optimizers[place]):
             self._scaler.update()
         self.is_skipped = False
 

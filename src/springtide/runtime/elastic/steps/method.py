@@ -78,13 +78,18 @@ class StepMethod(Protocol):
     def begin_part(self) -> tuple[int, tuple[int, int]]:
         """The next part's number and its (first, end) samples; gradients are cleared for it."""
 
-    def backward(self, loss: torch.Tensor, root: torch.Tensor | None = None, weight: float = 0.0) -> None:
+    def backward(
+        self, loss: torch.Tensor, root: torch.Tensor | None = None, place: int = 0, weight: float = 0.0
+    ) -> None:
         """Run backward for the part that was begun; `loss` is the mean over it, a tensor without dimensions.
 
-        `root` is where it begins, if that is not the loss itself: the loss times a scale. `weight` is only added up.
+        `root` is where it begins, if that is not the loss itself: the loss times a scale. `place` is that of the
+        optimizer whose parameters are to get gradients. Where there are several, a step has a `backward`, an `exchange`
+        and an `update` for each in turn, as often as user code likes.
+        `weight` is only added up.
         """
 
-    def exchange(self, step: int, flags: Flags, last_square: float) -> Reduced:
+    def exchange(self, step: float, flags: Flags, last_square: float) -> Reduced:
         """Reduce what the members computed of `step`. Raises CollectiveError; the step must then be discarded.
 
         The parameters then have the sums as their gradients, which the caller may change before `update`.
@@ -92,6 +97,9 @@ class StepMethod(Protocol):
 
     def update(self, factor: float, feed: Feed | None, *, is_skipped: bool = False) -> None:
         """Take a step of the optimizer, with the learning rates multiplied by `factor`; if `is_skipped`, none."""
+
+    def rewind(self) -> None:
+        """Drop what passes did to buffers since the last update: the state has the update that they were for."""
 
     def discard(self) -> None:
         """Drop what was computed of the step: the state is that of the step before."""

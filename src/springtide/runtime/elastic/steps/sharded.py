@@ -71,7 +71,9 @@ class ShardedSteps:
         self.payload.begin_shard()
         return self._shards[0], self._bounds(0 if self._is_spare else self._shards[0])
 
-    def backward(self, loss: torch.Tensor, root: torch.Tensor | None = None, weight: float = 0.0) -> None:
+    def backward(
+        self, loss: torch.Tensor, root: torch.Tensor | None = None, place: int = 0, weight: float = 0.0
+    ) -> None:
         assert self._batch is not None
         if self._is_spare:
             self._is_spare = False
@@ -85,7 +87,7 @@ class ShardedSteps:
         self._accumulator.add(shard, vector)
         self._shards.pop(0)
 
-    def exchange(self, step: int, flags: Flags, last_square: float) -> Reduced:
+    def exchange(self, step: float, flags: Flags, last_square: float) -> Reduced:
         payload, group = self.payload, self._group
         first = self._accumulator.blocks[0][1]
         if group is None or group.rank == 0:
@@ -116,6 +118,9 @@ class ShardedSteps:
         self.payload.detach()
         lease.release()
         self._batch = self._lease = None
+
+    def rewind(self) -> None:
+        raise AssertionError("a step in fixed parts has one update")
 
     def discard(self) -> None:
         self._accumulator.clear()

@@ -47,7 +47,7 @@ class Tail:
         self._changes_at = 1 + num_parameters + len(self._names) + state.num_numbers + _NUM_SAID * group.world_size
 
     def exchange(
-        self, step: int, loss: float, weight: float, has_gradient: Sequence[bool], flags: Flags, works: Sequence[Any]
+        self, step: float, loss: float, weight: float, has_gradient: Sequence[bool], flags: Flags, works: Sequence[Any]
     ) -> TailSum:
         """Sum the tails, and apply what changes buffers and the optimizer's numbers. Raises CollectiveError.
 
@@ -111,7 +111,7 @@ class Tail:
         self._group.finish([*works, self._group.start_all_reduce(sent)])
         return sent.cpu()
 
-    def _agreed(self, step: int, said: Sequence[float]) -> Flags:
+    def _agreed(self, step: float, said: Sequence[float]) -> Flags:
         """What all members said, as one. Raises CollectiveError if one is at another exchange or step."""
         places = [said[at : at + _NUM_SAID] for at in range(0, len(said), _NUM_SAID)]
         for rank, (kind, its_step, *_) in enumerate(places):
