@@ -422,7 +422,7 @@ def _(event: events.JobFinished, state: PlatformState, now_s: float) -> None:
     if record is not None and record.lifecycle.outcome is None:
         found = event.diverged_at_step or record.progress.diverged_at_step
         record = diverged(replace(record, progress=replace(record.progress, diverged_at_step=found)))
-        reason = "the script ended" if record.job.is_script else "the training function returned"
+        reason = "the script ended" if record.job.has_own_batch else "the training function returned"
         total = record.progress.total_steps
         if total is not None and event.step < total and record.job.batch is None:
             reason += f" early, at step {event.step} of {total} ({100 * event.step // total} %)"

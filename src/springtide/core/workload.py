@@ -67,13 +67,18 @@ class JobFolder(msgspec.Struct, frozen=True, kw_only=True):
     num_bytes: int = 0
 
 
+# Libraries whose loops are elastic without a change of the program: Lightning, and the Trainer of transformers.
+Library = Literal["", "lightning", "transformers"]
+
+
 class Entrypoint(msgspec.Struct, frozen=True, kw_only=True):
     """The user's code: a snapshot of the source file, so that later edits do not affect a running job.
 
     kind `function`: the function `object_name` is called with a TrainContext. `class`: `object_name` is a served class.
-    `script`: the whole file runs as `__main__`, with torchrun's environment variables and `args`. With a `folder` the
-    file is in the job's copy of it, where the job also works; without one, as in earlier releases, the file is alone
-    and its neighbours are imported from `import_root`.
+    `script`: the whole file runs as `__main__`, with torchrun's environment variables and `args`. With a `library` that
+    runs its loop, it is elastic like a function, and gets no such variables; empty: its loop is its own.
+    With a `folder` the file is in the job's copy of it, where the job also works; without one, as in earlier releases,
+    the file is alone and its neighbours are imported from `import_root`.
     """
 
     source_path: str
@@ -82,6 +87,12 @@ class Entrypoint(msgspec.Struct, frozen=True, kw_only=True):
     args: tuple[str, ...] = ()
     import_root: str = ""
     folder: JobFolder | None = None
+    library: Library = ""
+
+    @property
+    def is_plain_script(self) -> bool:
+        """Whether its loop is its own: it has a fixed number of workers, and says what it likes of its steps."""
+        return self.kind == "script" and not self.library
 
 
 class AdaptiveBatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -250,6 +261,11 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload
     @property
     def is_script(self) -> bool:
         """Whether it is a plain script, which has a fixed number of workers and reports its steps only if it wants."""
+        return self.entrypoint.is_plain_script
+
+    @property
+    def has_own_batch(self) -> bool:
+        """Whether how many samples a step has is the program's own matter, as in every script."""
         return self.entrypoint.kind == "script"
 
 

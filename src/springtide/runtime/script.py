@@ -114,12 +114,17 @@ def run_script(entrypoint: Entrypoint, spec: WorkerSpec, order: FormGroup, repor
     """Run the script to its end and return its exit code. Raises what the script raises."""
     assert isinstance(spec.workload, TrainingJob)
     os.environ.update(torchrun_environment(order, spec.replica_id, spec.workload, is_alone=bool(spec.listen_host)))
+    REPORTS.receive = reporter.take
+    return run_file(entrypoint)
+
+
+def run_file(entrypoint: Entrypoint) -> int:
+    """Run the file as `__main__` and return its exit code. Raises what it raises."""
     path = Path(entrypoint.source_path)
     for root in (str(path.parent), entrypoint.import_root):
         if root and root not in sys.path:
             sys.path.insert(0, root)
     sys.argv = [str(path), *entrypoint.args]
-    REPORTS.receive = reporter.take
     try:
         runpy.run_path(str(path), run_name="__main__")
     except SystemExit as stop:

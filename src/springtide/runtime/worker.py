@@ -28,7 +28,9 @@ from springtide.core.workload import Entrypoint, TrainingJob
 from springtide.runtime.data.batch_loader import LoaderProcessLost
 from springtide.runtime.data.shards import seed_everything
 from springtide.runtime.elastic.context import ElasticContext, TrainerArtifacts, cuda_or_cpu, publish_result
+from springtide.runtime.elastic.library_cursor import LibraryCursor
 from springtide.runtime.elastic.trainer import Trainer
+from springtide.runtime.libraries.program import run_program
 from springtide.runtime.process.control_link import ControlLink
 from springtide.runtime.process.deferred_compiler import defer_compiler
 from springtide.runtime.process.device_seen import device_seen
@@ -66,7 +68,7 @@ def run_worker(spec: WorkerSpec) -> int:
         finally:
             link.close()
     try:
-        if entrypoint.kind == "script":
+        if entrypoint.is_plain_script:
             return _run_script_worker(spec, link, entrypoint)
         return _run_trainer(spec, link, entrypoint)
     finally:
@@ -80,8 +82,10 @@ def _run_trainer(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoint) ->
     assert isinstance(job, TrainingJob)
     keep_freed_memory()
     device = cuda_or_cpu(spec.device_kind, spec.device_index)
-    catchup = os.environ.get("SPRINGTIDE_CATCHUP", "1") != "0"
-    trainer = Trainer(spec, link, device, catchup=catchup)
+    # A library's update is its own, so that a joiner cannot follow it gradient by gradient.
+    catchup = os.environ.get("SPRINGTIDE_CATCHUP", "1") != "0" and not entrypoint.library
+    cursor = LibraryCursor(job) if entrypoint.library else None
+    trainer = Trainer(spec, link, device, catchup=catchup, library_cursor=cursor)
     _listen(trainer, link, spec)
     context = ElasticContext(
         trainer, TrainerArtifacts(trainer), Path(spec.work_dir), device, job.params, spec.store_url
@@ -90,6 +94,9 @@ def _run_trainer(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoint) ->
         # Seeded alike on every worker: a first group copies no state, so each must build the same initial model.
         seed_everything(job.seed)
         enter_job(spec)
+        if entrypoint.library:
+            run_program(trainer, entrypoint)
+            return _end(trainer, spec)
         function = as_function(load_object(entrypoint, f"springtide_user_{os.getpid()}"))
         link.phases.ended("import")
         seed_everything(job.seed)
@@ -100,9 +107,7 @@ def _run_trainer(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoint) ->
             raise RuntimeError(
                 "the training function returned before its first step was complete; loop over all of ctx.batches(...)"
             )
-        if trainer.rank == 0:
-            hand_in_results(spec, trainer.membership.generation, trainer.step)
-        return trainer.finish(lambda: publish_result(trainer))
+        return _end(trainer, spec)
     except WorkerExit as stop:
         return stop.code
     except LoaderProcessLost as error:
@@ -112,6 +117,13 @@ def _run_trainer(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoint) ->
     except (Exception, SystemExit) as error:
         # sys.exit() in user code counts as a failure, not as a crash: a restart would end the same way.
         return _fail(spec, link, trainer.membership.generation, error)
+
+
+def _end(trainer: Trainer, spec: WorkerSpec) -> int:
+    """Hand in what the job leaves, and stay until the platform knows."""
+    if trainer.rank == 0:
+        hand_in_results(spec, trainer.membership.generation, trainer.step)
+    return trainer.finish(lambda: publish_result(trainer))
 
 
 def _listen(trainer: Trainer, link: ControlLink, spec: WorkerSpec) -> None:

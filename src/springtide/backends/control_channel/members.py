@@ -88,8 +88,8 @@ class Replica(Generic[Handle]):
 
     @property
     def is_script(self) -> bool:
-        """Whether it runs a whole script, which reports neither switches nor steps."""
-        return self.action is not None and self.action.workload.entrypoint.kind == "script"
+        """Whether it runs a plain script, which reports no switches."""
+        return self.action is not None and self.action.workload.entrypoint.is_plain_script
 
     def cancel_timers(self) -> None:
         """Cancel everything that is scheduled for this worker."""

@@ -48,7 +48,7 @@ def status(session: Session, identifier: str, is_followed: bool) -> None:
         from springtide.cli.commands.run import watch
 
         job = find_job(platform, identifier)
-        watch(session, JobHandle(session.client, job.job_id), is_script=job.kind == "script")
+        watch(session, JobHandle(session.client, job.job_id), is_script=job.is_plain_script)
         return
     if isinstance(found, JobStatus):
         if found.on:

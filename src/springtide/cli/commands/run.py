@@ -87,7 +87,7 @@ def run(session: Session, /, target: str, script_args: tuple[str, ...], profile:
         return
     if job.place_reason:
         session.note(f"{job.job_id} {job.place_reason}")
-    watch(session, handle, is_script=job.kind == "script")
+    watch(session, handle, is_script=job.is_plain_script)
 
 
 def watch(session: Session, handle: JobHandle, *, is_script: bool) -> None:

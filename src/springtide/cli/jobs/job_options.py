@@ -17,10 +17,12 @@ from springtide.cli.session import Session, refuse
 from springtide.client.folders.choice import FolderWish, chosen_folder
 from springtide.client.functions import Task
 from springtide.client.goals import TrainKeywords, TrainOptions
+from springtide.client.sources.library_use import library_of
 from springtide.client.sources.source import SourceFile, name_from, read_source
 from springtide.core.options.jobs import JOB_OPTIONS
 from springtide.core.options.rules import ONLY_DECLARED
 from springtide.core.quantities import parse_range
+from springtide.core.workload import Library
 from springtide.storage.folders.tree import import_roots
 
 # Options that a plain script sets itself.
@@ -83,9 +85,9 @@ def read_asked(target: str, script_args: tuple[str, ...], given: dict[str, Any])
     else:
         if object_name:
             refuse(f"{path.name} has no training function {object_name!r}: it does not import springtide")
-        _check_script(path, overrides)
+        library = _check_script(path, overrides)
         changed = TrainOptions(workers=1).override(overrides)
-        source, name = read_source(path, "", "script", script_args), name_from(path.stem)
+        source, name = read_source(path, "", "script", script_args, library), name_from(path.stem)
     if given["best_effort"]:
         changed = changed.override({"deadline": None, "budget": None})
     if isinstance(found, Task):
@@ -126,14 +128,22 @@ def _overrides(given: dict[str, Any]) -> TrainKeywords:
     return cast(TrainKeywords, overrides)
 
 
-def _check_script(path: Path, overrides: TrainKeywords) -> None:
-    """Raise InvalidRequest for options that a plain script, which runs as under torchrun, cannot have."""
+def _check_script(path: Path, overrides: TrainKeywords) -> Library:
+    """The library that runs the script's loop, if it is to be resized; empty: it runs as under torchrun.
+
+    Raises InvalidRequest for options that a script cannot have.
+    """
     for option in JOB_OPTIONS:
         if option.name in _OF_FUNCTIONS and option.name in overrides:
             flag = option.flags["run"].flag
             refuse(f"{path.name} is a plain script, which {flag} cannot steer; pass it on: -- {flag} N")
     workers = overrides.get("workers")
-    if workers is None:
-        return
-    if workers == "auto" or len(set(parse_range(str(workers), "workers"))) > 1:
-        refuse(f"{path.name} is a plain script and cannot be resized; give one number: --workers 2")
+    if workers is None or (workers != "auto" and len(set(parse_range(str(workers), "workers"))) == 1):
+        return ""
+    library = library_of(path.read_text(encoding="utf-8", errors="replace"))
+    if not library:
+        refuse(
+            f"{path.name} is a plain script and cannot be resized; give one number: --workers 2 (a script that calls "
+            "fit() of Lightning's Trainer, or train() of a Trainer of transformers, may have a range)"
+        )
+    return library

@@ -385,7 +385,7 @@ def job_details(job: JobStatus, now_s: float, workers: str = "") -> str:
         pairs.append(("budget", "" if job.budget_usd is None else f"${job.budget_usd:.2f}"))
         pairs.append(("resizes", f"{job.num_resizes}{last}"))
     pairs.append(("restarts", f"{job.num_restarts}  preemptions {job.num_preemptions}"))
-    if job.kind != "script":
+    if not job.is_plain_script:
         pairs.append(("checkpoint", _checkpoint_text(job)))
     pairs.append(("model", job.artifact_path))
     if job.functions is None:

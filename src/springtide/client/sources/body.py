@@ -43,6 +43,11 @@ class SourceLike(Protocol):
         ...
 
     @property
+    def library(self) -> str:
+        """The library that runs the loop of a script which is to be elastic; empty for all else."""
+        ...
+
+    @property
     def files(self) -> Mapping[str, str]:
         """The texts of further files to send, by path relative to this one."""
         ...
@@ -58,5 +63,6 @@ def source_body(source: SourceLike, folder: SentFolder | None = None) -> dict[st
         "args": list(source.args),
         "import_root": source.import_root if folder is None else "",
         **({"files": dict(source.files)} if source.files else {}),
+        **({"library": source.library} if source.library else {}),
         **({"folder": asdict(folder)} if folder is not None else {}),
     }

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from springtide.client.sources.neighbours import neighbours
 from springtide.client.sources.notebooks import NOTEBOOK_FILE, cell_text
 from springtide.core.errors import InvalidRequest
+from springtide.core.workload import Library
 
 # Set while a file is imported only to find what it declares; it must not submit jobs then.
 IMPORTING_VARIABLE = "SPRINGTIDE_IMPORTING"
@@ -36,7 +37,8 @@ class SentFolder:
 class SourceFile:
     """One Python file and the object in it to run. `files` are the texts of further files, by path relative to it.
 
-    `location` is where the file is, None for a text that is in none.
+    `location` is where the file is, None for a text that is in none. `library` is the one that runs a script's loop,
+    where that is to make it elastic.
     """
 
     filename: str
@@ -47,6 +49,7 @@ class SourceFile:
     import_root: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
     location: Path | None = None
+    library: Library = ""
 
 
 def read_source(
@@ -54,6 +57,7 @@ def read_source(
     object_name: str = "",
     kind: Literal["function", "class", "script"] = "function",
     args: tuple[str, ...] = (),
+    library: Library = "",
 ) -> SourceFile:
     """Read a source file. Raises InvalidRequest if it does not exist or is not UTF-8 text."""
     location = Path(path).resolve()
@@ -71,6 +75,7 @@ def read_source(
         args=args,
         import_root=str(location.parent),
         location=location,
+        library=library,
     )
 
 

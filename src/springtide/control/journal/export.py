@@ -44,7 +44,7 @@ NEW_FIELDS: Mapping[str, Mapping[str, tuple[Any, ...] | None]] = MappingProxyTyp
         "Node": {"room": None},
         "Device": {"accelerator": None},
         # Its file and import root are in the job's copy of the folder.
-        "Entrypoint": {"folder": None},
+        "Entrypoint": {"library": ("",), "folder": None},
         "StartReplica": {"change": None},
         "ResizeJob": {"change": None},
         "ServiceDeployed": {"first_replica": None},

@@ -306,13 +306,13 @@ class _QuoteBuilder:
         snapshot, lines = self._inquiry.snapshot, []
         if self._curve is not None:
             # How many samples a step of a script has is not known.
-            batch, unit = (1, "steps") if self._job.is_script else (self._job.global_batch_size, "samples")
+            batch, unit = (1, "steps") if self._job.has_own_batch else (self._job.global_batch_size, "samples")
             sizes = self._curve.doubling_sizes or self._curve.sizes
             speeds = ", ".join(f"{self._curve.rate(n) * batch:.4g} on {n}" for n in sizes[:6])
             share = share_of(self._job)
             part = "" if share is None else f" with {share.request:g} of each device"
             lines.append(f"speed ({self._spread.source}): {speeds} {unit}/s by number of workers{part}")
-            lines.append(f"{answer.view.total_steps} steps{'' if self._job.is_script else f' of {batch} samples'}")
+            lines.append(f"{answer.view.total_steps} steps{'' if self._job.has_own_batch else f' of {batch} samples'}")
         total = self._pools.num_devices
         lines.append(f"{self._pools.num_free()} of {total} devices free now{self._holders('; held: ', '')}")
         if answer.refusal and not answer.is_accepted:

@@ -60,7 +60,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     job that has gone without one for too long; None for others. `env` and `secrets` name the variables that its
     owner has set; their values are not told. `packages` and `python` are the requirements and the interpreter of an
     environment of its own. `folder` is where the folder was that travelled with it, `directory` where in its copy of
-    that it works on the platform's machine; empty where there is none there.
+    that it works on the platform's machine; empty where there is none there. `library` is the library that runs a
+    script's loop, which is then elastic; empty for others.
     """
 
     job_id: str
@@ -131,11 +132,17 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     python: str = ""
     folder: str = ""
     directory: str = ""
+    library: str = ""
+
+    @property
+    def is_plain_script(self) -> bool:
+        """Whether it is a script whose loop is its own: its steps are known only if it reports them."""
+        return self.kind == "script" and not self.library
 
     @property
     def has_steps(self) -> bool:
         """Whether its steps are known: those of a plain script are once it has reported one."""
-        return self.kind != "script" or self.step > 0
+        return not self.is_plain_script or self.step > 0
 
 
 class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):

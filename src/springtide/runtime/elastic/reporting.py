@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 from springtide.core.wire.shares import SlotWriter
 from springtide.core.wire.workers import Progress, Switched
 from springtide.runtime.data.shards import GlobalBatch
+from springtide.runtime.elastic.library_cursor import LibraryCursor
 from springtide.runtime.elastic.membership import Formation
 from springtide.runtime.elastic.training_cursor import TrainingCursor
 from springtide.runtime.process.control_link import ControlLink
@@ -82,9 +83,13 @@ class Reporter:
         """Seconds since this member last committed a step; 0 before the first."""
         return time.monotonic() - self._last_end_s if self._last_end_s is not None else 0.0
 
-    def step_ended(self, training_cursor: TrainingCursor, batch: GlobalBatch, loss: float, *, sync_s: float) -> None:
+    def step_ended(
+        self, training_cursor: TrainingCursor | LibraryCursor, batch: GlobalBatch, loss: float, *, sync_s: float
+    ) -> None:
         """Report a committed step on `batch`; `sync_s` is the time from the start of its exchange to its end."""
-        now_s, num_samples = time.monotonic(), len(batch.ids)
+        size = training_cursor.cursor.global_batch_size
+        # A library's batch has another size than the job's; its steps count as the job's.
+        now_s, num_samples = time.monotonic(), len(batch.ids) * size // (batch.global_batch_size or size)
         self._last_end_s, self._step = now_s, training_cursor.step
         self._link.update(step=training_cursor.step)
         formation, is_diverged = self._formation, not math.isfinite(loss)
@@ -124,7 +129,7 @@ class Reporter:
             self._link.hold(self._progress)
 
     def _measured(
-        self, training_cursor: TrainingCursor, span_s: float, num_samples: int, world_size: int
+        self, training_cursor: TrainingCursor | LibraryCursor, span_s: float, num_samples: int, world_size: int
     ) -> dict[str, Any]:
         """The fields of Progress beyond steps: progress over changing batches, durations of a step, gradient noise.
 

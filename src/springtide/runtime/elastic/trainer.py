@@ -26,11 +26,13 @@ from springtide.runtime.elastic.checkpoint import CheckpointWriter
 from springtide.runtime.elastic.evaluation import Compute, PartScores, compute_alone, compute_shared
 from springtide.runtime.elastic.group import OPERATION_TIMEOUT_S, Group
 from springtide.runtime.elastic.job_storage import open_storage
+from springtide.runtime.elastic.library_cursor import LibraryCursor
 from springtide.runtime.elastic.membership import Formation, Membership
 from springtide.runtime.elastic.reporting import Reporter
 from springtide.runtime.elastic.step_log import StepRecord
 from springtide.runtime.elastic.steps.choice import step_method
 from springtide.runtime.elastic.steps.gradients import LossScaling, clip_gradients, divided_by_weight, weighted
+from springtide.runtime.elastic.steps.library import LibrarySteps
 from springtide.runtime.elastic.steps.method import Flags, Reduced, parts_ahead
 from springtide.runtime.elastic.training_cursor import Cursor, TrainingCursor
 from springtide.runtime.elastic.transfer import synchronise
@@ -63,7 +65,9 @@ class Trainer:
         *,
         catchup: bool = True,
         measures_noise: bool | None = None,
+        library_cursor: LibraryCursor | None = None,
     ) -> None:
+        """`library_cursor` is given where a library runs the loop."""
         assert isinstance(spec.workload, TrainingJob)
         self.job = spec.workload
         self._spec = spec
@@ -72,7 +76,8 @@ class Trainer:
         self._catchup = catchup
         self.storage = open_storage(spec)
         self.membership = Membership(spec.replica_id, device, spec.listen_host)
-        self.training_cursor = TrainingCursor(self.job, measures_noise=measures_noise)
+        self._library_cursor = library_cursor
+        self.training_cursor = library_cursor or TrainingCursor(self.job, measures_noise=measures_noise)
         self._has_state = False
         self._group: Group | None = None
         self._old_group: Group | None = None
@@ -133,10 +138,12 @@ class Trainer:
 
     def start(self, num_samples: int, order: SampleOrder | None = None) -> None:
         """Set the dataset's length, from which all steps of the training follow. Raises InvalidRequest."""
+        assert isinstance(self.training_cursor, TrainingCursor), "the samples of a library's loop are its own"
         self.training_cursor.start(num_samples, order)
 
     def parts_ahead(self, part: int) -> Iterator[tuple[GlobalBatch, int, tuple[int, int]]]:
         """What `next_shard` will return, from this part of the current step on, if group and batch size stay."""
+        assert isinstance(self.training_cursor, TrainingCursor)
         return parts_ahead(self.training_cursor, self._method, self._group, part)
 
     @property
@@ -156,6 +163,20 @@ class Trainer:
     @property
     def metrics(self) -> dict[str, float]:
         return self._reporter.metrics
+
+    @property
+    def library_steps(self) -> LibrarySteps:
+        """The steps of a library's loop."""
+        assert isinstance(self._method, LibrarySteps)
+        return self._method
+
+    @property
+    def exchanged_loss(self) -> float | None:
+        """The mean loss over the batch of the last exchanged step, even of one committed elsewhere; None before it."""
+        if self._reduced is not None:
+            return self._reduced.loss
+        newest = self._step_log.newest()
+        return newest[-1]["loss"] if newest else None
 
     @property
     def rank(self) -> int:
@@ -240,6 +261,7 @@ class Trainer:
             self._commit(reduced)
         else:
             self._apply(self.step + 1)
+            assert isinstance(self.training_cursor, TrainingCursor)
             self.training_cursor.note_update()
             self._last_turn = reduced
         return True
@@ -263,6 +285,36 @@ class Trainer:
                 compute_shared(group, full_name, num_parts, known, compute, look, lambda: membership.must_leave_step)
         compute_alone(num_parts, known, compute, look)
         return [known[number] for number in range(num_parts)]
+
+    def begin_offered(self, batch: GlobalBatch, num_left: int | None) -> None:
+        """Of a library's loop: do what the exchange of the step before agreed on, and begin one on `batch`.
+
+        `num_left` counts the steps to the end, this one too; None: the library does not know. Raises WorkerExit.
+        """
+        assert self._library_cursor is not None
+        self._pass_boundary()
+        while self.membership.must_leave_step:
+            self._recover("")
+        self._library_cursor.offer(batch, num_left)
+        self._begin_step()
+
+    def exchange_offered(self, broken: str = "") -> bool:
+        """Of a library's loop: exchange what its passes have left; whether that was done.
+
+        `broken` is what failed in this step before, if anything did. If it was not done, a member was lost and another
+        group has formed. The same step was begun again in it, unless `step` is one higher: another member had completed
+        it, and this one has its state. Raises WorkerExit.
+        """
+        step = self.step
+        if broken:
+            self._give_up(broken)
+        else:
+            self._exchange()
+        # The library's own state is left to its loop, which goes on in the midst of the step.
+        self._undo = None
+        if self._reduced is None and self.step == step:
+            self._begin_step()
+        return self._reduced is not None
 
     def finish(self, publish: Callable[[], str]) -> int:
         """Report that the user's function returned, until the control plane acknowledges it; returns the exit code.

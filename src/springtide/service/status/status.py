@@ -77,6 +77,7 @@ def _asked_fields(job: TrainingJob) -> dict[str, Any]:
         "job_id": job.job_id,
         "name": job.name,
         "kind": "script" if job.entrypoint.kind == "script" else "function",
+        "library": job.entrypoint.library,
         "num_epochs": job.num_epochs,
         "deadline_at_s": job.goal.deadline_s,
         "budget_usd": job.goal.budget_usd,

@@ -110,7 +110,7 @@ def _earlier_runs(view: ViewLike, request: JobIn, family: str, holds: Callable[[
         is_alike = (
             job.entrypoint.object_name == request.source.object_name
             and job.entrypoint.kind == request.source.kind
-            and (not job.is_script or _is_same_call(job, request))
+            and (not job.has_own_batch or _is_same_call(job, request))
             and job.global_batch_size == request.options.global_batch_size
             and job.batch == adaptive_batch(request.options)
             and job.length_unit == request.options.length_unit
@@ -131,8 +131,13 @@ def _earlier_runs(view: ViewLike, request: JobIn, family: str, holds: Callable[[
 
 
 def _is_same_call(job: TrainingJob, request: JobIn) -> bool:
-    """Whether a script got the same arguments and workers: its steps, and what is in one, may follow from both."""
-    return job.entrypoint.args == request.source.args and job.max_workers == request.options.max_workers
+    """Whether a script got the same arguments and workers: its steps, and what is in one, may follow from both.
+
+    Where a library runs its loop, they do not follow from the workers.
+    """
+    is_same_size = bool(job.entrypoint.library) or job.max_workers == request.options.max_workers
+    is_same_loop = job.entrypoint.library == request.source.library
+    return job.entrypoint.args == request.source.args and is_same_size and is_same_loop
 
 
 def _scaled(run: JobRecord, num_epochs: int) -> int:

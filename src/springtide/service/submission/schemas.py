@@ -16,7 +16,7 @@ from springtide.core.options.rules import JOB_RULES, SERVICE_RULES, check_rules
 from springtide.core.options.variables import check_variables
 from springtide.core.options.words import JOB_WORDS, SERVICE_WORDS
 from springtide.core.quantities import validate_name
-from springtide.core.workload import MAX_VIRTUAL_SHARDS, AdaptiveBatch
+from springtide.core.workload import MAX_VIRTUAL_SHARDS, AdaptiveBatch, Library
 from springtide.service.submission.option_models import (
     NAME_PATTERN,
     JobChangeIn,
@@ -106,6 +106,11 @@ class JobSourceIn(SourceIn):
 
     kind: Literal["function", "script"] = "function"
     folder: FolderIn | None = None
+    library: Library = Field(
+        default="",
+        description="the library that runs the loop of a script, which is then resized in place; empty: a plain "
+        "script, which has one number of workers",
+    )
 
 
 class ServiceSourceIn(SourceIn):
@@ -250,6 +255,13 @@ def check_job(job: JobIn) -> None:
     batch = options.batch
     if batch is not None and job.source.kind == "script":
         raise InvalidRequest("a script's batch is its own; leave out options.batch, or hand over a training function")
+    if job.source.library and job.source.kind != "script":
+        raise InvalidRequest("source.library is of scripts; leave it out, or send source.kind script")
+    if job.source.library and options.num_virtual_shards is not None:
+        raise InvalidRequest(
+            f"the sums of a {job.source.library} program are those of its workers, and cannot be exact; leave out "
+            "options.num_virtual_shards"
+        )
     if batch is not None and batch.min_size > batch.max_size:
         raise InvalidRequest(
             f"options.batch.min_size {batch.min_size} is above options.batch.max_size {batch.max_size}; swap them"

@@ -89,6 +89,7 @@ def entrypoint_of(
         args=source.args,
         import_root=import_root,
         folder=folder,
+        library=source.library if isinstance(source, JobSourceIn) else "",
     )
 
 

@@ -432,7 +432,7 @@ def make_job(
         # Gradient noise, by which a batch is chosen, is measured from several parts of it.
         exact=options.num_virtual_shards is not None or batch is not None,
         # A script learns its world size at the start and cannot change it.
-        elastic=entrypoint.kind != "script",
+        elastic=not entrypoint.is_plain_script,
         goal=goal_of(options, now_s),
         submit_key=submit_key,
         total_steps=experience.total_steps,
@@ -473,8 +473,9 @@ def family_of(request: JobIn) -> str:
         files = "".join(f"\0{name}\0{text}" for name, text in sorted(source.files.items()))
         code = source.object_name + source.text + files
     if source.kind == "script":
-        # Its number of workers cannot change, and often it cuts its batches and its steps by it.
-        code += "".join(f"\0{argument}" for argument in (*source.args, str(request.options.max_workers)))
+        # The number of workers of a plain one cannot change, and often it cuts its batches and its steps by it.
+        workers = source.library or str(request.options.max_workers)
+        code += "".join(f"\0{argument}" for argument in (*source.args, workers))
     return f"{request.name}-{digest(code + size)[:12]}"
 
 

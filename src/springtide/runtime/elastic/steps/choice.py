@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from springtide.core.errors import InvalidRequest
 from springtide.core.workload import TrainingJob
+from springtide.runtime.elastic.steps.library import LibrarySteps
 from springtide.runtime.elastic.steps.method import StepMethod
 from springtide.runtime.elastic.steps.overlapped import OverlappedSteps
 from springtide.runtime.elastic.steps.sharded import ShardedSteps
@@ -14,8 +15,10 @@ def step_method(job: TrainingJob, state: TrainingState, *, measures_noise: bool,
     """Sharded steps for an exact job, and where gradient noise is measured, which takes several parts of a batch.
 
     `micro_batch` is the most samples of one pass (0: no limit). Raises InvalidRequest if the job fixes its parts, and
-    for several optimizers where a batch has several parts.
+    for several optimizers where a batch has several parts. The passes of a library's loop are its own.
     """
+    if job.entrypoint.library:
+        return LibrarySteps(state)
     if len(state.optimizers) > 1 and (job.exact or measures_noise or micro_batch):
         raise InvalidRequest(
             f"{len(state.optimizers)} optimizers take turns on one pass over a batch; leave out micro_batch, exact and "

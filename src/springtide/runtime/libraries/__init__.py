@@ -1,0 +1,1 @@
+"""Programs whose loop a library runs (Lightning, the Trainer of transformers), made elastic without a change."""

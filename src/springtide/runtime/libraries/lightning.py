@@ -1,0 +1,281 @@
+"""Lightning programs: a callback that Lightning itself asks for, by the entry points of its factories of callbacks.
+
+Tested with Lightning 2.6. Outside of a worker that runs an elastic Lightning program the factories return nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import signal
+import time
+from collections import OrderedDict
+from typing import Any
+
+import torch
+
+from springtide.core.errors import InvalidRequest
+from springtide.runtime.libraries.loop import LOOP, Exchanged, LibraryLoop, LibraryState
+from springtide.runtime.libraries.part_loader import PartLoader
+from springtide.runtime.script_reports import MAX_METRICS, MAX_NAME_CHARS
+
+_METRICS_INTERVAL_S = 0.25
+_FIXED = "or give the job one worker: --workers 1"
+
+
+def lightning_callbacks() -> list[Any]:
+    """The callbacks for `lightning.pytorch`, where this process runs an elastic Lightning program; else none."""
+    return _callbacks("lightning.pytorch")
+
+
+def pytorch_lightning_callbacks() -> list[Any]:
+    """The same for the package `pytorch_lightning`."""
+    return _callbacks("pytorch_lightning")
+
+
+def _callbacks(package: str) -> list[Any]:
+    return [] if LOOP.loop is None else [_callback(package, LightningFit(package, LOOP.loop))]
+
+
+def _callback(package: str, fit: LightningFit) -> Any:
+    class SpringtideCallback(importlib.import_module(package).Callback):  # type: ignore[misc]
+        def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+            if stage == "fit":
+                fit.prepare(trainer)
+
+        def on_before_backward(self, trainer: Any, pl_module: Any, loss: torch.Tensor) -> None:
+            fit.before_backward(loss)
+
+        def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+            fit.after_backward()
+
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            fit.after_batch()
+
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            fit.end()
+
+    return SpringtideCallback()
+
+
+class LightningFit:
+    """One call of `Trainer.fit` in an elastic job. Lightning believes that it is alone, on one device."""
+
+    def __init__(self, package: str, loop: LibraryLoop) -> None:
+        self._package = package
+        self._loop = loop
+        self._trainer: Any = None
+        self._loader: PartLoader | None = None
+        self._sigterm: Any = None
+        self._is_leader = False
+        self._is_repeating = False
+        # What is to be set again once the loop has taken up a loaded state.
+        self._loaded: dict[str, Any] | None = None
+        self._num_steps: int | None = None
+        self._metrics_at_s = -math.inf
+
+    # --- before the first step --------------------------------------------------------------------------------------
+
+    def prepare(self, trainer: Any) -> None:
+        """Before Lightning sets the model up: check what it was told, and be asked for the data and for the rank."""
+        self._trainer = trainer
+        _check(trainer)
+        self._sigterm = signal.getsignal(signal.SIGTERM)
+        # Which member leads is not known yet: until then none writes or prints what only one of them should.
+        self._show_rank()
+        strategy, fit = trainer.strategy, self
+
+        class Alone(type(strategy)):  # type: ignore[misc]
+            @property
+            def is_global_zero(self) -> bool:
+                return fit._is_leader
+
+            def process_dataloader(self, dataloader: Any) -> Any:
+                return fit._divided(super().process_dataloader(dataloader))
+
+        Alone.__name__ = type(strategy).__name__
+        strategy.__class__ = Alone
+        fit_loop = trainer.fit_loop
+        set_up = fit_loop.setup_data
+
+        def setup_data() -> None:
+            set_up()
+            # It is called once before the optimizers exist where these ask for the number of steps.
+            if trainer.optimizers and not self._loop.is_attached:
+                self._attach()
+
+        fit_loop.setup_data = setup_data
+
+    def _divided(self, dataloader: Any) -> Any:
+        """The loader of which this worker reads its parts, if it is the one to train on."""
+        trainer = self._trainer
+        if not trainer.training:
+            return dataloader
+        loader = PartLoader(dataloader, self._loop, trainer.strategy.root_device)
+        loader.where = self._where
+        loader.plan = self._plan
+        self._loader = loader
+        return loader
+
+    def _attach(self) -> None:
+        trainer = self._trainer
+        if len(trainer.optimizers) != 1 or not trainer.lightning_module.automatic_optimization:
+            raise InvalidRequest(f"the LightningModule has an optimization of its own or several optimizers; {_FIXED}")
+        if type(trainer.fit_loop._data_fetcher).__name__ == "_DataLoaderIterDataFetcher":
+            raise InvalidRequest(f"training_step takes a dataloader_iter, which cannot be divided; {_FIXED}")
+        if len(trainer.fit_loop._combined_loader.flattened) != 1:
+            raise InvalidRequest(f"the program trains on several DataLoaders at once; {_FIXED}")
+        # Lightning's own handler ends the program: the platform's lets the step end and saves.
+        signal.signal(signal.SIGTERM, self._sigterm)
+        num_steps = trainer.estimated_stepping_batches
+        self._num_steps = int(num_steps) if 0 < num_steps < math.inf else None
+        self._loop.on_group = self._show_rank
+        state = LibraryState(self._loop, self._state, self._load)
+        self._loop.attach(trainer.lightning_module, trainer.optimizers[0], state)
+        if self._is_leader and not self._loop.step:
+            # What Lightning does before it knows the rank.
+            trainer_module = importlib.import_module(f"{self._package}.trainer.trainer")
+            if trainer.enable_autolog_hparams:
+                trainer_module._log_hyperparams(trainer)
+            for callback in trainer.callbacks:
+                if isinstance(callback, importlib.import_module(f"{self._package}.callbacks").ModelSummary):
+                    callback.on_fit_start(trainer, trainer.lightning_module)
+
+    def _show_rank(self) -> None:
+        """Have Lightning's own checks for the rank follow the group's leader."""
+        self._is_leader = self._loop.is_attached and self._loop.rank == 0
+        rank_zero_only = importlib.import_module("lightning_utilities.core.rank_zero").rank_zero_only
+        rank_zero_only.rank = 0 if self._is_leader else 1
+
+    # --- where the loop is ------------------------------------------------------------------------------------------
+
+    def _where(self) -> tuple[int, int]:
+        epoch_loop = self._trainer.fit_loop.epoch_loop
+        loaded, self._loaded = self._loaded, None
+        if loaded is not None:
+            # Lightning's way of taking a loop up in the midst of an epoch counts a batch too many after a validation.
+            epoch_loop._batches_that_stepped = loaded["batches_that_stepped"]
+            for config, state in zip(self._trainer.lr_scheduler_configs, loaded["lr_schedulers"], strict=True):
+                config.scheduler.load_state_dict(state)
+        return self._trainer.current_epoch, epoch_loop.batch_progress.current.ready
+
+    def _plan(self) -> tuple[int, int | None]:
+        trainer = self._trainer
+        ready = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        num_passes = min(trainer.accumulate_grad_batches, trainer.num_training_batches - ready)
+        num_left = None if self._num_steps is None else max(1, self._num_steps - trainer.global_step)
+        return int(num_passes), num_left
+
+    # --- a step -----------------------------------------------------------------------------------------------------
+
+    def before_backward(self, loss: torch.Tensor) -> None:
+        """Weight the gradients by this worker's part of the batch."""
+        assert self._loader is not None
+        number = self._loader.number
+        # Lightning divides by the number of passes of a full step.
+        told = loss.detach() * (self._trainer.accumulate_grad_batches * self._loop.part_of_step(number))
+        self._loop.weigh(number, loss, told)
+
+    def after_backward(self) -> None:
+        """In the last backward pass of a step, exchange; do the step's passes again as often as the group breaks."""
+        assert self._loader is not None
+        last = self._loader.number
+        if self._is_repeating or not self._loop.is_last(last):
+            return
+        while self._loop.exchange() is Exchanged.AGAIN:
+            self._is_repeating = True
+            try:
+                for number in range(last + 1):
+                    self._loader.number = number
+                    self._repeat(number, number - last)
+            finally:
+                self._is_repeating = False
+
+    def _repeat(self, number: int, offset: int) -> None:
+        """One pass once more, on this worker's part of its batch in the present group."""
+        trainer = self._trainer
+        assert self._loader is not None
+        batch = trainer.precision_plugin.convert_input(self._loader.read(number))
+        batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
+        batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+        epoch_loop = trainer.fit_loop.epoch_loop
+        kwargs = epoch_loop._build_kwargs(OrderedDict(), batch, epoch_loop.batch_idx + offset)
+        result = epoch_loop.automatic_optimization._training_step(kwargs)
+        trainer.strategy.backward(result.closure_loss, trainer.optimizers[0])
+
+    def after_batch(self) -> None:
+        """Pass on what the program has logged."""
+        now_s = time.monotonic()
+        if not self._is_leader or now_s - self._metrics_at_s < _METRICS_INTERVAL_S:
+            return
+        self._metrics_at_s = now_s
+        logged = {
+            name: float(value) for name, value in self._trainer.callback_metrics.items() if len(name) <= MAX_NAME_CHARS
+        }
+        self._loop.metrics.update(dict(list(logged.items())[:MAX_METRICS]))
+
+    def end(self) -> None:
+        """After the last step and all that Lightning does after it."""
+        self._metrics_at_s = -math.inf
+        self.after_batch()
+        self._loop.end()
+
+    # --- the state of the loop --------------------------------------------------------------------------------------
+
+    def _state(self) -> dict[str, Any]:
+        """What Lightning puts into its own checkpoints beside the weights and the optimizer, at a boundary."""
+        trainer = self._trainer
+        call = importlib.import_module(f"{self._package}.trainer.call")
+        checkpoint = {
+            "epoch": trainer.current_epoch,
+            "global_step": trainer.global_step,
+            "pytorch-lightning_version": importlib.import_module(self._package).__version__,
+            "loops": {"fit_loop": trainer.fit_loop.state_dict()},
+            "callbacks": call._call_callbacks_state_dict(trainer),
+            "lr_schedulers": [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
+        }
+        if trainer.datamodule is not None:
+            state = call._call_lightning_datamodule_hook(trainer, "state_dict")
+            if state:
+                checkpoint[type(trainer.datamodule).__qualname__] = state
+        call._call_callbacks_on_save_checkpoint(trainer, checkpoint)
+        call._call_lightning_module_hook(trainer, "on_save_checkpoint", checkpoint)
+        return {**checkpoint, "batches_that_stepped": trainer.fit_loop.epoch_loop._batches_that_stepped}
+
+    def _load(self, state: dict[str, Any]) -> None:
+        """Set it by Lightning's own way of resuming, before its loop begins."""
+        trainer = self._trainer
+        connector = trainer._checkpoint_connector
+        for callback in trainer.callbacks:
+            directory = state["callbacks"].get(callback.state_key, {}).get("dirpath")
+            if directory is not None and hasattr(callback, "best_model_path"):
+                # Another worker may have drawn another folder for the same run.
+                callback.dirpath = directory
+        connector._loaded_checkpoint = state
+        try:
+            importlib.import_module(f"{self._package}.trainer.call")._call_lightning_module_hook(
+                trainer, "on_load_checkpoint", state
+            )
+            connector.restore_datamodule()
+            connector.restore_callbacks()
+            connector.restore_loops()
+            connector.restore_lr_schedulers()
+        finally:
+            connector._loaded_checkpoint = {}
+        self._loaded = state
+
+
+def _check(trainer: Any) -> None:
+    """Raise InvalidRequest for what Lightning would do on other devices by itself, or what cannot move."""
+    strategy = type(trainer.strategy).__name__
+    if strategy != "SingleDeviceStrategy":
+        raise InvalidRequest(
+            f"the Trainer uses {strategy}, and the platform divides the work itself; leave out strategy and devices, "
+            f"{_FIXED}"
+        )
+    if getattr(trainer.precision_plugin, "scaler", None) is not None:
+        raise InvalidRequest(f'precision="16-mixed" scales its loss, which cannot move; use "bf16-mixed", {_FIXED}')
+    if any(type(callback).__name__ == "Timer" for callback in trainer.callbacks):
+        raise InvalidRequest(
+            f"max_time and Timer end each worker at another step; use max_steps or max_epochs, {_FIXED}"
+        )

@@ -1,0 +1,274 @@
+"""The elastic part of a loop that a library runs: the library believes that it is alone, with the global batch as its.
+
+Whatever the library counts (steps, epochs, learning rates, checkpoints) is then that of one process, and does not
+change when workers come and go. Each worker runs the same loop over the same ids, and reads its part of each batch.
+What the library does after its optimizer's step (schedulers, validation, saving) belongs to the step, which is
+committed when the next one begins.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from springtide.core.errors import CollectiveError, InvalidRequest
+from springtide.runtime.data.shards import GlobalBatch, seed_everything, shard_bounds
+from springtide.runtime.elastic.steps.library import LibrarySteps
+from springtide.runtime.elastic.trainer import Trainer
+from springtide.runtime.process.exits import WorkerExit
+
+
+class Exchanged(enum.Enum):
+    """How an exchange ended.
+
+    AGAIN: a member was lost, the loop is in another group, and the step is to be done again with other parts of the
+    batch. ELSEWHERE: the same, but another member had completed the step and this one has its state: the optimizer must
+    change nothing, which it does not without gradients.
+    """
+
+    DONE = "done"
+    AGAIN = "again"
+    ELSEWHERE = "elsewhere"
+
+
+class LibraryLoop:
+    """One worker's part of a library's loop. `attach`; for each step `begin`, its passes, `exchange`; at last `end`.
+
+    Several passes on parts of a batch (accumulation) are one step, and only the last of them exchanges.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self.is_attached = False
+        self.is_in_step = False
+        self._is_exchanged = False
+        self._steps: LibrarySteps | None = None
+        self._passes: list[tuple[int, ...]] = []
+        self._pass_size = 1
+        # What failed before the exchange of the present step; empty if nothing did.
+        self._broken = ""
+        # How this worker was told to exit; the library's program may have caught that.
+        self.exit: WorkerExit | None = None
+        # Called after each change of the group.
+        self.on_group: Callable[[], None] = lambda: None
+        self._state: LibraryState | None = None
+
+    @property
+    def seed(self) -> int:
+        return self._trainer.job.seed
+
+    @property
+    def step(self) -> int:
+        """How many steps are committed."""
+        return self._trainer.step
+
+    @property
+    def rank(self) -> int:
+        return self._trainer.rank
+
+    @property
+    def world_size(self) -> int:
+        return self._trainer.world_size
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What is reported beside the loss; the library's part adds to it."""
+        return self._trainer.metrics
+
+    def attach(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: LibraryState) -> None:
+        """Take over the model and its optimizer; returns once this worker is in a group and has its training state.
+
+        `state` is the rest of the library's state. Raises InvalidRequest for a second call, and where it cannot move.
+        """
+        if self.is_attached:
+            raise InvalidRequest(
+                "this program trains twice, and only one call of fit() or train() can be elastic; make each a program "
+                "of its own, or give the job one worker: --workers 1"
+            )
+        self.is_attached, self._state = True, state
+        self._left(lambda: self._trainer.attach(model, [optimizer], [state]))
+        self._steps = self._trainer.library_steps
+        self.on_group()
+
+    def begin(self, passes: Sequence[Sequence[int]], pass_size: int, epoch: int, num_left: int | None) -> None:
+        """Commit the step before, and begin one on these ids, a sequence for each pass.
+
+        A full pass has `pass_size` samples. `num_left` counts the steps to the end, this one too; None: not known.
+        """
+        if self.is_in_step and not self._is_exchanged:
+            raise InvalidRequest(
+                "a step of this program ended without a backward pass on its last batch, as when training_step returns "
+                "None; other workers would wait for it: give the job one worker, --workers 1"
+            )
+        self.end()
+        self._passes = [tuple(ids) for ids in passes]
+        self._pass_size = pass_size
+        ids = np.fromiter((index for part in passes for index in part), dtype=np.int64)
+        batch = GlobalBatch(step=self.step, epoch=epoch, ids=ids, global_batch_size=pass_size * len(passes))
+        generation = self._trainer.membership.generation
+        self._left(lambda: self._trainer.begin_offered(batch, num_left))
+        if self.world_size > 1:
+            assert self._state is not None
+            self._state.keep()
+        self.is_in_step, self._is_exchanged = True, False
+        if self._trainer.membership.generation != generation:
+            self.on_group()
+
+    def part(self, number: int) -> tuple[int, ...]:
+        """The ids of this worker's part of a pass."""
+        return self.part_of(self._passes[number], self._pass_size)
+
+    def part_of(self, ids: Sequence[int], pass_size: int) -> tuple[int, ...]:
+        """This worker's part of the ids of any pass, as long as the group stays.
+
+        Where it has none, those of the first worker's, which then count for nothing.
+        """
+        low, high = shard_bounds(len(ids), self.rank, self.world_size, pass_size)
+        if high == low:
+            low, high = shard_bounds(len(ids), 0, self.world_size, pass_size)
+        return tuple(ids[low:high])
+
+    def is_last(self, number: int) -> bool:
+        """Whether a pass is the step's last one."""
+        return number == len(self._passes) - 1
+
+    def part_of_step(self, number: int) -> float:
+        """Which part of the step's samples a pass has."""
+        return len(self._passes[number]) / sum(len(ids) for ids in self._passes)
+
+    def seed_pass(self, number: int) -> None:
+        """Seed the random generators for a pass, by its step and this worker's rank."""
+        seed_everything(self.seed, self.step, number * self.world_size + self.rank)
+
+    def has_part(self, number: int) -> bool:
+        """Whether this worker has samples of a pass that count."""
+        low, high = shard_bounds(len(self._passes[number]), self.rank, self.world_size, self._pass_size)
+        return high > low
+
+    def total(self, value: float) -> float:
+        """The sum of a number of each worker, before the passes of a step.
+
+        Where a member was lost, it is this worker's own, and `exchange` will say that the step is to be done again.
+        """
+        assert self._steps is not None
+        try:
+            return self._steps.total(value)
+        except CollectiveError as error:
+            self._broken = str(error)
+            return value
+
+    def weigh(self, number: int, loss: torch.Tensor, told: torch.Tensor, *, is_summed: bool = False) -> None:
+        """Before the backward pass of `loss`: have its gradients weighted by this worker's part of the pass.
+
+        The loss of the step that is told is the sum of `told` over passes, weighted by the same part. `is_summed`: the
+        losses of all workers are parts of one sum already, so that no part has another weight.
+        """
+        assert self._steps is not None
+        num_samples = len(self._passes[number])
+        low, high = shard_bounds(num_samples, self.rank, self.world_size, self._pass_size)
+        part = float(high > low) if is_summed else (high - low) / num_samples
+        if part != 1.0:
+            # Weighting the root weights every gradient, and the loss that the program shows stays as it is.
+            loss.register_hook(lambda gradient: gradient * part)  # type: ignore[no-untyped-call]
+        weight = (high - low) / num_samples * self.part_of_step(number)
+        self._steps.passes(told * part, weight, is_last=self.is_last(number))
+
+    def exchange(self) -> Exchanged:
+        """After the last backward pass of the step: make the gradients those of the whole batch."""
+        optimizer, step = self._trainer.state.optimizers[0], self.step
+        kept = [_copied(group) for group in optimizer.param_groups]
+        broken, self._broken = self._broken, ""
+        if self._left(lambda: self._trainer.exchange_offered(broken)):
+            self._is_exchanged = True
+            return Exchanged.DONE
+        self.on_group()
+        if self.step == step:
+            return Exchanged.AGAIN
+        self._is_exchanged = True
+        # The library takes this step's rates further by itself, from where they were.
+        for group, values in zip(optimizer.param_groups, kept, strict=True):
+            group.update(values)
+        for parameter in self._trainer.state.parameters.values():
+            parameter.grad = None
+        return Exchanged.ELSEWHERE
+
+    @property
+    def loss(self) -> float | None:
+        """The mean loss over the global batch of the step that was exchanged last."""
+        return self._trainer.exchanged_loss
+
+    def end(self) -> None:
+        """Commit the last step, once the library is done with it."""
+        self.is_in_step = False
+        self._trainer.update()
+
+    def _left(self, call: Callable[[], Any]) -> Any:
+        """The call's result; that the worker is to exit is remembered."""
+        try:
+            return call()
+        except WorkerExit as stop:
+            self.exit = stop
+            raise
+
+
+class LibraryState:
+    """What a library's loop knows beside weights and optimizer, as it was at the last boundary."""
+
+    def __init__(
+        self, loop: LibraryLoop, read: Callable[[], dict[str, Any]], load: Callable[[dict[str, Any]], None]
+    ) -> None:
+        """`read` gives the state now, `load` sets it before the loop begins."""
+        self._loop = loop
+        self._read = read
+        self._load = load
+        self._kept: dict[str, Any] = {}
+
+    def keep(self) -> None:
+        """Keep the state of this boundary: within the step members may come to need it."""
+        self._kept = self._read()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state at the last boundary."""
+        found: dict[str, Any] = _plain(self._kept if self._loop.is_in_step else self._read())
+        return found
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take the state over, unless the library is in the midst of a step: it then comes to the same by itself."""
+        if not self._loop.is_in_step:
+            self._load(state)
+
+
+def _plain(value: Any) -> Any:
+    """The value with numbers of NumPy and paths as Python has them, which can move."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Path):
+        return str(value)
+    if type(value) in (dict, list, tuple):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        parts = {key: _plain(item) for key, item in items}
+        return parts if isinstance(value, dict) else type(value)(parts.values())
+    return value
+
+
+def _copied(group: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: value.clone() if isinstance(value, torch.Tensor) else value
+        for key, value in group.items()
+        if key != "params"
+    }
+
+
+class LoopChannel:
+    """Where a library's part finds the loop of this process; None where the platform does not run an elastic one."""
+
+    def __init__(self) -> None:
+        self.loop: LibraryLoop | None = None
+
+
+LOOP = LoopChannel()

@@ -1,0 +1,117 @@
+"""A DataLoader of a library's program, of which this worker reads its part of each batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data.distributed import DistributedSampler
+
+from springtide.core.errors import InvalidRequest
+from springtide.runtime.data.batch_loader import BatchLoader, PartIds, kept_random_state
+from springtide.runtime.data.shards import seed_everything
+from springtide.runtime.libraries.loop import LibraryLoop
+
+_FIXED = "or give the job one number of workers: --workers 1"
+
+
+class PartLoader:
+    """Stands in the place of a DataLoader in a library's loop. To the library each batch is a whole one.
+
+    Each worker walks the program's own sampler, from the same random state in every epoch, so that all have the same
+    order. A step begins when its first batch is asked for: everything of the step before is over then.
+    """
+
+    def __init__(self, loader: DataLoader[Any], loop: LibraryLoop, device: torch.device) -> None:
+        """Raises InvalidRequest for a loader that cannot be cut by ids."""
+        _check(loader)
+        self._inner = loader
+        self._loop = loop
+        self._reader = BatchLoader(loader, loop.seed, device)
+        # What libraries look for in a DataLoader.
+        self.dataset = loader.dataset
+        self.sampler = loader.sampler
+        self.batch_sampler = loader.batch_sampler
+        self._epoch = -1
+        self._batches: list[list[int]] = []
+        self._pass_size = 1
+        # The position in the epoch of the present step's first batch, and which batch of the step was read last.
+        self._began_at = 0
+        self.number = 0
+        # How many batches of the next iteration the library leaves out because they are done.
+        self.skipped = 0
+        # Where the library is when an iteration begins: (epoch, number of batches of it that are done).
+        self.where: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        # What it will do when a step begins: (number of its batches, number of steps to the end or None).
+        self.plan: Callable[[], tuple[int, int | None]] = lambda: (1, None)
+
+    def __len__(self) -> int:
+        """The number of batches of an epoch."""
+        return len(self._inner)
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch, position = self.where()
+        self._walk(epoch)
+        while position < len(self._batches):
+            num_passes, num_left = self.plan()
+            step = self._batches[position : position + num_passes]
+            self._loop.begin(step, self._pass_size, epoch, num_left)
+            self._began_at = position
+            for _ in step:
+                self.number = position - self._began_at
+                position += 1
+                yield self.read(self.number)
+
+    def read(self, number: int) -> Any:
+        """This worker's part of a batch of the present step, counted from 0."""
+        position = self._began_at + number
+        part = PartIds(self._epoch, self._loop.part(number))
+        data = self._reader.fetch(part, lambda: self._ahead(position))
+        self._loop.seed_pass(number)
+        return data
+
+    def _ahead(self, position: int) -> Iterator[PartIds]:
+        for ids in self._batches[position:]:
+            yield PartIds(self._epoch, self._loop.part_of(ids, self._pass_size))
+
+    def _walk(self, epoch: int) -> None:
+        """Take up the order of an epoch."""
+        if epoch == self._epoch:
+            return
+        with kept_random_state():
+            seed_everything(self._loop.seed, epoch)
+            generator = getattr(self.sampler, "generator", None)
+            if isinstance(generator, torch.Generator):
+                generator.manual_seed(torch.initial_seed())
+            self._batches = [_whole_numbers(ids) for ids in self.batch_sampler or ()]
+        self._pass_size = max((len(ids) for ids in self._batches), default=1)
+        self._epoch = epoch
+
+
+def _check(loader: Any) -> None:
+    if not isinstance(loader, DataLoader):
+        raise InvalidRequest(
+            f"the program trains on a {type(loader).__name__}, and only a torch DataLoader can be divided; {_FIXED}"
+        )
+    if isinstance(loader.dataset, IterableDataset):
+        raise InvalidRequest(
+            "the DataLoader reads an IterableDataset, whose samples have no numbers, so that workers cannot divide it; "
+            f"give it a dataset with __len__ and __getitem__, {_FIXED}"
+        )
+    if loader.batch_sampler is None:
+        raise InvalidRequest(f"the DataLoader has batch_size=None, and its batches cannot be divided; {_FIXED}")
+    if isinstance(loader.sampler, DistributedSampler):
+        raise InvalidRequest(
+            "the DataLoader has a DistributedSampler, and the platform divides the batches; give it shuffle=True"
+        )
+
+
+def _whole_numbers(ids: Any) -> list[int]:
+    try:
+        return [int(index) for index in ids]
+    except (TypeError, ValueError):
+        raise InvalidRequest(
+            f"the DataLoader's sampler gives other ids than whole numbers, which cannot be divided; {_FIXED}"
+        ) from None

@@ -1,0 +1,46 @@
+"""Running a whole program whose loop a library runs, as a worker of an elastic job."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from springtide.core.workload import Entrypoint
+from springtide.runtime.elastic.trainer import Trainer
+from springtide.runtime.libraries.loop import LOOP, LibraryLoop
+from springtide.runtime.script import run_file
+
+_CALLS = {"lightning": "Lightning's Trainer.fit()", "transformers": "train() of a Trainer of transformers"}
+# What tells libraries that other processes train with them.
+_WORLD = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def run_program(trainer: Trainer, entrypoint: Entrypoint) -> None:
+    """Run the program to its end: its library believes that it is alone, and `trainer` carries its loop.
+
+    Raises WorkerExit, what the program raises, and RuntimeError if it has trained nothing.
+    """
+    LOOP.loop = loop = LibraryLoop(trainer)
+    for name in _WORLD:
+        os.environ.pop(name, None)
+    if entrypoint.library == "transformers":
+        from springtide.runtime.libraries.transformers import TrainerFinder
+
+        sys.meta_path.insert(0, TrainerFinder())
+    try:
+        code = run_file(entrypoint)
+    except Exception:
+        # The library may have made another error of it.
+        if loop.exit is not None:
+            raise loop.exit from None
+        raise
+    if loop.exit is not None:
+        raise loop.exit
+    if code:
+        raise RuntimeError(f"the script ended with exit code {code}")
+    if not loop.is_attached:
+        raise RuntimeError(
+            f"the script ended without {_CALLS[entrypoint.library]}, so that nothing was trained in place; give the "
+            "job one number of workers, as --workers 1, to run it as it is"
+        )
+    loop.end()

@@ -1,0 +1,35 @@
+"""Which library runs a script's loop is told by its text."""
+
+from __future__ import annotations
+
+import pytest
+
+from springtide.client.sources.library_use import library_of
+
+LIGHTNING = "import lightning as L\ntrainer = L.Trainer(max_epochs=3)\ntrainer.fit(model, data)\n"
+TRANSFORMERS = "from transformers import Trainer\nTrainer(model, arguments).train()\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "library"),
+    [
+        (LIGHTNING, "lightning"),
+        (LIGHTNING.replace("import lightning as L", "import lightning.pytorch as L"), "lightning"),
+        (LIGHTNING.replace("import lightning as L", "import pytorch_lightning as L"), "lightning"),
+        (TRANSFORMERS, "transformers"),
+        (TRANSFORMERS.replace("Trainer", "Seq2SeqTrainer"), "transformers"),
+        ("def main():\n    from transformers import Trainer\n    Trainer(model).train()\nmain()\n", "transformers"),
+        # Both are there, and one of them trains.
+        ("import transformers\n" + LIGHTNING, "lightning"),
+        # It only tests.
+        (LIGHTNING.replace(".fit(", ".test("), ""),
+        # The loop is its own.
+        ("import lightning\nfor batch in data:\n    model.fit(batch)\n", ""),
+        ("from transformers import AutoModel\nmodel.train()\n", ""),
+        ("from .transformers import Trainer\nTrainer(model).train()\n", ""),
+        ("import torch\n", ""),
+        ("def (\n", ""),
+    ],
+)
+def test_the_library_whose_trainer_is_made_and_started_is_found(text, library):
+    assert library_of(text) == library

@@ -1,0 +1,143 @@
+"""Unchanged Lightning programs in real workers: as the undisturbed run, whatever happens to the group."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+
+import pytest
+
+from kits.runtime.library_plane import FAILS_AFTER_THE_EXCHANGE, UndisturbedRuns, assert_as, churn, go_on, of_library
+from springtide.core.wire.workers import CheckpointWritten, GroupBrokenReport, Preempt
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="Lightning is not installed"),
+]
+
+PROGRAM = """
+import json, os, sys, time
+import torch
+import lightning as L
+from torch.utils.data import DataLoader, TensorDataset
+
+class Module(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
+
+    def training_step(self, batch, index):
+        loss = torch.nn.functional.mse_loss(self.net(batch[0]), batch[1])
+        self.log("train_loss", loss)
+        return loss
+
+    def validation_step(self, batch, index):
+        self.log("val_loss", torch.nn.functional.mse_loss(self.net(batch[0]), batch[1]), sync_dist=True)
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), 1e-2)
+        num_steps = self.trainer.estimated_stepping_batches
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-2, total_steps=num_steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+class Look(L.Callback):
+    def on_train_batch_start(self, trainer, module, batch, index):
+        while os.path.exists(os.path.join(folder, "hold")):
+            time.sleep(0.01)
+        #place
+        time.sleep(float(os.environ["STEP_S"]))
+
+    def on_before_backward(self, trainer, module, loss):
+        path = os.path.join(folder, "kill-leader" if trainer.is_global_zero else "kill-follower")
+        if os.path.exists(path):
+            os.unlink(path)
+            module.net[0].weight.register_hook(lambda gradient: os.kill(os.getpid(), 9))
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, index):
+        rate = trainer.optimizers[0].param_groups[0]["lr"]
+        line = {"step": trainer.global_step, "rate": rate, "leads": trainer.is_global_zero, "pid": os.getpid()}
+        lines.write(json.dumps(line) + "\\n")
+
+    def on_validation_end(self, trainer, module):
+        if not trainer.sanity_checking:
+            line = {"after": trainer.global_step, "val": float(trainer.callback_metrics["val_loss"])}
+            lines.write(json.dumps(line) + "\\n")
+
+folder = os.path.dirname(os.path.abspath(__file__))
+lines = open(os.path.join(folder, f"lines-{os.getpid()}"), "a", buffering=1)
+L.seed_everything(0)
+x = torch.randn(212, 16)
+y = x.sum(1, keepdim=True)
+train = DataLoader(TensorDataset(x, y), 16, shuffle=True, num_workers=int(os.environ.get("LOADERS", "0")))
+trainer = L.Trainer(
+    max_epochs=4, accelerator="cpu", devices=1, default_root_dir=folder, enable_progress_bar=False,
+    gradient_clip_val=0.5, callbacks=[Look()], **json.loads(os.environ.get("OPTIONS", "{}")),
+)
+trainer.fit(Module(), train, DataLoader(TensorDataset(x, y), 32))
+print("done", trainer.global_step, flush=True)
+"""
+
+
+@pytest.fixture
+def make_program(make_plane):
+    def make(source=PROGRAM, **options):
+        return of_library(make_plane(source, **options), "lightning")
+
+    return make
+
+
+OPTIONS = {
+    "plain": {},
+    "accumulating, with processes that load": {
+        "LOADERS": "2",
+        "OPTIONS": json.dumps({"accumulate_grad_batches": 2, "val_check_interval": 0.5}),
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(zygote, tmp_path_factory):
+    return UndisturbedRuns(zygote, lambda: tmp_path_factory.mktemp("undisturbed"), "lightning")
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_no_rate_loss_or_sample_changes_whatever_happens_to_the_group(make_program, undisturbed, options):
+    environment = OPTIONS[options]
+    expected = undisturbed.of(PROGRAM, environment)
+    plane = make_program(step_s=0.03, environment=environment)
+    churn(plane)
+    assert_as(plane, expected)
+
+
+# The second member fails once the others have the step: it is one step behind them, and takes their state.
+BEHIND = PROGRAM.replace("        #place", FAILS_AFTER_THE_EXCHANGE.replace("STEP", "20"))
+assert BEHIND != PROGRAM
+
+
+def test_a_member_that_missed_a_step_steps_nothing_twice(make_program, undisturbed):
+    expected = undisturbed.of(PROGRAM, {})
+    plane = make_program(BEHIND, step_s=0.02)
+    plane.start_group("a", "b")
+    plane.wait(lambda: plane.of(GroupBrokenReport), "GroupBroken")
+    plane.form("a", "b", forced=True)
+    plane.wait_finished()
+    assert_as(plane, expected)
+
+
+def test_a_restart_goes_on_from_the_checkpoint(make_program, undisturbed):
+    expected = undisturbed.of(PROGRAM, {})
+    plane = make_program(step_s=0.03, checkpoint_interval_s=0.3)
+    plane.start_group("a", "b")
+    plane.wait(lambda: len(plane.of(CheckpointWritten)) >= 2, "two checkpoints")
+    plane.kill("a", "b")
+    second = make_program(step_s=0.03, work_dir=plane.work_dir)
+    second.start_group("c")
+    go_on(second, 3)
+    second.generation += 1
+    second.order(Preempt(generation=second.generation), "c")
+    second.wait_exit("c")
+    assert second.of(CheckpointWritten)
+    third = make_program(work_dir=plane.work_dir)
+    third.start_group("d", "e")
+    third.wait_finished()
+    assert_as(third, expected)

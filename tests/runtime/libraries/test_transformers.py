@@ -1,0 +1,151 @@
+"""Unchanged programs with a Trainer of transformers: as the undisturbed run, whatever happens to the group."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from kits.runtime.library_plane import (
+    FAILS_AFTER_THE_EXCHANGE,
+    UndisturbedRuns,
+    assert_as,
+    churn,
+    of_library,
+    seen_in,
+)
+from springtide.core.wire.workers import CheckpointWritten, GroupBrokenReport
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        any(importlib.util.find_spec(name) is None for name in ("transformers", "accelerate")),
+        reason="transformers or accelerate is not installed",
+    ),
+]
+
+PROGRAM = """
+import json, os, time
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+
+class Rows(torch.utils.data.Dataset):
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        ids = torch.tensor(self.rows[index])
+        labels = ids.clone()
+        # Another number of tokens counts in each row.
+        labels[: 1 + index % 9] = -100
+        return {"input_ids": ids, "labels": labels}
+
+class Look(TrainerCallback):
+    def on_step_begin(self, args, state, control, **more):
+        while os.path.exists(os.path.join(folder, "hold")):
+            time.sleep(0.01)
+        #place
+        time.sleep(float(os.environ["STEP_S"]))
+
+    def on_substep_end(self, args, state, control, model=None, **more):
+        path = os.path.join(folder, "kill-leader" if state.is_world_process_zero else "kill-follower")
+        if os.path.exists(path):
+            os.unlink(path)
+            model.transformer.h[0].mlp.c_fc.weight.register_hook(lambda gradient: os.kill(os.getpid(), 9))
+
+    def on_step_end(self, args, state, control, lr_scheduler=None, **more):
+        lines.write(json.dumps({"step": state.global_step, "rate": lr_scheduler.get_last_lr()[0]}) + "\\n")
+
+    def on_evaluate(self, args, state, control, metrics=None, **more):
+        lines.write(json.dumps({"after": state.global_step, "val": metrics["eval_loss"]}) + "\\n")
+
+folder = os.path.dirname(os.path.abspath(__file__))
+lines = open(os.path.join(folder, f"lines-{os.getpid()}"), "a", buffering=1)
+text = open(os.__file__).read().encode()[: 32 * 152]
+rows = Rows([list(text[at : at + 32]) for at in range(0, len(text), 32)])
+torch.manual_seed(0)
+shape = GPT2Config(
+    vocab_size=256, n_positions=32, n_embd=32, n_layer=2, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0
+)
+arguments = TrainingArguments(
+    output_dir=os.path.join(folder, "out"), num_train_epochs=3, per_device_train_batch_size=4, learning_rate=1e-3,
+    gradient_accumulation_steps=2, lr_scheduler_type="cosine", warmup_steps=10, weight_decay=0.1, max_grad_norm=1.0,
+    eval_strategy="epoch", save_strategy="epoch", load_best_model_at_end=True, logging_steps=5, report_to=[],
+    use_cpu=True, disable_tqdm=True,
+)
+trainer = Trainer(
+    GPT2LMHeadModel(shape),
+    arguments,
+    train_dataset=torch.utils.data.Subset(rows, range(126)),
+    eval_dataset=torch.utils.data.Subset(rows, range(126, 152)),
+    callbacks=[Look()],
+)
+result = trainer.train()
+print("done", result.global_step, flush=True)
+"""
+
+
+@pytest.fixture
+def make_program(make_plane):
+    def make(source=PROGRAM, **options):
+        return of_library(make_plane(source, **options), "transformers")
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def undisturbed(zygote, tmp_path_factory):
+    return UndisturbedRuns(zygote, lambda: tmp_path_factory.mktemp("undisturbed"), "transformers")
+
+
+def test_no_rate_loss_or_sample_changes_whatever_happens_to_the_group(make_program, undisturbed):
+    expected = undisturbed.of(PROGRAM, {})
+    plane = make_program(step_s=0.03)
+    churn(plane)
+    assert_as(plane, expected)
+
+
+# The second member fails once the others have the step: it is one step behind them, and takes their state.
+BEHIND = PROGRAM.replace("        #place", FAILS_AFTER_THE_EXCHANGE.replace("STEP", "16"))
+assert BEHIND != PROGRAM
+
+
+def test_a_member_that_missed_a_step_steps_nothing_twice(make_program, undisturbed):
+    expected = undisturbed.of(PROGRAM, {})
+    plane = make_program(BEHIND, step_s=0.02)
+    plane.start_group("a", "b")
+    plane.wait(lambda: plane.of(GroupBrokenReport), "GroupBroken")
+    plane.form("a", "b", forced=True)
+    plane.wait_finished()
+    assert_as(plane, expected)
+
+
+def test_a_restart_goes_on_from_the_checkpoint(make_program, undisturbed):
+    expected = undisturbed.of(PROGRAM, {})
+    plane = make_program(step_s=0.03, checkpoint_interval_s=0.3)
+    plane.start_group("a", "b")
+    plane.wait(lambda: len(plane.of(CheckpointWritten)) >= 2, "two checkpoints")
+    plane.kill("a", "b")
+    second = make_program(work_dir=plane.work_dir)
+    second.start_group("c", "d")
+    second.wait_finished()
+    assert_as(second, expected)
+
+
+def test_one_worker_trains_as_without_the_platform(undisturbed, tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    subprocess.run([sys.executable, path], env={**os.environ, "STEP_S": "0"}, check=True, capture_output=True)
+    rates, losses = seen_in(SimpleNamespace(work_dir=tmp_path))
+    ours, our_losses = seen_in(undisturbed.of(PROGRAM, {}))
+    assert ours == rates
+    assert {step: values[0] for step, values in our_losses.items()} == pytest.approx(
+        {step: values[0] for step, values in losses.items()}, rel=1e-5
+    )
