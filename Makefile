@@ -41,7 +41,7 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml studies/pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --no-compile --editable '.[runtime,functions,examples,studies,dev]' --editable ./studies
+	$(BIN)/python -m pip install --quiet --no-compile --editable '.[runtime,functions,examples,studies,libraries,dev]' --editable ./studies
 	@touch $@
 
 demo: setup

@@ -284,6 +284,20 @@ def test_a_plain_script_is_not_imported_and_not_elastic(
     assert springtide("run", str(path), "--epochs", "2").exit_code == 2
 
 
+def test_a_script_whose_loop_a_library_runs_may_have_a_range_of_workers(
+    client: Any, springtide: Run, make_job: MakeJob, tmp_path: Path
+) -> None:
+    client.add(make_job())
+    path = tmp_path / "program.py"
+    path.write_text("import lightning as L\nL.Trainer().fit(model)\nraise SystemExit('not here')\n", encoding="utf-8")
+    for workers, library in (("1..3", "lightning"), ("2", "")):
+        result = springtide("run", str(path), "--workers", workers, "--detach")
+        assert result.exit_code == 0, result.output
+        _, asked = client.calls[-1]
+        assert (asked["source"].kind, asked["source"].library) == ("script", library)
+    assert (client.calls[0][1]["options"]["min_workers"], client.calls[0][1]["options"]["max_workers"]) == (1, 3)
+
+
 def test_deploy_prints_how_to_call_it(
     client: Any, springtide: Run, make_service: Callable[..., ServiceStatus], tmp_path: Path
 ) -> None:

@@ -270,6 +270,9 @@ class TrainerFit:
 
     def _state(self) -> dict[str, Any]:
         """What the Trainer's own checkpoints hold beside weights and optimizer, and its sums for the next log."""
+        if self._loaded is not None and not self._is_taken_up:
+            # It was handed on before the Trainer's own loop began.
+            return self._loaded
         trainer = self._trainer
         exported: dict[str, Any] = {}
         for callback in [*trainer.callback_handler.callbacks, trainer.control]:

@@ -6,8 +6,11 @@ passes of the same step are in what it exchanges.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
+from springtide.core.errors import InvalidRequest
 from springtide.runtime.data.shards import GlobalBatch
 from springtide.runtime.elastic.group import Group
 from springtide.runtime.elastic.step_vector import StepVector
@@ -32,6 +35,8 @@ class LibrarySteps:
         self._is_begun = False
         # This member's part of the mean loss, and of the batch.
         self._loss: torch.Tensor | float = 0.0
+        # A number that follows from the step's ids, the same on all members.
+        self._mark = 0.0
         self._weight = 0.0
 
     @property
@@ -49,6 +54,7 @@ class LibrarySteps:
             if group is not None and group.world_size > 1:
                 self._tail = Tail(self._state, self._buffers, len(self._parameters), group)
         self._loss, self._weight, self._is_begun = 0.0, 0.0, True
+        self._mark = float(int(batch.ids_digest[:6], 16))
         self._drop_gradients()
         if self._tail is not None:
             self._buffers.begin_step()
@@ -79,9 +85,19 @@ class LibrarySteps:
             return Reduced(loss=loss, flags=flags, has_gradient=[])
         own = self._reducer.send_rest()
         mean = loss / self._weight if self._weight else 0.0
-        summed = self._tail.exchange(step, mean, self._weight, own, flags, self._reducer.works)
+        # What is added up for parts of a batch is no weight here: the library's parts have theirs already.
+        said = replace(flags, weight=self._mark)
+        summed = self._tail.exchange(step, mean, self._weight, own, said, self._reducer.works)
+        assert self._group is not None
+        if summed.flags.weight != self._mark * self._group.world_size:
+            raise InvalidRequest(
+                "workers have other samples in the same step: the program's sampler does not give the same order on "
+                "every worker; have it draw from torch's generator, as shuffle=True does, or give the job one worker: "
+                "--workers 1"
+            )
         self._reducer.attach(summed.has_gradient)
-        return Reduced(loss=summed.loss, flags=summed.flags, has_gradient=summed.has_gradient)
+        agreed = replace(summed.flags, weight=0.0)
+        return Reduced(loss=summed.loss, flags=agreed, has_gradient=summed.has_gradient)
 
     def update(self, factor: float, feed: Feed | None, *, is_skipped: bool = False) -> None:
         """Does nothing: the library has updated the model when its step is committed."""
