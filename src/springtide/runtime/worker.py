@@ -28,8 +28,8 @@ from springtide.core.workload import Entrypoint, TrainingJob
 from springtide.runtime.data.batch_loader import LoaderProcessLost
 from springtide.runtime.data.shards import seed_everything
 from springtide.runtime.elastic.context import ElasticContext, TrainerArtifacts, cuda_or_cpu, publish_result
-from springtide.runtime.elastic.library_cursor import LibraryCursor
 from springtide.runtime.elastic.trainer import Trainer
+from springtide.runtime.libraries.library_cursor import LibraryCursor
 from springtide.runtime.libraries.program import run_program
 from springtide.runtime.process.control_link import ControlLink
 from springtide.runtime.process.deferred_compiler import defer_compiler

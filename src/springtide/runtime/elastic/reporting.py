@@ -10,9 +10,9 @@ from typing import Any, Literal, NamedTuple
 from springtide.core.wire.shares import SlotWriter
 from springtide.core.wire.workers import Progress, Switched
 from springtide.runtime.data.shards import GlobalBatch
-from springtide.runtime.elastic.library_cursor import LibraryCursor
 from springtide.runtime.elastic.membership import Formation
 from springtide.runtime.elastic.training_cursor import TrainingCursor
+from springtide.runtime.libraries.library_cursor import LibraryCursor
 from springtide.runtime.process.control_link import ControlLink
 
 PROGRESS_INTERVAL_S = 0.25

@@ -26,7 +26,6 @@ from springtide.runtime.elastic.checkpoint import CheckpointWriter
 from springtide.runtime.elastic.evaluation import Compute, PartScores, compute_alone, compute_shared
 from springtide.runtime.elastic.group import OPERATION_TIMEOUT_S, Group
 from springtide.runtime.elastic.job_storage import open_storage
-from springtide.runtime.elastic.library_cursor import LibraryCursor
 from springtide.runtime.elastic.membership import Formation, Membership
 from springtide.runtime.elastic.reporting import Reporter
 from springtide.runtime.elastic.step_log import StepRecord
@@ -36,6 +35,7 @@ from springtide.runtime.elastic.steps.library import LibrarySteps
 from springtide.runtime.elastic.steps.method import Flags, Reduced, parts_ahead
 from springtide.runtime.elastic.training_cursor import Cursor, TrainingCursor
 from springtide.runtime.elastic.transfer import synchronise
+from springtide.runtime.libraries.library_cursor import LibraryCursor
 from springtide.runtime.models.named_tensors import TrainingState
 from springtide.runtime.process.control_link import ControlLink
 from springtide.runtime.process.device_seen import device_seen

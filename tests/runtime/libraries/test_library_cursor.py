@@ -6,8 +6,8 @@ import numpy as np
 
 from springtide.core.workload import Entrypoint, TrainingJob, WorkloadId
 from springtide.runtime.data.shards import GlobalBatch
-from springtide.runtime.elastic.library_cursor import LibraryCursor
 from springtide.runtime.elastic.training_cursor import Cursor
+from springtide.runtime.libraries.library_cursor import LibraryCursor
 
 
 def batch_of(step, size, epoch=0):
