@@ -310,3 +310,25 @@ def test_a_job_whose_environment_is_being_made_says_so_and_can_be_cancelled(
         while connection.recv(4096):
             pass
         connection.close()
+
+
+def test_a_control_plane_that_dies_while_an_environment_is_made_finds_it_again(tmp_path: Path) -> None:
+    with ended_after(LivePlatform(tmp_path / "state")) as live, socket.create_server(("127.0.0.1", 0)) as index:
+        live.start()
+        url = f"http://127.0.0.1:{index.getsockname()[1]}/simple"
+        make_wheel(tmp_path, "tiny", "1.0")
+        lines = [f"--index-url {url}", f"--find-links {tmp_path}", "tiny"]
+        job_id = script(live, "making", PACKAGED, requirements=lines)
+        index.settimeout(30.0)
+        connection, _ = index.accept()
+        wait_for(lambda: bool(live.worker_pids()), 20.0, "the process that makes it")
+        before = live.worker_pids()
+        live.kill()
+        live.start()
+        wait_for(lambda: live.job(job_id)["reason"] == "making an environment: 1 package", 30.0, "what it waits for")
+        assert live.worker_pids() == before
+        connection.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        connection.close()
+        ended = live.wait_job(job_id)
+        assert (ended["state"], ended["num_restarts"]) == ("SUCCEEDED", 0)
+        assert "has tiny 1.0" in logs_of(live, job_id)

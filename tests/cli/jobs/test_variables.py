@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from springtide.cli.jobs.flags import given_keywords, option_flags
-from springtide.cli.jobs.variables import read_env_file, read_variables
+from springtide.cli.jobs.variables import ask_secrets, read_env_file, read_variables
 from springtide.core.errors import InvalidRequest
 from springtide.core.options.environment import ENVIRONMENT_OPTIONS
 
@@ -72,6 +72,34 @@ def test_a_flag_replaces_what_a_file_says_and_a_bare_name_is_inherited(tmp_path:
     assert found == {"A": "1", "B": "2", "C": "3=3", "D": "4"}
     with pytest.raises(InvalidRequest, match="--env E takes its value from this shell"):
         read_variables(["E"], [], {})
+
+
+def test_a_secret_without_a_value_is_asked_for_and_not_shown(tmp_path: Path) -> None:
+    found: dict[str, object] = {}
+
+    @click.command()
+    @click.option("--ask/--no-ask")
+    def command(ask: bool) -> None:
+        found.update(secrets=ask_secrets(["A", "B", "C=@c.txt"], {"B": "here"}, may_ask=ask))
+
+    result = CliRunner().invoke(command, ["--ask"], input="typed\n")
+    assert found["secrets"] == {"A": "typed", "B": None, "C": Path("c.txt")}
+    assert "typed" not in result.output
+    CliRunner().invoke(command, ["--no-ask"])
+    assert found["secrets"] == ["A", "B", "C=@c.txt"]
+
+
+def test_a_value_of_a_secret_is_refused_on_the_command_line() -> None:
+    @click.command()
+    @option_flags(ENVIRONMENT_OPTIONS, "run")
+    def command(**given: object) -> None:
+        with pytest.raises(
+            InvalidRequest, match=r"--secret takes no value of 'A', .* name the variable alone"
+        ) as refusal:
+            given_keywords(ENVIRONMENT_OPTIONS, "run", given)
+        assert "private" not in str(refusal.value)
+
+    assert CliRunner().invoke(command, ["--secret", "A=private"]).exit_code == 0
 
 
 def test_both_flags_come_with_the_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

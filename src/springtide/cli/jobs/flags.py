@@ -12,6 +12,7 @@ from springtide.cli.jobs.variables import read_variables
 from springtide.cli.session import refuse
 from springtide.core.options.kinds import Choice, Count, Number, Params, SecretNames, Toggle, Variables
 from springtide.core.options.option import FlagText, Option, Table
+from springtide.core.options.variables import secret_sources
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 _ENV_FILE = "env_file"
@@ -33,12 +34,15 @@ def given_keywords(table: Table, command: str, given: Mapping[str, Any]) -> dict
     """The keywords whose flags were given. Raises InvalidRequest."""
     keywords: dict[str, Any] = {}
     for option in table:
-        if command not in option.flags:
+        text = option.flags.get(command)
+        if text is None:
             continue
         value = given[option.name]
         match option.kind:
             case Variables():
                 value = read_variables(value, given[_ENV_FILE], os.environ) or None
+            case SecretNames():
+                value = secret_sources(value, text.flag) or None
             case Params():
                 value = parse_params(value) if value else None
         if value not in (None, ()):

@@ -126,6 +126,7 @@ class EnvironmentCache:
             sites = [*_sites_of(packages.python), *sites]
         make = [packages.python or sys.executable, "-m", "venv", "--without-pip", str(folder)]
         _run(make, {}, tell, "its interpreter makes no environment")
+        folder.chmod(0o700)
         (own,) = folder.glob("lib/python*/site-packages")
         # addsitedir, and not the bare path: packages that are installed for editing are found by .pth files in it.
         lines = [f"import site; site.addsitedir({path!r})" for path in sites]
