@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from springtide.core.context import TrainContext as TrainContext
     from springtide.core.model import Model as Model
     from springtide.core.status.quote import Quote as Quote
+    from springtide.runtime.script_reports import report as report
 
 _PUBLIC = {
     "Batch": "springtide.core.context",
@@ -66,6 +67,7 @@ _PUBLIC = {
     "jax_model": "springtide.client.models",
     "model_path": "springtide.client.saved_models",
     "remove_dataset": "springtide.client.datasets",
+    "report": "springtide.runtime.script_reports",
     "serve": "springtide.client.functions",
     "stream": "springtide.client.datasets",
     "train": "springtide.client.functions",

@@ -17,7 +17,7 @@ from kits.client.sent_contents import SentContents
 from springtide.client.functions import TrainFunction
 from springtide.client.goals import TrainOptions, workers_range
 from springtide.client.serving_goals import ServeOptions
-from springtide.client.source import IMPORTING_VARIABLE, name_from
+from springtide.client.sources.source import IMPORTING_VARIABLE, name_from
 from springtide.core.errors import InvalidRequest
 from springtide.core.options.kinds import deadline_in_s, objective_s
 from springtide.core.workload import shards_for

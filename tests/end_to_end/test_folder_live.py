@@ -11,7 +11,7 @@ import pytest
 from kits.end_to_end.live_platform import LivePlatform, wait_for
 from springtide.client.api import connect
 from springtide.client.folders.send import submit_with_folder
-from springtide.client.source import read_source
+from springtide.client.sources.source import read_source
 
 pytestmark = pytest.mark.slow
 SCRIPT = """

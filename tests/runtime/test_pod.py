@@ -119,6 +119,17 @@ def test_a_source_that_is_not_in_the_store_ends_the_container_and_its_output_is_
     assert sentence in store.read_log(ReplicaId("job.1")).decode()
 
 
+def test_a_value_of_a_secret_is_in_no_output_of_a_container(tmp_path):
+    (tmp_path / "words").touch()
+    told = {"SPRINGTIDE_SECRETS": "TOKEN,NONE", "TOKEN": "workloads/job/source"}
+    environment = environment_of(make_spec(tmp_path), tmp_path, SPRINGTIDE_TERMINATION_LOG=str(tmp_path / "words"))
+    ended = run("pod", {**environment, **told})
+    store = open_workload_store(f"file://{tmp_path}/objects", WorkloadId("job"))
+    for text in (ended.stdout, (tmp_path / "words").read_text(), store.read_log(ReplicaId("job.1")).decode()):
+        assert "the store holds no source ***TOKEN***/main.py of job" in text
+        assert "workloads/job/source" not in text
+
+
 def test_the_source_comes_with_its_neighbours_and_they_can_be_imported(tmp_path):
     store = open_workload_store(f"file://{tmp_path}/objects", WorkloadId("job"))
     store.put_source("main.py", b"import helper\n")

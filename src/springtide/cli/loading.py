@@ -14,8 +14,11 @@ from types import ModuleType
 from typing import Any
 
 from springtide.client.functions import ServeFunction, Task, TrainFunction
-from springtide.client.source import IMPORTING_VARIABLE
+from springtide.client.sources.source import IMPORTING_VARIABLE
 from springtide.core.errors import InvalidRequest
+
+# What a plain script uses of springtide: it declares nothing.
+_OF_SCRIPTS = frozenset({"report"})
 
 
 def split_target(target: str) -> tuple[Path, str]:
@@ -40,18 +43,32 @@ def as_typed(path: Path) -> str:
 
 
 def uses_springtide(path: Path) -> bool:
-    """Whether the file imports springtide; any other file is a plain script, which importing would run."""
+    """Whether the file imports springtide, for more than to report its progress.
+
+    Any other file is a plain script, which importing would run.
+    """
     try:
         tree = ast.parse(path.read_bytes(), filename=path.name)
     except (SyntaxError, ValueError) as error:
         line = f" in line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         raise InvalidRequest(f"{path.name} is not valid Python{line}: {getattr(error, 'msg', error)}") from None
+    bound: set[str] = set()
+    used: set[str] = set()
+    reporting: set[str] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import) and any(alias.name.split(".")[0] == "springtide" for alias in node.names):
-            return True
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "springtide" and not node.level:
-            return True
-    return False
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name == "springtide":
+                    bound.add(alias.asname or alias.name)
+                elif alias.name.startswith("springtide."):
+                    return True
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            package, _, module = (node.module or "").partition(".")
+            if package == "springtide" and (module or any(alias.name not in _OF_SCRIPTS for alias in node.names)):
+                return True
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            (reporting if node.attr in _OF_SCRIPTS else used).add(node.value.id)
+    return bool(bound & used) or bool(bound - reporting)
 
 
 @contextmanager
@@ -87,7 +104,8 @@ def import_file(path: Path, roots: Iterable[Path] = ()) -> ModuleType:
     except ModuleNotFoundError as error:
         raise InvalidRequest(
             f"{path.name}{_line_of(error, path)} needs the module {error.name!r}, which is not installed here; "
-            f"install it: pip install {(error.name or '').split('.')[0]}"
+            f"install it (pip install {(error.name or '').split('.')[0]}), or import it in the function or class: the "
+            "file is imported here only to see what it declares"
         ) from None
     except (Exception, SystemExit) as error:
         # User code: any exception is reported as the file's error, not as a bug of the command.

@@ -16,8 +16,8 @@ from urllib.parse import quote, urlsplit
 import httpx2
 import msgspec
 
-from springtide.client.source import SentFolder
-from springtide.client.source_body import SourceLike, source_body
+from springtide.client.sources.body import SourceLike, source_body
+from springtide.client.sources.source import SentFolder
 from springtide.core.decoding import decode_json
 from springtide.core.errors import (
     BackendError,
@@ -43,6 +43,7 @@ from springtide.core.status.pods import ClusterStatus
 from springtide.core.status.pools import PoolsReport
 from springtide.core.status.quote import Quote
 from springtide.core.status.shares import SharingStatus
+from springtide.storage.state_directory import default_state_directory
 
 REQUEST_TIMEOUT_S = 30.0
 # A quote makes many decisions of the policy, and waits for earlier quotes.
@@ -192,7 +193,9 @@ class Client:
 
     def quote(self, name: str, source: SourceLike, options: Mapping[str, Any] | None = None) -> Quote:
         """Predict what `submit_job` with the same arguments would do now, changing nothing. Raises InvalidRequest."""
-        body = {"name": name, "source": source_body(source), "options": dict(options or {})}
+        # No secret is sent where none is needed.
+        asked = {option: value for option, value in (options or {}).items() if option != "secrets"}
+        body = {"name": name, "source": source_body(source), "options": asked}
         return self.request("POST", "/v1/quote", Quote, body=body, timeout_s=QUOTE_TIMEOUT_S)
 
     def artifacts(self, job_id: str, *, with_digests: bool = False) -> list[ArtifactStatus]:
@@ -341,10 +344,10 @@ def connect(url: str | None = None, token: str | None = None, state_dir: str | P
 
     The address is `url`, else SPRINGTIDE_URL, else that in `state_dir`/platform.json. The token is `token`, else
     SPRINGTIDE_TOKEN, else `state_dir`/token, which is only sent to this machine. `state_dir` defaults to
-    SPRINGTIDE_STATE, else ~/.local/state/springtide; if it is passed, the environment is ignored. Raises BackendError
-    if no platform is running, Unauthorized without a token, InvalidRequest for a malformed address.
+    SPRINGTIDE_STATE, else springtide in XDG_STATE_HOME or ~/.local/state; if it is passed, the environment is ignored.
+    Raises BackendError if no platform is running, Unauthorized without a token, InvalidRequest for a malformed address.
     """
-    folder = Path(state_dir).expanduser() if state_dir is not None else default_state_dir()
+    folder = Path(state_dir).expanduser() if state_dir is not None else default_state_directory()
     # An explicit state directory takes precedence over the environment.
     if url is None and state_dir is None:
         url = os.environ.get("SPRINGTIDE_URL")
@@ -361,12 +364,6 @@ def connect(url: str | None = None, token: str | None = None, state_dir: str | P
     if not token.isascii() or not token.isprintable():
         raise Unauthorized("the token holds characters that no token has; copy it again")
     return Client(url, token, state_dir=str(folder) if parts.hostname in _LOOPBACK else "")
-
-
-def default_state_dir() -> Path:
-    """SPRINGTIDE_STATE, else ~/.local/state/springtide."""
-    given = os.environ.get("SPRINGTIDE_STATE")
-    return Path(given).expanduser() if given else Path.home() / ".local" / "state" / "springtide"
 
 
 def _find_url(folder: Path) -> str:

@@ -16,9 +16,10 @@ from springtide.client.folders.send import submit_with_folder
 from springtide.client.goals import Auto, TrainKeywords, TrainOptions, auto
 from springtide.client.handles import JobHandle, ServiceHandle
 from springtide.client.layer_profiles import with_layers
+from springtide.client.requirements import with_packages
 from springtide.client.serving_goals import ServeKeywords, ServeOptions
 from springtide.client.shares import is_auto
-from springtide.client.source import (
+from springtide.client.sources.source import (
     SourceFile,
     for_pods,
     name_from,
@@ -434,7 +435,9 @@ def job_request(
             profile=profile,
             on_progress=on_progress,
         )
-    sent = with_code(source, folder, has_pods=status.cluster is not None)
+    has_pods = status.cluster is not None
+    request = with_packages(request, options.values["requirements"], source, has_pods=has_pods)
+    sent = with_code(source, folder, has_pods=has_pods)
     return {"name": called, "source": sent, "options": request}
 
 
@@ -455,11 +458,9 @@ def deploy_service(
         from springtide.client.share_profiles import service_as_profiled
 
         options = service_as_profiled(options, source, on_progress, connected.sharing())
-    if connected.status().cluster is not None:
-        source = for_pods(source)
-    status = connected.deploy_service(
-        name=validate_name(options.values["name"] or name), source=source, options=options.as_request()
-    )
+    has_pods, called = connected.status().cluster is not None, validate_name(options.values["name"] or name)
+    request = with_packages(options.as_request(), options.values["requirements"], source, has_pods=has_pods)
+    status = connected.deploy_service(name=called, source=for_pods(source) if has_pods else source, options=request)
     return ServiceHandle(connected, status.name)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from springtide.client.source import default_state_directory, state_directory_around
+from springtide.client.sources.source import state_directory_around
 from springtide.core.errors import InvalidRequest, SpringtideError
 from springtide.core.quantities import validate_name
+from springtide.storage.state_directory import default_state_directory
 
 
 def model_path(name: str) -> str:

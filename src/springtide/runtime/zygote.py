@@ -25,6 +25,7 @@ import torch
 from springtide.core.errors import BackendError
 from springtide.core.wire.workers import ChildExited, FrameDecoder, Spawned, SpawnRequest, WorkerSpec, encode_frame
 from springtide.runtime.process.deferred_compiler import defer_compiler
+from springtide.runtime.process.exits import EXIT_CRASHED
 from springtide.storage.files import make_private
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 _IDLE_EXIT_S = 60.0
 _POLL_S = 1.0
 _MAX_TASKS = 2
-_EXIT_CRASHED = 1
 
 
 def warm_up() -> None:
@@ -168,7 +168,7 @@ class Zygote:
 
     def _become_worker(self, spec: WorkerSpec) -> None:
         """In the child: close the zygote's sockets, reset signals, run the worker, and never return."""
-        code = _EXIT_CRASHED
+        code = EXIT_CRASHED
         try:
             os.setsid()
             signal.set_wakeup_fd(-1)

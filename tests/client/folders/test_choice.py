@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from springtide.client.folders.choice import chosen_folder, code_files, with_code
-from springtide.client.source import read_source
+from springtide.client.sources.source import read_source
 from springtide.core.errors import InvalidRequest
 
 

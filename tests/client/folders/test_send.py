@@ -11,7 +11,7 @@ import pytest
 from kits.client.sent_contents import SentContents
 from springtide.client.folders import send
 from springtide.client.folders.send import submit_with_folder
-from springtide.client.source import read_source
+from springtide.client.sources.source import read_source
 from springtide.core.errors import Conflict, InvalidRequest
 from springtide.storage.folders.tree import MAX_FILE_BYTES, FolderTree, decode_tree
 

@@ -71,7 +71,20 @@ def put_in_order(options: JsonObject) -> None:
     profile = options.get("layer_profile")
     if isinstance(profile, dict):
         cut_to_one_length(profile)
+    for place in ("env", "secrets"):
+        if isinstance(options.get(place), dict):
+            options[place] = variables(place, options[place])
+    if options.get("requirements"):
+        options["requirements"] = ["tqdm"]
+    if options.get("python"):
+        options["python"] = "/usr/bin/python3"
     put_batch_in_order(options)
+
+
+def variables(place: str, drawn: JsonObject) -> JsonObject:
+    """As many variables with names that may be set, the values without NUL and half surrogates, each once."""
+    texts = (text.replace("\0", "").encode(errors="ignore").decode()[:100] for text in drawn.values())
+    return {f"{place.upper()}_{number}": text for number, text in enumerate(texts)}
 
 
 def order(values: JsonObject, low: str, high: str) -> None:

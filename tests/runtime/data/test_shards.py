@@ -138,3 +138,16 @@ def test_a_stream_never_loses_samples():
     empty = StreamSchedule(global_batch_size=4)
     empty.set_available(0, is_closed=True)
     assert (empty.total_steps, empty.epoch_of(3), empty.global_batch_size_at(2)) == (0, 0, 4)
+
+
+def test_the_order_of_an_epoch_is_made_once_also_if_the_next_one_is_looked_at_before_it_ends():
+    asked = []
+
+    def order(seed, epoch):
+        asked.append(epoch)
+        return np.arange(8)
+
+    schedule = SampleSchedule(num_samples=8, global_batch_size=4, num_epochs=4, seed=7, order=order)
+    for num_seen in (0, 8, 4, 12, 8, 16, 12, 20, 16):
+        schedule.batch_at(num_seen // 4, num_seen, 4)
+    assert asked == [0, 1, 2]

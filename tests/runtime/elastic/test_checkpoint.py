@@ -59,7 +59,7 @@ def assert_same(left, right):
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW, torch.optim.RMSprop])
 def test_a_checkpoint_brings_back_every_bit(tmp_path, optimizer):
     state = make_state(optimizer)
-    state.optimizer.param_groups[0]["lr"] = 0.123
+    state.optimizers[0].param_groups[0]["lr"] = 0.123
     write(tmp_path, state)
     other = make_state(optimizer, seed=1, num_steps=0)
     assert load_newest(tmp_path, other) == Cursor(step=3, num_seen=48, global_batch_size=16)
@@ -175,3 +175,64 @@ def test_leftovers_of_a_killed_writer_are_removed(tmp_path):
     (leftover / "model.safetensors").write_bytes(b"torn")
     write(tmp_path, make_state())
     assert not leftover.exists()
+
+
+def scheduled_state(*, is_scheduled=True):
+    state = make_state()
+    scheduler = torch.optim.lr_scheduler.StepLR(state.optimizers[0], 2)
+    average = torch.optim.swa_utils.AveragedModel(state.model)
+    objects = [scheduler, average] if is_scheduled else []
+    return TrainingState(state.model, state.optimizers[0], CPU, objects), scheduler, average
+
+
+def test_prepared_objects_come_back(tmp_path):
+    state, scheduler, average = scheduled_state()
+    for _ in range(3):
+        state.optimizers[0].step()
+        scheduler.step()
+        average.update_parameters(nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 2)))
+    write(tmp_path, state)
+    other, other_scheduler, other_average = scheduled_state()
+    load_newest(tmp_path, other)
+    assert_same(state, other)
+    assert other_scheduler.last_epoch == 3
+    assert int(other_average.n_averaged) == 3
+
+
+def test_objects_that_an_earlier_checkpoint_lacks_stay_fresh(tmp_path, capsys):
+    state, *_ = scheduled_state(is_scheduled=False)
+    written = write(tmp_path, state)
+    path = tmp_path / "checkpoints" / written.path.rpartition("/")[2] / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["values"]["objects"]
+    path.write_text(json.dumps(manifest))
+    other, scheduler, _ = scheduled_state()
+    assert load_newest(tmp_path, other) is not None
+    assert scheduler.last_epoch == 0
+    assert "StepLR, object 0 keeps its fresh state" in capsys.readouterr().err
+
+
+def test_objects_that_are_not_prepared_any_more_are_left_out(tmp_path, capsys):
+    state, *_ = scheduled_state()
+    write(tmp_path, state)
+    other, *_ = scheduled_state(is_scheduled=False)
+    assert load_newest(tmp_path, other) is not None
+    assert "AveragedModel, object 1 is not prepared" in capsys.readouterr().err
+
+
+class Fussy:
+    """An object that takes no state."""
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        raise ValueError("not mine")
+
+
+def test_an_object_that_refuses_its_state_is_named(tmp_path):
+    state = make_state()
+    state = TrainingState(state.model, state.optimizers[0], CPU, [Fussy()])
+    write(tmp_path, state)
+    with pytest.raises(CheckpointError, match=r"cannot be restored: Fussy.load_state_dict\(\) refuses .*not mine"):
+        load_newest(tmp_path, state)

@@ -125,3 +125,30 @@ def test_the_first_loss_that_is_no_number_is_told_at_once_and_remembered(clock):
     reporter.flush()
     assert (told.newest().step, told.newest().is_diverged, told.newest().diverged_at_step) == (5, False, 2)
     assert reporter.diverged_at_step == 2
+
+
+def test_a_long_evaluation_is_heard_of_once_a_second(clock):
+    told, cursor = Told(), TrainingCursor(make_job())
+    cursor.start(200)
+    reporter = Reporter(told)
+    reporter.still_at_work()
+    order = SimpleNamespace(forced=False, previous=0)
+    reporter.group_changed(SimpleNamespace(generation=3, rank=0, world_size=2, order=order), None, 0)
+    batch = cursor.next_batch()
+    cursor.commit(batch, None, 0.0)
+    reporter.step_ended(cursor, batch, 1.0, sync_s=0.1)
+    told.reports.clear()
+    for _ in range(9):
+        clock.s += 0.4
+        reporter.still_at_work()
+    assert [report.step for report in told.reports] == [1, 1, 1]
+    # Another member says it from now on, as soon as the group has made a step.
+    reporter.group_changed(SimpleNamespace(generation=4, rank=1, world_size=2, order=order), None, 1)
+    clock.s += 2.0
+    reporter.still_at_work()
+    batch = cursor.next_batch()
+    cursor.commit(batch, None, 0.0)
+    reporter.step_ended(cursor, batch, 1.0, sync_s=0.1)
+    clock.s += 2.0
+    reporter.still_at_work()
+    assert [type(report) for report in told.reports[3:]] == [Switched]

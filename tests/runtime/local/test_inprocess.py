@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file
 
 from kits.runtime.runtime_plane import artifact_hash, make_job
@@ -115,3 +116,17 @@ def test_wrong_use_is_told_with_its_mend(body, sentence, tmp_path):
     job = make_job(tmp_path, f"import torch\ndef fit(ctx):\n    {body}\n".replace("optim.SGD", "optim.Adam"))
     with pytest.raises(InvalidRequest, match=sentence):
         run_local(load_fit(job), job, tmp_path, lambda line: None)
+
+
+def test_its_variables_are_set_while_it_trains_and_as_before_afterwards(tmp_path, monkeypatch):
+    monkeypatch.setenv("MODE", "before")
+    monkeypatch.delenv("HF_HOME", raising=False)
+    body = FIT.replace(
+        "    model,", '    import os\n    ctx.seen = os.environ["MODE"], os.environ["HF_HOME"]\n    model,'
+    )
+    job = replace(make_job(tmp_path, body), env={"MODE": "job", "HF_HOME": "/data"})
+    seen = []
+    fit = load_fit(job)
+    run_local(lambda ctx: (fit(ctx), seen.append(ctx.seen)), job, tmp_path, lambda line: None)
+    assert seen == [("job", "/data")]
+    assert (os.environ["MODE"], "HF_HOME" in os.environ) == ("before", False)

@@ -39,6 +39,8 @@ from springtide.core.workload import (
     InferenceService,
     JobFolder,
     JobState,
+    Packages,
+    SecretSet,
     TrainingJob,
 )
 from springtide.service.status.explain import explain
@@ -148,6 +150,9 @@ def test_every_field_of_a_status_is_filled_from_the_record():
         share=make_share(0.5),
         entrypoint=replace(known.job.entrypoint, source_path="/state/folder/fit.py", folder=FOLDER),
         study="s",
+        env={"HF_HOME": "/data"},
+        packages=Packages(requirements=("tqdm",), python="/opt/python"),
+        secrets=SecretSet(names=("TOKEN",), reference="0" * 32),
         place_reason="on machines",
         stream="clicks",
         menu=MENU,

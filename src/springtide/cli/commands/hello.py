@@ -20,7 +20,7 @@ from springtide.cli.tables.columns import pause
 from springtide.client.functions import deploy_service, submit_job
 from springtide.client.goals import TrainOptions
 from springtide.client.serving_goals import ServeOptions
-from springtide.client.source import read_source
+from springtide.client.sources.source import read_source
 from springtide.core.errors import BackendError
 from springtide.core.quantities import format_duration
 from springtide.core.status.platform import JobStatus, ServiceStatus

@@ -17,6 +17,7 @@ from springtide.cli.jobs.job_options import (
     folder_wish,
     read_asked,
     takes_layers,
+    with_secrets,
 )
 from springtide.cli.jobs.offers import alternative_text, refusal_text
 from springtide.cli.jobs.profiled import check_profile, profiled_request
@@ -51,7 +52,7 @@ def run(session: Session, /, target: str, script_args: tuple[str, ...], profile:
 
     Ctrl-C detaches; the job goes on. Exit code 1 if the job failed.
     """
-    asked = read_asked(target, script_args, options)
+    asked = with_secrets(session, read_asked(target, script_args, options))
     check_place(asked)
     check_cluster_options(options, options["on"])
     if options["on"] == K8S:

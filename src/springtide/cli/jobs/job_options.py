@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -10,12 +11,13 @@ from typing import Any, cast
 import click
 
 from springtide.cli.jobs.flags import CommandT, given_keywords, option_flags
+from springtide.cli.jobs.variables import ask_secrets
 from springtide.cli.loading import find_training, import_file, split_target, uses_springtide
-from springtide.cli.session import refuse
+from springtide.cli.session import Session, refuse
 from springtide.client.folders.choice import FolderWish, chosen_folder
 from springtide.client.functions import Task
 from springtide.client.goals import TrainKeywords, TrainOptions
-from springtide.client.source import SourceFile, name_from, read_source
+from springtide.client.sources.source import SourceFile, name_from, read_source
 from springtide.core.options.jobs import JOB_OPTIONS
 from springtide.core.options.rules import ONLY_DECLARED
 from springtide.core.quantities import parse_range
@@ -89,6 +91,12 @@ def read_asked(target: str, script_args: tuple[str, ...], given: dict[str, Any])
     if isinstance(found, Task):
         found.check_place(changed)
     return JobRequest(source, changed, name, is_declared=isinstance(found, Task))
+
+
+def with_secrets(session: Session, asked: JobRequest) -> JobRequest:
+    """The request with values for all its secrets, as far as the terminal can be asked for them."""
+    secrets = ask_secrets(asked.options.values["secrets"], os.environ, may_ask=session.may_ask)
+    return replace(asked, options=asked.options.override({"secrets": secrets})) if secrets else asked
 
 
 def _imported(path: Path, wish: FolderWish) -> ModuleType:

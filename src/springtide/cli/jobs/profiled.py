@@ -14,6 +14,7 @@ import msgspec
 from springtide.cli.jobs.job_options import JobRequest
 from springtide.cli.session import Session, refuse
 from springtide.client.folders.choice import FolderWish, with_code
+from springtide.client.requirements import with_packages
 from springtide.client.shares import is_auto
 from springtide.core.quantities import validate_name
 from springtide.core.workload import shards_for
@@ -58,5 +59,7 @@ def profiled_request(session: Session, asked: JobRequest, path: Path, folder: Fo
     options["profile_steps_per_s"] = {str(count): rate for count, rate in rates.items()}
     options["step_profile"] = msgspec.to_builtins(profile.step)
     options.setdefault("num_samples", profile.num_samples)
-    sent = with_code(source, folder, has_pods=status.cluster is not None)
+    has_pods = status.cluster is not None
+    options = with_packages(options, asked.options.values["requirements"], source, has_pods=has_pods)
+    sent = with_code(source, folder, has_pods=has_pods)
     return {"name": validate_name(asked.options.values["name"] or asked.name), "source": sent, "options": options}

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from springtide.client.neighbours import imported_names, neighbours
-from springtide.client.source import SourceFile, for_pods
+from springtide.client.sources.neighbours import imported_names, neighbours
+from springtide.client.sources.source import SourceFile, for_pods
 from springtide.core.errors import InvalidRequest
 from springtide.storage.folders.tree import import_roots
 

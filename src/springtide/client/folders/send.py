@@ -15,7 +15,7 @@ import msgspec
 from springtide.client.folders.choice import FolderWish, chosen_folder
 from springtide.client.folders.hashing import hash_files
 from springtide.client.folders.scan import OWN_IGNORE, FoundFile, FoundFolder, scan
-from springtide.client.source import SentFolder, SourceFile
+from springtide.client.sources.source import SentFolder, SourceFile
 from springtide.core.errors import Conflict, InvalidRequest
 from springtide.core.quantities import format_bytes
 from springtide.core.status.platform import JobStatus

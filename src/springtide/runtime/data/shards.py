@@ -12,11 +12,25 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 
 from springtide.core.errors import StorageError
 from springtide.core.function_search import BatchPhase, batch_at
+
+# Of how many epochs the order of samples is kept.
+_NUM_ORDERS = 2
+
+
+class SampleOrder(Protocol):
+    """An order of its own in which a dataset is read."""
+
+    def order(self, seed: int, epoch: int) -> np.ndarray:
+        """The ids (int64) of an epoch's samples, the same on every worker."""
+
+    def arranged(self, ids: np.ndarray) -> np.ndarray:
+        """The ids of one batch, in the order in which they are read."""
 
 
 def shards_of_rank(num_shards: int, rank: int, world_size: int) -> range:
@@ -102,8 +116,8 @@ class SampleSchedule:
         last = self._segments[-1]
         self.steps_per_epoch = self._segments[0].steps_per_epoch
         self.total_steps = last.first_step + (num_epochs - last.first_epoch) * last.steps_per_epoch
-        self._permuted_epoch = -1
-        self._permutation = np.empty(0, dtype=np.int64)
+        # Of the last epochs asked for: samples are fetched ahead across the end of one.
+        self._orders: dict[int, np.ndarray] = {}
 
     def batch(self, step: int) -> GlobalBatch:
         """The samples of optimizer step `step` (from 0), if only the phases change the batch size."""
@@ -141,17 +155,20 @@ class SampleSchedule:
     def batch_at(self, step: int, num_seen: int, global_batch_size: int) -> GlobalBatch:
         """The samples of optimizer step `step` (from 0) that come after the first `num_seen`, within one epoch."""
         epoch, start = divmod(num_seen, self.num_samples)
-        if epoch != self._permuted_epoch:
-            self._permutation = (
-                permutation(self.num_samples, self._seed, epoch)
-                if self._order is None
-                else self._order(self._seed, epoch)
-            )
-            self._permuted_epoch = epoch
-        ids = self._permutation[start : start + global_batch_size]
+        ids = self._order_of(epoch)[start : start + global_batch_size]
         if self._arrange is not None:
             ids = self._arrange(ids)
         return GlobalBatch(step=step, epoch=epoch, ids=ids, global_batch_size=global_batch_size)
+
+    def _order_of(self, epoch: int) -> np.ndarray:
+        found = self._orders.get(epoch)
+        if found is None:
+            make = self._order
+            found = permutation(self.num_samples, self._seed, epoch) if make is None else make(self._seed, epoch)
+            if len(self._orders) >= _NUM_ORDERS:
+                del self._orders[min(self._orders)]
+            self._orders[epoch] = found
+        return found
 
     def num_steps_left(self, num_seen: int, global_batch_size: int) -> int:
         """How many steps are left after `num_seen` samples with global batches of this size."""

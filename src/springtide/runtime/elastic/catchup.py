@@ -15,7 +15,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,10 +97,14 @@ def connect_stream(address: str, timeout_s: float) -> socket.socket:
     return link
 
 
-def supports_catchup(optimizer: torch.optim.Optimizer) -> bool:
+def supports_catchup(optimizers: Iterable[torch.optim.Optimizer]) -> bool:
     """Whether a step on some of the parameters does to them exactly what a step on all would."""
-    has_hooks = bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
-    return type(optimizer) in _ELEMENTWISE and not has_hooks
+    return not any(
+        type(optimizer) not in _ELEMENTWISE
+        or optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+        for optimizer in optimizers
+    )
 
 
 class Lease:
@@ -213,12 +217,15 @@ class CatchupSource:
         return self._acknowledged_step >= step - max_lag_steps
 
     def switch(self, cursor: Cursor, steps: Sequence[Mapping[str, Any]]) -> None:
-        """Queue the last message: `cursor`, the model's buffers and the newest lines of the step log."""
+        """Queue the last message: `cursor`, the model's buffers, prepared objects, the newest lines of the step log."""
         groups, group_tensors = self._state.pack_groups()
+        objects, object_tensors = self._state.objects.pack()
         tensors = [tensor.clone() for _, tensor in sorted(group_tensors.items())]
         tensors += [buffer.clone() for _, buffer in sorted(self._state.buffers().items())]
+        tensors += [tensor.clone() for _, tensor in sorted(object_tensors.items())]
         # Does not wait for a slot: training is paused during the switch.
         header = {"kind": "switch", "cursor": msgspec.to_builtins(cursor), "groups": groups, "steps": list(steps)}
+        header["objects"] = objects
         self._queue.put(_Message(header, tensors))
         self.close()
 
@@ -449,4 +456,8 @@ class CatchupReceiver:
         self._take_groups(link, header)
         for _, buffer in sorted(self._state.buffers().items()):
             receive_tensor(link, buffer)
+        tensors, load_objects = self._state.objects.unpack(header.get("objects", {}))
+        for _, tensor in sorted(tensors.items()):
+            receive_tensor(link, tensor)
+        load_objects()
         self._step_log.take_over(header["steps"])

@@ -24,10 +24,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from springtide.core.decoding import convert
-from springtide.core.errors import CheckpointError, Fenced, StorageError
+from springtide.core.errors import CheckpointError, Fenced, InvalidRequest, StorageError
 from springtide.core.workload import Checkpoint
 from springtide.runtime.elastic.training_cursor import Cursor
-from springtide.runtime.models.named_tensors import TrainingState, dtype_name
+from springtide.runtime.models.named_tensors import TrainingState
+from springtide.runtime.models.packing import dtype_name
 from springtide.storage.fence import Fence
 from springtide.storage.files import fsync_file, make_private, write_directory_durable
 
@@ -165,7 +166,10 @@ def load_newest(work_dir: Path, state: TrainingState) -> Cursor | None:
 
 
 def load_checkpoint(path: Path, state: TrainingState) -> Cursor:
-    """Verify a checkpoint, restore it and return its cursor. Raises CheckpointError; the state is then untouched."""
+    """Verify a checkpoint, restore it and return its cursor.
+
+    Raises CheckpointError; the state is then untouched, unless a prepared object refused its part.
+    """
     manifest = _read_manifest(path)
     try:
         cursor = _cursor(manifest)
@@ -175,14 +179,19 @@ def load_checkpoint(path: Path, state: TrainingState) -> Cursor:
             raise CheckpointError(
                 f"the checkpoint {path.name} is of another model: {_difference(tensors[0], expected)}"
             )
-        live_model, live_optimizer = state.unpack_all(manifest["values"])
-        if live_optimizer.keys() != tensors[1].keys():
+        live_model, live_optimizer, load_objects = state.unpack_all(manifest["values"])
+        # Of an object that is not prepared any more nothing is restored.
+        saved_names = {name for name in tensors[1] if name in live_optimizer or not name.startswith("object.")}
+        if live_optimizer.keys() != saved_names:
             raise CheckpointError(f"the checkpoint {path.name} is of another optimizer")
         with torch.no_grad():
             for live, saved in ((live_model, tensors[0]), (live_optimizer, tensors[1])):
                 for name, tensor in live.items():
                     tensor.copy_(saved[name])
+        load_objects()
         return cursor
+    except InvalidRequest as error:
+        raise CheckpointError(f"the checkpoint {path.name} cannot be restored: {error}") from error
     except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"the checkpoint {path.name} is malformed: {error!r}") from error
 

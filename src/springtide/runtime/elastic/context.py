@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, overload
 
 import torch
 from safetensors.torch import save
-from torch.utils.data import default_collate
 
 from springtide.core.context import Batch
 from springtide.core.errors import Fenced, InvalidRequest, StorageError
 from springtide.core.quantities import validate_name
-from springtide.runtime.data.dataset_reader import SampleReader, open_dataset
-from springtide.runtime.data.shards import GlobalBatch
+from springtide.runtime.data.batch_loader import PartIds
+from springtide.runtime.data.batch_source import BatchSource, SourcePlace, open_source, say_who_decides
+from springtide.runtime.data.fetching import fields_of, to_device, x_and_y
+from springtide.runtime.data.shards import GlobalBatch, SampleOrder
+from springtide.runtime.elastic.evaluation import Compute, Evaluation, PartScores, weighted_means
 from springtide.runtime.elastic.trainer import Trainer
-from springtide.storage.datasets.reference import DatasetReference
-from springtide.storage.stores.open import open_store
+from springtide.runtime.models.prepare_arguments import Prepared, prepared_arguments
 
 ModelT = TypeVar("ModelT")
 OptimizerT = TypeVar("OptimizerT")
@@ -48,17 +51,61 @@ class ShardTrainer(Protocol):
     def metrics(self) -> dict[str, float]:
         """The user's metrics, reported with the progress; the context adds to this dict."""
 
-    def attach(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Take over the model and its optimizer."""
+    @property
+    def loss(self) -> float | None:
+        """The mean loss over the last committed step's global batch; None before the first."""
 
-    def start(self, num_samples: int, reader: SampleReader | None = None) -> None:
-        """Set the dataset's length and, for a platform dataset, its reader. Raises InvalidRequest."""
+    def attach(
+        self,
+        model: torch.nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        objects: Sequence[Any] = (),
+        micro_batch: int = 0,
+    ) -> None:
+        """Take over the model, its optimizers, and other objects that have a state.
+
+        `micro_batch` is the most samples of one pass (0: no limit). Raises InvalidRequest.
+        """
+
+    @property
+    def rank(self) -> int:
+        """This worker's place in the present group, from 0."""
+
+    @property
+    def world_size(self) -> int:
+        """How many workers the present group has."""
+
+    @property
+    def seed(self) -> int:
+        """The job's seed."""
+
+    @property
+    def global_batch_size(self) -> int:
+        """The samples of a full batch, the initial one if it may change; 0 where it is not known."""
+
+    def evaluate(self, name: str, num_parts: int, compute: Compute) -> list[PartScores]:
+        """The scores of all parts of a dataset, by the workers that ask for them."""
+
+    def start(self, num_samples: int, order: SampleOrder | None = None) -> None:
+        """Set the dataset's length and, if it has one, its own order. Raises InvalidRequest."""
+
+    def parts_ahead(self, part: int) -> Iterator[tuple[GlobalBatch, int, tuple[int, int]]]:
+        """What `next_shard` will return, from this part of the current step on, if group and batch size stay."""
 
     def next_shard(self) -> tuple[GlobalBatch, int, tuple[int, int]] | None:
         """The next shard's global batch, number and (first, end) samples; None when all steps are done."""
 
-    def contribute(self, loss: torch.Tensor) -> None:
-        """Run backward for the current shard; after the step's last shard, update the model."""
+    def backward(self, loss: torch.Tensor, place: int = 0, weight: float | None = None) -> None:
+        """Run backward for the current shard; after the step's last shard, sum the gradients over the group.
+
+        `place` is that of the optimizer that is to update. The shard counts for `weight`, or for its samples.
+        """
+
+    def clip_grad_norm(self, max_norm: float) -> float:
+        """Clip the summed gradients; returns the norm that they had, NaN if they are not complete."""
+
+    def update(self) -> bool:
+        """Update the model and commit the step, if its gradients are complete; whether they are."""
 
 
 class ArtifactWriter(Protocol):
@@ -110,8 +157,15 @@ class ElasticContext:
         self._params = dict(params)
         self._store_url = store_url
         self._is_prepared = False
+        # Sources of evaluations, by the DataLoader whose processes are to be kept.
+        self._kept: weakref.WeakKeyDictionary[Any, BatchSource] = weakref.WeakKeyDictionary()
+        self._prepared: Prepared | None = None
+        self._is_checked = False
         self._num_yielded = 0
         self._num_stepped = 0
+        # Whether a backward pass waits for its update, and the place of the optimizer that makes it.
+        self._is_open = False
+        self._place = 0
 
     @property
     def params(self) -> Mapping[str, str]:
@@ -134,75 +188,228 @@ class ElasticContext:
         return self._trainer.epoch
 
     @property
+    def is_leader(self) -> bool:
+        """Whether this worker is the one of its group that writes logs and files for all."""
+        return self._trainer.rank == 0
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers the present group has."""
+        return self._trainer.world_size
+
+    @property
     def device(self) -> torch.device:
         """The torch device of this worker."""
         return self._device
 
-    def prepare(self, model: ModelT, optimizer: OptimizerT | Callable[[Any], OptimizerT]) -> tuple[ModelT, OptimizerT]:
-        """Register the model and its optimizer (or a factory called with the parameters); call it exactly once.
+    @property
+    def loss(self) -> float | None:
+        """The mean loss over the whole batch of the last committed step, alike on every worker; None before it."""
+        return self._trainer.loss
 
-        Returns both, with the model on this worker's device, once this worker is a member of a running group and holds
-        that group's training state. Raises InvalidRequest.
+    @overload
+    def prepare(
+        self, model: ModelT, optimizer: OptimizerT | Callable[[Any], OptimizerT], *, micro_batch: int | None = None
+    ) -> tuple[ModelT, OptimizerT]: ...
+
+    @overload
+    def prepare(self, model: Any, optimizer: Any, *objects: Any, micro_batch: int | None = None) -> tuple[Any, ...]: ...
+
+    def prepare(self, model: Any, optimizer: Any, *objects: Any, micro_batch: int | None = None) -> tuple[Any, ...]:
+        """Register the model, its optimizer (or a factory called with the parameters) and what else has a state.
+
+        `objects` have `state_dict` and `load_state_dict` (schedulers, a GradScaler, an average of the weights), or are
+        factories called with the optimizers. Several models may come first, and after them their optimizers, which take
+        turns: see `backward`. With `micro_batch` a worker's part of a batch comes in passes of at most so
+        many samples. Call it exactly once. Returns all in their order, the model on this worker's device, once this
+        worker is a member of a running group and holds that group's training state. Raises InvalidRequest.
         """
+        if micro_batch is not None and (type(micro_batch) is not int or micro_batch < 1):
+            raise InvalidRequest(f"micro_batch is a number of samples, at least 1, not {micro_batch!r}")
         if self._is_prepared:
             raise InvalidRequest("ctx.prepare() was called a second time; call it once, before the loop")
-        if not isinstance(model, torch.nn.Module):
-            raise InvalidRequest(f"ctx.prepare() needs a torch.nn.Module, got {type(model).__name__}")
         self._is_prepared = True
-        model.to(self._device)
-        made: Any = optimizer if isinstance(optimizer, torch.optim.Optimizer) else _build(optimizer, model)
-        if not isinstance(made, torch.optim.Optimizer):
-            raise InvalidRequest(
-                f"ctx.prepare() needs a torch optimizer or a factory of one, got {type(made).__name__}"
-            )
-        self._trainer.attach(model, made)
-        return model, made  # type: ignore[return-value]
+        self._prepared = prepared = prepared_arguments((model, optimizer, *objects), self._device)
+        self._trainer.attach(prepared.model, prepared.optimizers, prepared.objects, micro_batch or 0)
+        return (*prepared.models, *prepared.optimizers, *prepared.objects)
 
-    def batches(self, dataset: Any) -> Iterator[Batch]:
+    def batches(
+        self,
+        dataset: Any,
+        *,
+        num_workers: int = 0,
+        collate: Callable[[list[Any]], Any] | None = None,
+        prefetch: int | None = None,
+    ) -> Iterator[Batch]:
         """Yield this worker's parts of every remaining global batch; the group may change between two of them.
 
-        Raises InvalidRequest if a batch was not followed by `step`, StorageError if a named dataset cannot be read.
+        `num_workers` processes read samples, `prefetch` parts ahead each (2); `collate` stacks a list of samples. A
+        DataLoader has these itself. Raises InvalidRequest, also if a batch was not followed by `step`; StorageError if
+        a named dataset cannot be read; and what the dataset raises.
         """
+        trainer = self._trainer
         if not self._is_prepared:
             raise InvalidRequest(
                 "ctx.batches() needs a model first; call ctx.prepare(model, optimizer) before the loop"
             )
-        fetch, num_samples = sample_fetcher(dataset, _state_dir_of(self._work_dir), self._store_url)
-        self._trainer.start(num_samples, fetch.reader if isinstance(fetch, _NamedFetch) else None)
-        while True:
-            if self._num_yielded != self._num_stepped:
-                raise InvalidRequest("a batch was not trained on; call ctx.step(loss) once for every batch of the loop")
-            task = self._trainer.next_shard()
-            if task is None:
-                return
-            batch, shard, (low, high) = task
-            ids = tuple(int(index) for index in batch.ids[low:high])
-            x, y, fields = fetch(ids)
-            self._num_yielded += 1
-            yield Batch(
-                x=self._to_device(x),
-                y=self._to_device(y),
-                ids=ids,
-                epoch=batch.epoch,
-                step=batch.step,
-                shard=shard,
-                fields=self._to_device(fields),
-            )
+        source = open_source(
+            dataset,
+            self._source_place,
+            trainer.global_batch_size,
+            num_workers=num_workers,
+            collate=collate,
+            prefetch=prefetch,
+        )
+        say_who_decides(source.batch_size, trainer.global_batch_size)
+        try:
+            trainer.start(source.num_samples, source.order)
+            while True:
+                if self._num_yielded != self._num_stepped or self._is_open:
+                    raise InvalidRequest(
+                        "a batch was not trained on; call ctx.step(loss), or ctx.backward(loss) and ctx.update(), once "
+                        "for every batch of the loop"
+                    )
+                task = trainer.next_shard()
+                if task is None:
+                    return
+                batch, shard, _ = task
+                part = _part_ids(task)
+                data = source.fetch(part, lambda shard=shard: map(_part_ids, trainer.parts_ahead(shard)))  # type: ignore[misc]
+                self._num_yielded += 1
+                yield self._made(data, part, batch.step, shard)
+        finally:
+            source.close()
 
-    def step(self, loss: Any) -> bool:
+    @property
+    def _source_place(self) -> SourcePlace:
+        return SourcePlace(self._trainer.seed, self._device, _state_dir_of(self._work_dir), self._store_url)
+
+    def _made(self, data: Any, part: PartIds, step: int, shard: int) -> Batch:
+        data = to_device(data, self._device)
+        x, y = x_and_y(data)
+        return Batch(
+            x=x, y=y, ids=part.ids, epoch=part.epoch, step=step, shard=shard, fields=fields_of(data), data=data
+        )
+
+    def step(
+        self, loss: Any, *, weight: Any = None, clip_grad_norm: float | None = None, optimizer: Any = None
+    ) -> bool:
         """Run backward; after the last part of the global batch also exchange gradients and update the model.
 
-        `loss` is the mean over the batch, a tensor with one element. Returns True if this call completed a global step.
-        Raises InvalidRequest for another loss, or if no new batch was taken since the last call.
+        `loss` is the mean over the batch, a tensor with one element, and counts for `weight`, or for its samples. With
+        `clip_grad_norm` the norm of the global gradient is at most that. Where several optimizers were prepared,
+        `optimizer` is the one whose turn it is. Returns True if this call completed an update. Raises InvalidRequest
+        for another loss, weight, bound or optimizer, or if no new batch was taken since the last call.
         """
-        if self._num_yielded == self._num_stepped:
+        self.backward(loss, weight=weight, optimizer=optimizer)
+        if clip_grad_norm is not None:
+            self.clip_grad_norm(clip_grad_norm)
+        return self.update(optimizer)
+
+    def backward(self, loss: Any, *, weight: Any = None, optimizer: Any = None) -> None:
+        """The first half of `step`: backward, and after the last part of the global batch the exchange of gradients.
+
+        Then call `update`, and before it `clip_grad_norm` if you like. Raises InvalidRequest as `step` does.
+        """
+        place = self._place_of(optimizer)
+        takes_turns = self._prepared is not None and len(self._prepared.optimizers) > 1
+        if self._is_open or (self._num_yielded == self._num_stepped and not (takes_turns and self._num_yielded)):
             raise InvalidRequest("ctx.step() was called without a new batch; call it once inside the loop over batches")
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise InvalidRequest("ctx.step() needs the mean loss of the batch as a tensor with one element")
-        self._num_stepped += 1
-        before = self._trainer.step
-        self._trainer.contribute(loss.reshape(()))
-        return self._trainer.step > before
+        number = _checked_weight(weight)
+        self._is_open, self._place = True, place
+        self._trainer.backward(loss.reshape(()), place, number)
+
+    def clip_grad_norm(self, max_norm: float) -> float:
+        """Between `backward` and `update`: scale the global gradient down to `max_norm`; returns the norm that it had.
+
+        The norm is NaN, and nothing is clipped, where `update` will return False. Raises InvalidRequest.
+        """
+        self._assert_backward("ctx.clip_grad_norm()")
+        if not isinstance(max_norm, int | float) or not max_norm > 0:
+            raise InvalidRequest(f"a norm of gradients is clipped to a positive number, not {max_norm!r}")
+        return self._trainer.clip_grad_norm(float(max_norm))
+
+    def update(self, optimizer: Any = None) -> bool:
+        """The second half of `step`: update the model, if all parts of the global batch had their backward pass.
+
+        Returns True if it did. Raises InvalidRequest without a `backward` before it, or with another optimizer.
+        """
+        self._assert_backward("ctx.update()")
+        if optimizer is not None and self._place_of(optimizer) != self._place:
+            raise InvalidRequest("ctx.update() names another optimizer than ctx.backward() before it")
+        self._is_open = False
+        # With several optimizers a batch has several updates, of which the first makes it one that was trained on.
+        self._num_stepped = self._num_yielded
+        is_made = self._trainer.update()
+        if is_made and not self._is_checked:
+            self._is_checked = True
+            if self._prepared is not None and self._prepared.has_stray_scheduler():
+                sys.stderr.write(
+                    "springtide: the optimizer has a scheduler that was not prepared, so that it starts anew in a "
+                    "worker that joins and after a restart; call ctx.prepare(model, optimizer, scheduler)\n"
+                )
+        return is_made
+
+    def _place_of(self, optimizer: Any) -> int:
+        optimizers = [] if self._prepared is None else self._prepared.optimizers
+        if optimizer is None and len(optimizers) > 1:
+            raise InvalidRequest(
+                "several optimizers were prepared; name the one whose turn it is: ctx.step(loss, optimizer=optimizer)"
+            )
+        places = [place for place, other in enumerate(optimizers) if other is optimizer]
+        if optimizer is not None and not places:
+            raise InvalidRequest("ctx.step() got an optimizer that was not handed to ctx.prepare()")
+        return places[0] if places else 0
+
+    def _assert_backward(self, call: str) -> None:
+        if not self._is_open:
+            raise InvalidRequest(f"{call} was called without a gradient; call ctx.backward(loss) before it")
+
+    def evaluate(
+        self,
+        dataset: Any,
+        function: Callable[[Batch], Any],
+        *,
+        batch: int | None = None,
+        name: str = "",
+        num_workers: int = 0,
+        collate: Callable[[list[Any]], Any] | None = None,
+        prefetch: int | None = None,
+    ) -> dict[str, float]:
+        """The means of what `function` returns for batches of a whole dataset, which the workers divide between them.
+
+        `function` returns a dict of means over its batch, or a pair of such a dict and the batch's weight. Raises
+        InvalidRequest, StorageError, and what the dataset and the function raise.
+        """
+        if self._prepared is None:
+            raise InvalidRequest("ctx.evaluate() needs a model first; call ctx.prepare(model, optimizer) before it")
+        is_kept = bool(getattr(dataset, "persistent_workers", False))
+        source = self._kept.get(dataset) if is_kept else None
+        if source is None:
+            source = open_source(
+                dataset, self._source_place, 0, num_workers=num_workers, collate=collate, prefetch=prefetch
+            )
+        if is_kept:
+            self._kept[dataset] = source
+        size = batch or source.batch_size or self._trainer.global_batch_size or 1
+        if source.num_samples <= 0 or size < 1:
+            raise InvalidRequest("ctx.evaluate() needs a dataset of at least one sample, and batches of at least one")
+        evaluation = Evaluation(
+            self._prepared.model, self._device, self._trainer.seed, source, size, self._trainer.step
+        )
+        try:
+            with evaluation.undisturbed():
+                scores = self._trainer.evaluate(
+                    f"{name}/{source.num_samples}/{size}",
+                    evaluation.num_parts,
+                    lambda parts: evaluation.compute(parts, function, self._made),
+                )
+        finally:
+            if not is_kept:
+                source.close()
+        return weighted_means(scores)
 
     def metrics(self, **values: float) -> None:
         """Attach numbers, for example an accuracy, to the progress reports; a later value replaces an earlier one."""
@@ -220,17 +427,6 @@ class ElasticContext:
     def is_prepared(self) -> bool:
         """Whether `prepare` was called."""
         return self._is_prepared
-
-    def _to_device(self, value: Any) -> Any:
-        if self._device.type == "cpu":
-            return value
-        if isinstance(value, torch.Tensor):
-            return value.to(self._device, non_blocking=True)
-        if isinstance(value, Mapping):
-            return {key: self._to_device(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return type(value)(self._to_device(item) for item in value)
-        return value
 
 
 def write_artifact(name: str, trainer: Trainer) -> str:
@@ -262,78 +458,27 @@ def publish_result(trainer: Trainer) -> str:
     return ""
 
 
-def _build(factory: Any, model: torch.nn.Module) -> Any:
-    if not callable(factory):
-        raise InvalidRequest(f"ctx.prepare() needs a torch optimizer or a factory of one, got {type(factory).__name__}")
-    return factory(model.parameters())
+def _checked_weight(weight: Any) -> float | None:
+    """What user code lets a loss count for. Raises InvalidRequest."""
+    if weight is None:
+        return None
+    try:
+        number = float(weight)
+    except (TypeError, ValueError, RuntimeError):
+        number = math.nan
+    if not (math.isfinite(number) and number >= 0.0):
+        raise InvalidRequest(f"the weight of a loss is a number of at least 0, as of tokens, not {weight!r:.80}")
+    return number
 
 
-Fetch = Callable[[Sequence[int]], tuple[Any, Any, Any]]
-
-
-def sample_fetcher(dataset: Any, state_dir: Path | None = None, store_url: str = "") -> tuple[Fetch, int]:
-    """A function from sample ids to (x, y, fields), and the number of samples. Raises InvalidRequest, StorageError.
-
-    A named dataset is read from the store at `store_url`; without one, from that of the platform with this state
-    directory (None: the user's default).
-    """
-    if isinstance(dataset, DatasetReference):
-        return _named(dataset, state_dir, store_url)
-    tensors = getattr(dataset, "tensors", None)
-    if isinstance(dataset, torch.Tensor):
-        return _slicer((dataset,)), len(dataset)
-    if isinstance(dataset, tuple) or (isinstance(tensors, tuple) and type(dataset).__name__ == "TensorDataset"):
-        arrays = tuple(torch.as_tensor(array) for array in (dataset if isinstance(dataset, tuple) else tensors or ()))
-        if len({len(array) for array in arrays}) != 1:
-            raise InvalidRequest(f"the dataset's tensors differ in length: {[len(array) for array in arrays]}")
-        return _slicer(arrays), len(arrays[0])
-    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-        raise InvalidRequest("the dataset needs __len__ and __getitem__, or must be a tuple of equally long tensors")
-    return (lambda ids: _as_fields(default_collate([dataset[index] for index in ids]))), len(dataset)
-
-
-class _NamedFetch:
-    """Reads samples of a named dataset as tensors; `reader` also gives the order that reads each shard once."""
-
-    def __init__(self, reader: SampleReader) -> None:
-        self.reader = reader
-
-    def __call__(self, ids: Sequence[int]) -> tuple[Any, Any, Any]:
-        """The samples with these ids as (x, y, fields). Raises StorageError."""
-        return _as_fields([torch.from_numpy(array) for array in self.reader.fetch(ids)])
+def _part_ids(task: tuple[GlobalBatch, int, tuple[int, int]]) -> PartIds:
+    batch, _, (low, high) = task
+    return PartIds(batch.epoch, tuple(batch.ids[low:high].tolist()))
 
 
 def _state_dir_of(work_dir: Path) -> Path | None:
     """The platform's state directory if `work_dir` is <state>/workloads/<id>, else None."""
     return work_dir.parents[1] if work_dir.parent.name == "workloads" else None
-
-
-def _named(dataset: DatasetReference, state_dir: Path | None, store_url: str) -> tuple[Fetch, int]:
-    if dataset.is_stream:
-        raise InvalidRequest(
-            f'the stream {dataset.name!r} grows while it is trained on, which jobs on functions do: on="functions"'
-        )
-    store = open_store(store_url) if store_url else None
-    reader = open_dataset(dataset, store, state_dir=state_dir)
-    return _NamedFetch(reader), reader.num_samples
-
-
-def _slicer(arrays: tuple[torch.Tensor, ...]) -> Fetch:
-    def fetch(ids: Sequence[int]) -> tuple[Any, Any, Any]:
-        index = torch.as_tensor(ids, dtype=torch.int64)
-        return _as_fields([array[index] for array in arrays] if len(arrays) > 1 else arrays[0][index])
-
-    return fetch
-
-
-def _as_fields(collated: Any) -> tuple[Any, Any, Any]:
-    if isinstance(collated, Mapping):
-        return collated.get("x"), collated.get("y"), dict(collated)
-    if isinstance(collated, list | tuple):
-        if len(collated) == 1:
-            return collated[0], None, None
-        return collated[0], collated[1], tuple(collated) if len(collated) > 2 else None
-    return collated, None, None
 
 
 def cuda_or_cpu(device_kind: str, device_index: int) -> torch.device:

@@ -36,6 +36,11 @@ from springtide.runtime.process.guarded_accepts import guard_accepts
 
 FORM_TIMEOUT_S = 30.0
 OPERATION_TIMEOUT_S = 10.0
+# How long an evaluation may go without a finished part before the members that wait for it give up.
+EVALUATION_PATIENCE_S = 60.0
+# gloo's own limit of an operation that `Group` waits for with a limit of its own, which an evaluation may extend.
+_LONGEST_OPERATION_S = 600.0
+_EVALUATION = "evaluation"
 _POLL_S = 0.002
 _LARGE_BYTES = 1 << 20
 _ABORT_POLL_S = 0.2
@@ -99,10 +104,14 @@ class Group:
         self.world_size = world_size
         self.store = store
         self.timeout_s = timeout_s
+        # Whether all members are on one machine, and so on processors of one model.
+        self.is_local = is_local
         self._sockets: dict[int, int] = {}
         self._is_aborted = threading.Event()
         self._process_group: Any = None
         self._host: MeetingHost | None = None
+        # How often members had said that an evaluation gets further when this was last asked.
+        self._num_noted = 0
         self._is_gpu = device.type == "cuda"
         if world_size == 1:
             return
@@ -135,6 +144,15 @@ class Group:
     def has_flag(self, key: str) -> bool:
         """Whether a member has set the flag. Raises PeerLost if the rendezvous store is gone."""
         return bool(self._use_store(lambda: self.store.check([key])))
+
+    def note_evaluation(self) -> None:
+        """Tell members that wait in an exchange that an evaluation gets further. Raises PeerLost."""
+        self._use_store(lambda: self.store.add(_EVALUATION, 1))
+
+    def is_evaluating(self) -> bool:
+        """Whether an evaluation got further since this was asked last. Raises PeerLost."""
+        before, self._num_noted = self._num_noted, self._use_store(lambda: self.store.add(_EVALUATION, 0))
+        return self._num_noted > before
 
     def _use_store(self, operation: Callable[[], Any]) -> Any:
         try:
@@ -214,7 +232,7 @@ class Group:
         All ranks begin the same sums in the same order.
         """
         options = c10d.AllreduceOptions()
-        options.timeout = timedelta(seconds=self.timeout_s)
+        options.timeout = self._limit(self.timeout_s)
         return self._start(lambda: self._process_group.allreduce([tensor], options))
 
     def finish(self, works: Sequence[Any]) -> None:
@@ -229,9 +247,13 @@ class Group:
         if self.world_size == 1 and not self._is_aborted.is_set():
             return
         timeout = timedelta(seconds=self.timeout_s if timeout_s is None else timeout_s)
-        work = self._start(lambda: start(timeout))
+        work = self._start(lambda: start(timeout if is_pairwise else self._limit(timeout.total_seconds())))
         self._finish(work, timeout, is_pairwise=is_pairwise)
         self._synchronize()
+
+    def _limit(self, timeout_s: float) -> timedelta:
+        """The operation's own limit, which ends it. gloo's is longer than that of `_wait`, which may be extended."""
+        return timedelta(seconds=timeout_s if self._is_gpu else max(timeout_s, _LONGEST_OPERATION_S))
 
     def _start(self, start: Callable[[], Any]) -> Any:
         if self._is_aborted.is_set():
@@ -262,6 +284,8 @@ class Group:
     def _wait(self, work: Any, timeout_s: float) -> None:
         """Wait until the operation ends, its deadline passes, or one second has passed after `abort`.
 
+        The deadline is extended while other members evaluate and get further.
+
         An operation that starts while a peer disconnects may notice neither that nor the shutdown of its sockets, and
         would block the training thread until the deadline. It gets the second because it might still be writing.
         """
@@ -275,7 +299,9 @@ class Group:
                 work.wait(timedelta(seconds=max(0.001, min(left_s, _ABORT_POLL_S))))
             except RuntimeError:
                 if not work.is_completed() and time.monotonic() >= deadline_s:
-                    raise
+                    if self._is_aborted.is_set() or not self.is_evaluating():
+                        raise
+                    deadline_s = time.monotonic() + max(timeout_s, EVALUATION_PATIENCE_S)
         # Complete: this raises if it has failed.
         work.wait(timedelta(seconds=1))
 

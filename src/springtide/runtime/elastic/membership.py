@@ -241,10 +241,10 @@ class Membership:
             self.is_outdated = False
             self._formations = {key: value for key, value in self._formations.items() if key > formation.generation}
 
-    def agreed(self, generation: int) -> Formation:
-        """The formation of the generation that all members reported ready."""
+    def agreed(self, generation: int) -> Formation | None:
+        """The formation of the generation that all members reported ready; None if a loss has overtaken it."""
         with self.changed:
-            return self._formations[generation]
+            return self._formations.get(generation)
 
     def drop_superseded(self, generation: int) -> None:
         """Give up formations below `generation`: members can no longer agree on them."""

@@ -14,8 +14,9 @@ from springtide.runtime.elastic.membership import Formation
 from springtide.runtime.elastic.training_cursor import TrainingCursor
 from springtide.runtime.process.control_link import ControlLink
 
-_PROGRESS_INTERVAL_S = 0.25
-_WINDOW_S = 5.0
+PROGRESS_INTERVAL_S = 0.25
+_AT_WORK_INTERVAL_S = 1.0
+WINDOW_S = 5.0
 
 Direction = Literal["start", "grow", "shrink", "recover", "resume", "replace"]
 
@@ -70,6 +71,13 @@ class Reporter:
         if self._slot is not None:
             self._slot.abandon()
 
+    def still_at_work(self) -> None:
+        """On rank 0, send the last progress again now and then: an evaluation is no hang, however long it takes."""
+        now_s = time.monotonic()
+        if self._progress is not None and self._direction is None and now_s - self._sent_at_s >= _AT_WORK_INTERVAL_S:
+            self._sent_at_s = now_s
+            self._link.send(self._progress)
+
     def since_last_end_s(self) -> float:
         """Seconds since this member last committed a step; 0 before the first."""
         return time.monotonic() - self._last_end_s if self._last_end_s is not None else 0.0
@@ -87,10 +95,11 @@ class Reporter:
             self.diverged_at_step = training_cursor.step
         self._send_switched()
         if formation.rank != 0:
+            self._progress = None
             return
         self._window.append(_CommittedStep(now_s, num_samples, sync_s))
         # Keep at least two steps, so that steps longer than the window have a speed too.
-        while len(self._window) > 2 and now_s - self._window[0].at_s > _WINDOW_S:
+        while len(self._window) > 2 and now_s - self._window[0].at_s > WINDOW_S:
             self._window.popleft()
         span_s = now_s - self._window[0].at_s
         num_in_span = sum(ended.num_samples for ended in self._window) - self._window[0].num_samples
@@ -108,7 +117,7 @@ class Reporter:
             metrics={name: value for name, value in self.metrics.items() if math.isfinite(value)},
             **self._measured(training_cursor, span_s, num_in_span, formation.world_size),
         )
-        if now_s - self._sent_at_s >= _PROGRESS_INTERVAL_S or training_cursor.is_over or is_news:
+        if now_s - self._sent_at_s >= PROGRESS_INTERVAL_S or training_cursor.is_over or is_news:
             self._sent_at_s = now_s
             self._link.send(self._progress)
         else:

@@ -43,7 +43,8 @@ class StepVector:
         self._buffers = BufferChanges(state)
         self._counts_at = total + self._buffers.size(self._buffers.floats)
         self._loss_at = self._counts_at + len(self.parameters)
-        self._numbers_at = self._loss_at + 1
+        self._weight_at = self._loss_at + 1
+        self._numbers_at = self._weight_at + 1
         # The last number is not the optimizer's: rank 0's square norm of the previous step's mean gradient.
         self._square_at = self._numbers_at + 3 * (state.num_numbers + measures_noise)
         self.num_summed = self._square_at + measures_noise
@@ -85,9 +86,12 @@ class StepVector:
         """What a shard without samples contributes."""
         return self._flagless(self.pool.take().zero_())
 
-    def capture(self, loss: float, weight: float, *, is_measured: bool = False) -> torch.Tensor:
+    def capture(
+        self, loss: float, weight: float, given_weight: float = 0.0, *, is_measured: bool = False
+    ) -> torch.Tensor:
         """A vector with the shard's gradients (already weighted), its loss and its changes of the buffers.
 
+        `weight` is the shard's part of the batch, `given_weight` what user code lets it count for.
         With `is_measured` it also holds the gradients' square norm.
         """
         vector = self.pool.take()
@@ -104,6 +108,7 @@ class StepVector:
                 parameter.grad = None
             vector[self._counts_at : self._loss_at] = torch.tensor(has_gradient, dtype=self.dtype)
             vector[self._loss_at] = loss * weight
+            vector[self._weight_at] = given_weight
             if is_measured:
                 gradients = vector[: self.num_gradients]
                 vector[self._square_at] = torch.dot(gradients, gradients) / weight
@@ -161,6 +166,10 @@ class StepVector:
         """The mean loss over the global batch."""
         return float(vector[self._loss_at])
 
+    def given_weight(self, vector: torch.Tensor) -> float:
+        """The sum of what user code lets the shards count for."""
+        return float(vector[self._weight_at])
+
     def has_gradient(self, vector: torch.Tensor) -> list[bool]:
         """For every parameter, whether any shard had a gradient for it."""
         return [count > 0 for count in vector[self._counts_at : self._loss_at].tolist()]
@@ -175,6 +184,13 @@ class StepVector:
                 parameter.grad = view if parameter.dtype == self.dtype else view.to(parameter.dtype)
             else:
                 parameter.grad = None
+
+    def write_back(self, vector: torch.Tensor) -> None:
+        """Copy into the vector the gradients that `attach` has converted, since these may have been changed."""
+        with torch.no_grad():
+            for view, parameter in zip(self.gradient_views(vector), self.parameters, strict=True):
+                if parameter.grad is not None and parameter.dtype != self.dtype:
+                    view.copy_(parameter.grad)
 
     def detach(self) -> None:
         """Drop the gradients that `attach` set, so that the vector can be reused."""

@@ -7,26 +7,31 @@ members agree, and control flags travel in it, so switching the group needs no e
 
 from __future__ import annotations
 
+import contextlib
+import math
 import sys
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 
 from springtide.core.errors import CollectiveError, Fenced, StorageError
 from springtide.core.wire.workers import CheckpointWritten, Finished, GroupBrokenReport, Left, Ready, WorkerSpec
 from springtide.core.workload import TrainingJob
-from springtide.runtime.data.dataset_reader import SampleReader
-from springtide.runtime.data.shards import GlobalBatch, seed_everything
+from springtide.runtime.data.shards import GlobalBatch, SampleOrder, seed_everything
 from springtide.runtime.elastic.catchup import CatchupReceiver, CatchupSources, Lease, supports_catchup
 from springtide.runtime.elastic.checkpoint import CheckpointWriter
+from springtide.runtime.elastic.evaluation import Compute, PartScores, compute_alone, compute_shared
 from springtide.runtime.elastic.group import OPERATION_TIMEOUT_S, Group
 from springtide.runtime.elastic.job_storage import open_storage
 from springtide.runtime.elastic.membership import Formation, Membership
 from springtide.runtime.elastic.reporting import Reporter
 from springtide.runtime.elastic.step_log import StepRecord
 from springtide.runtime.elastic.steps.choice import step_method
-from springtide.runtime.elastic.steps.method import Flags, Reduced
+from springtide.runtime.elastic.steps.gradients import LossScaling, clip_gradients, divided_by_weight, weighted
+from springtide.runtime.elastic.steps.method import Flags, Reduced, parts_ahead
 from springtide.runtime.elastic.training_cursor import Cursor, TrainingCursor
 from springtide.runtime.elastic.transfer import synchronise
 from springtide.runtime.models.named_tensors import TrainingState
@@ -45,7 +50,9 @@ _FIRST_STEP_TIMEOUT_S = 60.0
 class Trainer:
     """One worker's part of an elastic training job.
 
-    The context calls `attach`, `start`, then `next_shard` and `contribute` in turn; the worker calls `finish`.
+    The context calls `attach`, `start`, then in turn `next_shard`, `backward` and `update`; the worker calls `finish`.
+    What members have agreed on in a step they do at the boundary, the next call of `next_shard`: prepared objects then
+    are as user code has left them after the step (a scheduler has been stepped).
     """
 
     def __init__(
@@ -73,6 +80,22 @@ class Trainer:
         self._sources = CatchupSources()
         self._tried_generation = 0
         self._batch: GlobalBatch | None = None
+        self._part_size = 0
+        # Since which generation and step evaluations are counted, and how often each was asked for.
+        self._asked: tuple[tuple[int, int], Counter[str]] = ((0, 0), Counter())
+        # The step's outcome between its exchange and its update.
+        self._reduced: Reduced | None = None
+        # With several optimizers: whose turn it is, how many turns user code has taken in this step, whether the state
+        # has the present one already, and the outcome of the last one, with which the boundary commits the step.
+        self._place = 0
+        self._num_turns = 0
+        self._is_repeated = False
+        self._last_turn: Reduced | None = None
+        # What to do at the next boundary: the flags agreed on, and the formation that was pending in the exchange.
+        self._boundary: tuple[Flags, Formation | None] | None = None
+        # After a step that is to be done again: undoes what user code then does to prepared objects.
+        self._undo: Callable[[], None] | None = None
+        self.loss: float | None = None
         self._longest_step_s = 0.0
         self._num_steps_in_generation = 0
         self._step_log = self.storage.step_log
@@ -84,10 +107,22 @@ class Trainer:
 
     # --- what the context and the worker call -----------------------------------------------------------------
 
-    def attach(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Take over the model and its optimizer, report readiness and wait for the first group."""
-        self.state = TrainingState(model, optimizer, self._device)
-        self._method = step_method(self.job, self.state, measures_noise=self.training_cursor.measures_noise)
+    def attach(
+        self,
+        model: torch.nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        objects: Sequence[Any] = (),
+        micro_batch: int = 0,
+    ) -> None:
+        """Take over the model, its optimizers and other prepared objects, report readiness and wait for a first group.
+
+        `micro_batch` is the most samples of one pass (0: no limit). Raises InvalidRequest for what the job cannot do,
+        and for objects whose state cannot be moved.
+        """
+        self.state = TrainingState(model, optimizers, self._device, objects)
+        self._scaling = LossScaling(self.state)
+        measures_noise = self.training_cursor.measures_noise
+        self._method = step_method(self.job, self.state, measures_noise=measures_noise, micro_batch=micro_batch)
         # Touch memory pages while no other member waits for this one: here, and while a group is being formed.
         touch_gradients(self._method.payload.parameters)
         self.membership.prepare = self._method.warm
@@ -96,9 +131,13 @@ class Trainer:
         self._link.send(Ready(phases_s=phases_s, device_seen=device_seen(self._spec.device_kind)))
         self._enter_next()
 
-    def start(self, num_samples: int, reader: SampleReader | None = None) -> None:
+    def start(self, num_samples: int, order: SampleOrder | None = None) -> None:
         """Set the dataset's length, from which all steps of the training follow. Raises InvalidRequest."""
-        self.training_cursor.start(num_samples, reader)
+        self.training_cursor.start(num_samples, order)
+
+    def parts_ahead(self, part: int) -> Iterator[tuple[GlobalBatch, int, tuple[int, int]]]:
+        """What `next_shard` will return, from this part of the current step on, if group and batch size stay."""
+        return parts_ahead(self.training_cursor, self._method, self._group, part)
 
     @property
     def step(self) -> int:
@@ -122,32 +161,108 @@ class Trainer:
     def rank(self) -> int:
         return self._group.rank if self._group is not None else 0
 
+    @property
+    def world_size(self) -> int:
+        return self._group.world_size if self._group is not None else 1
+
+    @property
+    def seed(self) -> int:
+        return self.job.seed
+
+    @property
+    def global_batch_size(self) -> int:
+        """The samples of a full batch; the initial one, if it may change."""
+        return self.job.global_batch_size
+
     def next_shard(self) -> tuple[GlobalBatch, int, tuple[int, int]] | None:
         """The next shard's global batch, number and (first, end) samples; None when all steps are committed.
 
         Seeds the random generators for that shard.
         """
+        self._pass_boundary()
         while not self.training_cursor.is_over:
             if self.membership.must_leave_step:
                 self._recover("")
             elif self._batch is None:
                 self._begin_step()
-            elif not self._method.has_part():
-                self._finish_step()
             else:
                 part, bounds = self._method.begin_part()
+                self._part_size = bounds[1] - bounds[0]
                 seed_everything(self.job.seed, self._batch.step, part)
                 return self._batch, part, bounds
         return None
 
-    def contribute(self, loss: torch.Tensor) -> None:
-        """Run backward for the current shard; after the step's last shard, exchange, update and commit."""
-        if self._must_discard():
-            self._recover("")
+    def backward(self, loss: torch.Tensor, place: int = 0, weight: float | None = None) -> None:
+        """Run backward for the current shard; after the step's last shard, exchange the gradients.
+
+        `place` is that of the optimizer whose turn it is. The shard counts for `weight`, or for its samples.
+        """
+        if self._batch is None:
+            # An earlier turn of this step was given up.
             return
-        self._method.backward(loss)
+        if self._must_discard():
+            self._give_up("")
+            return
+        self._place, self._is_repeated = place, self._num_turns < self.training_cursor.cursor.num_updates
+        if self._is_repeated:
+            return
+        self._take_back()
+        if self._last_turn is not None:
+            # What the turn before has exchanged has ended this member's computation.
+            self._reporter.step_begins(-(-len(self._batch.ids) // self._group.world_size) if self._group else 0)
+        num_samples = self._part_size
+        loss, root = weighted(loss, self._scaling.scaled(loss), weight, num_samples)
+        self._method.backward(loss, root, place, num_samples if weight is None else weight)
         if not self._method.has_part():
-            self._finish_step()
+            self._exchange()
+
+    def clip_grad_norm(self, max_norm: float) -> float:
+        """Clip the exchanged gradients; returns the norm that they had, NaN if the step is not to be updated now."""
+        if self._reduced is None:
+            return math.nan
+        try:
+            return clip_gradients(self._method.payload.parameters, max_norm, self._group)
+        except CollectiveError as error:
+            self._give_up(str(error))
+            return math.nan
+
+    def update(self) -> bool:
+        """Update and commit, if the gradients were exchanged; whether they were."""
+        self._num_turns += 1
+        if self._is_repeated:
+            self._is_repeated = False
+            self._method.rewind()
+            return False
+        reduced, self._reduced = self._reduced, None
+        if reduced is None:
+            return False
+        if len(self.state.optimizers) == 1:
+            self._commit(reduced)
+        else:
+            self._apply(self.step + 1)
+            self.training_cursor.note_update()
+            self._last_turn = reduced
+        return True
+
+    def evaluate(self, name: str, num_parts: int, compute: Compute) -> list[PartScores]:
+        """The scores of all parts, in order, by all members that call this with the same name after the same step.
+
+        If the group breaks meanwhile, each member that is left computes what is missing: the next group forms at the
+        step's boundary, when user code is done with the step.
+        """
+        known: dict[int, PartScores] = {}
+        group, membership, look = self._group, self.membership, self._reporter.still_at_work
+        moment = membership.generation, self.step
+        self._asked = (moment, Counter()) if self._asked[0] != moment else self._asked
+        # The second evaluation of one kind at one moment is another one.
+        number = self._asked[1][name]
+        self._asked[1][name] += 1
+        if group is not None and group.world_size > 1:
+            full_name = f"{self.step}/{number}/{name}"
+            with contextlib.suppress(CollectiveError):
+                compute_shared(group, full_name, num_parts, known, compute, look, lambda: membership.must_leave_step)
+        compute_alone(num_parts, known, compute, look)
+        return [known[number] for number in range(num_parts)]
 
     def finish(self, publish: Callable[[], str]) -> int:
         """Report that the user's function returned, until the control plane acknowledges it; returns the exit code.
@@ -156,6 +271,8 @@ class Trainer:
         `publish` writes the result if this member is rank 0; it is called again after each change of the group,
         because this member may become rank 0 only then.
         """
+        # A function that leaves its loop has not come to the last step's boundary.
+        self._pass_boundary()
         self._writer.wait()
         self._sources.close()
         seq = self._send_finished(publish())
@@ -190,52 +307,74 @@ class Trainer:
         group.timeout_s = max(least_s, _DEADLINE_STEPS * self._longest_step_s)
         self._batch = self.training_cursor.next_batch()
         self._method.begin(self._batch, group, is_measured=self.training_cursor.measures_step)
+        self._num_turns = 0
+        if self.training_cursor.cursor.num_updates:
+            # Until the updates that are made already were gone through, user code does again what it has done.
+            self._undo = self.state.keep_controls()
         self._reporter.step_begins(-(-len(self._batch.ids) // group.world_size))
         self._step_began_at_s = time.monotonic()
 
-    def _finish_step(self) -> None:
-        """Exchange, commit, and act on what the members agreed on in the exchange."""
-        membership = self.membership
+    def _exchange(self) -> None:
         if self._must_discard():
-            self._recover("")
+            self._give_up("")
             return
-        pending = membership.pending
+        pending = self.membership.pending
         self._exchange_began_at_s = self._reporter.computation_ended()
         try:
             reduced = self._reduce(pending)
         except CollectiveError as error:
-            self._recover(str(error))
+            self._give_up(str(error))
             return
-        self._commit(reduced)
-        agreed, sync_agreed, preempt = reduced.flags.ready, reduced.flags.needs_sync, reduced.flags.preempt
-        if preempt:
-            self._leave_with_checkpoint(preempt, is_writer=self.rank == 0)
-        if agreed:
-            self._switch(membership.agreed(agreed), sync_agreed)
-        elif pending is not None:
+        self._boundary = reduced.flags, pending
+        assert self._batch is not None
+        reduced = divided_by_weight(reduced, self._method.payload.parameters, len(self._batch.ids))
+        self._reduced = self._scaling.unscale(reduced, self._place)
+
+    def _give_up(self, detail: str) -> None:
+        """Within a call of user code: recover, so that the step is done again when it asks for the next batch."""
+        self._recover(detail)
+        self._undo = self.state.keep_controls(with_buffers=True)
+
+    def _pass_boundary(self) -> None:
+        """Between two steps, once user code is done with the last: do what the members agreed on in its exchange."""
+        membership = self.membership
+        self._take_back()
+        last_turn, self._last_turn = self._last_turn, None
+        if last_turn is not None:
+            self._commit(last_turn)
+        boundary, self._boundary = self._boundary, None
+        if boundary is None:
+            return
+        flags, pending = boundary
+        self._checkpoint_if_due()
+        if flags.preempt:
+            self._leave_with_checkpoint(flags.preempt, is_writer=self.rank == 0)
+        agreed = membership.agreed(flags.ready) if flags.ready else None
+        if agreed is not None:
+            self._switch(agreed, flags.needs_sync)
+        elif pending is not None and not flags.ready:
             membership.drop_superseded(pending.generation)
         if membership.is_departing:
             self._break_up()
             self._enter_next()
 
+    def _take_back(self) -> None:
+        undo, self._undo = self._undo, None
+        if undo is not None:
+            undo()
+
     def _reduce(self, pending: Formation | None) -> Reduced:
         ready, needs_sync = self._readiness(pending)
         flags = Flags(ready=ready, needs_sync=needs_sync, preempt=self.membership.preempt_generation or 0)
-        return self._method.exchange(self.step, flags, self.training_cursor.last_square)
+        return self._method.exchange(self.training_cursor.cursor.position, flags, self.training_cursor.last_square)
 
     def _commit(self, reduced: Reduced) -> None:
-        """Update the model with the reduced gradients. The step then counts as committed."""
+        """Update the model with the reduced gradients, unless turns have. The step then counts as committed."""
         assert self._batch is not None
         batch, self._batch = self._batch, None
         self.training_cursor.commit(batch, reduced.squares, reduced.rank0_square)
-        factor = self.training_cursor.learning_rate_factor
-
-        def feed(lease: Lease, has_gradient: list[bool]) -> None:
-            # Queued before this member's own update, so that joiners apply the step at the same time, not after it.
-            self._sources.before_update(self.step, lease, has_gradient, factor)
-
-        self._method.update(factor, feed if self._sources.is_open else None)
-        self._sources.after_update(self.step)
+        if len(self.state.optimizers) == 1:
+            self._apply(self.step)
         if self._old_group is not None:
             # The first common step proves that no member is in the old group any more.
             self._old_group.close()
@@ -244,9 +383,21 @@ class Trainer:
         self._longest_step_s = max(0.9 * self._longest_step_s, time.monotonic() - self._step_began_at_s)
         self._after_commit(batch, reduced.loss)
 
+    def _apply(self, step: int) -> None:
+        """Update the model, and have joiners do the same, as a part of `step`."""
+        factor = self.training_cursor.learning_rate_factor
+
+        def feed(lease: Lease, has_gradient: list[bool]) -> None:
+            # Queued before this member's own update, so that joiners apply the step at the same time, not after it.
+            self._sources.before_update(step, lease, has_gradient, factor)
+
+        self._method.update(factor, feed if self._sources.is_open else None, is_skipped=self._scaling.is_skipped)
+        self._scaling.updated(self._place)
+        self._sources.after_update(step)
+
     def _after_commit(self, batch: GlobalBatch, loss: float) -> None:
-        generation, group, training_cursor = self.membership.generation, self._group, self.training_cursor
-        assert group is not None
+        generation = self.membership.generation
+        self.loss = loss
         self._step_log.remember(
             StepRecord(
                 generation=generation,
@@ -259,12 +410,15 @@ class Trainer:
             )
         )
         self._write_step_log()
-        if group.rank == 0:
-            due_s = self._checkpointed_at_s + self.job.checkpoint_interval_s
-            if time.monotonic() >= due_s and not self._writer.is_busy and not training_cursor.is_over:
-                self._checkpointed_at_s = time.monotonic()
-                self._writer.write_in_background(self.state, training_cursor.cursor, self.epoch, generation)
-        self._reporter.step_ended(training_cursor, batch, loss, sync_s=time.monotonic() - self._exchange_began_at_s)
+        sync_s = time.monotonic() - self._exchange_began_at_s
+        self._reporter.step_ended(self.training_cursor, batch, loss, sync_s=sync_s)
+
+    def _checkpoint_if_due(self) -> None:
+        due_s = self._checkpointed_at_s + self.job.checkpoint_interval_s
+        cursor = self.training_cursor
+        if self.rank == 0 and time.monotonic() >= due_s and not self._writer.is_busy and not cursor.is_over:
+            self._checkpointed_at_s = time.monotonic()
+            self._writer.write_in_background(self.state, cursor.cursor, self.epoch, self.membership.generation)
 
     def _write_step_log(self) -> None:
         """On rank 0, write the steps that the log lacks: its own, and those that an earlier rank 0 did not write."""
@@ -302,7 +456,7 @@ class Trainer:
         return (pending.generation if pending.is_ready and in_step else 0), has_failed
 
     def _can_catch_up(self, formation: Formation) -> bool:
-        return self._catchup and formation.is_reachable and supports_catchup(self.state.optimizer)
+        return self._catchup and formation.is_reachable and supports_catchup(self.state.optimizers)
 
     def _switch(self, formation: Formation, needs_sync: bool) -> None:
         """Switch to the new group: all members of the old one are at the same step and have connected the new one."""
@@ -341,7 +495,8 @@ class Trainer:
                 group.close()
         self._sources.close()
         self._method.discard()
-        self._batch = self._old_group = None
+        self._scaling.discard()
+        self._batch = self._reduced = self._boundary = self._old_group = self._last_turn = None
         self._reporter.step_given_up()
 
     def _enter_next(self) -> None:

@@ -6,7 +6,9 @@ The cursor is part of the training state: checkpoints and joiners get it with th
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
 
 import msgspec
 
@@ -15,8 +17,7 @@ from springtide.core.job_parts import GradientNoise
 from springtide.core.workload import TrainingJob
 from springtide.perf.goodput import gain, learning_rate_factor
 from springtide.perf.noise_scale import NoiseMeter, NoiseSample, sample_noise
-from springtide.runtime.data.dataset_reader import SampleReader
-from springtide.runtime.data.shards import GlobalBatch, SampleSchedule
+from springtide.runtime.data.shards import GlobalBatch, SampleOrder, SampleSchedule
 
 # In a few steps alone noise often exceeds the signal; the estimate would then allow any batch size.
 LEAST_NOISE_STEPS = 16
@@ -53,7 +54,8 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True):
     `num_seen` counts samples used, over all epochs (None, in old checkpoints: `step` steps of the initial batch size).
     `global_batch_size` is that of the next step. `progress` is in steps of the initial batch size; a step of a larger
     batch counts as perf.goodput.gain says. `squares` is the last step's measurement: it enters `noise` one step later,
-    when rank 0's value has reached all members.
+    when rank 0's value has reached all members. `num_updates` are those of the next step that are made already, where
+    several optimizers take turns in it.
     """
 
     step: int = 0
@@ -62,6 +64,12 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True):
     progress: float = 0.0
     noise: NoiseMeter = NoiseMeter()
     squares: Squares | None = None
+    num_updates: int = 0
+
+    @property
+    def position(self) -> float:
+        """What is greater the more updates were made: the step, and a fraction for updates of the next one."""
+        return self.step + self.num_updates / 1024 if self.num_updates else self.step
 
 
 class TrainingCursor:
@@ -77,10 +85,10 @@ class TrainingCursor:
     def step(self) -> int:
         return self.cursor.step
 
-    def start(self, num_samples: int, reader: SampleReader | None = None) -> None:
+    def start(self, num_samples: int, order: SampleOrder | None = None) -> None:
         """Set the dataset's length, from which the samples of every step follow. Raises InvalidRequest if it is 0.
 
-        The `reader` of a platform dataset gives an order in which each stored shard is read once.
+        `order` is the dataset's own; None: each epoch is shuffled.
         """
         if num_samples <= 0:
             raise InvalidRequest("the dataset is empty; hand over at least one sample")
@@ -90,8 +98,8 @@ class TrainingCursor:
             global_batch_size=job.global_batch_size,
             num_epochs=job.num_epochs,
             seed=job.seed,
-            order=None if reader is None else reader.order,
-            arrange=None if reader is None else reader.arranged,
+            order=None if order is None else order.order,
+            arrange=None if order is None else order.arranged,
         )
 
     def set_batch_size(self, size: int) -> None:
@@ -112,6 +120,11 @@ class TrainingCursor:
             return 0
         epoch = self.num_seen // self._schedule.num_samples
         return min(epoch, self._job.num_epochs - 1) if self._job.length_unit == "samples" else epoch
+
+    @property
+    def is_started(self) -> bool:
+        """Whether the dataset is known."""
+        return self._schedule is not None
 
     @property
     def is_over(self) -> bool:
@@ -172,6 +185,22 @@ class TrainingCursor:
     def next_batch(self) -> GlobalBatch:
         cursor = self.cursor
         return self._known_schedule.batch_at(cursor.step, self.num_seen, cursor.global_batch_size)
+
+    def batches_ahead(self) -> Iterator[GlobalBatch]:
+        """The batches from the next step on, if the batch size stays as it is."""
+        schedule, job, size = self._known_schedule, self._job, self.cursor.global_batch_size
+        num_seen = self.num_seen
+        for step in itertools.count(self.cursor.step):
+            # How many epochs make a length in progress is not known before.
+            if job.length_unit == "samples" and num_seen >= schedule.num_samples * job.num_epochs:
+                return
+            batch = schedule.batch_at(step, num_seen, size)
+            num_seen += len(batch.ids)
+            yield batch
+
+    def note_update(self) -> None:
+        """Count an update of a step that may have more of them."""
+        self.cursor = msgspec.structs.replace(self.cursor, num_updates=self.cursor.num_updates + 1)
 
     def commit(self, batch: GlobalBatch, squares: tuple[float, float] | None, rank0_square: float) -> None:
         """Advance the cursor by a committed step on `batch`.

@@ -16,7 +16,8 @@ from springtide.core.errors import PeerLost
 from springtide.runtime.elastic.group import Group, wait_for_keys
 from springtide.runtime.elastic.step_log import StepMemory
 from springtide.runtime.elastic.training_cursor import Cursor
-from springtide.runtime.models.named_tensors import TrainingState, as_bytes
+from springtide.runtime.models.named_tensors import TrainingState
+from springtide.runtime.models.packing import as_bytes
 
 _SMALL_BYTES = 1 << 20
 _HEADER = struct.Struct(">II")
@@ -31,12 +32,12 @@ def synchronise(
     is_wanted: Callable[[], bool],
     restore: Callable[[], Cursor | None],
 ) -> tuple[Cursor, bool]:
-    """Copy the state of the members with the highest committed step to all others, with the step log's last lines.
+    """Copy the state of the members with the highest position to all others, with the step log's last lines.
 
     `cursor` is this member's, None if it has no state. If no member has any, rank 0 calls `restore`. Returns the
     group's cursor, and whether the state was restored. Raises CollectiveError, also once `is_wanted` returns false.
     """
-    claims = [0 if cursor is None else cursor.step + 1]
+    claims: list[float] = [0 if cursor is None else cursor.position + 1]
     if group.world_size > 1:
         if cursor is not None:
             # Tells a joiner that waits for a catch-up stream that there will be none.
@@ -44,7 +45,7 @@ def synchronise(
         group.store.set(f"claim/{group.rank}", str(claims[0]))
         keys = [f"claim/{rank}" for rank in range(group.world_size)]
         wait_for_keys(group.store, keys, is_wanted)
-        claims = [int(group.store.get(key)) for key in keys]
+        claims = [float(group.store.get(key)) for key in keys]
     highest = max(claims)
     sources = [rank for rank, claim in enumerate(claims) if claim == highest] if highest else [0]
     now = cursor or Cursor()
@@ -86,7 +87,8 @@ def receive_state(group: Group, state: TrainingState, rank: int, step_log: StepM
     raw = torch.zeros(int(length), dtype=torch.uint8, device=state.device)
     group.receive(raw, rank)
     header = json.loads(bytes(raw.cpu().numpy()))
-    small, large = _split(*state.unpack_all(header["packed"]))
+    *tensors, load_objects = state.unpack_all(header["packed"])
+    small, large = _split(*tensors)
     with torch.no_grad():
         if small:
             blob = torch.empty(sum(_num_bytes(tensor) for tensor in small), dtype=torch.uint8, device=state.device)
@@ -103,6 +105,7 @@ def receive_state(group: Group, state: TrainingState, rank: int, step_log: StepM
                 landing = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
                 group.receive(as_bytes(landing), rank)
                 tensor.copy_(landing)
+    load_objects()
     step_log.take_over(header["steps"])
     return convert(header["cursor"], Cursor)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ from safetensors.torch import save
 
 from springtide.core.errors import InvalidRequest
 from springtide.core.workload import TrainingJob
-from springtide.runtime.data.dataset_reader import SampleReader
-from springtide.runtime.data.shards import GlobalBatch, seed_everything
+from springtide.runtime.data.shards import GlobalBatch, SampleOrder, seed_everything
 from springtide.runtime.elastic.context import ElasticContext
+from springtide.runtime.elastic.evaluation import Compute, PartScores, compute_alone
 from springtide.runtime.elastic.steps.choice import step_method
-from springtide.runtime.elastic.steps.method import Flags
+from springtide.runtime.elastic.steps.gradients import LossScaling, clip_gradients, divided_by_weight, weighted
+from springtide.runtime.elastic.steps.method import Flags, Reduced, parts_ahead
 from springtide.runtime.elastic.training_cursor import TrainingCursor
 from springtide.runtime.local.function_task import LocalResult, LossLines
 from springtide.runtime.models.named_tensors import TrainingState
@@ -30,6 +32,9 @@ from springtide.storage.workloads.results import OUT_VARIABLE
 class _OneWorker:
     """The trainer of a group of one."""
 
+    rank = 0
+    world_size = 1
+
     def __init__(self, job: TrainingJob, device: torch.device, report: Callable[[_OneWorker, int], None]) -> None:
         self.job = job
         self.training_cursor = TrainingCursor(job)
@@ -38,14 +43,30 @@ class _OneWorker:
         self._device = device
         self._report = report
         self._batch: GlobalBatch | None = None
+        self._part_size = 0
+        self._reduced: Reduced | None = None
+        self._last_turn: Reduced | None = None
+        self._place = 0
 
-    def attach(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self.state = TrainingState(model, optimizer, self._device)
-        self._method = step_method(self.job, self.state, measures_noise=self.training_cursor.measures_noise)
+    def attach(
+        self,
+        model: torch.nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        objects: Sequence[Any] = (),
+        micro_batch: int = 0,
+    ) -> None:
+        self.state = TrainingState(model, optimizers, self._device, objects)
+        self._scaling = LossScaling(self.state)
+        measures_noise = self.training_cursor.measures_noise
+        self._method = step_method(self.job, self.state, measures_noise=measures_noise, micro_batch=micro_batch)
 
-    def start(self, num_samples: int, reader: SampleReader | None = None) -> None:
+    def start(self, num_samples: int, order: SampleOrder | None = None) -> None:
         """Set the dataset's length, from which all steps of the training follow. Raises InvalidRequest."""
-        self.training_cursor.start(num_samples, reader)
+        self.training_cursor.start(num_samples, order)
+
+    def parts_ahead(self, part: int) -> Iterator[tuple[GlobalBatch, int, tuple[int, int]]]:
+        """What `next_shard` will return, from this part of the current step on."""
+        return parts_ahead(self.training_cursor, self._method, None, part)
 
     @property
     def step(self) -> int:
@@ -61,33 +82,81 @@ class _OneWorker:
         """The epoch of the next step (of the last one, at the end)."""
         return self.training_cursor.epoch
 
+    @property
+    def seed(self) -> int:
+        return self.job.seed
+
+    @property
+    def global_batch_size(self) -> int:
+        """The samples of a full batch; the initial one, if it may change."""
+        return self.job.global_batch_size
+
     def next_shard(self) -> tuple[GlobalBatch, int, tuple[int, int]] | None:
         """The next shard's global batch, number and (first, end) samples; None when all steps are done."""
+        last_turn, self._last_turn = self._last_turn, None
+        if last_turn is not None:
+            self._commit(last_turn)
         if self._batch is None:
             if self.training_cursor.is_over:
                 return None
             self._batch = self.training_cursor.next_batch()
             self._method.begin(self._batch, None, is_measured=self.training_cursor.measures_step)
-            # A shard without samples keeps its place in the order of additions.
-            assert self._method.has_part()
         part, bounds = self._method.begin_part()
+        self._part_size = bounds[1] - bounds[0]
         seed_everything(self.job.seed, self._batch.step, part)
         return self._batch, part, bounds
 
-    def contribute(self, loss: torch.Tensor) -> None:
-        """Run backward for the current shard; after the step's last shard, update the model."""
-        self._method.backward(loss)
+    def evaluate(self, name: str, num_parts: int, compute: Compute) -> list[PartScores]:
+        """The scores of all parts, in order."""
+        known: dict[int, PartScores] = {}
+        compute_alone(num_parts, known, compute, lambda: None)
+        return [known[number] for number in range(num_parts)]
+
+    def backward(self, loss: torch.Tensor, place: int = 0, weight: float | None = None) -> None:
+        """Run backward for the current shard; after the step's last shard, the gradients are complete."""
+        if self._batch is None:
+            return
+        self._place = place
+        num_samples = self._part_size
+        loss, root = weighted(loss, self._scaling.scaled(loss), weight, num_samples)
+        self._method.backward(loss, root, place, num_samples if weight is None else weight)
         if not self._method.has_part():
             assert self._batch is not None
-            self._commit(self._batch)
+            reduced = self._method.exchange(self.step, Flags(), self.training_cursor.last_square)
+            reduced = divided_by_weight(reduced, self._method.payload.parameters, len(self._batch.ids))
+            self._reduced = self._scaling.unscale(reduced, place)
 
-    def _commit(self, batch: GlobalBatch) -> None:
-        training_cursor = self.training_cursor
-        reduced = self._method.exchange(self.step, Flags(), training_cursor.last_square)
+    def clip_grad_norm(self, max_norm: float) -> float:
+        """Clip the gradients, once they are complete; returns the norm that they had, NaN before."""
+        if self._reduced is None:
+            return math.nan
+        return clip_gradients(self._method.payload.parameters, max_norm, None)
+
+    def update(self) -> bool:
+        """Update the model, if the gradients are complete; whether they are."""
+        reduced, self._reduced = self._reduced, None
+        if reduced is None:
+            return False
+        if len(self.state.optimizers) == 1:
+            self._commit(reduced)
+        else:
+            self._apply()
+            # Another optimizer may take its turn: the step ends with the next batch.
+            self._last_turn = reduced
+        return True
+
+    def _apply(self) -> None:
+        factor = self.training_cursor.learning_rate_factor
+        self._method.update(factor, None, is_skipped=self._scaling.is_skipped)
+        self._scaling.updated(self._place)
+
+    def _commit(self, reduced: Reduced) -> None:
+        batch, self._batch = self._batch, None
+        assert batch is not None
         self.loss = reduced.loss
-        training_cursor.commit(batch, reduced.squares, reduced.rank0_square)
-        self._method.update(training_cursor.learning_rate_factor, None)
-        self._batch = None
+        self.training_cursor.commit(batch, reduced.squares, reduced.rank0_square)
+        if len(self.state.optimizers) == 1:
+            self._apply()
         self._report(self, len(batch.ids))
 
 
@@ -119,23 +188,25 @@ def _reporter(lines: LossLines) -> Callable[[_OneWorker, int], None]:
 
 
 @contextmanager
-def _as_on_a_worker(results: Path) -> Iterator[None]:
-    """Name the folder of the results as for a worker, and limit torch to one thread.
+def _as_on_a_worker(job: TrainingJob, results: Path) -> Iterator[None]:
+    """Set `job.env`, name the folder of the results, and limit torch to one thread.
 
     With several it may add numbers in another order.
     """
-    num_threads, named = torch.get_num_threads(), os.environ.get(OUT_VARIABLE)
+    num_threads, before = torch.get_num_threads(), dict(os.environ)
     torch.set_num_threads(1)
     results.mkdir(parents=True, exist_ok=True)
-    os.environ[OUT_VARIABLE] = str(results)
+    ours = {**job.env, OUT_VARIABLE: str(results)}
+    os.environ.update(ours)
     try:
         yield
     finally:
         torch.set_num_threads(num_threads)
-        if named is None:
-            os.environ.pop(OUT_VARIABLE, None)
-        else:
-            os.environ[OUT_VARIABLE] = named
+        for name in ours:
+            if name in before:
+                os.environ[name] = before[name]
+            else:
+                os.environ.pop(name, None)
 
 
 def run_local(
@@ -155,7 +226,7 @@ def run_local(
     worker = _OneWorker(job, device, _reporter(LossLines(job.name, write)))
     chosen = (directory or Path("springtide-out") / job.name).absolute()
     context = ElasticContext(worker, _DirectoryArtifacts(worker, chosen), chosen, device, job.params)
-    with _as_on_a_worker(chosen):
+    with _as_on_a_worker(job, chosen):
         seed_everything(job.seed)
         as_function(function)(context)
         if not context.is_prepared:

@@ -2,68 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from springtide.core.errors import CheckpointError, InvalidRequest
+from springtide.runtime.models.packing import Packed, pack, unpack
+from springtide.runtime.models.prepared_objects import PreparedObjects
 
 _LARGEST_NUMBER = 1e38
-Packed = Any  # JSON values; tensors are {"$tensor": name, "dtype", "shape", "device"}.
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """`float32` for torch.float32."""
-    return str(dtype).removeprefix("torch.")
-
-
-def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's bytes as a flat uint8 tensor, sharing memory where it is contiguous."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-
-
-def pack(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Packed:
-    """Encode a value as JSON values, adding its tensors to `tensors`. Raises InvalidRequest for other types."""
-    if isinstance(value, torch.Tensor):
-        tensors[name] = value.detach()
-        device = "cpu" if value.device.type == "cpu" else "device"
-        return {"$tensor": name, "dtype": dtype_name(value.dtype), "shape": list(value.shape), "device": device}
-    if isinstance(value, list | tuple):
-        key = "$list" if isinstance(value, list) else "$tuple"
-        return {key: [pack(item, f"{name}.{index}", tensors) for index, item in enumerate(value)]}
-    if isinstance(value, dict):
-        return {"$dict": [[str(key), pack(item, f"{name}.{key}", tensors)] for key, item in value.items()]}
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"$float": str(value)}
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise InvalidRequest(f"the optimizer holds a {type(value).__name__} in {name!r}; only tensors and numbers can move")
-
-
-def unpack(packed: Packed, live: Any, device: torch.device, tensors: dict[str, torch.Tensor]) -> Any:
-    """Decode a value of `pack`. Its tensors, to be filled by the caller, are put into `tensors`.
-
-    A tensor of `live` is reused if dtype and shape fit, else a new one is made.
-    """
-    if not isinstance(packed, dict):
-        return packed
-    if "$float" in packed:
-        return float(packed["$float"])
-    if "$dict" in packed:
-        old = live if isinstance(live, dict) else {}
-        return {key: unpack(item, old.get(key), device, tensors) for key, item in packed["$dict"]}
-    if "$list" in packed or "$tuple" in packed:
-        items: list[Packed] = packed["$list"] if "$list" in packed else packed["$tuple"]
-        olds = live if isinstance(live, list | tuple) and len(live) == len(items) else [None] * len(items)
-        values = [unpack(item, old, device, tensors) for item, old in zip(items, olds, strict=True)]
-        return values if "$list" in packed else tuple(values)
-    dtype = getattr(torch, packed["dtype"])
-    if not isinstance(live, torch.Tensor) or live.dtype != dtype or list(live.shape) != packed["shape"]:
-        live = torch.empty(packed["shape"], dtype=dtype, device="cpu" if packed["device"] == "cpu" else device)
-    tensors[packed["$tensor"]] = live
-    return live
 
 
 def _is_number(value: Any) -> bool:
@@ -84,27 +32,48 @@ def _number_slots(groups: list[dict[str, Any]]) -> list[tuple[int, str, int | No
 
 
 class TrainingState:
-    """The whole state of a training: parameters, buffers, optimizer state and hyperparameters, by name."""
+    """The whole state of a training, by name: parameters, buffers, the optimizer's, and that of prepared objects."""
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        device: torch.device,
+        objects: Sequence[Any] = (),
+    ) -> None:
+        """`objects` are those prepared beside the model and its optimizers.
+
+        Raises InvalidRequest if they cannot be, or if two optimizers have a parameter in common.
+        """
+        self.objects = PreparedObjects(objects, device)
         self.model = model
-        self.optimizer = optimizer
+        self.optimizers = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
         self.device = device
         self.parameters: dict[str, torch.nn.Parameter] = dict(model.named_parameters())
         names = {id(parameter): name for name, parameter in self.parameters.items()}
         self.optimised: list[str] = []
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                name = names.setdefault(id(parameter), f"extra.{len(self.optimised)}")
-                self.parameters.setdefault(name, parameter)
-                self.optimised.append(name)
-        self._number_slots = _number_slots(optimizer.param_groups)
+        # By name, the place of the optimizer that a parameter has.
+        self.places: dict[str, int] = {}
+        for place, optimizer in enumerate(self.optimizers):
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    name = names.setdefault(id(parameter), f"extra.{len(self.optimised)}")
+                    self.parameters.setdefault(name, parameter)
+                    if self.places.setdefault(name, place) != place:
+                        raise InvalidRequest(f"two optimizers have the parameter {name!r}; give it to one of them")
+                    self.optimised.append(name)
+        self._number_slots = _number_slots(self.groups)
         self._buffers = [
             (f"{prefix}.{name}" if prefix else name, module, name)
             for prefix, module in model.named_modules()
             for name, buffer in module._buffers.items()
             if buffer is not None
         ]
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """The parameter groups of all optimizers."""
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """The buffers as they are now: a forward pass may have replaced them."""
@@ -114,6 +83,12 @@ class TrainingState:
             assert buffer is not None
             found[name] = buffer
         return found
+
+    def replace_buffer(self, name: str, tensor: torch.Tensor) -> None:
+        """Set a buffer by another tensor."""
+        for known, module, attribute in self._buffers:
+            if known == name:
+                module._buffers[attribute] = tensor
 
     def model_tensors(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers under the names of the model."""
@@ -127,37 +102,43 @@ class TrainingState:
     def numbers(self) -> list[float]:
         """The numbers in the parameter groups (learning rates, momenta, betas), in a fixed order."""
         values: list[float] = []
+        groups = self.groups
         for index, key, item in self._number_slots:
-            value: Any = self.optimizer.param_groups[index].get(key)
+            value: Any = groups[index].get(key)
             value = value[item] if item is not None and isinstance(value, tuple) else value
             values.append(float(value) if _is_number(value) else 0.0)
         return values
 
     def set_numbers(self, numbers: list[float]) -> None:
         """Set the numbers that another member returned. Values that are not plain numbers here stay unchanged."""
+        groups = self.groups
         for (index, key, item), number in zip(self._number_slots, numbers, strict=True):
-            group = self.optimizer.param_groups[index]
+            group = groups[index]
             value: Any = group.get(key)
             if item is None and _is_number(value):
                 group[key] = type(value)(number)
             elif isinstance(value, tuple) and item is not None and _is_number(value[item]):
                 group[key] = (*value[:item], type(value[item])(number), *value[item + 1 :])
 
-    def update(self, learning_rate_factor: float = 1.0) -> None:
-        """Take one step of the optimizer with every learning rate multiplied by the factor during the step.
+    def update(self, learning_rate_factor: float = 1.0, places: Iterable[int] | None = None) -> None:
+        """Take one step of the optimizers (None: of all) with learning rates multiplied by the factor during the step.
 
         The rates are restored afterwards, because schedulers compute the next rate from the one in the group.
         """
+        for place in range(len(self.optimizers)) if places is None else places:
+            self._step(self.optimizers[place], learning_rate_factor)
+
+    def _step(self, optimizer: torch.optim.Optimizer, learning_rate_factor: float) -> None:
         if learning_rate_factor == 1.0:
-            self.optimizer.step()
+            optimizer.step()
             return
-        groups = self.optimizer.param_groups
+        groups = optimizer.param_groups
         rates = [group.get("lr") for group in groups]
         try:
             for group, rate in zip(groups, rates, strict=True):
                 if rate is not None:
                     group["lr"] = rate * learning_rate_factor
-            self.optimizer.step()
+            optimizer.step()
         finally:
             for group, rate in zip(groups, rates, strict=True):
                 if rate is not None:
@@ -167,14 +148,14 @@ class TrainingState:
         tensors: dict[str, torch.Tensor] = {}
         groups = [
             {key: pack(value, f"group.{index}.{key}", tensors) for key, value in group.items() if key != "params"}
-            for index, group in enumerate(self.optimizer.param_groups)
+            for index, group in enumerate(self.groups)
         ]
         return groups, tensors
 
     def unpack_groups(self, packed: Packed) -> dict[str, torch.Tensor]:
         """Set the hyperparameters; returns the tensors among them, to be filled by the caller."""
         tensors: dict[str, torch.Tensor] = {}
-        live = self.optimizer.param_groups
+        live = self.groups
         if len(packed) != len(live):
             raise CheckpointError(f"the optimizer has {len(live)} parameter groups, the saved one {len(packed)}")
         for group, values in zip(live, packed, strict=True):
@@ -187,7 +168,7 @@ class TrainingState:
         tensors: dict[str, torch.Tensor] = {}
         packed: dict[str, Packed] = {}
         for name in names:
-            state = self.optimizer.state.get(self.parameters[name])
+            state = self._state_of(name).get(self.parameters[name])
             if state:
                 packed[name] = pack(dict(state), f"state.{name}", tensors)
         return packed, tensors
@@ -198,20 +179,50 @@ class TrainingState:
         for name in names:
             parameter = self.parameters[name]
             if name in packed:
-                live = dict(self.optimizer.state.get(parameter, {}))
-                self.optimizer.state[parameter] = unpack(packed[name], live, self.device, tensors)
+                live = dict(self._state_of(name).get(parameter, {}))
+                self._state_of(name)[parameter] = unpack(packed[name], live, self.device, tensors)
             else:
-                self.optimizer.state.pop(parameter, None)
+                self._state_of(name).pop(parameter, None)
         return tensors
 
+    def _state_of(self, name: str) -> dict[Any, Any]:
+        return self.optimizers[self.places[name]].state
+
     def pack_all(self) -> tuple[dict[str, Packed], dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """The whole state: plain values, the model's tensors, the optimizer's tensors."""
+        """The whole state: plain values, the model's tensors, those of the optimizer and of prepared objects."""
         groups, group_tensors = self.pack_groups()
         states, state_tensors = self.pack_optimizer(self.optimised)
-        return {"groups": groups, "states": states}, self.model_tensors(), {**group_tensors, **state_tensors}
+        objects, object_tensors = self.objects.pack()
+        packed = {"groups": groups, "states": states, "objects": objects}
+        return packed, self.model_tensors(), {**group_tensors, **state_tensors, **object_tensors}
 
-    def unpack_all(self, packed: Mapping[str, Packed]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """Set the plain values; returns the model's and the optimizer's tensors, to be filled by the caller."""
+    def unpack_all(
+        self, packed: Mapping[str, Packed]
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], Callable[[], None]]:
+        """Set the plain values; returns the tensors as `pack_all` does, to be filled by the caller.
+
+        The caller then calls the function that is returned, which hands prepared objects their state.
+        """
         group_tensors = self.unpack_groups(packed["groups"])
         state_tensors = self.unpack_optimizer(self.optimised, packed["states"])
-        return self.model_tensors(), {**group_tensors, **state_tensors}
+        # Checkpoints of earlier releases have no objects.
+        object_tensors, load = self.objects.unpack(packed.get("objects", {}))
+        return self.model_tensors(), {**group_tensors, **state_tensors, **object_tensors}, load
+
+    def keep_controls(self, *, with_buffers: bool = False) -> Callable[[], None]:
+        """Copy hyperparameters, prepared objects and, if asked to, buffers; returns what sets them again."""
+        (groups, group_tensors), (objects, object_tensors) = self.pack_groups(), self.objects.pack()
+        kept = {name: tensor.clone() for name, tensor in {**group_tensors, **object_tensors}.items()}
+        buffers = {name: buffer.clone() for name, buffer in self.buffers().items()} if with_buffers else {}
+
+        def restore() -> None:
+            tensors, load = self.objects.unpack(objects)
+            with torch.no_grad():
+                for name, tensor in {**self.unpack_groups(groups), **tensors}.items():
+                    tensor.copy_(kept[name])
+                for name, buffer in self.buffers().items():
+                    if name in buffers:
+                        buffer.copy_(buffers[name])
+            load()
+
+        return restore

@@ -7,6 +7,7 @@ import sys
 import threading
 from typing import NoReturn
 
+EXIT_CRASHED = 1
 EXIT_FENCED = 3
 EXIT_GRACE = 4
 # The worker's environment lacks something (a key, a store); neither the worker nor user code has failed.

@@ -5,7 +5,7 @@ It wraps the model in DistributedDataParallel without changing the user's code, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -16,8 +16,9 @@ from torch.autograd.profiler import record_function
 from torch.nn.parallel import DistributedDataParallel
 
 from springtide.core.errors import InvalidRequest
-from springtide.runtime.data.dataset_reader import SampleReader
-from springtide.runtime.data.shards import GlobalBatch, permutation, seed_everything
+from springtide.runtime.data.shards import GlobalBatch, SampleOrder, permutation, seed_everything
+from springtide.runtime.elastic.evaluation import Compute, PartScores
+from springtide.runtime.elastic.steps.gradients import clip_gradients
 from springtide.runtime.process.exits import WorkerExit
 from springtide.runtime.profiling.exchange import DeviceTimer, MeasuredExchange
 from springtide.runtime.profiling.step_profiling import MARK, ProfiledIteration
@@ -65,6 +66,7 @@ class ProfiledSteps:
         self.epoch = 0
         self.rank = rank
         self.metrics: dict[str, float] = {}
+        self.loss: float | None = None
         self.num_unused = 0
         self.num_samples = 0
         self.iterations: dict[str, list[ProfiledIteration]] = {turn.name: [] for turn in turns if turn.name}
@@ -72,7 +74,9 @@ class ProfiledSteps:
         self._turns = turns
         self._exchange = exchange
         self._device = device
-        self._seed = seed
+        self.seed = seed
+        # A profile has batches of its own sizes.
+        self.global_batch_size = 0
         self._on_progress = on_progress
         self._watch = DeviceTimer(device)
         self._is_parallel = False
@@ -85,6 +89,10 @@ class ProfiledSteps:
         self._pending: tuple[Any, Any, list[float]] | None = None
 
     @property
+    def world_size(self) -> int:
+        return self._exchange.num_members
+
+    @property
     def num_iterations(self) -> int:
         """The number of iterations of the whole profile."""
         return len(self._turns)
@@ -94,11 +102,21 @@ class ProfiledSteps:
         """Completed steps."""
         return float(self.step)
 
-    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def attach(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        objects: Sequence[Any] = (),
+        micro_batch: int = 0,
+    ) -> None:
+        """Take over the model. Raises InvalidRequest for several optimizers."""
+        if len(optimizers) > 1:
+            raise InvalidRequest("a profile is of a function with one optimizer; leave it out for this one")
+        # Schedulers and the like are the function's own here: nothing is moved or stored, and no pass is cut.
         self._model = model
-        self._optimizer = optimizer
+        (self._optimizer,) = optimizers
 
-    def start(self, num_samples: int, reader: SampleReader | None = None) -> None:
+    def start(self, num_samples: int, order: SampleOrder | None = None) -> None:
         """Set the dataset's length. Raises InvalidRequest if it has no batch for every worker."""
         needed = self._exchange.num_members * max(turn.local_batch_size for turn in self._turns)
         if num_samples < needed:
@@ -106,7 +124,7 @@ class ProfiledSteps:
                 f"the dataset has {num_samples} samples and the batch takes {needed}; ask for a smaller --batch"
             )
         self.num_samples = num_samples
-        self._order = permutation(num_samples, self._seed, 0)
+        self._order = permutation(num_samples, self.seed, 0)
 
     def next_shard(self) -> tuple[GlobalBatch, int, tuple[int, int]]:
         """The samples of the next iteration, equally many on every worker. Raises WorkerExit after the last one."""
@@ -117,36 +135,54 @@ class ProfiledSteps:
         turn = self._turns[self.step]
         if turn.progress:
             self._on_progress(turn.progress)
-        size, num_members = turn.local_batch_size, self._exchange.num_members
-        first = self.step * size * num_members
-        ids = np.take(self._order, range(first, first + size * num_members), mode="wrap")
-        seed_everything(self._seed, self.step, self.rank)
+        seed_everything(self.seed, self.step, self.rank)
         self._exchange.barrier()
         self._buckets, self._ready, self._begun, self._ended = [], [], [], {}
         if turn.mode == "operators":
             self._start_profiler()
         self._begin = self._watch.now()
-        batch = GlobalBatch(step=self.step, epoch=0, ids=ids)
-        return batch, self.rank, (self.rank * size, (self.rank + 1) * size)
+        return self._part(self.step)
 
-    def contribute(self, loss: torch.Tensor) -> None:
-        """Run and time the backward pass, the exchange in the turn's mode, and the update."""
+    def parts_ahead(self, part: int) -> Iterator[tuple[GlobalBatch, int, tuple[int, int]]]:
+        """What `next_shard` will return, from the current iteration on."""
+        return (self._part(step) for step in range(self.step, len(self._turns)))
+
+    def _part(self, step: int) -> tuple[GlobalBatch, int, tuple[int, int]]:
+        size, num_members = self._turns[step].local_batch_size, self._exchange.num_members
+        first = step * size * num_members
+        ids = np.take(self._order, range(first, first + size * num_members), mode="wrap")
+        return GlobalBatch(step=step, epoch=0, ids=ids), self.rank, (self.rank * size, (self.rank + 1) * size)
+
+    def evaluate(self, name: str, num_parts: int, compute: Compute) -> list[PartScores]:
+        """The scores of the first part alone: an evaluation is no part of what is measured."""
+        return [scores for _, scores in compute(iter((0,)))]
+
+    def backward(self, loss: torch.Tensor, place: int = 0, weight: float | None = None) -> None:
+        """Run and time the backward pass and the exchange in the turn's mode, whatever the loss counts for."""
         mode = self._turns[self.step].mode
+        self.loss = float(loss.detach())
         forwarded = self._watch.now()
         self._enter("backward")
         torch.autograd.backward(loss)
         backwarded = self._watch.now()
         self._enter(None)
         exchange_s = self._exchange_buckets() if self._buckets and mode != "overlapped" else []
-        updating = self._watch.now()
+        self._updating = self._watch.now()
         self._enter("update")
-        self._optimizer.step()
-        if mode == "plain":
-            self._parallelise()
-        self._optimizer.zero_grad()
         # The iteration ends when the function asks for the next batch, because its loop may do more after ctx.step().
         self._pending = (forwarded, backwarded, exchange_s)
-        self._updating = updating
+
+    def clip_grad_norm(self, max_norm: float) -> float:
+        """Clip the gradients; returns the norm that they had."""
+        return clip_gradients(list(self._model.parameters()), max_norm, None)
+
+    def update(self) -> bool:
+        """Take the optimizer's step."""
+        self._optimizer.step()
+        if self._turns[self.step].mode == "plain":
+            self._parallelise()
+        self._optimizer.zero_grad()
+        return True
 
     def _close_iteration(self) -> None:
         if self._pending is None:

@@ -184,9 +184,15 @@ class _Measured:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
 
-    def step(self, loss: Any) -> bool:
+    def step(self, loss: Any, **options: Any) -> bool:
         """Call the context's `step`, and wait for an order after each completed optimizer step."""
-        is_step = bool(self._context.step(loss))
+        return self._counted(self._context.step(loss, **options))
+
+    def update(self, *arguments: Any) -> bool:
+        """The same with the context's `update`."""
+        return self._counted(self._context.update(*arguments))
+
+    def _counted(self, is_step: bool) -> bool:
         if is_step:
             self._steps.after_step()
         return is_step

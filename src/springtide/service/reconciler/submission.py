@@ -39,7 +39,7 @@ from springtide.service.ports import PlatformLike, Submissions
 from springtide.service.reconciler.admission import ResourceAdmission
 from springtide.service.submission import sources
 from springtide.service.submission.folders import folder_of
-from springtide.service.submission.function_checks import check_functions
+from springtide.service.submission.function_checks import check_for_pods, check_functions
 from springtide.service.submission.option_models import RequestModel
 from springtide.service.submission.request_digest import digest, is_of_request, request_digest
 from springtide.service.submission.schemas import (
@@ -78,6 +78,7 @@ class ResourceSubmission:
         """Create the job's object and submit the job. Raises InvalidRequest, Conflict, BackendError, StorageError."""
         check_job(request)
         check_functions(request)
+        check_for_pods(request.options)
         self._check_source(request.source)
         if request.options.on == "auto":
             raise InvalidRequest(AUTO_IS_NO_OBJECT)
@@ -113,6 +114,7 @@ class ResourceSubmission:
         """Create or change the service's object and deploy it. Raises InvalidRequest, Conflict, BackendError."""
         validate_name(name, "the service's name")
         check_service(request)
+        check_for_pods(request.options)
         self._check_source(request.source)
         old = self._platform.view().services.get(WorkloadId(name))
         where = old.service.container if old is not None and not old.is_removed else None

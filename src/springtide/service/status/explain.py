@@ -15,6 +15,7 @@ from springtide.core.status.shares import SharingStatus
 from springtide.core.workload import JobState
 from springtide.scheduling.functions.plan_text import words
 from springtide.service.ports import ViewLike
+from springtide.service.status.environment_evidence import environment_evidence, making_reason
 from springtide.service.status.function_evidence import function_evidence, function_next_steps
 from springtide.service.status.outlook import JobForecast
 from springtide.service.status.pool_evidence import graces_by_node, job_pool_evidence, service_pool_evidence
@@ -58,7 +59,7 @@ def explain(
         if pools is not None:
             evidence += service_pool_evidence(record, pools, now_s, graces_by_node(view))
         price_s, prices_s = None, {}
-    evidence += [*_held_up(record), *_worth(price_s, prices_s), *_devices_seen(record)]
+    evidence += [*environment_evidence(record), *_held_up(record), *_worth(price_s, prices_s), *_devices_seen(record)]
     if sharing is not None:
         evidence += share_evidence(record, view, sharing)
     return Explanation(
@@ -89,6 +90,8 @@ def _worth(price_s: float | None, prices_s: Mapping[str, float]) -> list[str]:
 
 
 def _reason(record: JobRecord | ServiceRecord) -> str:
+    if making := making_reason(record):
+        return making
     if record.reason:
         return record.reason
     if isinstance(record, JobRecord) and record.lifecycle.state is JobState.RUNNING:

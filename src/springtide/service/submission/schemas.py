@@ -11,8 +11,10 @@ from pydantic_core import ErrorDetails
 
 from springtide.core.errors import InvalidRequest
 from springtide.core.options.jobs import Where
-from springtide.core.options.rules import JOB_RULES, check_rules
-from springtide.core.options.words import JOB_WORDS
+from springtide.core.options.packages import check_interpreter, check_requirements
+from springtide.core.options.rules import JOB_RULES, SERVICE_RULES, check_rules
+from springtide.core.options.variables import check_variables
+from springtide.core.options.words import JOB_WORDS, SERVICE_WORDS
 from springtide.core.quantities import validate_name
 from springtide.core.workload import MAX_VIRTUAL_SHARDS, AdaptiveBatch
 from springtide.service.submission.option_models import (
@@ -252,6 +254,7 @@ def check_job(job: JobIn) -> None:
         raise InvalidRequest(
             f"options.batch.min_size {batch.min_size} is above options.batch.max_size {batch.max_size}; swap them"
         )
+    _check_environment(options)
     check_rules(JOB_RULES, checked_values(options), JOB_WORDS["rest"])
 
 
@@ -274,11 +277,22 @@ def check_service(service: ServiceIn) -> None:
             f"options.min_replicas {options.min_replicas} is above options.max_replicas {options.max_replicas}; "
             "raise max_replicas or lower min_replicas"
         )
+    _check_environment(options)
+    check_rules(SERVICE_RULES, options.model_dump(include={"env", "secrets"}), SERVICE_WORDS["rest"])
+
+
+def _check_environment(options: JobOptionsIn | ServiceOptionsIn) -> None:
+    check_variables(options.env, "options.env")
+    check_variables(options.secrets, "options.secrets")
+    check_requirements(options.requirements, "options.requirements")
+    check_interpreter(options.python, "options.python")
 
 
 def _sentence(detail: ErrorDetails, model: type[BaseModel]) -> str:
     where = ".".join(str(part) for part in detail["loc"])[:200] or "the body"
     context = detail.get("ctx", {})
+    # Values of variables may be private, and sentences are told and logged.
+    given = "its value" if {"env", "secrets"} & set(detail["loc"]) else _short(detail["input"])
     match detail["type"]:
         case "extra_forbidden":
             known = ", ".join(_fields_at(model, detail["loc"][:-1]))
@@ -288,16 +302,16 @@ def _sentence(detail: ErrorDetails, model: type[BaseModel]) -> str:
         case "greater_than" | "greater_than_equal" | "less_than_equal":
             bound = next(iter(context.values()))
             word = {"greater_than": "above", "greater_than_equal": "at least"}.get(detail["type"], "at most")
-            return f"{where} must be {word} {bound:,}, got {_short(detail['input'])}"
+            return f"{where} must be {word} {bound:,}, got {given}"
         case "literal_error":
-            return f"{where} must be {context['expected']}, got {_short(detail['input'])}"
+            return f"{where} must be {context['expected']}, got {given}"
         case "string_too_long" | "too_long":
             limit = context["max_length"]
             unit = "characters" if detail["type"] == "string_too_long" else "entries"
             return f"{where} is too long; at most {limit} {unit} are possible"
         case _:
             sentence = detail["msg"].removeprefix("Input should be ")
-            return f"{where} must be {sentence}, got {_short(detail['input'])}"
+            return f"{where} must be {sentence}, got {given}"
 
 
 def _short(value: object) -> str:

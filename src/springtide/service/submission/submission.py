@@ -53,7 +53,14 @@ from springtide.service.submission.function_checks import check_container, check
 from springtide.service.submission.function_menus import menus_of
 from springtide.service.submission.guarantees import check_guarantee, check_promises
 from springtide.service.submission.job_edits import check_goal
-from springtide.service.submission.option_models import JobOptionsIn, RequestModel, checked_values, copied, goal_of
+from springtide.service.submission.option_models import (
+    JobOptionsIn,
+    RequestModel,
+    checked_values,
+    copied,
+    goal_of,
+    packages_of,
+)
 from springtide.service.submission.request_digest import digest, is_of_request, request_digest
 from springtide.service.submission.schemas import (
     JobIn,
@@ -66,6 +73,7 @@ from springtide.service.submission.schemas import (
 )
 from springtide.service.submission.shares import check_share, share_of
 from springtide.service.submission.unfinished import check_unfinished
+from springtide.storage.secrets import keep_secrets
 
 MAX_KEY_CHARS = 255
 _SETTLE_S = 2.0
@@ -145,7 +153,9 @@ class SubmissionService:
             entrypoint = sources.entrypoint_of(request.source, address, import_root, folder)
             experience = experience_of(view, request, family_of(request), source_store.holds)
             job = make_job(request, job_id, entrypoint, self._platform.now_s(), experience, submit_key, menu, search)
-            job = replace(job, container=container, place_reason=place_reason)
+            secrets_kept = keep_secrets(self._platform.workload_dir(job_id), request.options.secrets)
+            job = replace(job, container=container, place_reason=place_reason, secrets=secrets_kept)
+            job = replace(job, packages=packages_of(request.options))
             record = self._apply(JobSubmitted(job=job)).jobs[job_id]
         if record.job.submit_key != submit_key:
             raise Conflict(f"this Idempotency-Key was used for {job_id} with another body; use a new key")
@@ -196,6 +206,12 @@ class SubmissionService:
                 revision=1 if old is None else old.service.revision + (1 if old.is_removed else 0),
                 share=share,
                 container=container,
+                secrets=keep_secrets(
+                    self._platform.workload_dir(service_id),
+                    options.secrets,
+                    None if old is None else old.service.secrets,
+                ),
+                packages=packages_of(options),
                 **copied(options, SERVICE_OPTIONS, "workload"),
             )
             check_promises(self._platform, service, service.min_replicas)
@@ -443,14 +459,12 @@ def _step_profile(options: JobOptionsIn) -> StepProfile | None:
 
 
 def family_of(request: JobIn) -> str:
-    """An id for runs of the same code, which learn from each other; empty for a script: nothing of it is measured.
+    """An id for runs of the same code, which learn from each other.
 
-    The same code is a function of the same syntax tree that reaches the same: no comment, no print and no other
-    deadline makes it another one.
+    The same code is a function or a script of the same syntax tree that reaches the same: no comment, no print and no
+    other deadline makes it another one.
     """
     source = request.source
-    if source.kind == "script":
-        return ""
     # On another share of a device it has another speed.
     share = share_of(request.options.share)
     size = "" if share is None else f" {share.request:g} {share.limit:g}"
@@ -458,6 +472,9 @@ def family_of(request: JobIn) -> str:
     if not code:
         files = "".join(f"\0{name}\0{text}" for name, text in sorted(source.files.items()))
         code = source.object_name + source.text + files
+    if source.kind == "script":
+        # Its number of workers cannot change, and often it cuts its batches and its steps by it.
+        code += "".join(f"\0{argument}" for argument in (*source.args, str(request.options.max_workers)))
     return f"{request.name}-{digest(code + size)[:12]}"
 
 

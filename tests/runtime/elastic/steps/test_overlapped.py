@@ -126,7 +126,7 @@ def test_buckets_are_sent_while_the_pass_runs(together, monkeypatch):
     def act(group):
         steps, model, _ = made(net)
         sent = []
-        model[0].weight.register_hook(lambda _: sent.append(len(steps._reducer.works)))
+        model[0].weight.register_hook(lambda _: sent.append(len(steps._reducers[0].works)))
         one_step(steps, model, batch_of(0), group)
         return sent
 
@@ -238,3 +238,44 @@ def test_a_parameter_that_gets_its_gradient_in_two_parts_is_refused(together, mo
         steps.backward(x.square().mean())
 
     assert all("use_reentrant=False" in str(error) for error in together(2, act))
+
+
+def turns_of(model, group, sizes):
+    """Two optimizers in turn on each batch, one for `first` and one for `last`; both losses depend on both."""
+    model = copy.deepcopy(model)
+    optimizers = [
+        torch.optim.SGD([*model.first.parameters(), *model.rare.parameters()], lr=0.05, momentum=0.9),
+        torch.optim.SGD(model.last.parameters(), lr=0.02),
+    ]
+    steps = OverlappedSteps(TrainingState(model, optimizers, CPU))
+    for step, size in enumerate(sizes):
+        batch = batch_of(step, size)
+        steps.begin(batch, group, is_measured=False)
+        _, (low, high) = steps.begin_part()
+        ids = torch.as_tensor(batch.ids[low:high])
+        for turn, place in enumerate((1, 0, 1)):
+            steps.backward((model(X[ids]) - Y[ids] - place).square().mean(), None, place)
+            assert all(has == (name.startswith("last") == bool(place)) for name, has in seen(steps, step, turn))
+            steps.update(1.0, None)
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def seen(steps, step, turn):
+    """By name, whether a parameter has a gradient after the exchange; those that a few samples use are left out."""
+    has = steps.exchange(step + turn / 1024, NO_FLAGS, 0.0).has_gradient
+    pairs = zip(steps.payload.names, has, strict=True)
+    return [(name, has) for name, has in pairs if not name.startswith(("rare", "unused"))]
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_optimizers_that_take_turns_train_as_in_one_loop(together, cut, world_size):
+    torch.manual_seed(0)
+    net = Net()
+    sizes = [16, 17, 2, 16]
+    alone = turns_of(net, None, sizes)
+    results = together(world_size, lambda group: turns_of(net, group, sizes))
+    for state in results:
+        for name, tensor in state.items():
+            assert torch.equal(tensor, results[0][name]), name
+            torch.testing.assert_close(tensor, alone[name], rtol=1e-5, atol=1e-6)
+    assert int(results[0]["num_batches"]) == 3 * len(sizes)

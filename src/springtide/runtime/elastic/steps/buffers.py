@@ -13,11 +13,13 @@ class BufferChanges:
     """The changes of a model's buffers since the step began, each flattened, in the order of names.
 
     Changes of buffers of floats are averaged, not values, so that a constant buffer (a mask with infinities, say) stays
-    exact.
+    exact. Buffers are set in place, or, where `replaces`, by other tensors: a graph that is yet to run backward keeps
+    what it has seen.
     """
 
-    def __init__(self, state: TrainingState) -> None:
+    def __init__(self, state: TrainingState, *, replaces: bool = False) -> None:
         self._state = state
+        self._replaces = replaces
         buffers = state.buffers()
         self.floats = [name for name, buffer in buffers.items() if buffer.is_floating_point()]
         self.integers = [name for name, buffer in buffers.items() if not buffer.is_floating_point()]
@@ -36,7 +38,7 @@ class BufferChanges:
         """Set the buffers to what they were when the step began."""
         with torch.no_grad():
             for name, buffer in self._state.buffers().items():
-                buffer.copy_(self._start[name])
+                self._set(name, buffer, self._start[name])
 
     def changed(self) -> list[bool]:
         """For each of `floats` and `integers`, in this order, whether it has changed."""
@@ -67,7 +69,7 @@ class BufferChanges:
             for name in names:
                 buffer, start = buffers[name], self._start[name]
                 change = changes[at : at + buffer.numel()].view(buffer.shape).to(buffer.device)
-                buffer.copy_(torch.where(change == 0, start, start + change.to(start.dtype)))
+                self._set(name, buffer, torch.where(change == 0, start, start + change.to(start.dtype)))
                 at += buffer.numel()
 
     def apply_integers(self, changes: torch.Tensor, names: Sequence[str]) -> None:
@@ -77,5 +79,11 @@ class BufferChanges:
             for name in names:
                 buffer, start = buffers[name], self._start[name]
                 change = changes[at : at + buffer.numel()].view(buffer.shape).to(buffer.device, torch.int64)
-                buffer.copy_(start.to(torch.int64) + change)
+                self._set(name, buffer, start.to(torch.int64) + change)
                 at += buffer.numel()
+
+    def _set(self, name: str, buffer: torch.Tensor, value: torch.Tensor) -> None:
+        if self._replaces:
+            self._state.replace_buffer(name, value.to(buffer.dtype, copy=True))
+        else:
+            buffer.copy_(value)

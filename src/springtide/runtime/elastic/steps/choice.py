@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from springtide.core.errors import InvalidRequest
 from springtide.core.workload import TrainingJob
 from springtide.runtime.elastic.steps.method import StepMethod
 from springtide.runtime.elastic.steps.overlapped import OverlappedSteps
@@ -9,8 +10,23 @@ from springtide.runtime.elastic.steps.sharded import ShardedSteps
 from springtide.runtime.models.named_tensors import TrainingState
 
 
-def step_method(job: TrainingJob, state: TrainingState, *, measures_noise: bool) -> StepMethod:
-    """Sharded steps for an exact job, and where gradient noise is measured, which takes several parts of a batch."""
-    if job.exact or measures_noise:
-        return ShardedSteps(state, job.num_virtual_shards, measures_noise=measures_noise)
-    return OverlappedSteps(state)
+def step_method(job: TrainingJob, state: TrainingState, *, measures_noise: bool, micro_batch: int = 0) -> StepMethod:
+    """Sharded steps for an exact job, and where gradient noise is measured, which takes several parts of a batch.
+
+    `micro_batch` is the most samples of one pass (0: no limit). Raises InvalidRequest if the job fixes its parts, and
+    for several optimizers where a batch has several parts.
+    """
+    if len(state.optimizers) > 1 and (job.exact or measures_noise or micro_batch):
+        raise InvalidRequest(
+            f"{len(state.optimizers)} optimizers take turns on one pass over a batch; leave out micro_batch, exact and "
+            "bounds of the batch"
+        )
+    if not (job.exact or measures_noise):
+        return OverlappedSteps(state, micro_batch)
+    if micro_batch:
+        how = "max_local_batch" if job.batch is not None else "a larger power of two as exact"
+        raise InvalidRequest(
+            f"micro_batch={micro_batch} cannot cut a job's fixed parts; leave it out, and give the job {how} "
+            "for parts of fewer samples"
+        )
+    return ShardedSteps(state, job.num_virtual_shards, measures_noise=measures_noise)

@@ -5,6 +5,10 @@ The same sequence of groups gives the same bits. Another one gives sums in anoth
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
 import torch
 
 from springtide.runtime.data.shards import GlobalBatch
@@ -19,22 +23,35 @@ from springtide.runtime.models.named_tensors import TrainingState
 
 
 class OverlappedSteps:
-    """A StepMethod with one part for each member. Alone, a step is that of a plain loop: nothing is copied."""
+    """A StepMethod with one part for each member, or several of at most `max_samples` that are exchanged together.
 
-    def __init__(self, state: TrainingState) -> None:
+    Alone, a step is that of a plain loop: nothing is copied.
+    """
+
+    def __init__(self, state: TrainingState, max_samples: int = 0) -> None:
+        """`max_samples` is the most samples of one pass; 0: no limit."""
         self._state = state
-        self._buffers = BufferChanges(state)
+        self._max_samples = max_samples
+        self._buffers = BufferChanges(state, replaces=len(state.optimizers) > 1)
         # Allocates nothing until a joiner is fed.
         self.payload = StepVector(state, 1)
         self._parameters = self.payload.parameters
-        self._reducer = Reducer(self._parameters)
+        # By optimizer, the places of its parameters; with one optimizer also of those that it does not have.
+        places = [state.places.get(name, 0) for name in self.payload.names]
+        self._owned = [[at for at, own in enumerate(places) if own == place] for place in range(len(state.optimizers))]
+        self._reducers = [Reducer([self._parameters[at] for at in owned]) for owned in self._owned]
+        self._place = 0
         self._group: Group | None = None
         self._tail: Tail | None = None
-        self._rank = 0
+        self._rank, self._world_size = 0, 1
+        # The (first, end) samples of the passes that are left, and how many passes were made.
+        self._parts: list[tuple[int, int]] = []
         self._part: tuple[int, int] = (0, 0)
+        self._num_passes = 0
+        self._num_samples = 1
         self._weight = 0.0
         self._loss = 0.0
-        self._is_left = False
+        self._given_weight = 0.0
         self._is_begun = False
         self._has_gradient: list[bool] = []
 
@@ -45,7 +62,8 @@ class OverlappedSteps:
 
     def warm(self, rank: int, world_size: int, feeds_joiners: bool) -> None:
         if world_size > 1:
-            self._reducer.reserve()
+            for reducer in self._reducers:
+                reducer.reserve()
         if feeds_joiners:
             self.payload.pool.warm(1)
 
@@ -55,68 +73,119 @@ class OverlappedSteps:
             self._tail = None
             if group is not None and group.world_size > 1:
                 self._tail = Tail(self._state, self._buffers, len(self._parameters), group)
-        self._rank, world_size = (0, 1) if group is None else (group.rank, group.world_size)
-        low, high = self._part = batch.shard_bounds(self._rank, world_size)
-        self._weight, self._loss, self._is_left = (high - low) / len(batch.ids), 0.0, high > low
+        self._rank, self._world_size = (0, 1) if group is None else (group.rank, group.world_size)
+        low, high = batch.shard_bounds(self._rank, self._world_size)
+        self._num_samples, self._num_passes, self._loss = len(batch.ids), 0, 0.0
+        self._weight, self._given_weight = (high - low) / self._num_samples, 0.0
+        self._parts = [bounds for _, bounds in self.parts(batch, group)]
         self._is_begun = True
         self._drop_gradients()
-        if self._tail is not None:
+        if self._tail is not None or self._is_alternating:
             self._buffers.begin_step()
 
+    def parts(self, batch: GlobalBatch, group: Group | None) -> list[tuple[int, tuple[int, int]]]:
+        rank, world_size = (0, 1) if group is None else (group.rank, group.world_size)
+        low, high = batch.shard_bounds(rank, world_size)
+        # Rank 0 has samples in every batch: who has none goes through its first part, for nothing.
+        cut = self._cut(low, high) if high > low else self._cut(*batch.shard_bounds(0, world_size))[:1]
+        return [(rank + number * world_size, bounds) for number, bounds in enumerate(cut)]
+
     def has_part(self) -> bool:
-        return self._is_left
+        return bool(self._parts)
 
     def begin_part(self) -> tuple[int, tuple[int, int]]:
-        return self._rank, self._part
+        return self._rank + self._num_passes * self._world_size, self._parts[0]
 
-    def backward(self, loss: torch.Tensor) -> None:
-        self._is_left = False
-        if self._tail is None:
-            torch.autograd.backward(loss)
-        else:
-            self._reducer.begin(self._members)
-            # Weighting the root weights every gradient, without a pass over them and without another loss.
-            torch.autograd.backward(loss, torch.full_like(loss, self._weight))
-        self._loss = float(loss.detach())
-
-    def exchange(self, step: int, flags: Flags, last_square: float) -> Reduced:
-        if self._tail is None:
-            self._has_gradient = [parameter.grad is not None for parameter in self._parameters]
-            return Reduced(loss=self._loss, flags=flags, has_gradient=self._has_gradient)
+    def backward(
+        self, loss: torch.Tensor, root: torch.Tensor | None = None, place: int = 0, weight: float = 0.0
+    ) -> None:
+        self._place = place
+        if self._parts:
+            self._part = self._parts.pop(0)
+            self._num_passes += 1
+        low, high = self._part
         if not self._weight:
-            self._reducer.begin(self._members)
-        own = self._reducer.send_rest()
-        summed = self._tail.exchange(step, self._loss, self._weight, own, flags, self._reducer.works)
+            return
+        self._given_weight += weight
+        root = loss if root is None else root
+        part = (high - low) / self._num_samples
+        if self._tail is not None and not self._parts:
+            # The last pass: gradients of those before it are in what is exchanged.
+            self._reducers[place].begin(self._members)
+        # Weighting the root weights every gradient, without a pass over them and without another loss.
+        torch.autograd.backward(root, None if part == 1.0 else torch.full_like(root, part))
+        self._loss += float(loss.detach()) * (part / self._weight)
+
+    def exchange(self, step: float, flags: Flags, last_square: float) -> Reduced:
+        reducer, owned = self._reducers[self._place], self._owned[self._place]
+        self._drop_gradients(but=owned)
+        loss, self._loss = self._loss, 0.0
+        flags = replace(flags, weight=self._given_weight)
+        self._given_weight = 0.0
+        if self._tail is None:
+            self._make_dense()
+            self._has_gradient = [parameter.grad is not None for parameter in self._parameters]
+            return Reduced(loss=loss, flags=flags, has_gradient=self._has_gradient)
+        if not self._weight:
+            reducer.begin(self._members)
+        own = [False] * len(self._parameters)
+        for at, has in zip(owned, reducer.send_rest(), strict=True):
+            own[at] = has
+        summed = self._tail.exchange(step, loss, self._weight, own, flags, reducer.works)
         self._has_gradient = summed.has_gradient
-        self._reducer.attach(self._has_gradient)
+        reducer.attach([self._has_gradient[at] for at in owned])
+        self._make_dense()
         return Reduced(loss=summed.loss, flags=summed.flags, has_gradient=self._has_gradient)
 
-    def update(self, factor: float, feed: Feed | None) -> None:
-        with torch.no_grad():
-            for parameter in self._parameters:
-                if parameter.grad is not None and parameter.grad.is_sparse:
-                    parameter.grad = parameter.grad.to_dense()
+    def update(self, factor: float, feed: Feed | None, *, is_skipped: bool = False) -> None:
         if feed is not None:
             lease = Lease(self._flat(), self.payload.pool)
-            feed(lease, self._has_gradient)
+            # Without gradients the optimizers of joiners change nothing.
+            feed(lease, [has and not is_skipped for has in self._has_gradient])
             lease.release()
-        self._state.update(factor)
+        if not is_skipped:
+            self._state.update(factor, [self._place])
         self._drop_gradients()
-        self._is_begun = False
+        if self._is_alternating:
+            # The next update of the step begins with the buffers of this one.
+            self._buffers.begin_step()
+        else:
+            self._is_begun = False
+
+    def rewind(self) -> None:
+        self._buffers.reset()
 
     def discard(self) -> None:
         if self._tail is not None and self._is_begun:
             self._buffers.reset()
-        self._reducer.abandon()
+        for reducer in self._reducers:
+            reducer.abandon()
         self.payload.forget_views()
         self._drop_gradients()
         self._group = self._tail = None
         self._is_begun = False
 
     @property
+    def _is_alternating(self) -> bool:
+        return len(self._reducers) > 1
+
+    @property
     def _members(self) -> Group:
         assert self._group is not None
         return self._group
+
+    def _cut(self, low: int, high: int) -> list[tuple[int, int]]:
+        """These samples in parts that differ by one sample at most."""
+        size = high - low
+        num_parts = -(-size // (self._max_samples or size))
+        ends = [low + size * part // num_parts for part in range(num_parts + 1)]
+        return list(pairwise(ends))
+
+    def _make_dense(self) -> None:
+        with torch.no_grad():
+            for parameter in self._parameters:
+                if parameter.grad is not None and parameter.grad.is_sparse:
+                    parameter.grad = parameter.grad.to_dense()
 
     def _flat(self) -> torch.Tensor:
         """The gradients in a vector, as joiners get them."""
@@ -127,6 +196,8 @@ class OverlappedSteps:
                     view.copy_(parameter.grad)
         return vector
 
-    def _drop_gradients(self) -> None:
-        for parameter in self._parameters:
-            parameter.grad = None
+    def _drop_gradients(self, but: Sequence[int] = ()) -> None:
+        kept = set(but)
+        for at, parameter in enumerate(self._parameters):
+            if at not in kept:
+                parameter.grad = None

@@ -117,7 +117,7 @@ class Reducer:
             self._flats = flats
 
     def begin(self, group: Group) -> None:
-        """Sum over this group what the next backward pass computes. The parameters have no gradients yet."""
+        """Sum over this group the gradients that there are after the next backward pass."""
         self.reserve()
         self._group = group
         self.works = []

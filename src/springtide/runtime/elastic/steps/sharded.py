@@ -27,6 +27,8 @@ class ShardedSteps:
         self._group: Group | None = None
         self._is_measured = False
         self._shards: list[int] = []
+        # Whether none of the shards has samples: user code then runs on those of the first one, for nothing.
+        self._is_spare = False
         self._has_gradient: list[bool] = []
         self._lease: Lease | None = None
 
@@ -41,11 +43,21 @@ class ShardedSteps:
         self._batch, self._group, self._is_measured = batch, group, is_measured
         rank, world_size = (0, 1) if group is None else (group.rank, group.world_size)
         self._shards = list(shards_of_rank(self._num_shards, rank, world_size))
+        self._is_spare = not any(high > low for low, high in map(self._bounds, self._shards))
         self._accumulator.clear()
         self.payload.begin_step()
 
+    def parts(self, batch: GlobalBatch, group: Group | None) -> list[tuple[int, tuple[int, int]]]:
+        rank, world_size = (0, 1) if group is None else (group.rank, group.world_size)
+        run = shards_of_rank(self._num_shards, rank, world_size)
+        bounds = [(shard, batch.shard_bounds(shard, self._num_shards)) for shard in run]
+        filled = [(shard, (low, high)) for shard, (low, high) in bounds if high > low]
+        return filled or [(run.start, batch.shard_bounds(0, self._num_shards))]
+
     def has_part(self) -> bool:
         """Whether a shard with samples is left; shards without samples before it contribute zeros."""
+        if self._is_spare:
+            return True
         while self._shards:
             low, high = self._bounds(self._shards[0])
             if high > low:
@@ -54,20 +66,28 @@ class ShardedSteps:
         return False
 
     def begin_part(self) -> tuple[int, tuple[int, int]]:
+        # Empty shards before the next filled one keep their place in the order of additions.
+        self.has_part()
         self.payload.begin_shard()
-        return self._shards[0], self._bounds(self._shards[0])
+        return self._shards[0], self._bounds(0 if self._is_spare else self._shards[0])
 
-    def backward(self, loss: torch.Tensor) -> None:
+    def backward(
+        self, loss: torch.Tensor, root: torch.Tensor | None = None, place: int = 0, weight: float = 0.0
+    ) -> None:
         assert self._batch is not None
+        if self._is_spare:
+            self._is_spare = False
+            self.payload.begin_shard()
+            return
         shard = self._shards[0]
         low, high = self._bounds(shard)
-        weight = (high - low) / len(self._batch.ids)
-        torch.autograd.backward(loss * weight)
-        vector = self.payload.capture(float(loss.detach()), weight, is_measured=self._is_measured)
+        part = (high - low) / len(self._batch.ids)
+        torch.autograd.backward((loss if root is None else root) * part)
+        vector = self.payload.capture(float(loss.detach()), part, weight, is_measured=self._is_measured)
         self._accumulator.add(shard, vector)
         self._shards.pop(0)
 
-    def exchange(self, step: int, flags: Flags, last_square: float) -> Reduced:
+    def exchange(self, step: float, flags: Flags, last_square: float) -> Reduced:
         payload, group = self.payload, self._group
         first = self._accumulator.blocks[0][1]
         if group is None or group.rank == 0:
@@ -77,24 +97,30 @@ class ShardedSteps:
         self._lease = Lease(vector, payload.pool)
         self._has_gradient = payload.has_gradient(vector)
         payload.apply_buffers(vector)
+        payload.attach(vector, self._has_gradient)
         return Reduced(
             loss=payload.loss(vector),
-            flags=Flags(*payload.flags(vector)),
+            flags=Flags(*payload.flags(vector), payload.given_weight(vector)),
             has_gradient=self._has_gradient,
             squares=payload.squares(vector) if self._is_measured else None,
             rank0_square=payload.apply_numbers(vector),
         )
 
-    def update(self, factor: float, feed: Feed | None) -> None:
+    def update(self, factor: float, feed: Feed | None, *, is_skipped: bool = False) -> None:
         lease = self._lease
         assert lease is not None
         if feed is not None:
-            feed(lease, self._has_gradient)
-        self.payload.attach(lease.vector, self._has_gradient)
-        self._state.update(factor)
+            self.payload.write_back(lease.vector)
+            # Without gradients the optimizers of joiners change nothing.
+            feed(lease, [has and not is_skipped for has in self._has_gradient])
+        if not is_skipped:
+            self._state.update(factor)
         self.payload.detach()
         lease.release()
         self._batch = self._lease = None
+
+    def rewind(self) -> None:
+        raise AssertionError("a step in fixed parts has one update")
 
     def discard(self) -> None:
         self._accumulator.clear()
@@ -102,7 +128,9 @@ class ShardedSteps:
         # Between two steps the buffers are as the last one left them.
         if self._batch is not None:
             self.payload.begin_shard()
-        self._batch = None
+        if self._lease is not None:
+            self._lease.release()
+        self._batch = self._lease = None
 
     def _bounds(self, shard: int) -> tuple[int, int]:
         assert self._batch is not None

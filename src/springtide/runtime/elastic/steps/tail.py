@@ -21,7 +21,7 @@ from springtide.runtime.models.named_tensors import TrainingState
 
 # The kind of exchange: no sum of losses and gradients comes out as this number by chance.
 _KIND = 7_340_033.0
-_NUM_SAID = 5
+_NUM_SAID = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Tail:
         self._changes_at = 1 + num_parameters + len(self._names) + state.num_numbers + _NUM_SAID * group.world_size
 
     def exchange(
-        self, step: int, loss: float, weight: float, has_gradient: Sequence[bool], flags: Flags, works: Sequence[Any]
+        self, step: float, loss: float, weight: float, has_gradient: Sequence[bool], flags: Flags, works: Sequence[Any]
     ) -> TailSum:
         """Sum the tails, and apply what changes buffers and the optimizer's numbers. Raises CollectiveError.
 
@@ -59,7 +59,7 @@ class Tail:
         floats, integers = self._split(self._moving)
         size = self._changes_at + self._buffers.size([*floats, *integers])
         vector = torch.zeros(size, dtype=torch.float64)
-        said = [_KIND, float(step), float(flags.ready), float(flags.needs_sync), float(flags.preempt)]
+        said = [_KIND, float(step), float(flags.ready), float(flags.needs_sync), float(flags.preempt), flags.weight]
         nothing = [0.0] * _NUM_SAID
         head = [loss * weight if weight else 0.0, *map(float, has_gradient), *map(float, changed)]
         head += self._state.numbers() if is_first else [0.0] * self._state.num_numbers
@@ -111,12 +111,12 @@ class Tail:
         self._group.finish([*works, self._group.start_all_reduce(sent)])
         return sent.cpu()
 
-    def _agreed(self, step: int, said: Sequence[float]) -> Flags:
+    def _agreed(self, step: float, said: Sequence[float]) -> Flags:
         """What all members said, as one. Raises CollectiveError if one is at another exchange or step."""
         places = [said[at : at + _NUM_SAID] for at in range(0, len(said), _NUM_SAID)]
         for rank, (kind, its_step, *_) in enumerate(places):
             if kind != _KIND or its_step != step:
                 raise CollectiveError(f"rank {rank} is not at the same exchange of step {step} as this member")
-        readies, needs, preempts = zip(*(place[2:] for place in places), strict=True)
+        readies, needs, preempts, weights = zip(*(place[2:] for place in places), strict=True)
         ready = int(readies[0]) if len(set(readies)) == 1 else 0
-        return Flags(ready=ready, needs_sync=any(needs), preempt=int(max(preempts)))
+        return Flags(ready=ready, needs_sync=any(needs), preempt=int(max(preempts)), weight=sum(weights))

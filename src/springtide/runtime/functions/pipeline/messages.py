@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from springtide.core.errors import StorageError
-from springtide.runtime.models.named_tensors import as_bytes, dtype_name
+from springtide.runtime.models.packing import as_bytes, dtype_name
 from springtide.storage.frames import Frame, FrameTensor, decode, dtype_code, encode
 
 _DTYPES: Mapping[str, torch.dtype] = MappingProxyType(

@@ -22,7 +22,7 @@ from springtide.runtime.functions.pipeline.messages import frame_tensors, torch_
 from springtide.runtime.functions.saved_states import chain_of_metas, read_frame, read_meta, state_words, write_frame
 from springtide.runtime.functions.step import Position
 from springtide.runtime.models.layers import Stage
-from springtide.runtime.models.named_tensors import dtype_name, pack, unpack
+from springtide.runtime.models.packing import dtype_name, pack, unpack
 from springtide.storage.frames import Frame, FrameTensor, encode
 
 _CPU = torch.device("cpu")

@@ -12,9 +12,9 @@ import torch
 from springtide.core.errors import InvalidRequest
 from springtide.core.model import call_factory
 from springtide.core.ports import Store
+from springtide.runtime.data.fetching import sample_fetcher, x_and_y
 from springtide.runtime.data.samples import Fetch, Samples, dataset_of, named_samples
 from springtide.runtime.data.shards import seed_everything
-from springtide.runtime.elastic.context import sample_fetcher
 from springtide.runtime.functions.pipeline.state import StageTraining
 from springtide.runtime.functions.spilling import bring_back
 from springtide.runtime.models.layers import Layer, Stage, build_stage, is_plain_sequence, layers_of
@@ -112,7 +112,7 @@ def tensor_samples(dataset: Any, store: Store | None) -> Samples:
     fetch, num_samples = sample_fetcher(dataset)
     if num_samples <= 0:
         raise InvalidRequest("the dataset is empty; hand over at least one sample")
-    return Samples(lambda ids: fetch(ids)[:2], num_samples)
+    return Samples(lambda ids: x_and_y(fetch(ids)), num_samples)
 
 
 def stage_training(parts: TaskParts, first_layer: int, end_layer: int) -> StageTraining:

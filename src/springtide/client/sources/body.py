@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Literal, Protocol
 
-from springtide.client.source import SentFolder
+from springtide.client.sources.source import SentFolder
 
 
 class SourceLike(Protocol):

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from springtide.client.neighbours import neighbours
-from springtide.client.notebooks import NOTEBOOK_FILE, cell_text
+from springtide.client.sources.neighbours import neighbours
+from springtide.client.sources.notebooks import NOTEBOOK_FILE, cell_text
 from springtide.core.errors import InvalidRequest
 
 # Set while a file is imported only to find what it declares; it must not submit jobs then.
@@ -114,12 +114,6 @@ def refuse_while_importing(path: str, verb: str) -> None:
     """Raise InvalidRequest if the file at `path` is being imported by a worker, or only to find what it declares."""
     if os.environ.get(IMPORTING_VARIABLE) or state_directory_around(path) is not None:
         raise InvalidRequest(f"{verb} was called while the file was being imported by Springtide; {_GUARD}")
-
-
-def default_state_directory() -> Path:
-    """SPRINGTIDE_STATE, else ~/.local/state/springtide."""
-    given = os.environ.get("SPRINGTIDE_STATE")
-    return Path(given).expanduser() if given else Path.home() / ".local" / "state" / "springtide"
 
 
 def state_directory_around(path: str) -> Path | None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from springtide.client.functions import TrainFunction
-from springtide.client.notebooks import cell_text
-from springtide.client.source import source_of
+from springtide.client.sources.notebooks import cell_text
+from springtide.client.sources.source import source_of
 from springtide.core.errors import InvalidRequest
 
 Cell = Callable[[str], dict[str, Any]]
