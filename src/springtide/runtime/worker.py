@@ -81,7 +81,8 @@ def _run_trainer(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoint) ->
     keep_freed_memory()
     device = cuda_or_cpu(spec.device_kind, spec.device_index)
     catchup = os.environ.get("SPRINGTIDE_CATCHUP", "1") != "0"
-    trainer = Trainer(spec, link, device, catchup=catchup)
+    checks_state = os.environ.get("SPRINGTIDE_DEBUG_STATE", "0") == "1"
+    trainer = Trainer(spec, link, device, catchup=catchup, checks_state=checks_state)
     _listen(trainer, link, spec)
     context = ElasticContext(
         trainer, TrainerArtifacts(trainer), Path(spec.work_dir), device, job.params, spec.store_url
