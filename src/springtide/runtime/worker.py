@@ -84,8 +84,9 @@ def _run_trainer(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoint) ->
     device = cuda_or_cpu(spec.device_kind, spec.device_index)
     # A library's update is its own, so that a joiner cannot follow it gradient by gradient.
     catchup = os.environ.get("SPRINGTIDE_CATCHUP", "1") != "0" and not entrypoint.library
+    checks_state = os.environ.get("SPRINGTIDE_DEBUG_STATE", "0") == "1"
     cursor = LibraryCursor(job) if entrypoint.library else None
-    trainer = Trainer(spec, link, device, catchup=catchup, library_cursor=cursor)
+    trainer = Trainer(spec, link, device, catchup=catchup, checks_state=checks_state, library_cursor=cursor)
     _listen(trainer, link, spec)
     context = ElasticContext(
         trainer, TrainerArtifacts(trainer), Path(spec.work_dir), device, job.params, spec.store_url

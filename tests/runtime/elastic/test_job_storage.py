@@ -31,8 +31,8 @@ def make_state(num_steps=3):
     state = TrainingState(model, torch.optim.AdamW(model.parameters(), lr=0.1), torch.device("cpu"))
     for _ in range(num_steps):
         model(torch.randn(3, 4)).sum().backward()
-        state.optimizer.step()
-        state.optimizer.zero_grad()
+        state.optimizers[0].step()
+        state.optimizers[0].zero_grad()
     return state
 
 

@@ -201,6 +201,14 @@ def test_a_replica_on_a_whole_device_takes_it_from_best_effort_and_nothing_else_
     assert set(plan.rejected) == {"whole"}
 
 
+def test_what_an_ended_job_on_parts_leaves_is_no_loss_for_a_promise():
+    whole = job("whole", workers=(1, 2), goal=Goal(deadline_s=80.0), total_steps=1000, profile_steps_per_s={2: 20.0})
+    promised = with_fields(whole, admitted_at_s=10.0, promised_finish_s=70.0)
+    plan = decide(make_live_policy("springtide"), [promised], [], {"ended": (["n/1"], PART)}, TWO)
+    assert places(plan) == {"whole": ["n/0", "n/1"]}
+    assert not plan.claims
+
+
 def test_who_makes_room_stops_as_a_whole_and_what_is_not_used_it_keeps():
     policy, nodes = make_live_policy("springtide"), [make_node("n", 3)]
     pair = runs(job("pair", PART, workers=(2, 2), elastic=False, **SLOW), 2)

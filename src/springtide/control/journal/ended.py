@@ -259,7 +259,12 @@ def kept_of(ended: EndedJobsLike, workload_id: WorkloadId) -> Mapping[str, bytes
 
 def _plain(row: tuple[Any, ...]) -> tuple[str, float, bytes, bytes]:
     job_id, at_s, content, checksum = row
-    return str(job_id), float(at_s), bytes(content), bytes(checksum)
+    return str(job_id), float(at_s), _bytes(content), _bytes(checksum)
+
+
+def _bytes(value: Any) -> bytes:
+    """The bytes of a column; none where damage has made something else of it."""
+    return bytes(value) if isinstance(value, bytes | bytearray | memoryview) else b""
 
 
 # Lists show the same ones again and again.

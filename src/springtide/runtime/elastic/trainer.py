@@ -33,6 +33,7 @@ from springtide.runtime.elastic.steps.choice import step_method
 from springtide.runtime.elastic.steps.gradients import LossScaling, clip_gradients, divided_by_weight, weighted
 from springtide.runtime.elastic.steps.library import LibrarySteps
 from springtide.runtime.elastic.steps.method import Flags, Reduced, parts_ahead
+from springtide.runtime.elastic.steps.state_check import first_difference
 from springtide.runtime.elastic.training_cursor import Cursor, TrainingCursor
 from springtide.runtime.elastic.transfer import synchronise
 from springtide.runtime.libraries.library_cursor import LibraryCursor
@@ -64,6 +65,7 @@ class Trainer:
         device: torch.device,
         *,
         catchup: bool = True,
+        checks_state: bool = False,
         measures_noise: bool | None = None,
         library_cursor: LibraryCursor | None = None,
     ) -> None:
@@ -74,6 +76,7 @@ class Trainer:
         self._link = link
         self._device = device
         self._catchup = catchup
+        self._checks_state = checks_state
         self.storage = open_storage(spec)
         self.membership = Membership(spec.replica_id, device, spec.listen_host)
         self._library_cursor = library_cursor
@@ -619,6 +622,17 @@ class Trainer:
             self._step_log.forget_written()
         self._link.update(generation=formation.generation, step=self.step)
         self._reporter.group_changed(formation, previous, self.step)
+        if self._checks_state and formation.world_size > 1:
+            self._check_state(formation)
+
+    def _check_state(self, formation: Formation) -> None:
+        """Say in the log, and as a metric of the job, if members differ; nothing of a group that breaks meanwhile."""
+        assert self._group is not None
+        with contextlib.suppress(CollectiveError):
+            found = first_difference(self._group, self.state, formation.is_wanted)
+            self.metrics["state_differs"] = float(bool(found))
+            if found:
+                _log(f"members differ after the change to generation {formation.generation}, step {self.step}: {found}")
 
     # --- leaving ----------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from springtide.core.decision import JobView, Snapshot
 from springtide.core.resources import DeviceId, Topology
 from springtide.core.shares import Share
 from springtide.core.workload import WorkloadId
+from springtide.scheduling.placement.allocation_ledger import most_workers
 from springtide.scheduling.sharing.deadlines import is_promised, least_workers, relative_speed, saved_s
 from springtide.scheduling.sharing.demand import demand_of
 from springtide.scheduling.sharing.ledger import Counts, ShareLedger, parts_of
@@ -226,7 +227,7 @@ class ShareBoard:
                 continue
             mine, demand = self.chosen.get(view.job.job_id, []), demand_of(self.share[view.job.job_id])
             free = [at for at in held.device_ids if at not in mine and at not in in_use]
-            kept = [*mine, *(at for at in free if self.ledger.has_room(at, demand))]
+            kept = [*mine, *(at for at in free if self.ledger.has_room(at, demand))][: most_workers(view)]
             if len(kept) > len(mine) and len(kept) >= view.bounds.min_workers:
                 self.hold_job(view, kept)
 

@@ -81,7 +81,8 @@ class SharePlan:
         self.waiting: list[WorkloadId] = []
         self._kept: frozenset[DeviceId] = frozenset()
         self._wanted = {view.service.service_id: wanted_replicas(view) for view in self.services}
-        held = [given.device_ids for given in snapshot.allocations.values() if given.share is not None]
+        # What sharers hold that have ended becomes free: see `policy._shown`.
+        held = [snapshot.allocations[who].device_ids for who in self.sharers if who in snapshot.allocations]
         self._in_parts = frozenset[DeviceId]().union(*held)
         self._allocate()
         whole = self._board.whole

@@ -303,21 +303,27 @@ def _one_holder_each(snapshot: Snapshot) -> dict[WorkloadId, Allocation]:
 
 
 def _shown(snapshot: Snapshot, parts: SharePlan, memory: Any) -> Snapshot:
-    """The snapshot for the inner policy: without workloads that have a share, and without the devices for shares."""
+    """The snapshot for the inner policy: without workloads that have a share, and without the devices for shares.
+
+    What is left by a sharer that has ended becomes free as that of any other workload.
+    """
     taken = parts.taken
     cluster = _without(snapshot.cluster, taken)
     alive = cluster.device_set
     sharers = parts.sharers
     allocations: dict[WorkloadId, Allocation] = {}
+    leaving = set[DeviceId]()
     for who, held in snapshot.allocations.items():
-        if who in sharers or held.share is not None:
+        if who in sharers:
             continue
-        if all(device_id in alive for device_id in held.device_ids):
+        if held.share is None and all(device_id in alive for device_id in held.device_ids):
             allocations[who] = held
             continue
-        left = tuple(device_id for device_id in held.device_ids if device_id in alive)
+        left = tuple(device_id for device_id in held.device_ids if device_id in alive and device_id not in leaving)
+        if held.share is not None:
+            leaving.update(left)
         if left:
-            allocations[who] = replace(held, device_ids=left)
+            allocations[who] = replace(held, device_ids=left, share=None)
     num_taken = len(snapshot.cluster.device_ids()) - len(cluster.device_ids())
     return replace(
         snapshot,

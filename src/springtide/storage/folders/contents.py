@@ -34,7 +34,7 @@ class ContentDirectory:
 
     def path(self, sha256: str) -> Path:
         """Where the content is, if it is there. Raises StorageError for what is no digest."""
-        return self._root / sha256[:2] / checked_digest(sha256)
+        return self._root / checked_digest(sha256)[:2] / sha256
 
     def missing(self, digests: Iterable[str]) -> list[str]:
         """Those digests whose contents are not here, each once, in order."""

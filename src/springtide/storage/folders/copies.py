@@ -43,9 +43,13 @@ def make_copy(tree: FolderTree, open_content: OpenContent, into: Path, *, direct
         try:
             for folder in (*tree.folders, directory):
                 make_private(temporary / folder)
+            made: set[str] = set()
             for file in tree.files:
-                path = temporary / file.path
-                make_private(path.parent)
+                path = f"{temporary}/{file.path}"
+                parent = os.path.dirname(path)
+                if parent not in made:
+                    make_private(Path(parent))
+                    made.add(parent)
                 with open_content(file.sha256) as source:
                     _copy(file, source, path)
             sync_filesystem(temporary)
@@ -57,7 +61,7 @@ def make_copy(tree: FolderTree, open_content: OpenContent, into: Path, *, direct
         raise StorageError(f"cannot copy the folder to {into}: {error.strerror or error}") from error
 
 
-def _copy(file: FolderFile, source: IO[bytes], path: Path) -> None:
+def _copy(file: FolderFile, source: IO[bytes], path: str) -> None:
     digest, num_bytes = hashlib.sha256(), 0
     mode = 0o700 if file.is_executable else 0o600
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
