@@ -262,12 +262,16 @@ def _state_bounds(schemas: dict[str, Any]) -> None:
             {"properties": {"source": {"properties": {"kind": {"const": "function"}}}}},
             {"properties": {"options": {"properties": {"batch": {"type": "null"}}}}},
         ]
+        # The sums of a library's program cannot be exact.
+        is_without = {"properties": {"source": {"properties": {"library": {"const": ""}}}}}
+        is_inexact = {"properties": {"options": {"properties": {"num_virtual_shards": {"type": "null"}}}}}
+        schemas[model.__name__]["allOf"] = [{"anyOf": [is_without, is_inexact]}]
     is_named: dict[str, Any] = {"properties": {"object_name": {"minLength": 1}}, "required": ["object_name"]}
     is_script = {"properties": {"kind": {"const": "script"}, "object_name": {"const": ""}}, "required": ["kind"]}
     schemas[ServiceSourceIn.__name__]["allOf"] = [is_named]
     schemas[JobSourceIn.__name__]["anyOf"] = [
         is_script,
-        {**is_named, "properties": {**is_named["properties"], "kind": {"const": "function"}}},
+        {**is_named, "properties": {**is_named["properties"], "kind": {"const": "function"}, "library": {"const": ""}}},
     ]
     shards = schemas[JobOptionsIn.__name__]["properties"]["num_virtual_shards"]["anyOf"][0]
     shards["enum"] = [1 << power for power in range(MAX_VIRTUAL_SHARDS.bit_length())]

@@ -34,9 +34,10 @@ def digest(text: str) -> str:
 
 
 def _first_digest(request: JobIn) -> str:
-    options = request.options
-    if options.model_dump(exclude_defaults=True).keys() - set(_FIRST_OPTIONS) or request.source.folder is not None:
+    options, source = request.options, request.source
+    is_newer = source.folder is not None or source.library
+    if is_newer or options.model_dump(exclude_defaults=True).keys() - set(_FIRST_OPTIONS):
         return ""
-    before = request.model_dump_json(include={"name", "source"}, exclude={"source": {"folder"}})[:-1]
+    before = request.model_dump_json(include={"name", "source"}, exclude={"source": {"folder", "library"}})[:-1]
     values = ",".join(options.model_dump_json(include={name})[1:-1] for name in _FIRST_OPTIONS)
     return digest(f'{before},"options":{{{values}}},{request.model_dump_json(include={"container"})[1:]}')
