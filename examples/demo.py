@@ -69,7 +69,7 @@ def platform() -> Iterator[tuple[Client, str]]:
 
 def submit(client: Client, example: str, name: str, **options: object) -> JobStatus:
     """Hand over one of the examples' training functions, as `springtide run` does."""
-    from springtide.client.source import read_source
+    from springtide.client.sources.source import read_source
 
     return client.submit_job(name, read_source(HERE / f"{example}.py", example, "function"), {**options})
 

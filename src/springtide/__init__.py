@@ -35,20 +35,19 @@ if TYPE_CHECKING:
         auto as auto,
     )
     from springtide.client.functions import (
-        model_path as model_path,
-    )
-    from springtide.client.functions import (
         serve as serve,
     )
     from springtide.client.functions import (
         train as train,
     )
     from springtide.client.models import jax_model as jax_model
+    from springtide.client.saved_models import model_path as model_path
     from springtide.client.tuning import tune as tune
     from springtide.core.context import Batch as Batch
     from springtide.core.context import TrainContext as TrainContext
     from springtide.core.model import Model as Model
     from springtide.core.status.quote import Quote as Quote
+    from springtide.runtime.script_reports import report as report
 
 _PUBLIC = {
     "Batch": "springtide.core.context",
@@ -66,8 +65,9 @@ _PUBLIC = {
     "dataset": "springtide.client.datasets",
     "datasets": "springtide.client.datasets",
     "jax_model": "springtide.client.models",
-    "model_path": "springtide.client.functions",
+    "model_path": "springtide.client.saved_models",
     "remove_dataset": "springtide.client.datasets",
+    "report": "springtide.runtime.script_reports",
     "serve": "springtide.client.functions",
     "stream": "springtide.client.datasets",
     "train": "springtide.client.functions",

@@ -13,6 +13,12 @@ from kits.cli.fake_client import JOB, SERVICE, FakeClient, command_line
 from springtide.core.status.platform import JobStatus, ServiceStatus
 
 
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is remembered of sent folders stays out of the home directory."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
 @pytest.fixture
 def client() -> FakeClient:
     return FakeClient()

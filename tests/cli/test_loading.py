@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from springtide.cli.loading import find_service, find_training, import_file, split_target, uses_springtide
-from springtide.client.source import IMPORTING_VARIABLE
+from springtide.client.sources.source import IMPORTING_VARIABLE
 from springtide.core.errors import InvalidRequest
 
 BOTH = """
@@ -50,6 +50,10 @@ def test_the_target(tmp_path: Path) -> None:
         ("from springtide import train", True),
         ("def f():\n    import springtide.core", True),
         ("import springtides\nprint('springtide')", False),
+        ("import springtide\nspringtide.report(1, 2)", False),
+        ("from springtide import report\nreport(1)", False),
+        ("import springtide as st\nst.report(1)\nst.train", True),
+        ("from springtide import report, train", True),
         ("", False),
     ],
 )

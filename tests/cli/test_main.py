@@ -247,7 +247,10 @@ def test_a_refused_job_says_what_would_work(
     client.add(refused)
     result = springtide("run", training_file)
     assert result.exit_code == 1
-    assert result.output == "REFUSED it cannot finish in time\n  would work: --deadline 20m | --best-effort\n"
+    told = "REFUSED it cannot finish in time\n  would work: --deadline 20m | --best-effort\n"
+    line, _, rest = result.output.partition("\n")
+    assert line.startswith(f"{Path(training_file).parent} travels with the job: 1 file, ")
+    assert rest == told
     assert springtide("run", training_file, "--detach").exit_code == 1
 
 

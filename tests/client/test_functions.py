@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from datetime import datetime
@@ -14,10 +13,11 @@ from typing import Any
 import pytest
 
 import springtide as st
+from kits.client.sent_contents import SentContents
 from springtide.client.functions import TrainFunction
 from springtide.client.goals import TrainOptions, workers_range
 from springtide.client.serving_goals import ServeOptions
-from springtide.client.source import IMPORTING_VARIABLE, name_from
+from springtide.client.sources.source import IMPORTING_VARIABLE, name_from
 from springtide.core.errors import InvalidRequest
 from springtide.core.options.kinds import deadline_in_s, objective_s
 from springtide.core.workload import shards_for
@@ -50,6 +50,7 @@ class FakeClient:
     """Remembers what it was asked; answers with what the functions read."""
 
     def __init__(self) -> None:
+        self.request = SentContents().request
         self.asked: dict[str, Any] = {}
         self.cluster: Any = None
 
@@ -162,8 +163,11 @@ def test_a_platform_of_pods_is_sent_the_files_that_are_imported(module: ModuleTy
     client = FakeClient()
     client.cluster = object()
     module.fit.submit(client)
+    assert client.asked["source"].files == {"net.py": "WIDTH = 3\n"}
+    assert client.asked["folder"].origin == str(path.parent)
+    module.fit.submit(client, folder=False)
     source = client.asked["source"]
-    assert (source.files, source.import_root) == ({"net.py": "WIDTH = 3\n"}, "")
+    assert (source.files, source.import_root, client.asked.get("folder")) == ({"net.py": "WIDTH = 3\n"}, "", None)
 
 
 def test_submit_ships_the_file_and_the_options(module: ModuleType) -> None:
@@ -173,7 +177,10 @@ def test_submit_ships_the_file_and_the_options(module: ModuleType) -> None:
     source = client.asked["source"]
     assert (source.filename, source.object_name, source.kind) == ("user_file.py", "fit", "function")
     assert source.text == FILE
-    assert source.import_root == str(Path(module.__file__ or "").parent)
+    assert (client.asked["folder"].path, client.asked["folder"].origin) == (
+        "user_file.py",
+        str(Path(module.__file__ or "").parent),
+    )
     assert client.asked["options"] == {
         "global_batch_size": 32,
         "num_epochs": 7,
@@ -279,33 +286,6 @@ def test_options_without_a_goal_send_none() -> None:
     assert "slo_s" not in ServeOptions().as_request()
     guaranteed = ServeOptions(scale="1..3", slo="50ms", in_flight=2).as_request()
     assert (guaranteed["min_replicas"], guaranteed["max_replicas"], guaranteed["target_in_flight"]) == (1, 3, 2)
-
-
-def _saved(state: Path, job_id: str, age_s: int) -> Path:
-    path = state / "workloads" / job_id / "artifacts" / "model.safetensors"
-    path.parent.mkdir(parents=True)
-    path.write_bytes(b"weights")
-    os.utime(path, (1_000_000 - age_s, 1_000_000 - age_s))
-    return path
-
-
-@pytest.mark.parametrize("folder", ["source", "source/3c773d4b"])
-def test_model_path_inside_a_replica_is_the_newest_on_disk(folder: str, tmp_path: Path) -> None:
-    _saved(tmp_path, "digits-1", 50)
-    newest = _saved(tmp_path, "digits-2", 10)
-    _saved(tmp_path, "digits-big-3", 0)
-    shipped = tmp_path / "workloads" / "service-1" / folder / "serve.py"
-    shipped.parent.mkdir(parents=True)
-    shipped.write_text("import springtide as st\nfound = st.model_path('digits')\n", encoding="utf-8")
-    namespace: dict[str, Any] = {"__file__": str(shipped)}
-    exec(compile(shipped.read_text(encoding="utf-8"), str(shipped), "exec"), namespace)
-    assert namespace["found"] == str(newest)
-
-
-def test_model_path_says_what_to_do_when_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPRINGTIDE_STATE", str(tmp_path))
-    with pytest.raises(InvalidRequest, match=r"ctx\.save"):
-        st.model_path("digits")
 
 
 LOCAL = """

@@ -9,7 +9,7 @@ import pytest
 from springtide.client.goals import TrainOptions, auto
 from springtide.client.kubernetes import check_object, inference_object, training_object
 from springtide.client.serving_goals import ServeOptions
-from springtide.client.source import for_pods, read_source
+from springtide.client.sources.source import for_pods, read_source
 from springtide.core.errors import InvalidRequest
 
 

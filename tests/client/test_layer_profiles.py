@@ -11,7 +11,7 @@ import pytest
 from springtide.client.functions import job_request
 from springtide.client.goals import TrainOptions
 from springtide.client.layer_profiles import cache_folder, with_layers
-from springtide.client.source import read_source
+from springtide.client.sources.source import read_source
 from springtide.core.errors import InvalidRequest
 from springtide.core.functions import LayerProfile, ModelProfile
 from springtide.core.options.rules import NO_FUNCTIONS

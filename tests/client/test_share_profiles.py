@@ -11,7 +11,7 @@ import pytest
 from springtide.client.goals import TrainOptions
 from springtide.client.serving_goals import ServeOptions
 from springtide.client.share_profiles import job_as_profiled, service_as_profiled
-from springtide.client.source import SourceFile, read_source
+from springtide.client.sources.source import SourceFile, read_source
 from springtide.core.errors import InvalidRequest
 from springtide.core.shares import Share
 from springtide.core.status.shares import SharingStatus

@@ -108,6 +108,20 @@ def test_only_a_job_that_runs_is_watched(stage, job):
     assert stalls(stage) == []
 
 
+def test_a_script_that_reports_steps_is_watched_and_starts_over_where_it_says(stage):
+    script = Entrypoint(source_path="job.py", kind="script")
+    stage.running("a", "01", stall_timeout_s=60.0, on_stall="fail", entrypoint=script)
+    assert stage.tell(at_s=1000.0) == []
+    progress = events.ProgressReported(job_id="a", generation=1, step=5, total_steps=9, world_size=2, loss=0.5)
+    stage.tell(progress, at_s=1000.0)
+    assert stage.job("a").progress.total_steps == 9
+    stage.tell(events.JobResized(job_id="a", generation=1, world_size=2, pause_s=0.0, direction="start", step=0))
+    assert stage.job("a").progress.step == 5
+    stage.tell(at_s=1061.0)
+    assert stage.state("a") is JobState.FAILED
+    assert "the last was 5" in stage.job("a").reason
+
+
 def test_a_change_of_the_group_that_is_never_confirmed_is_a_stall_as_well(stage):
     stage.running("a", "0", stall_timeout_s=60.0)
     stage.want(a="01")

@@ -52,9 +52,21 @@ def growing_series() -> ProgressSeries:
                 goodput_samples_per_s=speed * (1.0, 0.9, 0.75)[phase],
                 noise_scale=None if index < 3 else 100 + 200 * (1 - math.exp(-index / 20)),
                 predicted_finish_at_s=NOW_S + (400, 60, 115)[phase],
+                loss=2.0 * math.exp(-index / 20),
+                metrics={"val/accuracy": 1.0 - math.exp(-index / 15), "margin": index / 20 - 1.0},
             )
         )
     return ProgressSeries(job_id="digits-3f2a", now_s=NOW_S, points=tuple(points))
+
+
+def earlier_series() -> ProgressSeries:
+    """A run with half the steps and without the second metric."""
+    points = [
+        ProgressPoint(at_s=at_s, step=40 * index, loss=1.5 - 0.03 * index, metrics={"val/accuracy": 0.02 * index})
+        for index in range(30)
+        for at_s in (10.0 + index,)
+    ]
+    return ProgressSeries(job_id="sweep-lr-0.01-aa07", now_s=NOW_S, points=tuple(points))
 
 
 class AdaptiveDouble(PlatformDouble):
@@ -96,9 +108,9 @@ class AdaptiveDouble(PlatformDouble):
         return [Route("/v1/jobs/{job_id}/series", self.answer_series), *super().routes()]
 
     async def answer_series(self, request: Request) -> Response:
-        series = growing_series()
-        empty = ProgressSeries(job_id=request.path_params["job_id"], now_s=NOW_S, points=())
-        return self._json(series if series.job_id == request.path_params["job_id"] else empty)
+        job_id = request.path_params["job_id"]
+        known = {series.job_id: series for series in (growing_series(), earlier_series())}
+        return self._json(known.get(job_id) or ProgressSeries(job_id=job_id, now_s=NOW_S, points=()))
 
 
 def keep_picture(browser: Browser, name: str) -> None:
@@ -135,6 +147,27 @@ def test_a_job_over_time_shows_progress_goodput_batch_and_noise(tmp_path: Path, 
         keep_picture(browser, f"series-{'dark' if dark else 'light'}")
         browser.evaluate("document.querySelector('#series-close').click()")
         assert count(browser, "#series[open]") == 0
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_two_runs_are_drawn_over_their_steps(tmp_path: Path, dark: bool) -> None:
+    with serving(AdaptiveDouble()) as address, browsing(address, tmp_path, dark=dark) as browser:
+        browser.wait_for(DRAWN)
+        browser.evaluate("document.querySelector('[data-series=\"digits-3f2a\"]').click()")
+        browser.wait_for("document.querySelectorAll('#series-metrics svg path.line').length === 2")
+        assert text(browser, "#series-metrics").count("over") == 0
+        assert browser.evaluate("document.getElementById('series-metric-margin-now').textContent") == "1.95"
+        assert not browser.evaluate("document.querySelector('#series-legend').checkVisibility()")
+        browser.evaluate(
+            "const choice = document.querySelector('#series-beside'); choice.value = 'sweep-lr-0.01-aa07';"
+            "choice.dispatchEvent(new Event('change'))"
+        )
+        browser.wait_for("document.querySelectorAll('#series-loss path.line.other').length === 1")
+        assert text(browser, "#series-loss-now") == "0.1047 / 0.63"
+        assert "step 2,360" in text(browser, "#series-loss")
+        assert count(browser, "#series-progress path.predicted") == 0
+        assert text(browser, "#series-other") == "sweep-lr-0.01-aa07"
+        keep_picture(browser, f"series-beside-{'dark' if dark else 'light'}")
 
 
 def test_a_job_that_has_reported_nothing_says_so(tmp_path: Path) -> None:

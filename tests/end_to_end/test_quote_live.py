@@ -123,3 +123,34 @@ def test_the_command_asks_measures_and_refuses(platform, tmp_path):
     twin = springtide("simulate", "--from-live", "--policy", "fifo,elastic", "--json", "-")
     assert twin.returncode == 0, twin.stderr
     assert set(json.loads(twin.stdout)["policies"]) == {"fifo", "elastic"}
+
+
+REPORTING = """
+import time
+import springtide
+for step in range(1, 41):
+    time.sleep(0.05)
+    springtide.report(step, 40, loss=1.0 / step)
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_script_that_reports_is_promised_from_its_second_run_on(platform):
+    def script(**options):
+        source = {"filename": "plain.py", "text": REPORTING, "object_name": "", "kind": "script"}
+        return {"name": "plain", "source": source, "options": {"min_workers": 1, "max_workers": 1, **options}}
+
+    platform.start(policy=POLICY)
+    unknown = platform.request("POST", "/v1/quote", script(deadline_s=60.0))
+    assert not unknown["is_promised"]
+    assert "springtide.report(step, total)" in unknown["reason"]
+    first = platform.request("POST", "/v1/jobs", script())
+    ended = platform.wait_job(first["job_id"])
+    assert (ended["state"], ended["step"], ended["total_steps"], ended["loss"]) == ("SUCCEEDED", 40, 40, 1.0 / 40)
+
+    known = platform.request("POST", "/v1/quote", script(deadline_s=60.0))
+    assert (known["verdict"], known["is_promised"]) == ("accepted", True), known
+    assert platform.request("POST", "/v1/quote", script(deadline_s=1.0))["verdict"] == "refused"
+    # On another number of workers it may have another number of steps.
+    other = platform.request("POST", "/v1/quote", script(deadline_s=60.0, min_workers=2, max_workers=2))
+    assert not other["is_promised"]

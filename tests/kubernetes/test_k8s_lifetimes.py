@@ -15,7 +15,7 @@ from kits.kubernetes.object_platform import ObjectPlatform, install_definitions,
 from springtide.client.goals import TrainOptions
 from springtide.client.kubernetes import ClusterClient as Client
 from springtide.client.kubernetes import training_object
-from springtide.client.source import read_source
+from springtide.client.sources.source import read_source
 from springtide.core.events import JobFinished
 from springtide.core.workload import ReplicaId, WorkloadId
 from springtide.service.submission.source_stores import ObjectSources

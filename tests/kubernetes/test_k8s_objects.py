@@ -360,6 +360,33 @@ def test_the_client_applies_as_kubectl_does_and_names_unknown_fields(up: ObjectP
     up.wait_state("digits", "RUNNING")
 
 
+def test_secrets_of_the_client_are_a_secret_that_goes_with_the_object(up: ObjectPlatform):
+    secrets = f"api/v1/namespaces/{up.namespace}/secrets"
+
+    def of(name: str):
+        found = [item for item in up.kube.items(secrets) if item["metadata"]["name"].startswith(f"{name}-secrets-")]
+        return [(item["metadata"].get("ownerReferences", [{}])[0].get("name"), item["data"]) for item in found]
+
+    with Client(up.kube.kubeconfig) as client:
+        made = client.create(training("digits", up.namespace), {"TOKEN": "value"})
+        assert of("digits") == [("digits", {"TOKEN": "dmFsdWU="})]
+        container = made["spec"]["container"]
+        assert container["env"] == [{"name": "SPRINGTIDE_SECRETS", "value": "TOKEN"}]
+        assert container["secrets"][0].startswith("digits-secrets-")
+        with pytest.raises(InvalidRequest, match="is there already"):
+            client.create(training("digits", up.namespace), {"TOKEN": "other"})
+        assert len(of("digits")) == 1
+        served = inference("echo", up.namespace)
+        assert client.apply(served, {"TOKEN": "value"}).verb == "created"
+        assert client.apply(served, {"TOKEN": "value"}).verb == "unchanged"
+        assert client.apply(served, {"TOKEN": "other"}).verb == "configured"
+    assert sorted(of("echo"), key=str) == [("echo", {"TOKEN": "b3RoZXI="}), ("echo", {"TOKEN": "dmFsdWU="})]
+    with pytest.raises(InvalidRequest, match=r"on Kubernetes make a Secret .* name it in container\.secrets"):
+        up.submissions.submit_job(job_in(secrets={"TOKEN": "value"}), None)
+    with pytest.raises(InvalidRequest, match="on Kubernetes make a Secret"):
+        up.submissions.deploy_service("other", service_in(secrets={"TOKEN": "value"}))
+
+
 # --- restarts --------------------------------------------------------------------------------------------------------
 
 

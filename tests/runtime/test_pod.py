@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from kits.service.sent_folders import folder_of_tree, sent_tree
 from springtide.core.errors import InvalidRequest
 from springtide.core.tokens import replica_token
 from springtide.core.wire.workers import WorkerSpec
@@ -20,8 +21,17 @@ from springtide.core.workload import Entrypoint, ReplicaId, TrainingJob, Workloa
 from springtide.runtime.pod import PodLog, upload_output
 from springtide.runtime.prestop import run_prestop
 from springtide.runtime.process.exits import EXIT_UNFIT
+from springtide.runtime.process.job_folder import hand_in_results
 from springtide.runtime.process.pod_place import fetch_source, open_prestop, read_spec, write_termination_message
+from springtide.storage.folders.contents import ContentDirectory, write_archive
+from springtide.storage.folders.tree import folder_name
 from springtide.storage.workloads.store import open_workload_store
+
+SCRIPT = """
+import os, sys
+from pkg import helper
+print("works in", os.getcwd(), "with", helper.VALUE, open("../data.txt").read())
+"""
 
 
 def make_spec(tmp_path, **fields):
@@ -109,6 +119,17 @@ def test_a_source_that_is_not_in_the_store_ends_the_container_and_its_output_is_
     assert sentence in store.read_log(ReplicaId("job.1")).decode()
 
 
+def test_a_value_of_a_secret_is_in_no_output_of_a_container(tmp_path):
+    (tmp_path / "words").touch()
+    told = {"SPRINGTIDE_SECRETS": "TOKEN,NONE", "TOKEN": "workloads/job/source"}
+    environment = environment_of(make_spec(tmp_path), tmp_path, SPRINGTIDE_TERMINATION_LOG=str(tmp_path / "words"))
+    ended = run("pod", {**environment, **told})
+    store = open_workload_store(f"file://{tmp_path}/objects", WorkloadId("job"))
+    for text in (ended.stdout, (tmp_path / "words").read_text(), store.read_log(ReplicaId("job.1")).decode()):
+        assert "the store holds no source ***TOKEN***/main.py of job" in text
+        assert "workloads/job/source" not in text
+
+
 def test_the_source_comes_with_its_neighbours_and_they_can_be_imported(tmp_path):
     store = open_workload_store(f"file://{tmp_path}/objects", WorkloadId("job"))
     store.put_source("main.py", b"import helper\n")
@@ -118,6 +139,54 @@ def test_the_source_comes_with_its_neighbours_and_they_can_be_imported(tmp_path)
     assert entrypoint.source_path == f"{tmp_path}/work/source/main.py"
     assert entrypoint.import_root == f"{tmp_path}/work/source"
     assert sorted(path.name for path in (tmp_path / "work/source").iterdir()) == ["helper.py", "main.py"]
+
+
+def with_folder(tmp_path, **fields):
+    """A spec of a script in a folder, and the archive of that in the store."""
+    contents = ContentDirectory(tmp_path / "contents")
+    files = {"run.py": SCRIPT.encode(), "pkg/helper.py": b"VALUE = 7\n", "data.txt": b"data"}
+    tree = sent_tree(contents, files, ["logs"])
+    write_archive(contents, tree, tmp_path / "folder.zip")
+    folder = folder_of_tree(tree, "run.py", "logs")
+    store = open_workload_store(f"file://{tmp_path}/objects", WorkloadId("job"))
+    store.store.put_file(store.key(folder_name(folder)), tmp_path / "folder.zip")
+    entrypoint = Entrypoint(source_path="workloads/job/source/run.py", kind="script", folder=folder)
+    job = TrainingJob(job_id=WorkloadId("job"), name="job", entrypoint=entrypoint, elastic=False)
+    return make_spec(tmp_path, workload=job, **fields)
+
+
+def test_the_folder_comes_as_one_archive(tmp_path):
+    fetched = fetch_source(read_spec(environment_of(with_folder(tmp_path), tmp_path)))
+    entrypoint = fetched.workload.entrypoint
+    root = tmp_path / "work/folder"
+    assert (entrypoint.source_path, entrypoint.import_root) == (str(root / "run.py"), str(root))
+    assert (root / "pkg/helper.py").read_bytes() == b"VALUE = 7\n"
+    assert (root / "logs").is_dir()
+    assert not list((tmp_path / "work").glob("*.zip"))
+
+
+def test_a_folder_whose_archive_is_gone_or_another_one_ends_the_container(tmp_path):
+    spec = with_folder(tmp_path)
+    store = open_workload_store(f"file://{tmp_path}/objects", WorkloadId("job"))
+    [key] = store.store.keys(store.key("folder-"))
+    store.store.delete([key])
+    ended = run("pod", environment_of(spec, tmp_path))
+    assert ended.returncode == EXIT_UNFIT, ended
+    assert "the store holds no archive of the folder of job" in ended.stdout
+
+
+def test_what_a_job_wrote_to_its_results_is_handed_in_when_it_succeeds(tmp_path, capsys):
+    spec = read_spec(environment_of(with_folder(tmp_path), tmp_path))
+    out = tmp_path / "work/artifacts"
+    (out / "plots").mkdir(parents=True)
+    (out / "plots/loss.png").write_bytes(b"plot")
+    (out / "a name with spaces.txt").write_bytes(b"x")
+    hand_in_results(spec, 3, 8)
+    store = open_workload_store(f"file://{tmp_path}/objects", WorkloadId("job"))
+    assert store.artifacts() == {"plots/loss.png": "workloads/job/artifacts/00000003-0000000008/plots/loss.png"}
+    assert store.read_artifact("plots/loss.png") == b"plot"
+    assert "a name with spaces.txt in SPRINGTIDE_OUT could not be handed in" in capsys.readouterr().err
+    hand_in_results(msgspec.structs.replace(spec, store_url=""), 3, 8)
 
 
 def test_the_newest_output_is_kept_within_its_bounds(tmp_path):

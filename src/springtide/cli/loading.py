@@ -7,15 +7,18 @@ import importlib.util
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from springtide.client.functions import ServeFunction, Task, TrainFunction
-from springtide.client.source import IMPORTING_VARIABLE
+from springtide.client.sources.source import IMPORTING_VARIABLE
 from springtide.core.errors import InvalidRequest
+
+# What a plain script uses of springtide: it declares nothing.
+_OF_SCRIPTS = frozenset({"report"})
 
 
 def split_target(target: str) -> tuple[Path, str]:
@@ -40,34 +43,53 @@ def as_typed(path: Path) -> str:
 
 
 def uses_springtide(path: Path) -> bool:
-    """Whether the file imports springtide; any other file is a plain script, which importing would run."""
+    """Whether the file imports springtide, for more than to report its progress.
+
+    Any other file is a plain script, which importing would run.
+    """
     try:
         tree = ast.parse(path.read_bytes(), filename=path.name)
     except (SyntaxError, ValueError) as error:
         line = f" in line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         raise InvalidRequest(f"{path.name} is not valid Python{line}: {getattr(error, 'msg', error)}") from None
+    bound: set[str] = set()
+    used: set[str] = set()
+    reporting: set[str] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import) and any(alias.name.split(".")[0] == "springtide" for alias in node.names):
-            return True
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "springtide" and not node.level:
-            return True
-    return False
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name == "springtide":
+                    bound.add(alias.asname or alias.name)
+                elif alias.name.startswith("springtide."):
+                    return True
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            package, _, module = (node.module or "").partition(".")
+            if package == "springtide" and (module or any(alias.name not in _OF_SCRIPTS for alias in node.names)):
+                return True
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            (reporting if node.attr in _OF_SCRIPTS else used).add(node.value.id)
+    return bool(bound & used) or bool(bound - reporting)
 
 
 @contextmanager
-def _importing(path: Path) -> Iterator[None]:
+def _importing(path: Path, roots: Iterable[Path]) -> Iterator[None]:
     """Put the file's folder first on the import path, as when it is run, and make `submit()` raise meanwhile."""
-    sys.path.insert(0, str(path.parent))
+    added = [str(each) for each in dict.fromkeys((path.parent, *roots))]
+    sys.path[:0] = added
     os.environ[IMPORTING_VARIABLE] = "1"
     try:
         yield
     finally:
         del os.environ[IMPORTING_VARIABLE]
-        sys.path.remove(str(path.parent))
+        for each in added:
+            sys.path.remove(each)
 
 
-def import_file(path: Path) -> ModuleType:
-    """Import the user's file. Raises InvalidRequest, which names the line, for whatever the file raises."""
+def import_file(path: Path, roots: Iterable[Path] = ()) -> ModuleType:
+    """Import the user's file; `roots` are where else it imports from than its folder.
+
+    Raises InvalidRequest, which names the line, for whatever the file raises.
+    """
     name = f"springtide_user_{path.stem}"
     specification = importlib.util.spec_from_file_location(name, path)
     assert specification is not None
@@ -75,14 +97,15 @@ def import_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(specification)
     sys.modules[name] = module
     try:
-        with _importing(path):
+        with _importing(path, roots):
             specification.loader.exec_module(module)
     except InvalidRequest as error:
         raise InvalidRequest(f"{path.name}{_line_of(error, path)}: {error}") from None
     except ModuleNotFoundError as error:
         raise InvalidRequest(
             f"{path.name}{_line_of(error, path)} needs the module {error.name!r}, which is not installed here; "
-            f"install it: pip install {(error.name or '').split('.')[0]}"
+            f"install it (pip install {(error.name or '').split('.')[0]}), or import it in the function or class: the "
+            "file is imported here only to see what it declares"
         ) from None
     except (Exception, SystemExit) as error:
         # User code: any exception is reported as the file's error, not as a bug of the command.

@@ -46,6 +46,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "status": ("springtide.cli.commands.look", "Show one job or service."),
         "why": ("springtide.cli.commands.look", "Explain the state of a job or service, and what could be done."),
         "logs": ("springtide.cli.commands.look", "Print what the workers wrote."),
+        "artifacts": ("springtide.cli.jobs.artifacts", "List and fetch what a job left: weights and other files."),
         "top": ("springtide.cli.commands.look", "Watch the whole platform."),
         "pools": (
             "springtide.cli.commands.pools",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from springtide.cli.settings import resolve
 from springtide.core.errors import InvalidRequest, NotFound
 from springtide.core.status.platform import JobStatus, PlatformStatus, ServiceStatus
 from springtide.core.workload import JobState
+from springtide.storage.state_directory import find_state_directory
 
 if TYPE_CHECKING:
     from springtide.client.api import Client
@@ -49,12 +51,23 @@ class Session:
         return self.given_state_dir.absolute() if self.given_state_dir else Path(str(resolve("state").value))
 
     @property
+    def state_note(self) -> str:
+        """Why the state directory is not where XDG_STATE_HOME would have it; empty where it is, or is a setting."""
+        is_default = self.given_state_dir is None and resolve("state").level == "default"
+        return find_state_directory().note if is_default else ""
+
+    @property
     def client(self) -> Client:
         """The connection to the running platform. Raises SpringtideError if none is running."""
         if self._client is None:
             self._client = self.connect(self.given_state_dir)
             click.get_current_context().call_on_close(self._client.close)
         return self._client
+
+    @property
+    def may_ask(self) -> bool:
+        """Whether a person at a terminal can be asked."""
+        return not self.as_json and sys.stdin.isatty()
 
     def answer(self, value: Any, text: str, hint: str = "") -> None:
         """Print the value as JSON with --json, else the text and the hint."""

@@ -13,12 +13,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from springtide.client.source import default_state_directory
 from springtide.control.journal.retention import KEEP_ENDED, KEEP_STEPS, retention_of
 from springtide.core.errors import InvalidRequest
 from springtide.core.quantities import parse_duration_s, parse_size_bytes
 from springtide.core.tide import DAY_S
 from springtide.core.workload import MAX_UNFINISHED
+from springtide.storage.state_directory import find_state_directory
 
 DEFAULT_PORT = 8787
 DEFAULT_POLICY = "springtide"
@@ -182,13 +182,18 @@ def resolve(name: str, flag: str | int | float | None = None) -> Setting:
     project = Path.cwd() / "pyproject.toml"
     table = _read(project).get("tool", {})
     section = table.get("springtide", {}) if isinstance(table, dict) else {}
+    if isinstance(section, dict):
+        # Of the files beside it, not of the platform: client/requirements.py reads it.
+        section = {key: value for key, value in section.items() if key != "dependencies"}
     if name in _known(section, f"[tool.springtide] in {project}"):
         return _checked(name, section[name], "pyproject", f"[tool.springtide] in {project}")
     own = _read(user_file())
     if name in _known(own, str(user_file())):
         return _checked(name, own[name], "user file", str(user_file()))
+    if name == "state":
+        found_state = find_state_directory()
+        return Setting(value=str(found_state.path), level="default", origin=found_state.note or "default")
     default: dict[str, str | int | float | None] = {
-        "state": str(default_state_directory()),
         "port": DEFAULT_PORT,
         "policy": DEFAULT_POLICY,
         "day_s": DAY_S,

@@ -10,12 +10,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 from urllib.parse import quote, urlsplit
 
 import httpx2
 import msgspec
 
+from springtide.client.sources.body import SourceLike, source_body
+from springtide.client.sources.source import SentFolder
 from springtide.core.decoding import decode_json
 from springtide.core.errors import (
     BackendError,
@@ -26,6 +28,7 @@ from springtide.core.errors import (
     SpringtideError,
     Unauthorized,
 )
+from springtide.core.status.artifacts import ArtifactStatus
 from springtide.core.status.export import LiveState
 from springtide.core.status.platform import (
     Explanation,
@@ -40,10 +43,14 @@ from springtide.core.status.pods import ClusterStatus
 from springtide.core.status.pools import PoolsReport
 from springtide.core.status.quote import Quote
 from springtide.core.status.shares import SharingStatus
+from springtide.storage.state_directory import default_state_directory
 
 REQUEST_TIMEOUT_S = 30.0
 # A quote makes many decisions of the policy, and waits for earlier quotes.
 QUOTE_TIMEOUT_S = 120.0
+FOLDER_TIMEOUT_S = 120.0
+# The platform may read large files, or fetch them from a store, before it answers.
+ARTIFACT_TIMEOUT_S = 300.0
 CONNECT_TIMEOUT_S = 5.0
 INFER_TIMEOUT_S = 120.0
 # Longer than the platform's interval between keep-alive lines of a stream.
@@ -56,45 +63,6 @@ _UNAVAILABLE = "unavailable"
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 AnswerT = TypeVar("AnswerT")
-
-
-class SourceLike(Protocol):
-    """One Python file and the object in it to run; client.source.SourceFile implements it."""
-
-    @property
-    def filename(self) -> str:
-        """The file's name without folders."""
-        ...
-
-    @property
-    def text(self) -> str:
-        """The file's whole content."""
-        ...
-
-    @property
-    def object_name(self) -> str:
-        """The name of the function or class; empty for a script."""
-        ...
-
-    @property
-    def kind(self) -> Literal["function", "class", "script"]:
-        """What `object_name` is; "script" runs the whole file."""
-        ...
-
-    @property
-    def args(self) -> tuple[str, ...]:
-        """The command-line arguments of a script."""
-        ...
-
-    @property
-    def import_root(self) -> str:
-        """The folder on workers' machines from which the file imports others; empty for none."""
-        ...
-
-    @property
-    def files(self) -> Mapping[str, str]:
-        """The texts of further files to send, by path relative to this one."""
-        ...
 
 
 class _Address(msgspec.Struct):
@@ -205,24 +173,42 @@ class Client:
         source: SourceLike,
         options: Mapping[str, Any] | None = None,
         *,
+        folder: SentFolder | None = None,
         idempotency_key: str | None = None,
     ) -> JobStatus:
         """Submit a training job with the `options` of POST /v1/jobs. Returns once the job is durable.
 
+        `folder` is a folder whose contents were sent, which the job gets a copy of (client/folders/send.py).
         A lost connection is retried once with the same idempotency key, so the job is never created twice. Raises
         InvalidRequest, Conflict (the key was used for another job), BackendError.
         """
-        body = {"name": name, "source": _source(source), "options": dict(options or {})}
+        body = {"name": name, "source": source_body(source, folder), "options": dict(options or {})}
         headers = {"Idempotency-Key": idempotency_key or secrets.token_hex(16)}
+        # The platform copies a folder before it answers.
+        timeout_s = REQUEST_TIMEOUT_S if folder is None else FOLDER_TIMEOUT_S
         try:
-            return self.request("POST", "/v1/jobs", JobStatus, body=body, headers=headers)
+            return self.request("POST", "/v1/jobs", JobStatus, body=body, headers=headers, timeout_s=timeout_s)
         except _ConnectionLost:
-            return self.request("POST", "/v1/jobs", JobStatus, body=body, headers=headers)
+            return self.request("POST", "/v1/jobs", JobStatus, body=body, headers=headers, timeout_s=timeout_s)
 
     def quote(self, name: str, source: SourceLike, options: Mapping[str, Any] | None = None) -> Quote:
         """Predict what `submit_job` with the same arguments would do now, changing nothing. Raises InvalidRequest."""
-        body = {"name": name, "source": _source(source), "options": dict(options or {})}
+        # No secret is sent where none is needed.
+        asked = {option: value for option, value in (options or {}).items() if option != "secrets"}
+        body = {"name": name, "source": source_body(source), "options": asked}
         return self.request("POST", "/v1/quote", Quote, body=body, timeout_s=QUOTE_TIMEOUT_S)
+
+    def artifacts(self, job_id: str, *, with_digests: bool = False) -> list[ArtifactStatus]:
+        """The files that a job left, by name; with their digests if asked, for which each is read. Raises NotFound."""
+        params = {"digests": str(with_digests).lower()}
+        path = f"/v1/jobs/{_part(job_id)}/artifacts"
+        return self.request("GET", path, list[ArtifactStatus], params=params, timeout_s=ARTIFACT_TIMEOUT_S)
+
+    def artifact(self, job_id: str, name: str) -> Iterator[bytes]:
+        """The content of a file that a job left, piece by piece. Raises NotFound."""
+        path = f"/v1/jobs/{_part(job_id)}/artifacts/{quote(name)}"
+        with self._open(path, {}, timeout_s=ARTIFACT_TIMEOUT_S) as response, _transport_errors():
+            yield from response.iter_bytes()
 
     def cancel(self, job_id: str) -> JobStatus:
         """End a job; its last checkpoint stays. Raises NotFound, Conflict."""
@@ -253,7 +239,7 @@ class Client:
 
     def deploy_service(self, name: str, source: SourceLike, options: Mapping[str, Any] | None = None) -> ServiceStatus:
         """Deploy a service, or a new revision, with the `options` of PUT /v1/services. Raises InvalidRequest."""
-        body = {"source": _source(source), "options": dict(options or {})}
+        body = {"source": source_body(source), "options": dict(options or {})}
         return self.request("PUT", f"/v1/services/{_part(name)}", ServiceStatus, body=body)
 
     def remove_service(self, name: str) -> ServiceStatus:
@@ -301,7 +287,8 @@ class Client:
         """
         params = {"replica": replica or "", "tail": tail, "follow": str(follow).lower()}
         path = f"/v1/workloads/{_part(workload_id)}/logs"
-        with self._open(path, params, is_endless=follow) as response, _transport_errors():
+        timeout_s = STREAM_SILENCE_S if follow else REQUEST_TIMEOUT_S
+        with self._open(path, params, timeout_s=timeout_s) as response, _transport_errors():
             for line in _lines(response):
                 yield line.decode("utf-8", "replace")
 
@@ -336,10 +323,11 @@ class Client:
         raise _error_of(response)
 
     @contextmanager
-    def _open(self, path: str, params: Mapping[str, Any], *, is_endless: bool = True) -> Iterator[httpx2.Response]:
-        """Open a streamed answer. An endless one fails as lost after a silence of STREAM_SILENCE_S."""
-        silence_s = STREAM_SILENCE_S if is_endless else REQUEST_TIMEOUT_S
-        timeout = httpx2.Timeout(silence_s, connect=CONNECT_TIMEOUT_S)
+    def _open(
+        self, path: str, params: Mapping[str, Any], *, timeout_s: float = STREAM_SILENCE_S
+    ) -> Iterator[httpx2.Response]:
+        """Open a streamed answer, which fails as lost after a silence of `timeout_s`."""
+        timeout = httpx2.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
         with _transport_errors(), self._http.stream("GET", path, params=params, timeout=timeout) as response:
             if not response.is_success:
                 response.read()
@@ -356,10 +344,10 @@ def connect(url: str | None = None, token: str | None = None, state_dir: str | P
 
     The address is `url`, else SPRINGTIDE_URL, else that in `state_dir`/platform.json. The token is `token`, else
     SPRINGTIDE_TOKEN, else `state_dir`/token, which is only sent to this machine. `state_dir` defaults to
-    SPRINGTIDE_STATE, else ~/.local/state/springtide; if it is passed, the environment is ignored. Raises BackendError
-    if no platform is running, Unauthorized without a token, InvalidRequest for a malformed address.
+    SPRINGTIDE_STATE, else springtide in XDG_STATE_HOME or ~/.local/state; if it is passed, the environment is ignored.
+    Raises BackendError if no platform is running, Unauthorized without a token, InvalidRequest for a malformed address.
     """
-    folder = Path(state_dir).expanduser() if state_dir is not None else default_state_dir()
+    folder = Path(state_dir).expanduser() if state_dir is not None else default_state_directory()
     # An explicit state directory takes precedence over the environment.
     if url is None and state_dir is None:
         url = os.environ.get("SPRINGTIDE_URL")
@@ -376,12 +364,6 @@ def connect(url: str | None = None, token: str | None = None, state_dir: str | P
     if not token.isascii() or not token.isprintable():
         raise Unauthorized("the token holds characters that no token has; copy it again")
     return Client(url, token, state_dir=str(folder) if parts.hostname in _LOOPBACK else "")
-
-
-def default_state_dir() -> Path:
-    """SPRINGTIDE_STATE, else ~/.local/state/springtide."""
-    given = os.environ.get("SPRINGTIDE_STATE")
-    return Path(given).expanduser() if given else Path.home() / ".local" / "state" / "springtide"
 
 
 def _find_url(folder: Path) -> str:
@@ -405,18 +387,6 @@ def _part(name: str) -> str:
     if not name or name in (".", ".."):
         raise InvalidRequest(f"{name!r} is not the id of a job or service; `springtide ps` lists them")
     return quote(name, safe="")
-
-
-def _source(source: SourceLike) -> dict[str, Any]:
-    return {
-        "filename": source.filename,
-        "text": source.text,
-        "object_name": source.object_name,
-        "kind": source.kind,
-        "args": list(source.args),
-        "import_root": source.import_root,
-        **({"files": dict(source.files)} if source.files else {}),
-    }
 
 
 def _encode(value: Any) -> bytes:

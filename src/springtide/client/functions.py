@@ -1,4 +1,4 @@
-"""The public decorators and classes: `st.train`, `st.serve`, `st.Task`, `st.model_path`, and what they return."""
+"""The public decorators and classes: `st.train`, `st.serve`, `st.Task`, and what they return."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 
+from springtide.client.folders.choice import FolderWish, with_code
+from springtide.client.folders.send import submit_with_folder
 from springtide.client.goals import Auto, TrainKeywords, TrainOptions, auto
 from springtide.client.handles import JobHandle, ServiceHandle
 from springtide.client.layer_profiles import with_layers
+from springtide.client.requirements import with_packages
 from springtide.client.serving_goals import ServeKeywords, ServeOptions
 from springtide.client.shares import is_auto
-from springtide.client.source import (
+from springtide.client.sources.source import (
     SourceFile,
-    default_state_directory,
     for_pods,
     name_from,
     object_name_in,
     read_source,
     refuse_while_importing,
     source_of,
-    state_directory_around,
 )
 from springtide.core.context import TrainContext
-from springtide.core.errors import InvalidRequest, SpringtideError
+from springtide.core.errors import InvalidRequest
 from springtide.core.model import ONLY_ON_FUNCTIONS, call_factory
 from springtide.core.options.jobs import JOB_OPTIONS
 from springtide.core.options.option import check_names
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from springtide.client.api import Client
     from springtide.runtime.local.function_task import LocalResult
 
-__all__ = ["Auto", "ServeFunction", "Task", "TrainFunction", "auto", "model_path", "serve", "train"]
+__all__ = ["Auto", "ServeFunction", "Task", "TrainFunction", "auto", "serve", "train"]
 
 TrainingCallable = Callable[[TrainContext], Any]
 ServedT = TypeVar("ServedT")
@@ -69,17 +70,20 @@ class TrainFunction:
         """The file that is sent to workers. Raises InvalidRequest unless it defines the function at its top level."""
         return source_of(self.function, "function")
 
-    def submit(self, client: Client | None = None, **overrides: Unpack[TrainKeywords]) -> JobHandle:
+    def submit(
+        self, client: Client | None = None, *, folder: FolderWish = None, **overrides: Unpack[TrainKeywords]
+    ) -> JobHandle:
         """Submit the job to the running platform and return its handle once the job is durable.
 
-        `overrides` replace options of `st.train` for this job; `params` are merged. Without `client` the platform is
-        found as by `st.connect()`. Raises InvalidRequest (its message says what would be accepted), Conflict,
-        BackendError.
+        `overrides` replace options of `st.train` for this job; `params` are merged. `folder` is the path of the folder
+        that travels with the job (None: the one of its file, or the project's; False: the file alone). Without `client`
+        the platform is found as by `st.connect()`. Raises InvalidRequest (its message says what would be accepted),
+        Conflict, BackendError.
         """
         refuse_while_importing(self.function.__code__.co_filename, f"{self.name}.submit()")
         options = self.options.override(overrides)
         self._refuse_functions(options)
-        return submit_job(self.source(), options, self.name, client)
+        return submit_job(self.source(), options, self.name, client, folder=folder)
 
     def quote(self, client: Client | None = None, **overrides: Unpack[TrainKeywords]) -> Quote:
         """Ask the platform what `submit` with the same keywords would lead to: acceptance, time of the end, cost.
@@ -272,7 +276,12 @@ class Task:
         return read_source(path, object_name_in(self, self._namespace, "st.Task"))
 
     def submit(
-        self, client: Client | None = None, *, profile: str | Path | None = None, **overrides: Unpack[TrainKeywords]
+        self,
+        client: Client | None = None,
+        *,
+        profile: str | Path | None = None,
+        folder: FolderWish = None,
+        **overrides: Unpack[TrainKeywords],
     ) -> JobHandle:
         """Submit the job to the running platform, as TrainFunction.submit does.
 
@@ -283,7 +292,7 @@ class Task:
         source, options = self.source(), self.options.override(overrides)
         self.check_place(options)
         name = self.name or name_from(source.object_name)
-        return submit_job(source, options, name, client, profile=profile, is_declared=True)
+        return submit_job(source, options, name, client, profile=profile, is_declared=True, folder=folder)
 
     def quote(
         self, client: Client | None = None, *, profile: str | Path | None = None, **overrides: Unpack[TrainKeywords]
@@ -351,17 +360,20 @@ def submit_job(
     profile: str | Path | None = None,
     on_progress: Callable[[str], None] = lambda _: None,
     is_declared: bool = False,
+    folder: FolderWish = None,
 ) -> JobHandle:
-    """Submit a source file as a job, named by `options` or else `name`.
+    """Submit a source file as a job, named by `options` or else `name`, with the folder that it is in.
 
     For a job on functions, `profile` is the path of a profile of its layers; without one they are measured. So it is
-    with `on="auto"` for a declared one. Lines about that are passed to `on_progress`. Raises as TrainFunction.submit
-    does.
+    with `on="auto"` for a declared one. Lines about that and about the folder are passed to `on_progress`. Raises as
+    TrainFunction.submit does.
     """
     connected = _connect() if client is None else client
     compares = is_declared and options.values["on"] == "auto"
-    request = job_request(source, options, name, connected, profile=profile, on_progress=on_progress, compares=compares)
-    return JobHandle(connected, connected.submit_job(**request).job_id)
+    request = job_request(
+        source, options, name, connected, profile=profile, on_progress=on_progress, compares=compares, folder=folder
+    )
+    return JobHandle(connected, submit_with_folder(connected, request, folder, on_progress).job_id)
 
 
 def quote_job(
@@ -393,6 +405,7 @@ def job_request(
     profile: str | Path | None = None,
     on_progress: Callable[[str], None] = lambda _: None,
     compares: bool = False,
+    folder: FolderWish = None,
 ) -> dict[str, Any]:
     """The keyword arguments for Client.submit_job and Client.quote.
 
@@ -422,7 +435,9 @@ def job_request(
             profile=profile,
             on_progress=on_progress,
         )
-    sent = source if status.cluster is None else for_pods(source)
+    has_pods = status.cluster is not None
+    request = with_packages(request, options.values["requirements"], source, has_pods=has_pods)
+    sent = with_code(source, folder, has_pods=has_pods)
     return {"name": called, "source": sent, "options": request}
 
 
@@ -443,11 +458,9 @@ def deploy_service(
         from springtide.client.share_profiles import service_as_profiled
 
         options = service_as_profiled(options, source, on_progress, connected.sharing())
-    if connected.status().cluster is not None:
-        source = for_pods(source)
-    status = connected.deploy_service(
-        name=validate_name(options.values["name"] or name), source=source, options=options.as_request()
-    )
+    has_pods, called = connected.status().cluster is not None, validate_name(options.values["name"] or name)
+    request = with_packages(options.as_request(), options.values["requirements"], source, has_pods=has_pods)
+    status = connected.deploy_service(name=called, source=for_pods(source) if has_pods else source, options=request)
     return ServiceHandle(connected, status.name)
 
 
@@ -455,44 +468,3 @@ def _connect() -> Client:
     from springtide.client.api import connect
 
     return connect()
-
-
-def model_path(name: str) -> str:
-    """The path of the safetensors file that the newest successful job named `name` saved.
-
-    Raises InvalidRequest if there is no such job yet.
-    """
-    validate_name(name, "job name")
-    state_directory = _state_directory(str(sys._getframe(1).f_globals.get("__file__", "")))
-    found = _newest_by_platform(name) if state_directory is None else None
-    if found is None:
-        found = _newest_on_disk(state_directory or default_state_directory(), name)
-    if found is None:
-        raise InvalidRequest(
-            f"no job named {name!r} has saved a model yet; run one whose function calls ctx.save(), then try again"
-        )
-    return found
-
-
-def _state_directory(calling_file: str) -> Path | None:
-    """The state directory of the platform whose replica imports the calling file; None outside a replica."""
-    return state_directory_around(calling_file) if calling_file else None
-
-
-def _newest_by_platform(name: str) -> str | None:
-    try:
-        with _connect() as client:
-            jobs = client.jobs(name)
-    except SpringtideError:
-        return None
-    saved = [job for job in jobs if job.state == "SUCCEEDED" and job.artifact_path]
-    newest = max(saved, key=lambda job: job.ended_at_s or 0.0, default=None)
-    return newest.artifact_path if newest is not None and Path(newest.artifact_path).is_file() else None
-
-
-def _newest_on_disk(state_directory: Path, name: str) -> str | None:
-    models = list((state_directory / "workloads").glob(f"{name}-*/artifacts/model.safetensors"))
-    # The pattern also matches longer names: an id is the name, a dash, and a part without dashes.
-    mine = [model for model in models if model.parent.parent.name.rpartition("-")[0] == name]
-    newest = max(mine, key=lambda model: model.stat().st_mtime, default=None)
-    return None if newest is None else str(newest)

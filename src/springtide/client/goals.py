@@ -9,12 +9,14 @@ from typing import Any, Final, TypedDict, Unpack, cast
 
 import msgspec
 
+from springtide.client.secret_values import secret_values
 from springtide.client.shares import MemoryAsked, ShareAsked, read_share, settled_share, share_option
 from springtide.core.errors import InvalidRequest
 from springtide.core.options.jobs import DEFAULT_MICRO_BATCH, JOB_OPTIONS, LENGTH_UNITS, Length, Where
 from springtide.core.options.kinds import batch_phases, check_count
 from springtide.core.options.option import check_keywords, copied_fields, keyword_values, overridden, sent_options
 from springtide.core.options.rules import JOB_RULES, PLACE_RULES, check_rules
+from springtide.core.options.variables import Secrets
 from springtide.core.options.words import JOB_WORDS
 from springtide.core.quantities import parse_range
 from springtide.core.workload import (
@@ -42,6 +44,8 @@ auto: Final = Auto.AUTO
 Workers = int | str | tuple[int, int] | Auto
 GlobalBatch = int | str | tuple[int, int]
 Params = Mapping[str, str | int | float | bool]
+# Environment variables by name.
+Variables = Mapping[str, str | int | float]
 # (first epoch, global batch size) pairs: [(0, 64), (4, 256)] or "0:64,4:256".
 BatchSchedule = str | Sequence[tuple[int, int]]
 # The largest micro-batch that a profile tries for a model that is not cut into layers.
@@ -66,6 +70,10 @@ class TrainKeywords(TypedDict, total=False):
     samples that one worker holds at once, `learning_rate`: how the rate follows the batch ("linear", "sqrt",
     "adascale", "none"), `length`: whether epochs count passes ("epochs") or equal training progress ("progress").
     `num_samples`: the dataset's length, if known. `seed`, `name` and `params` (strings for `ctx.params`).
+    `env`: variables of its workers' environment, set before the file is imported there; `secrets`: names of
+    variables whose values (of this process's environment, or a file: "KEY=@key.txt") are kept apart and told nowhere.
+    `requirements`: Python packages for its workers, as lines or the path of a requirements file, and `python`: the
+    interpreter, in an environment that is made for them once.
 
     The place. `on`: "cluster", "functions", or "auto" for whichever makes the goal cheapest. `workers`: `st.auto`, 4,
     (1, 8) or "1..8". `share` and `memory`: the part of its device that each worker holds, such as (0.3, 0.6) and "4GB".
@@ -87,6 +95,10 @@ class TrainKeywords(TypedDict, total=False):
     seed: int
     name: str
     params: Params
+    env: Variables
+    secrets: Secrets
+    requirements: str | Sequence[str]
+    python: str
     retries: int
     stall_timeout: str | float | None
     on_stall: OnStall
@@ -181,7 +193,7 @@ class TrainOptions:
         )
 
     def override(self, changes: Mapping[str, Any], where: str = "submit()") -> TrainOptions:
-        """A copy with some keywords changed; `params` are merged. Raises InvalidRequest."""
+        """A copy with some keywords changed; `params`, `env` and `secrets` are merged. Raises InvalidRequest."""
         return TrainOptions(**cast(TrainKeywords, overridden(JOB_OPTIONS, self.values, changes, where)))
 
     def as_local_job(self, name: str) -> TrainingJob:
@@ -190,6 +202,7 @@ class TrainOptions:
         batch, num_shards = self.batch_bounds(), self._num_shards()
         sent = sent_options(JOB_OPTIONS, self.values, datetime.now())
         copied = {name: sent[name] for name in copied_fields(JOB_OPTIONS, "workload") if name in sent}
+        copied["env"] = copied.get("env", {}) | secret_values(self.values["secrets"])
         return TrainingJob(
             job_id=WorkloadId(name),
             name=name,
@@ -209,6 +222,8 @@ class TrainOptions:
         values, bounds = self.values, workers_range(self.values["workers"])
         low, high = bounds or (1, min(max(1, num_devices), self._num_shards() or MAX_VIRTUAL_SHARDS))
         options = sent_options(JOB_OPTIONS, values, now)
+        if values["secrets"]:
+            options["secrets"] = secret_values(values["secrets"])
         options |= {
             "global_batch_size": batch_range(values["global_batch"])[0],
             "min_workers": low,

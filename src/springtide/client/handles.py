@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from springtide.client.artifacts import fetch_artifacts
 from springtide.client.changes import ChangeKeywords, as_change
 from springtide.core.errors import BackendError
 from springtide.core.quantities import parse_duration_s, parse_money_usd, parse_range
+from springtide.core.status.artifacts import ArtifactStatus
 from springtide.core.status.platform import Explanation, JobStatus, ServiceStatus
 from springtide.core.workload import JobState
 
@@ -105,6 +108,18 @@ class JobHandle:
     def why(self) -> Explanation:
         """The reason for the job's present state, and what would change it."""
         return self._client.why(self.id)
+
+    def artifacts(self) -> list[ArtifactStatus]:
+        """The files that it left so far, by name: its weights, and what it wrote to the folder SPRINGTIDE_OUT."""
+        return self._client.artifacts(self.id)
+
+    def fetch_artifacts(self, to: str | Path, names: Sequence[str] = (), *, overwrites: bool = False) -> list[Path]:
+        """Fetch these files, or all of them, into the folder `to`; returns where they are.
+
+        A file that is there already with the same content stays. Raises NotFound for a name that there is not, and
+        InvalidRequest for a file that is there with another content, unless `overwrites`.
+        """
+        return fetch_artifacts(self._client, self.id, Path(to), names, overwrites=overwrites)
 
     @property
     def artifact_path(self) -> str:

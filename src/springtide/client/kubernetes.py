@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import difflib
-import secrets
+import secrets as secret_digits
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -15,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 from springtide.backends.kubernetes.client.kinds import (
     CONFIG_MAP,
     INFERENCE_FUNCTION,
+    SECRET,
     TRAINING_FUNCTION,
     Key,
     Kind,
@@ -30,9 +33,10 @@ from springtide.backends.kubernetes.resources.from_object import MAX_OBJECT_SOUR
 from springtide.backends.kubernetes.resources.to_object import inference_function, training_function
 from springtide.client.goals import TrainOptions, workers_range
 from springtide.client.serving_goals import ServeOptions
-from springtide.client.source import SourceFile, for_pods
+from springtide.client.sources.source import SourceFile, for_pods
+from springtide.core.containers import SECRETS_VARIABLE
 from springtide.core.errors import InvalidRequest, NotFound
-from springtide.core.options.rules import NO_FUNCTIONS
+from springtide.core.options.rules import NO_FUNCTIONS, NO_PACKAGES_IN_PODS
 from springtide.core.quantities import validate_name
 
 ResultT = TypeVar("ResultT")
@@ -78,14 +82,35 @@ class ClusterClient:
         self._runner.run(self._api.close())
         self._runner.close()
 
-    def create(self, obj: Object) -> Object:
-        """Create an object. Raises InvalidRequest if it exists already."""
-        return self._request(obj, lambda: self._api.create(_kind_of(obj), obj, self._namespace_of(obj)))
+    def create(self, obj: Object, secrets: Mapping[str, str] | None = None) -> Object:
+        """Create an object. Raises InvalidRequest if it exists already.
 
-    def apply(self, obj: Object) -> Applied:
-        """Create or change an object by server-side apply, which leaves fields set by other managers unchanged."""
+        The environment of its pods gets the values of `secrets`, by name, from a Secret that goes with the object.
+        """
+        kind, namespace = _kind_of(obj), self._namespace_of(obj)
+        if not secrets:
+            return self._request(obj, lambda: self._api.create(kind, obj, namespace))
+        with self._secret(obj, secrets) as name:
+            told = _with_secret(obj, name, secrets)
+            made = self._request(obj, lambda: self._api.create(kind, told, namespace))
+            self._give_owner(name, made)
+        return made
+
+    def apply(self, obj: Object, secrets: Mapping[str, str] | None = None) -> Applied:
+        """Create or change an object by server-side apply, which leaves fields set by other managers unchanged.
+
+        `secrets` are as for `create`; the same values as before leave the object unchanged.
+        """
         kind, name, namespace = _kind_of(obj), obj["metadata"]["name"], self._namespace_of(obj)
         before = self._run(self._api.find(kind, name, namespace))
+        if secrets:
+            known = self._known_secret(obj, before, secrets)
+            if known:
+                return self.apply(_with_secret(obj, known, secrets))
+            with self._secret(obj, secrets) as made:
+                applied = self.apply(_with_secret(obj, made, secrets))
+                self._give_owner(made, applied.object)
+            return applied
         # Server-side apply also removes fields that this client set before and now leaves out.
         now = self._request(
             obj, lambda: self._api.patch(kind, name, obj, namespace, how="apply", manager=CLIENT_MANAGER)
@@ -109,6 +134,38 @@ class ClusterClient:
                 raise NotFound(f"{kind} {key.namespace}/{key.name} is gone: it was deleted")
             yield obj
             time.sleep(poll_s)
+
+    @contextmanager
+    def _secret(self, obj: Object, values: Mapping[str, str]) -> Iterator[str]:
+        """Create a Secret and yield its name; it is deleted again if what follows fails."""
+        name, namespace = f"{_secret_prefix(obj)}{secret_digits.token_hex(4)}", self._namespace_of(obj)
+        data = {key: base64.b64encode(value.encode()).decode() for key, value in values.items()}
+        labels = {"app.kubernetes.io/managed-by": CLIENT_MANAGER}
+        secret = {"kind": SECRET.name, "metadata": {"name": name, "labels": labels}, "type": "Opaque", "data": data}
+        self._request(secret, lambda: self._api.create(SECRET, secret, namespace))
+        try:
+            yield name
+        except BaseException:
+            self._run(self._api.delete(SECRET, name, namespace))
+            raise
+
+    def _give_owner(self, name: str, obj: Object) -> None:
+        """Have the cluster delete a Secret together with the object."""
+        metadata = obj["metadata"]
+        owner = {"apiVersion": obj["apiVersion"], "kind": obj["kind"], "name": metadata["name"], "uid": metadata["uid"]}
+        patch = {"metadata": {"ownerReferences": [owner]}}
+        self._run(self._api.patch(SECRET, name, patch, metadata["namespace"]))
+
+    def _known_secret(self, obj: Object, before: Object | None, values: Mapping[str, str]) -> str:
+        """The name of the Secret with these values that the object has already; empty if it has none."""
+        names = (before or {}).get("spec", {}).get("container", {}).get("secrets", ())
+        for name in names:
+            if name.startswith(_secret_prefix(obj)):
+                secret = self._run(self._api.find(SECRET, name, self._namespace_of(obj))) or {}
+                known = {key: base64.b64decode(data).decode() for key, data in secret.get("data", {}).items()}
+                if known == values:
+                    return str(name)
+        return ""
 
     def _namespace_of(self, obj: Object) -> str:
         return obj["metadata"].get("namespace") or self.namespace
@@ -148,9 +205,10 @@ def training_object(
     """A TrainingFunction object, with random digits after its name so that it is unique. Raises InvalidRequest."""
     if options.values["on"] == "functions":
         raise InvalidRequest(NO_FUNCTIONS)
+    _refuse_packages(options.values)
     called = validate_name(options.values["name"] or name)
     request = options.as_request(1, now or datetime.now())
-    digits = secrets.token_hex(3)
+    digits = secret_digits.token_hex(3)
     obj = training_function(f"{called}-{digits}", namespace, _source(source), request, container or {})
     if workers_range(options.values["workers"]) is None:
         obj["spec"]["workers"] = "auto"
@@ -167,8 +225,14 @@ def inference_object(
     container: Mapping[str, Any] | None = None,
 ) -> Object:
     """An InferenceFunction object. Raises InvalidRequest."""
+    _refuse_packages(options.values)
     called = validate_name(options.values["name"] or name)
     return inference_function(called, namespace, _source(source), options.as_request(), container or {})
+
+
+def _refuse_packages(values: Mapping[str, Any]) -> None:
+    if values["requirements"] or values["python"]:
+        raise InvalidRequest(NO_PACKAGES_IN_PODS)
 
 
 def check_object(obj: Any, place: str) -> Object:
@@ -211,6 +275,18 @@ def _check_fields(value: Any, schema: Mapping[str, Any], where: str) -> None:
             advice = f"did you mean {near[0]}?" if near else f"it has {', '.join(sorted(properties))}"
             raise InvalidRequest(f"{where} has no field {name!r:.60}; {advice}")
         _check_fields(inner, properties[name], f"{where}.{name}")
+
+
+def _secret_prefix(obj: Object) -> str:
+    return f"{obj['metadata']['name']}-secrets-"
+
+
+def _with_secret(obj: Object, name: str, names: Iterable[str]) -> Object:
+    """The object whose pods' environment has the values of a Secret, and whose logs have none of them."""
+    container = obj["spec"].get("container", {})
+    told = {"name": SECRETS_VARIABLE, "value": ",".join(sorted(names))}
+    added = {"secrets": [*container.get("secrets", ()), name], "env": [*container.get("env", ()), told]}
+    return {**obj, "spec": {**obj["spec"], "container": {**container, **added}}}
 
 
 def _kind_of(obj: Object) -> Kind:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from springtide.client.source import SourceFile
+from springtide.client.sources.source import SourceFile
 from springtide.core.errors import InvalidRequest
 from springtide.core.workload import Entrypoint
 

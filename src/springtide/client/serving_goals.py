@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypedDict, Unpack, cast
 
-from springtide.client.goals import Params
+from springtide.client.goals import Params, Variables
+from springtide.client.secret_values import secret_values
 from springtide.client.shares import MemoryAsked, ShareAsked, read_share, settled_share, share_option
 from springtide.core.options.option import check_keywords, keyword_values, overridden, sent_options
 from springtide.core.options.rules import SERVICE_RULES, check_rules
 from springtide.core.options.services import SERVICE_OPTIONS
+from springtide.core.options.variables import Secrets
 from springtide.core.options.words import SERVICE_WORDS
 from springtide.core.quantities import parse_range
 
@@ -25,7 +27,8 @@ class ServeKeywords(TypedDict, total=False):
     items predicted together; `batch_wait`: how long a request waits for others. `start_timeout`: what a replica may
     take to load ("10m"). `gpu`: the fraction of a device that each replica is guaranteed, with up to twice as much
     if it is free; `share`: both bounds, such as (0.3, 0.6), or "auto" (from `springtide profile FILE --shares`);
-    `memory`: its device memory, such as "4GB". `name`, and `params` (strings in `self.params`).
+    `memory`: its device memory, such as "4GB". `name`, `params` (strings in `self.params`), and `env`,
+    `secrets`, `requirements` and `python` as in TrainKeywords.
     """
 
     slo: str | float | None
@@ -41,6 +44,10 @@ class ServeKeywords(TypedDict, total=False):
     capacity: float | None
     name: str
     params: Params
+    env: Variables
+    secrets: Secrets
+    requirements: str | Sequence[str]
+    python: str
 
 
 class ServeOptions:
@@ -60,12 +67,14 @@ class ServeOptions:
         check_rules(SERVICE_RULES, {**self.values, "share": share}, SERVICE_WORDS["python"])
 
     def override(self, changes: Mapping[str, Any]) -> ServeOptions:
-        """A copy with some keywords changed; `params` are merged. Raises InvalidRequest."""
+        """A copy with some keywords changed; `params`, `env` and `secrets` are merged. Raises InvalidRequest."""
         return ServeOptions(**cast(ServeKeywords, overridden(SERVICE_OPTIONS, self.values, changes, "deploy()")))
 
     def as_request(self) -> dict[str, Any]:
         """The `options` of PUT /v1/services/{name}."""
         minimum, maximum = parse_range(self.values["scale"], "scale", lowest=0)
         share = settled_share(self.values["share"], self.values["memory"], self.values["gpu"])
-        bounds = {"min_replicas": minimum, "max_replicas": maximum}
-        return sent_options(SERVICE_OPTIONS, self.values, datetime.now()) | bounds | share_option(share)
+        sent = sent_options(SERVICE_OPTIONS, self.values, datetime.now())
+        if self.values["secrets"]:
+            sent["secrets"] = secret_values(self.values["secrets"])
+        return sent | {"min_replicas": minimum, "max_replicas": maximum} | share_option(share)

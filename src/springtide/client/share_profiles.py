@@ -11,7 +11,7 @@ from typing import TypeVar
 from springtide.client.goals import TrainOptions
 from springtide.client.serving_goals import ServeOptions
 from springtide.client.shares import NO_PROFILE, is_auto, share_text
-from springtide.client.source import SourceFile
+from springtide.client.sources.source import SourceFile
 from springtide.core.errors import InvalidRequest
 from springtide.core.options.kinds import objective_s
 from springtide.core.options.services import DEFAULT_MAX_BATCH

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from springtide.client.functions import Task, job_request
 from springtide.client.goals import TrainOptions
-from springtide.client.source import SourceFile, default_state_directory, name_from
+from springtide.client.sources.source import SourceFile, name_from
 from springtide.client.studies import (
     NUM_PARTS,
     Direction,
@@ -33,6 +33,7 @@ from springtide.core.options.rules import ONLY_DECLARED
 from springtide.core.quantities import parse_money_usd, validate_name
 from springtide.core.status.platform import JobStatus
 from springtide.core.workload import JobState
+from springtide.storage.state_directory import default_state_directory
 
 if TYPE_CHECKING:
     from springtide.client.api import Client

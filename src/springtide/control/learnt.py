@@ -13,7 +13,7 @@ from springtide.control.watches import seen_at_s
 from springtide.core import events
 from springtide.core.decision import Overheads
 from springtide.core.function_search import MAX_MEASUREMENTS
-from springtide.core.job_parts import MAX_STEP_TIMES, GradientNoise, LearntSpeed, SpeedReportSpan, StepTime
+from springtide.core.job_parts import MAX_STEP_TIMES, GradientNoise, JobProgress, LearntSpeed, SpeedReportSpan, StepTime
 from springtide.core.quantities import format_duration
 
 # Reports within this time measure the same seconds of training, so together they count as one measurement.
@@ -65,6 +65,15 @@ def with_report(record: JobRecord, event: events.ProgressReported, state: Platfo
         learnt=_learnt(record, event, state, now_s),
         runs_as=runs_as,
     )
+
+
+def progress_of_group(record: JobRecord, event: events.JobResized, now_s: float) -> JobProgress:
+    """The job's progress once its new group trains."""
+    step = max(record.progress.step, event.step)
+    if record.job.is_script:
+        # It is where it says that it is: one that starts again may have nothing to go on from.
+        step = event.step
+    return replace(record.progress, step=step, progress_at_s=now_s, stalled_since_s=None)
 
 
 def _learnt(record: JobRecord, event: events.ProgressReported, state: PlatformState, now_s: float) -> LearntSpeed:

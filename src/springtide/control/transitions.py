@@ -25,7 +25,7 @@ from springtide.control.edits import (
     with_service_state,
     without_replica,
 )
-from springtide.control.learnt import record_change_time, with_measurement, with_report
+from springtide.control.learnt import progress_of_group, record_change_time, with_measurement, with_report
 from springtide.control.losses import (
     diverged,
     drop_replica,
@@ -375,9 +375,7 @@ def _(event: events.JobResized, state: PlatformState, now_s: float) -> None:
             state=JobState.RUNNING if record.state is JobState.STARTING else record.state,
             started_at_s=now_s if is_first else record.lifecycle.started_at_s,
         ),
-        progress=replace(
-            record.progress, step=max(record.progress.step, event.step), progress_at_s=now_s, stalled_since_s=None
-        ),
+        progress=progress_of_group(record, event, now_s),
         changes=replace(
             changes,
             num_resizes=changes.num_resizes + is_resize,
@@ -424,7 +422,8 @@ def _(event: events.JobFinished, state: PlatformState, now_s: float) -> None:
     if record is not None and record.lifecycle.outcome is None:
         found = event.diverged_at_step or record.progress.diverged_at_step
         record = diverged(replace(record, progress=replace(record.progress, diverged_at_step=found)))
-        reason, total = "the training function returned", record.progress.total_steps
+        reason = "the script ended" if record.job.is_script else "the training function returned"
+        total = record.progress.total_steps
         if total is not None and event.step < total and record.job.batch is None:
             reason += f" early, at step {event.step} of {total} ({100 * event.step // total} %)"
         else:

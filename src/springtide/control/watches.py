@@ -97,11 +97,11 @@ def _began_at_s(replica: ReplicaRecord) -> float:
 def _stall(record: JobRecord, state: PlatformState) -> list[tuple[float, Event]]:
     """When the job stalls unless a step comes; empty where that cannot be told, or was told already.
 
-    Scripts report no steps, and a job on a stream may wait for data. After its last step a function may do what it
-    likes for any time, unless its owner has set one.
+    A script that has reported no step may never do so, and a job on a stream may wait for data. After its last step a
+    function may do what it likes for any time, unless its owner has set one.
     """
     job, progress = record.job, record.progress
-    is_silent = job.stall_timeout_s == 0.0 or job.stream or job.entrypoint.kind == "script"
+    is_silent = job.stall_timeout_s == 0.0 or job.stream or (job.is_script and not progress.step)
     is_done = progress.total_steps is not None and progress.step >= progress.total_steps
     if is_silent or progress.stalled_since_s is not None or (is_done and job.stall_timeout_s is None):
         return []

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Final
 
 import msgspec
 
 from springtide.core.errors import InvalidRequest
 from springtide.core.quantities import parse_quantity
+
+# Of a container: the names of the variables that come from a Secret, separated by commas. Its log has no value of them.
+SECRETS_VARIABLE: Final = "SPRINGTIDE_SECRETS"
 
 
 class ContainerSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -166,3 +166,14 @@ def format_duration(seconds: float) -> str:
         return f"{sign}{minutes}m{rest:02d}"
     hours, minutes = divmod(minutes, 60)
     return f"{sign}{hours}h{minutes:02d}"
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Write a number of bytes as people read it: 812 B, 34 kB, 1.2 GB."""
+    if num_bytes < 1000:
+        return f"{num_bytes:.0f} B"
+    for unit in ("kB", "MB", "GB"):
+        num_bytes /= 1000
+        if num_bytes < 999.5:
+            return f"{num_bytes:.1f} {unit}" if num_bytes < 9.95 else f"{num_bytes:.0f} {unit}"
+    return f"{num_bytes / 1000:.1f} TB"

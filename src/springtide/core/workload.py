@@ -52,11 +52,28 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
         return self.deadline_s is not None and not self.is_soft
 
 
+class JobFolder(msgspec.Struct, frozen=True, kw_only=True):
+    """The folder that was submitted with a job, of which the job has a copy of its own (storage/folders/).
+
+    `sha256` is the digest of its list of files, `path` the job's file in it, `directory` the one in it where the job
+    works (empty: the folder itself). `origin` is the path that it had where it was submitted; only people read that.
+    """
+
+    sha256: str
+    path: str
+    directory: str = ""
+    origin: str = ""
+    num_files: int = 0
+    num_bytes: int = 0
+
+
 class Entrypoint(msgspec.Struct, frozen=True, kw_only=True):
     """The user's code: a snapshot of the source file, so that later edits do not affect a running job.
 
     kind `function`: the function `object_name` is called with a TrainContext. `class`: `object_name` is a served class.
-    `script`: the whole file runs as `__main__`, with torchrun's environment variables and `args`.
+    `script`: the whole file runs as `__main__`, with torchrun's environment variables and `args`. With a `folder` the
+    file is in the job's copy of it, where the job also works; without one, as in earlier releases, the file is alone
+    and its neighbours are imported from `import_root`.
     """
 
     source_path: str
@@ -64,6 +81,7 @@ class Entrypoint(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["function", "class", "script"] = "function"
     args: tuple[str, ...] = ()
     import_root: str = ""
+    folder: JobFolder | None = None
 
 
 class AdaptiveBatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,6 +145,23 @@ class SpeedBelief(msgspec.Struct, frozen=True, kw_only=True):
         return self.slower.get(num_workers, self.slower.get(0, 1.0))
 
 
+class SecretSet(msgspec.Struct, frozen=True, kw_only=True):
+    """Secret variables of a workload's environment. Their values are where `reference` says (storage/secrets.py)."""
+
+    names: tuple[str, ...]
+    reference: str
+
+
+class Packages(msgspec.Struct, frozen=True, kw_only=True):
+    """An environment of a workload's own, with `requirements` (lines as pip reads them) beside the platform's packages.
+
+    `python` is its interpreter (empty: the platform's), whose packages it has, too.
+    """
+
+    requirements: tuple[str, ...] = ()
+    python: str = ""
+
+
 class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload", tag="job"):
     """A training function with its length, its bounds and its goal. Immutable after submission, except for its goal
     and its restart budget, which its owner may change.
@@ -154,6 +189,8 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload
     platform. `stream` names the growing dataset that the job trains on, each sample once, until it is closed.
     `study` names the search over jobs that the job is a trial of. `share` is what each worker holds of a device
     (None: the whole). `container` holds the settings of its pods, on Kubernetes.
+    `env` are variables of its workers' environment, `secrets` those whose values are kept elsewhere.
+    With `packages` its workers run in an environment of its own.
     The job counts as stalled after `stall_timeout_s` without a step (None: as the platform finds sensible for it; 0: it
     is not watched), and `on_stall` says what happens then. It is started again when its first step has not come within
     `start_timeout_s` of its start (0: it may take any time). `on_nan` says what happens when its loss is not a finite
@@ -201,11 +238,19 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload
     belief: SpeedBelief | None = None
     confidence: float | None = None
     place_reason: str = ""
+    env: dict[str, str] = {}
+    secrets: SecretSet | None = None
+    packages: Packages | None = None
 
     @property
     def is_on_functions(self) -> bool:
         """Whether it runs on a function service instead of machines."""
         return self.menu is not None
+
+    @property
+    def is_script(self) -> bool:
+        """Whether it is a plain script, which has a fixed number of workers and reports its steps only if it wants."""
+        return self.entrypoint.kind == "script"
 
 
 class InferenceService(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload", tag="service"):
@@ -215,7 +260,7 @@ class InferenceService(msgspec.Struct, frozen=True, kw_only=True, tag_field="wor
     replica answers within the objective at the limit of its share, as profiled (None: not known). With it the number of
     replicas follows the co-scaler (serving/co_scaler.py) instead of the number of concurrent requests.
     `container` holds the settings of its pods, on Kubernetes. A replica that is not ready within `start_timeout_s` of
-    its start is ended (0: it may take any time).
+    its start is ended (0: it may take any time). `env`, `secrets` and `packages` are as in TrainingJob.
     """
 
     service_id: WorkloadId
@@ -236,6 +281,9 @@ class InferenceService(msgspec.Struct, frozen=True, kw_only=True, tag_field="wor
     capacity_per_s: float | None = None
     container: ContainerSettings | None = None
     start_timeout_s: float = 0.0
+    env: dict[str, str] = {}
+    secrets: SecretSet | None = None
+    packages: Packages | None = None
 
 
 def replicas_for(service: InferenceService, demand: int, minimum: int, maximum: int) -> int:

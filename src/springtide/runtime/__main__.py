@@ -18,6 +18,9 @@ def _parser() -> argparse.ArgumentParser:
     zygote.add_argument("--socket", required=True, type=Path)
     worker = commands.add_parser("worker", help="run one worker")
     worker.add_argument("--spec", required=True, type=Path, help="a WorkerSpec as JSON")
+    environment = commands.add_parser("environment", help="make a worker's environment, then run the worker in it")
+    environment.add_argument("--spec", required=True, type=Path, help="a WorkerSpec as JSON")
+    environment.add_argument("--cache", required=True, type=Path, help="the directory of all environments")
     commands.add_parser(
         "pod", help="run as the first process of a worker's container, with the spec in the environment"
     )
@@ -65,6 +68,12 @@ def main(arguments: list[str]) -> int:
         from springtide.runtime.zygote import run_zygote
 
         return run_zygote(options.socket)
+    if options.command == "environment":
+        from springtide.core.wire.workers import WorkerSpec
+        from springtide.runtime.environment import run_in_environment
+        from springtide.runtime.process.exits import exit_now
+
+        exit_now(run_in_environment(_read(options.spec, WorkerSpec), options.cache))
     if options.command == "worker":
         from springtide.core.wire.workers import WorkerSpec
         from springtide.runtime.process.exits import exit_now

@@ -32,6 +32,8 @@ from springtide.runtime.process.pod_place import (
     upload_log,
     write_termination_message,
 )
+from springtide.runtime.process.redaction import HOLD_S, Redactor
+from springtide.runtime.process.user_environment import container_secrets
 
 _READ_BYTES = 1 << 16
 # Only the newest output is kept, in two files of at most this length.
@@ -200,6 +202,7 @@ class _Supervisor:
 
     def __init__(self, spec: WorkerSpec, pid: int, output: int, listener: socket.socket) -> None:
         self.log = PodLog(Path(spec.log_path))
+        self._redactor = Redactor(container_secrets(os.environ))
         self._pid = pid
         self._output: int | None = output
         self._listener = listener
@@ -220,13 +223,14 @@ class _Supervisor:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         while self._code is None:
-            self._turn(None)
+            self._turn(HOLD_S if self._redactor.is_holding else None)
         # Its last output may still be in the pipe, and processes that it started may hold the pipe open.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._pid, signal.SIGKILL)
         end_s = time.monotonic() + _LAST_OUTPUT_S
         while self._output is not None and time.monotonic() < end_s:
             self._turn(max(0.0, end_s - time.monotonic()))
+        self._pass_on(self._redactor.flush())
         return self._code
 
     def close(self) -> None:
@@ -239,7 +243,10 @@ class _Supervisor:
         self._listener.close()
 
     def _turn(self, timeout_s: float | None) -> None:
-        for key, _ in self._selector.select(timeout_s):
+        ready = self._selector.select(timeout_s)
+        if not ready:
+            self._pass_on(self._redactor.flush())
+        for key, _ in ready:
             if key.fileobj is self._listener:
                 with contextlib.suppress(OSError):
                     self._hooks.append(self._listener.accept()[0])
@@ -260,10 +267,14 @@ class _Supervisor:
         assert self._output is not None
         data = os.read(self._output, _READ_BYTES)
         if not data:
+            self._pass_on(self._redactor.flush())
             self._selector.unregister(self._output)
             os.close(self._output)
             self._output = None
             return
+        self._pass_on(self._redactor.feed(data))
+
+    def _pass_on(self, data: bytes) -> None:
         self.log.write(data)
         view = memoryview(data)
         try:

@@ -3,14 +3,83 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import runpy
 import sys
+import time
+from collections import deque
 from pathlib import Path
 
 from springtide.core.errors import InvalidRequest
-from springtide.core.wire.workers import FormGroup, WorkerSpec
+from springtide.core.wire.workers import MAX_FINITE, FormGroup, Progress, WorkerSpec
 from springtide.core.workload import Entrypoint, ReplicaId, TrainingJob
+from springtide.runtime.elastic.reporting import PROGRESS_INTERVAL_S, WINDOW_S
+from springtide.runtime.process.control_link import ControlLink
+from springtide.runtime.script_reports import REPORTS, ScriptReport
+
+
+class ScriptReporter:
+    """Turns what the script reports into reports of a worker. Every rank's steps count, only rank 0 sends progress.
+
+    Speed is in global batches of the job's size: the platform does not know how many samples a script's step has.
+    """
+
+    def __init__(self, link: ControlLink, spec: WorkerSpec, order: FormGroup) -> None:
+        assert isinstance(spec.workload, TrainingJob)
+        self._link = link
+        self._is_leader = order.members.index(spec.replica_id) == 0
+        self._batch_size = order.global_batch_size or spec.workload.global_batch_size
+        self._generation, self._world_size = order.generation, len(order.members)
+        self._steps: deque[tuple[float, int]] = deque()
+        self._sent_at_s = -math.inf
+        self._progress: Progress | None = None
+        self.diverged_at_step: int | None = None
+        self.step = 0
+
+    def take(self, report: ScriptReport) -> None:
+        """Send the script's report, or hold it until the next one is due."""
+        self._link.update(step=report.step)
+        now_s, is_further = time.monotonic(), report.step > self.step
+        self.step = report.step
+        if not self._is_leader:
+            return
+        is_diverged = report.loss is not None and not _is_sendable(report.loss)
+        is_news = is_diverged and self.diverged_at_step is None
+        if is_news:
+            self.diverged_at_step = report.step
+        if is_further or not self._steps:
+            self._steps.append((now_s, report.step))
+        # At least two, so that steps longer than the window have a speed too.
+        while len(self._steps) > 2 and now_s - self._steps[0][0] > WINDOW_S:
+            self._steps.popleft()
+        (first_s, first), (last_s, last) = self._steps[0], self._steps[-1]
+        self._progress = Progress(
+            generation=self._generation,
+            step=report.step,
+            total_steps=report.total or 0,
+            world_size=self._world_size,
+            loss=None if is_diverged else report.loss,
+            is_diverged=is_diverged,
+            diverged_at_step=self.diverged_at_step,
+            samples_per_s=(last - first) * self._batch_size / (last_s - first_s) if last_s > first_s else None,
+            metrics={name: value for name, value in report.metrics.items() if _is_sendable(value)},
+        )
+        if is_news or now_s - self._sent_at_s >= PROGRESS_INTERVAL_S:
+            self._sent_at_s = now_s
+            self._link.send(self._progress)
+        else:
+            self._link.hold(self._progress)
+
+    def flush(self) -> None:
+        """Send the last report, at the script's end."""
+        if self._progress is not None:
+            self._link.send(self._progress)
+
+
+def _is_sendable(value: float) -> bool:
+    """Whether the control plane takes this number: see wire.Finite."""
+    return abs(value) <= MAX_FINITE
 
 
 def torchrun_environment(
@@ -41,7 +110,7 @@ def torchrun_environment(
     }
 
 
-def run_script(entrypoint: Entrypoint, spec: WorkerSpec, order: FormGroup) -> int:
+def run_script(entrypoint: Entrypoint, spec: WorkerSpec, order: FormGroup, reporter: ScriptReporter) -> int:
     """Run the script to its end and return its exit code. Raises what the script raises."""
     assert isinstance(spec.workload, TrainingJob)
     os.environ.update(torchrun_environment(order, spec.replica_id, spec.workload, is_alone=bool(spec.listen_host)))
@@ -50,6 +119,7 @@ def run_script(entrypoint: Entrypoint, spec: WorkerSpec, order: FormGroup) -> in
         if root and root not in sys.path:
             sys.path.insert(0, root)
     sys.argv = [str(path), *entrypoint.args]
+    REPORTS.receive = reporter.take
     try:
         runpy.run_path(str(path), run_name="__main__")
     except SystemExit as stop:

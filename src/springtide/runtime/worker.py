@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from springtide.core.errors import StorageError
 from springtide.core.wire.workers import (
     Failed,
     FenceOrder,
@@ -33,8 +34,11 @@ from springtide.runtime.process.deferred_compiler import defer_compiler
 from springtide.runtime.process.device_seen import device_seen
 from springtide.runtime.process.entry import as_function, describe_error, load_object
 from springtide.runtime.process.exits import EXIT_CRASHED, EXIT_FENCED, WorkerExit, exit_at, exit_now
+from springtide.runtime.process.job_folder import enter_job, hand_in_results
 from springtide.runtime.process.memory import keep_freed_memory
-from springtide.runtime.script import run_script
+from springtide.runtime.process.redaction import redact_output
+from springtide.runtime.process.user_environment import set_user_environment
+from springtide.runtime.script import ScriptReporter, run_script
 
 
 def run_worker(spec: WorkerSpec) -> int:
@@ -42,7 +46,16 @@ def run_worker(spec: WorkerSpec) -> int:
     torch.set_num_threads(max(1, spec.num_threads))
     defer_compiler()
     os.environ.update(spec.environment)
-    link = ControlLink(spec)
+    try:
+        redactor = set_user_environment(spec)
+    except StorageError as error:
+        link = ControlLink(spec)
+        link.start()
+        return _fail(spec, link, spec.generation, error)
+    if spec.workload.secrets is not None:
+        # In a container its supervisor does that.
+        redact_output(redactor)
+    link = ControlLink(spec, redact=redactor.text)
     entrypoint = spec.workload.entrypoint
     if entrypoint.kind == "class":
         from springtide.runtime.serving.replica import run_replica
@@ -70,6 +83,40 @@ def _run_trainer(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoint) ->
     catchup = os.environ.get("SPRINGTIDE_CATCHUP", "1") != "0"
     checks_state = os.environ.get("SPRINGTIDE_DEBUG_STATE", "0") == "1"
     trainer = Trainer(spec, link, device, catchup=catchup, checks_state=checks_state)
+    _listen(trainer, link, spec)
+    context = ElasticContext(
+        trainer, TrainerArtifacts(trainer), Path(spec.work_dir), device, job.params, spec.store_url
+    )
+    try:
+        # Seeded alike on every worker: a first group copies no state, so each must build the same initial model.
+        seed_everything(job.seed)
+        enter_job(spec)
+        function = as_function(load_object(entrypoint, f"springtide_user_{os.getpid()}"))
+        link.phases.ended("import")
+        seed_everything(job.seed)
+        function(context)
+        if not context.is_prepared:
+            raise RuntimeError("the training function returned without ctx.prepare(); it has trained nothing")
+        if trainer.step == 0:
+            raise RuntimeError(
+                "the training function returned before its first step was complete; loop over all of ctx.batches(...)"
+            )
+        if trainer.rank == 0:
+            hand_in_results(spec, trainer.membership.generation, trainer.step)
+        return trainer.finish(lambda: publish_result(trainer))
+    except WorkerExit as stop:
+        return stop.code
+    except LoaderProcessLost as error:
+        # A crash, of which nothing is reported: another worker takes the place of this one.
+        sys.stderr.write(f"springtide: {error}\n")
+        return EXIT_CRASHED
+    except (Exception, SystemExit) as error:
+        # sys.exit() in user code counts as a failure, not as a crash: a restart would end the same way.
+        return _fail(spec, link, trainer.membership.generation, error)
+
+
+def _listen(trainer: Trainer, link: ControlLink, spec: WorkerSpec) -> None:
+    """Begin to take orders for the trainer."""
     membership = trainer.membership
 
     def handle_order(order: Order) -> None:
@@ -93,39 +140,13 @@ def _run_trainer(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoint) ->
             trainer.abort_receiver()
         else:
             membership.take_preempt(None)
-        exit_at(job.grace_s)
+        exit_at(spec.workload.grace_s)
 
     link.on_order = handle_order
     link.on_lease_expired = leave
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda *_: leave())
     link.start()
-    context = ElasticContext(
-        trainer, TrainerArtifacts(trainer), Path(spec.work_dir), device, job.params, spec.store_url
-    )
-    try:
-        # Seeded alike on every worker: a first group copies no state, so each must build the same initial model.
-        seed_everything(job.seed)
-        function = as_function(load_object(entrypoint, f"springtide_user_{os.getpid()}"))
-        link.phases.ended("import")
-        seed_everything(job.seed)
-        function(context)
-        if not context.is_prepared:
-            raise RuntimeError("the training function returned without ctx.prepare(); it has trained nothing")
-        if trainer.step == 0:
-            raise RuntimeError(
-                "the training function returned before its first step was complete; loop over all of ctx.batches(...)"
-            )
-        return trainer.finish(lambda: publish_result(trainer))
-    except WorkerExit as stop:
-        return stop.code
-    except LoaderProcessLost as error:
-        # A crash, of which nothing is reported: another worker takes the place of this one.
-        sys.stderr.write(f"springtide: {error}\n")
-        return EXIT_CRASHED
-    except (Exception, SystemExit) as error:
-        # sys.exit() in user code counts as a failure, not as a crash: a restart would end the same way.
-        return _fail(spec, link, membership.generation, error)
 
 
 def _fail(spec: WorkerSpec, link: ControlLink, generation: int, error: Exception | SystemExit) -> int:
@@ -171,13 +192,19 @@ def _run_script_worker(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoi
             direction="start",
         )
     )
+    reporter = ScriptReporter(link, spec, order)
     try:
-        code = run_script(entrypoint, spec, order)
+        enter_job(spec)
+        code = run_script(entrypoint, spec, order, reporter)
         if code:
             raise RuntimeError(f"the script ended with exit code {code}")
+        if order.members.index(spec.replica_id) == 0:
+            hand_in_results(spec, generation, 0)
     except Exception as error:
+        reporter.flush()
         return _fail(spec, link, generation, error)
-    seq = link.send(Finished(generation=generation, step=0))
+    reporter.flush()
+    seq = link.send(Finished(generation=generation, step=reporter.step, diverged_at_step=reporter.diverged_at_step))
     link.wait_acknowledged(seq, spec.lease_s)
     return 0
 

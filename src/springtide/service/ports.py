@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 from springtide.control.journal.ended import EndedJobsLike
 from springtide.control.records import JobRecord, ServiceRecord
@@ -14,14 +14,17 @@ from springtide.core.events import Event
 from springtide.core.job_parts import JobOutcome
 from springtide.core.ports import Step
 from springtide.core.resources import Node
+from springtide.core.status.artifacts import ArtifactStatus
 from springtide.core.status.functions import FunctionRunStatus
 from springtide.core.status.pods import ClusterStatus
 from springtide.core.status.shares import SharingStatus
-from springtide.core.workload import WorkloadId
+from springtide.core.workload import JobFolder, WorkloadId
 from springtide.service.history.keeping import Keeper
 from springtide.service.submission.option_models import RequestModel
 from springtide.service.submission.quarantine import Quarantine
 from springtide.service.submission.schemas import JobIn, JobSourceIn, ScaleIn, ServiceIn, ServiceSourceIn
+from springtide.storage.folders.contents import ContentDirectory
+from springtide.storage.folders.tree import FolderTree
 
 Source = JobSourceIn | ServiceSourceIn
 
@@ -117,6 +120,22 @@ class SourceStore(Protocol):
         """Store the main file at that place and the others beside it. They are durable when this returns."""
         ...
 
+    @property
+    def contents(self) -> ContentDirectory:
+        """The contents of files that clients have sent for folders of jobs."""
+        ...
+
+    def write_folder(self, job_id: WorkloadId, folder: JobFolder, tree: FolderTree, address: str) -> str:
+        """Make the folder durable for the job, whose source is at `address`; returns where its file is then.
+
+        Raises Conflict for a content that is not there.
+        """
+        ...
+
+    def prune_folders(self, is_over: Callable[[WorkloadId], bool], oldest_unix_s: float) -> None:
+        """Remove what ended jobs do not need any more of the copies that were made before that time."""
+        ...
+
     def has(self, workload_id: WorkloadId) -> bool:
         """Whether anything is stored for a workload of that id."""
         ...
@@ -127,6 +146,14 @@ class SourceStore(Protocol):
 
     def fetch_logs(self, workload_id: WorkloadId) -> None:
         """Download logs that are stored elsewhere into the folder from which they are read, unless they are there."""
+        ...
+
+    def artifacts(self, workload_id: WorkloadId, *, with_digests: bool = False) -> list[ArtifactStatus]:
+        """The files that a job left, by name; with their digests if asked, for which each is read once."""
+        ...
+
+    def open_artifact(self, workload_id: WorkloadId, name: str) -> tuple[IO[bytes], int]:
+        """A file that a job left, to be read and closed, and the number of its bytes. Raises NotFound."""
         ...
 
     def retire(self, workload_id: WorkloadId, *, keeps_artifacts: bool) -> int:

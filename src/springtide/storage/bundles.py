@@ -46,7 +46,7 @@ def pack(filename: str, text: str, import_root: Path | None = None, limits: Bund
     `text` is used even if the file has changed meanwhile. Hidden folders, `__pycache__`, virtual environments and links
     that lead out of the root are left out. Raises InvalidRequest above the limits.
     """
-    problem = _problem_with(filename)
+    problem = problem_with_name(filename)
     if problem:
         raise InvalidRequest(f"{filename!r} cannot be shipped: {problem}")
     files = {filename: text.encode()}
@@ -54,7 +54,7 @@ def pack(filename: str, text: str, import_root: Path | None = None, limits: Bund
     advice = f"move {filename} into a folder that holds only what it imports"
     for path in _neighbours(import_root) if import_root is not None else ():
         name = path.relative_to(import_root).as_posix() if import_root is not None else ""
-        if name == filename or _problem_with(name):
+        if name == filename or problem_with_name(name):
             continue
         # The size is checked before the file is read, because it may not fit in memory.
         total_bytes += path.stat().st_size
@@ -69,6 +69,19 @@ def pack(filename: str, text: str, import_root: Path | None = None, limits: Bund
     if total_bytes > limits.max_bytes:
         raise InvalidRequest(f"{filename} and its neighbours are over {limits.max_bytes:,} bytes to ship; {advice}")
     return _zip_of(files)
+
+
+def pack_folder(folder: Path, limits: BundleLimits = DEFAULT_LIMITS) -> bytes:
+    """Build a bundle of all files in a folder; links are left out. Raises InvalidRequest above the limits."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    if len(paths) > limits.max_files or sum(path.stat().st_size for path in paths) > limits.max_bytes:
+        raise InvalidRequest(
+            f"the folder has over {limits.max_files:,} files or {limits.max_bytes:,} bytes to ship; leave some out"
+        )
+    try:
+        return _zip_of({path.relative_to(folder).as_posix(): path.read_bytes() for path in paths})
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {folder} to ship it: {error.strerror or error}") from None
 
 
 def _zip_of(files: dict[str, bytes]) -> bytes:
@@ -162,7 +175,7 @@ def _files_of(data: bytes, limits: BundleLimits) -> dict[str, bytes]:
 
 def _checked_name(entry: zipfile.ZipInfo) -> str:
     name = entry.orig_filename
-    problem = _problem_with(name)
+    problem = problem_with_name(name)
     kind = stat.S_IFMT(entry.external_attr >> 16)
     if kind not in {0, stat.S_IFREG}:
         problem = problem or "it is a link or a device, not a file"
@@ -171,7 +184,7 @@ def _checked_name(entry: zipfile.ZipInfo) -> str:
     return name
 
 
-def _problem_with(name: str) -> str:
+def problem_with_name(name: str) -> str:
     """Why a file in a bundle cannot have this name; "" if it can."""
     parts = name.split("/")
     if not name or len(name) > _MAX_NAME_CHARS or any(not each.isprintable() for each in name):

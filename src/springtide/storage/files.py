@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 from collections.abc import Callable
@@ -21,6 +22,17 @@ def fsync_directory(path: Path) -> None:
             os.close(descriptor)
     except OSError as error:
         raise StorageError(f"cannot make {path} durable: {error.strerror}") from error
+
+
+def sync_filesystem(path: Path) -> None:
+    """Make all that was written to the filesystem of a directory durable: for many files at once. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(descriptor):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+    finally:
+        os.close(descriptor)
 
 
 def fsync_file(path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from types import SimpleNamespace
+
 import pytest
 
 from springtide.core.errors import BackendError, InvalidRequest
@@ -27,6 +30,39 @@ def test_the_command_repeats_the_run():
     assert OPTIONS.command == "springtide chaos --minutes 0.5 --seed 7"
     other = ChaosOptions(minutes=2, seed=7, policy="edf", only=("full disk",))
     assert other.command == "springtide chaos --minutes 2 --seed 7 --policy edf --only 'full disk'"
+
+
+@pytest.mark.parametrize("interrupted", ["faults", "end"])
+def test_an_interrupt_ends_the_faults_and_the_work_is_judged(tmp_path, monkeypatch, interrupted):
+    run = ChaosRun(OPTIONS, ChaosPlatform(tmp_path, "springtide"), {}, (told := []).append)
+    done = []
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    def close(limit_s):
+        done.append("close")
+        if interrupted == "end":
+            interrupt()
+        return True
+
+    monkeypatch.setattr(run.platform, "up", lambda: None)
+    monkeypatch.setattr(run.platform, "connect", lambda: contextlib.nullcontext(SimpleNamespace(remove_service=str)))
+    monkeypatch.setattr(run.platform, "figures", dict)
+    monkeypatch.setattr(run.platform, "workers", list)
+    monkeypatch.setattr(run, "_work_undisturbed", lambda client: None)
+    monkeypatch.setattr(run, "_inject", interrupt)
+    monkeypatch.setattr(run, "_judge", lambda: done.append("judged"))
+    run.load = SimpleNamespace(start=lambda: None, close=close, jobs=[])
+    if interrupted == "end":
+        with pytest.raises(KeyboardInterrupt):
+            run.play()
+        assert done == ["close"]
+    else:
+        run.play()
+        assert done == ["close", "judged"]
+        assert run.report.minutes < 0.5
+    assert any("interrupted after 0 minutes" in line for line in told)
 
 
 @pytest.mark.parametrize(

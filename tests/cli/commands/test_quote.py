@@ -134,7 +134,7 @@ def test_a_refused_run_tells_the_quote_s_alternatives(
     result = springtide("run", training_file)
     assert result.exit_code == 1
     assert (
-        result.output
+        result.output.partition("\n")[2]
         == refusal_text(REFUSED.reason, [alternative_text(offer) for offer in REFUSED.alternatives]) + "\n"
     )
     answer = json.loads(springtide("run", training_file, "--json").stdout)

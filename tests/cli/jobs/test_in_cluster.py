@@ -12,6 +12,7 @@ from springtide.backends.kubernetes.client.kinds import Key
 from springtide.cli.jobs import in_cluster
 from springtide.cli.jobs.in_cluster import Watcher, check_cluster_options, deploy_in_cluster, final_text
 from springtide.cli.main import cli
+from springtide.client.serving_goals import ServeOptions
 from springtide.core.errors import InvalidRequest
 
 
@@ -166,7 +167,7 @@ class Shown:
     def answer(self, value, text, hint=""):
         self.answers.append(text)
 
-    def apply(self, obj):
+    def apply(self, obj, secrets):
         obj = {"kind": "InferenceFunction", "metadata": {"name": "echo", "namespace": "ml", "generation": 2}}
         return SimpleNamespace(object=obj, verb="configured")
 
@@ -180,7 +181,9 @@ class Shown:
     def deploy(self):
         """The exit code of the command."""
         try:
-            deploy_in_cluster(self, SimpleNamespace(source=lambda: None, name="echo"), None, namespace="", image="")
+            deploy_in_cluster(
+                self, SimpleNamespace(source=lambda: None, name="echo"), ServeOptions(), namespace="", image=""
+            )
         except click.exceptions.Exit as end:
             return end.exit_code
         return 0

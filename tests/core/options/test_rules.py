@@ -209,6 +209,33 @@ BROKEN: dict[Rule, dict[str, tuple[Given, str]]] = {
             "leave spec.deviceMemory out: a workload that holds a whole device has all of its memory",
         ),
     },
+    rules.each_variable_once: {
+        "python": (
+            {"env": {"A": "1", "B": "1"}, "secrets": ["C", "B=@b.txt"]},
+            "B is in env and in secrets; leave it out of one of them",
+        ),
+        "rest": (
+            {"env": {"A": "1"}, "secrets": {"A": "1"}},
+            "A is in options.env and in options.secrets; leave it out of one of them",
+        ),
+    },
+    rules.functions_have_one_environment: {
+        "python": (
+            {"on": "functions", "env": {"A": "1"}},
+            "env is for the platform's machines: a function runs in the platform's image for functions, in which a job "
+            "sets nothing; leave it out, or run the job on the cluster",
+        ),
+        "rest": (
+            {**ON_FUNCTIONS, "env": {"A": "1"}},
+            "options.env is for the platform's machines: a function runs in the platform's image for functions, in "
+            "which a job sets nothing; leave it out, or run the job on the cluster",
+        ),
+        "object": (
+            {"functions": {"layerProfile": PROFILE}, "env": {"A": "1"}},
+            "spec.env is for the platform's machines: a function runs in the platform's image for functions, in which "
+            "a job sets nothing; leave it out, or run the job on the cluster",
+        ),
+    },
     rules.functions_share_no_device: {
         "python": (
             {"on": "functions", "share": 0.5},

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from click.testing import CliRunner, Result
 
+from kits.client.sent_contents import SentContents
 from springtide.cli.main import cli
 from springtide.cli.session import Session
 from springtide.core.errors import NotFound
@@ -90,6 +91,7 @@ class FakeClient:
     """Answers from lists of statuses; remembers every call that changes something."""
 
     def __init__(self) -> None:
+        self.request = SentContents().request
         self.jobs_now: dict[str, list[JobStatus]] = {}
         self.services_now: dict[str, ServiceStatus] = {}
         self.calls: list[tuple[Any, ...]] = []

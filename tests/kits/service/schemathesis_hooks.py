@@ -34,10 +34,18 @@ schemathesis.openapi.format("directory", strategies.sampled_from(("", "/", "/tmp
 
 @schemathesis.hook
 def before_call(context: HookContext, case: Case, kwargs: JsonObject) -> None:
-    if case.meta is None or not case.meta.generation.mode.is_positive or not isinstance(case.body, dict):
+    if case.meta is None or not case.meta.generation.mode.is_positive:
+        return
+    if case.path == "/v1/contents":
+        # A msgpack map, without any content.
+        case.body = b"\x80"
+    if not isinstance(case.body, dict):
         return
     body = case.body
     order(body, *PAIRS[2])
+    if isinstance(body.get("source"), dict):
+        # A folder is one whose contents were sent before.
+        body["source"].pop("folder", None)
     options = body.get("options")
     if isinstance(options, dict):
         put_in_order(options)
@@ -50,6 +58,8 @@ def before_call(context: HookContext, case: Case, kwargs: JsonObject) -> None:
 
 def put_in_order(options: JsonObject) -> None:
     """The options of a job or a service, so that they fit together."""
+    if options.get("deadline_s") is None:
+        options.pop("confidence", None)
     for low, high in PAIRS[:2]:
         if low in options or high in options:
             options.setdefault(low, 1 if low == "min_workers" else 0)
@@ -61,7 +71,20 @@ def put_in_order(options: JsonObject) -> None:
     profile = options.get("layer_profile")
     if isinstance(profile, dict):
         cut_to_one_length(profile)
+    for place in ("env", "secrets"):
+        if isinstance(options.get(place), dict):
+            options[place] = variables(place, options[place])
+    if options.get("requirements"):
+        options["requirements"] = ["tqdm"]
+    if options.get("python"):
+        options["python"] = "/usr/bin/python3"
     put_batch_in_order(options)
+
+
+def variables(place: str, drawn: JsonObject) -> JsonObject:
+    """As many variables with names that may be set, the values without NUL and half surrogates, each once."""
+    texts = (text.replace("\0", "").encode(errors="ignore").decode()[:100] for text in drawn.values())
+    return {f"{place.upper()}_{number}": text for number, text in enumerate(texts)}
 
 
 def order(values: JsonObject, low: str, high: str) -> None:

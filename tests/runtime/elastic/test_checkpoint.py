@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from springtide.core.errors import CheckpointError, Fenced, StorageError
+from springtide.runtime.elastic import checkpoint
 from springtide.runtime.elastic.checkpoint import (
     CheckpointWriter,
     StateSnapshot,
@@ -218,6 +219,17 @@ def test_objects_that_are_not_prepared_any_more_are_left_out(tmp_path, capsys):
     other, *_ = scheduled_state(is_scheduled=False)
     assert load_newest(tmp_path, other) is not None
     assert "AveragedModel, object 1 is not prepared" in capsys.readouterr().err
+
+
+def test_plain_values_that_could_not_be_read_are_not_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "_MAX_MANIFEST_BYTES", 10_000)
+    state, *_ = scheduled_state()
+    write(tmp_path, state)
+    many = make_state()
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(many.optimizers[0], list(range(2000)))
+    with pytest.raises(StorageError, match="return tensors for long lists"):
+        write(tmp_path, TrainingState(many.model, many.optimizers, CPU, [scheduler]), step=4)
+    assert len(list_checkpoints(tmp_path)) == 1
 
 
 class Fussy:

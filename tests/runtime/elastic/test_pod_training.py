@@ -14,10 +14,13 @@ from kits.runtime.pod_plane import PodPlane, kill_worker
 from kits.runtime.runtime_plane import HELD_TRAIN, make_job
 from kits.runtime.slow_link import SlowLink
 from kits.servers import running_s3
+from kits.service.sent_folders import folder_of_tree, sent_tree
 from springtide.core.wire.workers import CheckpointWritten, Failed, Finished, Left, Preempt, Switched
 from springtide.core.workload import ReplicaId
 from springtide.runtime.process.exits import EXIT_GRACE
 from springtide.storage.datasets.store import put_dataset
+from springtide.storage.folders.contents import ContentDirectory, write_archive
+from springtide.storage.folders.tree import folder_name
 from springtide.storage.step_lines import WORD, lines_above, unpack_lines
 
 pytestmark = pytest.mark.slow
@@ -301,6 +304,31 @@ def test_a_script_across_pods_finds_its_group_by_torchruns_variables(make_pods):
     for rank in (0, 1):
         output = plane.store.read_log(ReplicaId(f"job.{rank}")).decode()
         assert f"told {rank} 3.0 0 1 {rank} 2 24" in output
+
+
+IN_A_FOLDER = """
+import os
+from pkg import helper
+with open("../data.txt") as data, open(os.path.join(os.environ["SPRINGTIDE_OUT"], "result.txt"), "w") as out:
+    out.write(f"{helper.VALUE} {data.read()} {os.path.basename(os.getcwd())} {os.environ['RANK']}")
+"""
+
+
+def test_a_script_in_a_pod_works_in_its_copy_of_the_folder_and_leaves_its_results(make_pods, tmp_path):
+    plane = make_pods(IN_A_FOLDER)
+    contents = ContentDirectory(tmp_path / "contents")
+    files = {"run.py": IN_A_FOLDER.encode(), "pkg/helper.py": b"VALUE = 7\n", "data.txt": b"data"}
+    tree = sent_tree(contents, files, ["logs"])
+    folder = folder_of_tree(tree, "run.py", "logs")
+    write_archive(contents, tree, tmp_path / "folder.zip")
+    plane.store.store.put_file(plane.store.key(folder_name(folder)), tmp_path / "folder.zip")
+    plane.job = replace(
+        plane.job, entrypoint=replace(plane.job.entrypoint, kind="script", object_name="", folder=folder)
+    )
+    plane.start_group("job.0", "job.1")
+    plane.wait_finished()
+    assert list(plane.store.artifacts()) == ["result.txt"], plane.logs()
+    assert plane.store.read_artifact("result.txt") == b"7 data logs 0"
 
 
 BROKEN = """

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
+from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file
 
 from kits.runtime.runtime_plane import artifact_hash, make_job
@@ -45,6 +48,20 @@ def test_the_same_bits_as_one_worker_of_the_platform(make_plane, tmp_path, monke
     assert result.loss == plane.steps()[-1]["loss"]
     assert lines[0].startswith("job step 1/26  loss ")
     assert lines[-1].startswith("job step 26/26  loss ")
+
+
+def test_what_it_writes_to_the_folder_of_results_is_beside_its_model(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPRINGTIDE_OUT", "as it was")
+    job = make_job(tmp_path, FIT)
+    fit = load_fit(job)
+
+    def writing(ctx):
+        (Path(os.environ["SPRINGTIDE_OUT"]) / "note.txt").write_text("text")
+        fit(ctx)
+
+    run_local(writing, job, tmp_path / "out", lambda line: None)
+    assert {"model.safetensors", "note.txt"} <= {path.name for path in (tmp_path / "out").iterdir()}
+    assert os.environ["SPRINGTIDE_OUT"] == "as it was"
 
 
 def test_another_seed_gives_other_bits(tmp_path):
@@ -99,3 +116,17 @@ def test_wrong_use_is_told_with_its_mend(body, sentence, tmp_path):
     job = make_job(tmp_path, f"import torch\ndef fit(ctx):\n    {body}\n".replace("optim.SGD", "optim.Adam"))
     with pytest.raises(InvalidRequest, match=sentence):
         run_local(load_fit(job), job, tmp_path, lambda line: None)
+
+
+def test_its_variables_are_set_while_it_trains_and_as_before_afterwards(tmp_path, monkeypatch):
+    monkeypatch.setenv("MODE", "before")
+    monkeypatch.delenv("HF_HOME", raising=False)
+    body = FIT.replace(
+        "    model,", '    import os\n    ctx.seen = os.environ["MODE"], os.environ["HF_HOME"]\n    model,'
+    )
+    job = replace(make_job(tmp_path, body), env={"MODE": "job", "HF_HOME": "/data"})
+    seen = []
+    fit = load_fit(job)
+    run_local(lambda ctx: (fit(ctx), seen.append(ctx.seen)), job, tmp_path, lambda line: None)
+    assert seen == [("job", "/data")]
+    assert (os.environ["MODE"], "HF_HOME" in os.environ) == ("before", False)

@@ -160,6 +160,68 @@ def test_a_job_on_parts_keeps_its_minimum_and_what_its_promise_needs():
         assert not plan.claims
 
 
+# --- whole devices take from best effort on parts ---------------------------------------------------------------------
+
+
+def test_a_promise_on_whole_devices_takes_them_from_best_effort_on_parts():
+    policy = make_live_policy("springtide")
+    due_whole = {"total_steps": 1000, "profile_steps_per_s": {1: 10.0, 2: 20.0}, "goal": Goal(deadline_s=80.0)}
+    whole = job("whole", workers=(1, 2), **due_whole)
+    first, last = (runs(job(name, PART, **SLOW), 1) for name in ("first", "last"))
+    held = {"first": (["n/0"], PART), "last": (["n/1"], PART)}
+    # It needs both: with one it is late.
+    plan = decide(policy, [first, last, whole], held=held, nodes=TWO)
+    assert places(plan) == {"whole": ["n/0", "n/1"]}
+    assert set(plan.admitted) == {"whole"}
+    assert plan.reasons["last"] == "'whole' needs n/1 as a whole"
+    # As long as they have not left, nothing changes.
+    promised = with_fields(whole, admitted_at_s=10.0, promised_finish_s=plan.admitted["whole"])
+    again = decide(policy, [first, last, promised], held=held, nodes=TWO, memory=plan.memory, now_s=11.0)
+    assert places(again) == places(plan)
+    assert not again.claims
+    # One is enough: the job that came last makes room.
+    easy = job("whole", **{**due_whole, "goal": Goal(deadline_s=200.0)})
+    plan = decide(policy, [first, last, easy], held=held, nodes=TWO)
+    assert places(plan) == {"first": ["n/0"], "whole": ["n/1"]}
+
+
+def test_a_replica_on_a_whole_device_takes_it_from_best_effort_and_nothing_else_does():
+    policy, held = make_live_policy("springtide"), {"best": (["n/0"], PART)}
+    best, one = runs(job("best", PART, **SLOW), 1), [make_node("n", 1)]
+    plan = decide(policy, [best], [service("s")], held, one)
+    assert places(plan) == {"s": ["n/0"]}
+    assert plan.reasons["best"] == "'s' needs n/0 as a whole"
+    assert places(decide(policy, [best, job("other")], [], held, one)) == {"best": ["n/0"]}
+    soft = job("soft", goal=Goal(deadline_s=300.0, is_soft=True), **KNOWN)
+    assert places(decide(policy, [best, soft], [], held, one)) == {"best": ["n/0"]}
+    promised = runs(due(300.0, "kept"), 1, admitted_at_s=0.0, promised_finish_s=260.0)
+    whole = job("whole", goal=Goal(deadline_s=200.0), **KNOWN)
+    plan = decide(policy, [promised, whole], [service("s")], {"kept": (["n/0"], PART)}, one)
+    assert places(plan) == {"kept": ["n/0"]}
+    assert set(plan.rejected) == {"whole"}
+
+
+def test_what_an_ended_job_on_parts_leaves_is_no_loss_for_a_promise():
+    whole = job("whole", workers=(1, 2), goal=Goal(deadline_s=80.0), total_steps=1000, profile_steps_per_s={2: 20.0})
+    promised = with_fields(whole, admitted_at_s=10.0, promised_finish_s=70.0)
+    plan = decide(make_live_policy("springtide"), [promised], [], {"ended": (["n/1"], PART)}, TWO)
+    assert places(plan) == {"whole": ["n/0", "n/1"]}
+    assert not plan.claims
+
+
+def test_who_makes_room_stops_as_a_whole_and_what_is_not_used_it_keeps():
+    policy, nodes = make_live_policy("springtide"), [make_node("n", 3)]
+    pair = runs(job("pair", PART, workers=(2, 2), elastic=False, **SLOW), 2)
+    alone = runs(job("alone", PART, **SLOW), 1)
+    held = {"pair": (["n/0", "n/1"], PART), "alone": (["n/2"], PART)}
+    plan = decide(policy, [pair, alone], [service("s")], held, nodes)
+    assert places(plan) == {"pair": ["n/0", "n/1"], "s": ["n/2"]}
+    plan = decide(policy, [alone, pair], [service("s")], held, nodes)
+    assert places(plan)["alone"] == ["n/2"]
+    assert "pair" not in plan.allocations
+    assert len(places(plan)["s"]) == 1
+
+
 def test_growth_has_to_be_worth_its_changes():
     policy, held = make_live_policy("springtide"), {"grows": (["n/0"], PART)}
     for steps, num_workers in ((10_000, 2), (30, 1)):

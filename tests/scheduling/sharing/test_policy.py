@@ -374,9 +374,10 @@ def test_what_a_running_job_lacks_to_its_minimum_is_not_opened_for_more_replicas
 
 
 def test_a_service_that_finds_all_devices_in_parts_is_told_so():
-    held = {"t": (["n/0", "n/1"], SMALL)}
-    jobs, nodes = [job("t", SMALL, workers=(2, 2))], [make_node("n", 2)]
-    plan = decide(make_policy("dilu/springtide"), jobs, [service("s")], held, nodes)
+    held, nodes = {"t": (["n/0", "n/1"], SMALL)}, [make_node("n", 2)]
+    due = job("t", SMALL, workers=(2, 2), goal=Goal(deadline_s=1000.0), total_steps=10, profile_steps_per_s={2: 1.0})
+    promised = with_fields(due, admitted_at_s=1.0, promised_finish_s=100.0)
+    plan = decide(make_policy("dilu/springtide"), [promised], [service("s")], held, nodes)
     assert plan.reasons["s"] == "waits for a device: there is none that it may have whole"
     assert plan.claims["s"] == TimeClaim(code="waits_for")
 

@@ -133,6 +133,8 @@ def test_everything_that_is_served_is_described(platform):
     served |= {route.path: set(route.app.handlers) for route in gateway.routes()}
     assert {"/", "/docs", "/openapi.json", "/readyz", "/v2/models/{name}/infer"} <= set(served)
     for path, methods in served.items():
+        # The description has no converters.
+        path = path.replace(":path}", "}")
         offered = paths.get(path) or paths[path.replace("{name}", "count")]
         assert {method.lower() for method in methods - {"HEAD"}} <= offered, path
     assert paths["/login"] == {"get"}

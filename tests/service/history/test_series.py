@@ -15,7 +15,7 @@ from springtide.core.job_parts import JobBounds, JobProgress, LearntSpeed
 from springtide.core.ports import Step
 from springtide.core.resources import make_node
 from springtide.core.workload import AdaptiveBatch, Entrypoint, JobState, TrainingJob
-from springtide.service.history.series import LEAST_GAP_S, MAX_POINTS, SeriesIndex, planned_of
+from springtide.service.history.series import LEAST_GAP_S, MAX_METRICS, MAX_POINTS, SeriesIndex, planned_of
 
 JOB = TrainingJob(
     job_id="fit-1",
@@ -48,6 +48,12 @@ def test_a_point_tells_progress_batch_goodput_and_noise():
     assert (point.at_s, point.progress_fraction, point.global_batch_size, point.noise_scale) == (5.0, 0.8, 40, 30.0)
     assert point.goodput_samples_per_s == pytest.approx(100.0 * 4 / 7)
     assert point.predicted_finish_at_s is None
+
+
+def test_a_point_has_the_first_metrics_by_name():
+    many = {f"m{number:02}": float(number) for number in range(MAX_METRICS + 3)}
+    (point,) = fed((5.0, progress(50, metrics=many)))
+    assert point.metrics == {f"m{number:02}": float(number) for number in range(MAX_METRICS)}
 
 
 def test_reports_close_together_are_one_point_but_a_change_is_told_at_once():

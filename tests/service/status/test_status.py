@@ -37,7 +37,10 @@ from springtide.core.workload import (
     Entrypoint,
     Goal,
     InferenceService,
+    JobFolder,
     JobState,
+    Packages,
+    SecretSet,
     TrainingJob,
 )
 from springtide.service.status.explain import explain
@@ -93,6 +96,21 @@ def test_progress_is_bounded_and_unknown_without_a_length():
     assert job_status(record(step=12, total_steps=10), 2.0).progress_fraction == 1.0
 
 
+FOLDER = JobFolder(sha256="0" * 64, path="fit.py", directory="sub", origin="/projects/mine", num_files=3, num_bytes=9)
+
+
+def test_a_job_says_where_it_works_in_which_copy():
+    job = record().job
+    local = replace(job.entrypoint, source_path="/state/workloads/fit-1/folder/fit.py", folder=FOLDER)
+    status = job_status(replace(record(), job=replace(job, entrypoint=local)), 9.0)
+    assert (status.directory, status.folder) == ("/state/workloads/fit-1/folder/sub", "/projects/mine")
+    assert "folder        /state/workloads/fit-1/folder/sub, a copy of /projects/mine" in job_details(status, 9.0)
+    in_pods = replace(job.entrypoint, source_path="workloads/fit-1/source/fit.py", folder=FOLDER)
+    status = job_status(replace(record(), job=replace(job, entrypoint=in_pods)), 9.0)
+    assert (status.directory, status.folder) == ("", "/projects/mine")
+    assert "in each worker, a copy of /projects/mine" in job_details(status, 9.0)
+
+
 def test_every_field_of_a_status_is_filled_from_the_record():
     """A field that no part fills would keep its default, whatever the record says; pods are added on Kubernetes."""
     known = adaptive(
@@ -130,7 +148,11 @@ def test_every_field_of_a_status_is_filled_from_the_record():
     job = replace(
         known.job,
         share=make_share(0.5),
+        entrypoint=replace(known.job.entrypoint, source_path="/state/folder/fit.py", folder=FOLDER),
         study="s",
+        env={"HF_HOME": "/data"},
+        packages=Packages(requirements=("tqdm",), python="/opt/python"),
+        secrets=SecretSet(names=("TOKEN",), reference="0" * 32),
         place_reason="on machines",
         stream="clicks",
         menu=MENU,
@@ -145,10 +167,10 @@ def test_every_field_of_a_status_is_filled_from_the_record():
     status = job_status(known, 9.0, planned=planned, usd_per_device_hour=1.0, search=search, enforced="by tests")
     plain = job_status(record(), 9.0)
     same = {name for name in JobStatus.__struct_fields__ if getattr(status, name) == getattr(plain, name)}
-    # It has started, so no start is planned, its promise waits for nothing, and it is neither diverged nor stalled; the
-    # rest both have in common.
+    # It has started, so no start is planned, its promise waits for nothing, and it is neither diverged nor stalled; on
+    # functions it works in no copy of this machine; the rest both have in common.
     assert same == {"job_id", "name", "kind", "state", "submitted_at_s", "min_workers", "max_workers", "num_epochs"} | {
-        *("planned_start_at_s", "promised_if", "pods", "is_diverged", "stalled_since_s")
+        *("planned_start_at_s", "promised_if", "pods", "is_diverged", "stalled_since_s", "directory")
     }
 
 

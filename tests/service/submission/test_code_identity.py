@@ -113,6 +113,29 @@ def test_a_local_name_is_no_name_of_the_module():
     )
 
 
+SCRIPT = (
+    "import layers\nrate = 1\ndef f():\n    return rate\ndef g():\n    return 2\nif __name__ == '__main__':\n    f()\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_alike"),
+    [
+        ("import layers\n", "import layers\n# A comment.\nprint('begun')\n", True),
+        ("return 2", "return 3", True),
+        ("    f()", "    g()", False),
+        ("return rate", "return -rate", False),
+        ("rate = 1", "rate = 2", False),
+    ],
+)
+def test_a_script_is_what_it_runs_and_reaches(before, after, is_alike):
+    assert before in SCRIPT
+    edited_script = SCRIPT.replace(before, after)
+    found = identity_of({"a.py": SCRIPT}, "a.py", "")
+    assert found
+    assert (found == identity_of({"a.py": edited_script}, "a.py", "")) is is_alike
+
+
 def test_what_cannot_be_found_by_reading_has_no_identity():
     assert of(name="missing") == ""
     assert identity_of({"a.py": "globals()['fit'] = 1\n"}, "a.py", "fit") == ""

@@ -22,6 +22,7 @@ from springtide.core.events import (
     JobResized,
     ProgressReported,
     ReplicaReady,
+    StartHeldUp,
 )
 from springtide.core.wire import workers as wire
 from springtide.core.wire.workers import LOST_AFTER_S
@@ -168,6 +169,14 @@ class Reports(Generic[Handle]):
     def _(self, report: wire.Heartbeat, replica: Replica[Handle]) -> None:
         replica.step = max(replica.step, report.step)
         self._table.settle([(replica, report.seq)])
+
+    @_take.register
+    def _(self, report: wire.Preparing, replica: Replica[Handle]) -> None:
+        if not report.reason:
+            # The program that it becomes says Hello once it has imported what it needs.
+            replica.phase, replica.born_at_s = MemberPhase.SPAWNING, time.monotonic()
+        event = StartHeldUp(workload_id=replica.workload_id, replica_id=replica.replica_id, reason=report.reason)
+        self._table.post(event, [(replica, report.seq)])
 
     @_take.register
     def _(self, report: wire.Ready, replica: Replica[Handle]) -> None:

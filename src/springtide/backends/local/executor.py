@@ -76,6 +76,7 @@ class LocalExecutor:
         self._zygote_command = zygote_command or [python, "-m", "springtide.runtime", "zygote"]
         self._uses_zygote = zygote and worker_command is None
         self._worker_command = worker_command or [python, "-m", "springtide.runtime", "worker"]
+        self._environment_command = [python, "-m", "springtide.runtime", "environment"]
         self._thread: threading.Thread | None = None
         self._is_accepting = False
         self._is_closing = False
@@ -103,7 +104,13 @@ class LocalExecutor:
         nodes = self._nodes or (discover_node(),)
         self._shares = self._make_shares(nodes)
         self._launcher = WorkerLauncher(
-            self._driver, nodes, address, self._lease_s, command=command, shares=self._shares
+            self._driver,
+            nodes,
+            address,
+            self._lease_s,
+            command=command,
+            in_environment=[*self._environment_command, "--cache", str(self._state_dir / "environments")],
+            shares=self._shares,
         )
         self._orders: OrderTable[ProcessHandle] = OrderTable(self._table, self._launcher.start, self._shares.set_share)
         self._reports: Reports[ProcessHandle] = Reports(self._table, self._orders.send_missed, self._launcher.pump)

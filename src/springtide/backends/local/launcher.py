@@ -49,8 +49,10 @@ class WorkerLauncher:
         lease_s: float,
         *,
         command: Sequence[str] | None,
+        in_environment: Sequence[str],
         shares: ShareSlots,
     ) -> None:
+        """`in_environment` starts a worker whose workload has packages of its own."""
         self._driver = driver
         self._table = driver.table
         self._shares = shares
@@ -62,6 +64,7 @@ class WorkerLauncher:
         self._control_address = control_address
         self._lease_s = lease_s
         self._command = command
+        self._in_environment = in_environment
         self.zygote: ZygoteClient | None = None
         self._queue: deque[Worker] = deque()
         self._attempts: dict[ReplicaId, int] = {}
@@ -193,13 +196,17 @@ class WorkerLauncher:
             spec = self._make_spec(replica, token, slot)
             table.crash_point("executor.spawn.before")
             table.counts["spawns"] += 1
-            if self._command is None:
+            command = self._command
+            if spec.workload.packages is not None:
+                # It makes the environment if need be and becomes a worker in it: the zygote has other packages.
+                command = self._in_environment
+            if command is None:
                 assert self.zygote is not None
                 self.zygote.spawn(spec)
                 return
             path = self._driver.records.spec_path(replica.replica_id)
             write_durable(path, msgspec.json.encode(spec))
-            command = [*self._command, "--spec", str(path)]
+            command = [*command, "--spec", str(path)]
             pid = spawn_detached(command, worker_environment() | spec.environment, replica.log_path)
         except (BackendError, StorageError, OSError) as error:
             table.lose(replica, f"the worker could not be started: {error}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ import click
 
 from springtide.cli.jobs.flags import given_keywords, option_flags
 from springtide.cli.jobs.in_cluster import K8S, check_cluster_options, cluster_options, deploy_in_cluster
+from springtide.cli.jobs.variables import ask_secrets
 from springtide.cli.loading import find_service, import_file, split_target
 from springtide.cli.session import Session, common_options
 from springtide.cli.tables.shares import held_line
@@ -43,13 +45,13 @@ def deploy(session: Session, /, target: str, **options: Any) -> None:
     if "share" in given:
         # The flag replaces the file's share, also if that is written as `gpu`.
         given["gpu"] = 1.0
+    asked = served.options.override(given)
+    if secrets := ask_secrets(asked.values["secrets"], os.environ, may_ask=session.may_ask):
+        asked = asked.override({"secrets": secrets})
     if options["place"] == K8S:
-        asked = served.options.override(given)
         deploy_in_cluster(session, served, asked, namespace=options["namespace"] or "", image=options["image"] or "")
         return
-    handle = deploy_service(
-        served.source(), served.options.override(given), served.name, session.client, on_progress=session.note
-    )
+    handle = deploy_service(served.source(), asked, served.name, session.client, on_progress=session.note)
     service = _wait_deployed(session, handle.name)
     if service.state == "FAILED":
         session.answer(

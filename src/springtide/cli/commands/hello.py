@@ -20,7 +20,7 @@ from springtide.cli.tables.columns import pause
 from springtide.client.functions import deploy_service, submit_job
 from springtide.client.goals import TrainOptions
 from springtide.client.serving_goals import ServeOptions
-from springtide.client.source import read_source
+from springtide.client.sources.source import read_source
 from springtide.core.errors import BackendError
 from springtide.core.quantities import format_duration
 from springtide.core.status.platform import JobStatus, ServiceStatus
@@ -108,7 +108,7 @@ def _train(session: Session, client: Client) -> tuple[JobStatus, int]:
     """Run the sample, resize it under way, and return its last status with workers and how many it began with."""
     source = read_source(_SAMPLES / "training.py", "fit")
     options = TrainOptions(global_batch=64, epochs=12, workers=1, params={"pause": "0.003"})
-    handle = submit_job(source, options, "hello", client)
+    handle = submit_job(source, options, "hello", client, folder=False)
     try:
         small = _wait_job(client, handle.id, "to train", lambda job: job.step >= _STEPS_BEFORE_RESIZE)
         session.note(f"[ok] {handle.id} trains on {small.num_workers} worker, loss {small.loss or 0:.3f}")

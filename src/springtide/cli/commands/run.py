@@ -9,7 +9,16 @@ import click
 from msgspec.structs import replace
 
 from springtide.cli.jobs.in_cluster import K8S, check_cluster_options, cluster_options, run_in_cluster
-from springtide.cli.jobs.job_options import JobRequest, asked_options, check_place, read_asked, takes_layers
+from springtide.cli.jobs.job_options import (
+    JobRequest,
+    asked_options,
+    check_place,
+    folder_options,
+    folder_wish,
+    read_asked,
+    takes_layers,
+    with_secrets,
+)
 from springtide.cli.jobs.offers import alternative_text, refusal_text
 from springtide.cli.jobs.profiled import check_profile, profiled_request
 from springtide.cli.jobs.progress import JobWatcher, can_redraw, display, follow
@@ -17,6 +26,7 @@ from springtide.cli.session import Session, common_options, refuse
 from springtide.cli.tables.shares import held_line
 from springtide.cli.tables.statuses import final_line
 from springtide.cli.tables.story import num_workers_over_time, workers_text
+from springtide.client.folders.send import submit_with_folder
 from springtide.client.functions import quote_job, submit_job
 from springtide.client.handles import JobHandle
 from springtide.core.errors import BackendError, CapacityError
@@ -33,6 +43,7 @@ from springtide.core.workload import JobState
     metavar="FILE",
     help="What `springtide profile` wrote: its speed is known then. On functions: its profile of layers.",
 )
+@folder_options
 @cluster_options
 @common_options
 @click.pass_obj
@@ -41,7 +52,7 @@ def run(session: Session, /, target: str, script_args: tuple[str, ...], profile:
 
     Ctrl-C detaches; the job goes on. Exit code 1 if the job failed.
     """
-    asked = read_asked(target, script_args, options)
+    asked = with_secrets(session, read_asked(target, script_args, options))
     check_place(asked)
     check_cluster_options(options, options["on"])
     if options["on"] == K8S:
@@ -50,6 +61,7 @@ def run(session: Session, /, target: str, script_args: tuple[str, ...], profile:
         where, image = options["namespace"] or "", options["image"] or ""
         run_in_cluster(session, asked, namespace=where, image=image, is_detached=options["detach"])
         return
+    folder = folder_wish(options)
     if profile is None or takes_layers(asked):
         handle = submit_job(
             asked.source,
@@ -59,9 +71,11 @@ def run(session: Session, /, target: str, script_args: tuple[str, ...], profile:
             profile=profile,
             on_progress=session.note,
             is_declared=asked.is_declared,
+            folder=folder,
         )
     else:
-        submitted = session.client.submit_job(**profiled_request(session, asked, Path(profile)))
+        request = profiled_request(session, asked, Path(profile), folder)
+        submitted = submit_with_folder(session.client, request, folder, session.note)
         handle = JobHandle(session.client, submitted.job_id)
     job = handle.status()
     if job.state == JobState.REJECTED:

@@ -18,6 +18,7 @@ import msgspec
 
 from springtide.cli.doctor.functions import Check, check_functions
 from springtide.cli.doctor.shares import check_shares
+from springtide.cli.doctor.versions import check_library_versions, check_torch_version
 from springtide.cli.platform.platform_process import is_alive, is_healthy, read_platform, running_platform
 from springtide.cli.session import Session, common_options
 from springtide.cli.settings import resolve
@@ -50,7 +51,9 @@ class _Torch(msgspec.Struct):
 def doctor(session: Session) -> None:
     """Check this machine and the platform. Exit code 1 if something must be mended."""
     state_dir = session.state_dir
-    checks = [*_check_python(), *_check_torch(), *_check_machine(), *_check_state(state_dir), *_check_life(state_dir)]
+    checks = [*_check_python(), *_check_torch(), *_check_machine(), *_check_state(state_dir)]
+    checks += [Check("state", "warn", session.state_note)] if session.state_note else []
+    checks += _check_life(state_dir)
     checks += _check_pools(session)
     checks += check_shares()
     checks += check_functions(state_dir)
@@ -87,7 +90,8 @@ def _check_torch() -> Iterator[Check]:
         said = asked.stderr.decode("utf-8", "replace").strip().splitlines()
         yield Check("torch", "fail", said[-1] if said else "it cannot be imported", "pip install 'springtide[runtime]'")
         return
-    yield Check("torch", "ok", torch.version)
+    yield check_torch_version(torch.version)
+    yield from check_library_versions()
     if torch.gloo:
         yield Check("gloo", "ok", "workers can exchange gradients")
     else:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import click
 
+from springtide.cli.jobs.variables import read_variables
 from springtide.cli.session import refuse
-from springtide.core.options.kinds import Choice, Count, Number, Params, Toggle
+from springtide.core.options.kinds import Choice, Count, Number, Params, SecretNames, Toggle, Variables
 from springtide.core.options.option import FlagText, Option, Table
+from springtide.core.options.variables import secret_sources
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+_ENV_FILE = "env_file"
 
 
 def option_flags(table: Table, command: str) -> Callable[[CommandT], CommandT]:
@@ -28,8 +32,22 @@ def option_flags(table: Table, command: str) -> Callable[[CommandT], CommandT]:
 
 def given_keywords(table: Table, command: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The keywords whose flags were given. Raises InvalidRequest."""
-    names = [option.name for option in table if command in option.flags and given[option.name] not in (None, ())]
-    return {name: parse_params(given[name]) if name == "params" else given[name] for name in names}
+    keywords: dict[str, Any] = {}
+    for option in table:
+        text = option.flags.get(command)
+        if text is None:
+            continue
+        value = given[option.name]
+        match option.kind:
+            case Variables():
+                value = read_variables(value, given[_ENV_FILE], os.environ) or None
+            case SecretNames():
+                value = secret_sources(value, text.flag) or None
+            case Params():
+                value = parse_params(value) if value else None
+        if value not in (None, ()):
+            keywords[option.name] = value
+    return keywords
 
 
 def parse_params(given: tuple[str, ...]) -> dict[str, str]:
@@ -55,6 +73,16 @@ def _flag(option: Option, text: FlagText) -> Callable[[CommandT], CommandT]:
             settings["type"] = click.IntRange(min=lowest)
         case Number():
             settings["type"] = float
-        case Params():
+        case Params() | SecretNames():
             settings["multiple"] = True
+        case Variables():
+            return _variable_flags(option.name, text)
     return click.option(text.flag, option.name, **settings)
+
+
+def _variable_flags(name: str, text: FlagText) -> Callable[[CommandT], CommandT]:
+    one = click.option(text.flag, name, multiple=True, help=text.help, metavar=text.metavar)
+    file = click.option(
+        "--env-file", _ENV_FILE, multiple=True, metavar="FILE", help="Such variables from a dotenv file. Repeatable."
+    )
+    return lambda command: one(file(command))

@@ -14,6 +14,7 @@ from springtide.cli.session import Session
 from springtide.cli.tables.columns import count
 from springtide.cli.tables.story import workers_text
 from springtide.client.functions import ServeFunction
+from springtide.client.secret_values import secret_values
 from springtide.client.serving_goals import ServeOptions
 from springtide.core.errors import InvalidRequest
 from springtide.core.quantities import format_duration
@@ -57,7 +58,7 @@ def run_in_cluster(session: Session, asked: JobRequest, *, namespace: str, image
     obj = training_object(asked.source, asked.options, asked.name, namespace=namespace, container=_container(image))
     with ClusterClient() as cluster:
         obj["metadata"].setdefault("namespace", cluster.namespace)
-        made = cluster.create(obj)
+        made = cluster.create(obj, secret_values(asked.options.values["secrets"]))
         key = key_of(made)
         name = f"trainingfunction/{key.name}"
         if is_detached:
@@ -91,7 +92,7 @@ def deploy_in_cluster(
     obj = inference_object(served.source(), options, served.name, namespace=namespace, container=_container(image))
     with ClusterClient() as cluster:
         obj["metadata"].setdefault("namespace", cluster.namespace)
-        applied = cluster.apply(obj)
+        applied = cluster.apply(obj, secret_values(options.values["secrets"]))
         key = key_of(applied.object)
         session.note(f"inferencefunction/{key.name} {applied.verb} in {key.namespace}")
         now = _watch_service(session, cluster, applied.object, key)

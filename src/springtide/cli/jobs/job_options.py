@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, cast
 
 import click
 
 from springtide.cli.jobs.flags import CommandT, given_keywords, option_flags
+from springtide.cli.jobs.variables import ask_secrets
 from springtide.cli.loading import find_training, import_file, split_target, uses_springtide
-from springtide.cli.session import refuse
+from springtide.cli.session import Session, refuse
+from springtide.client.folders.choice import FolderWish, chosen_folder
 from springtide.client.functions import Task
 from springtide.client.goals import TrainKeywords, TrainOptions
-from springtide.client.source import SourceFile, name_from, read_source
+from springtide.client.sources.source import SourceFile, name_from, read_source
 from springtide.core.options.jobs import JOB_OPTIONS
 from springtide.core.options.rules import ONLY_DECLARED
 from springtide.core.quantities import parse_range
+from springtide.storage.folders.tree import import_roots
 
 # Options that a plain script sets itself.
 _OF_FUNCTIONS = frozenset({"epochs", "global_batch", "max_local_batch", "learning_rate", "length"})
@@ -40,14 +45,36 @@ def asked_options(command: CommandT) -> CommandT:
     return click.argument("target", metavar="FILE[:FUNCTION]")(command)
 
 
+def folder_options(command: CommandT) -> CommandT:
+    """A decorator that adds the options of the folder that travels with the job."""
+    command = click.option(
+        "--no-folder", is_flag=True, help="Send the file alone; neighbours are read where they are."
+    )(command)
+    text = "The folder that travels with the job. [default: the file's, or its project's if its imports need that]"
+    return click.option("--folder", metavar="PATH", help=text)(command)
+
+
+def folder_wish(given: dict[str, Any]) -> FolderWish:
+    """Which folder is to travel. Raises InvalidRequest."""
+    if given["no_folder"] and given["folder"] is not None:
+        refuse("--folder and --no-folder contradict each other; give one of them")
+    return False if given["no_folder"] else given["folder"]
+
+
 def read_asked(target: str, script_args: tuple[str, ...], given: dict[str, Any]) -> JobRequest:
     """Load the file and apply the flags to what it declares. Raises InvalidRequest."""
     path, object_name = split_target(target)
+    wish = folder_wish({"folder": None, "no_folder": False, **given})
     if given["on"] == "k8s":
+        if wish is not None:
+            refuse(
+                "--folder and --no-folder are for a platform that is asked over REST; an object of a cluster holds the "
+                "file and what it imports from its folder"
+            )
         # A job like any other; only the way to the platform is another one.
-        given = {**given, "on": None}
+        given, wish = {**given, "on": None}, False
     overrides = _overrides(given)
-    found = find_training(import_file(path), path, object_name) if uses_springtide(path) else None
+    found = find_training(_imported(path, wish), path, object_name) if uses_springtide(path) else None
     if found is not None:
         if script_args:
             refuse(f"{path.name} has a training function, which takes no script arguments; use --param name=value")
@@ -64,6 +91,18 @@ def read_asked(target: str, script_args: tuple[str, ...], given: dict[str, Any])
     if isinstance(found, Task):
         found.check_place(changed)
     return JobRequest(source, changed, name, is_declared=isinstance(found, Task))
+
+
+def with_secrets(session: Session, asked: JobRequest) -> JobRequest:
+    """The request with values for all its secrets, as far as the terminal can be asked for them."""
+    secrets = ask_secrets(asked.options.values["secrets"], os.environ, may_ask=session.may_ask)
+    return replace(asked, options=asked.options.override({"secrets": secrets})) if secrets else asked
+
+
+def _imported(path: Path, wish: FolderWish) -> ModuleType:
+    """The file, imported as a worker does that has the folder."""
+    folder = chosen_folder(path, path.read_text(encoding="utf-8", errors="replace"), wish)
+    return import_file(path, () if folder is None else import_roots(path, folder))
 
 
 def check_place(asked: JobRequest) -> None:

@@ -13,8 +13,9 @@ import msgspec
 
 from springtide.cli.jobs.job_options import JobRequest
 from springtide.cli.session import Session, refuse
+from springtide.client.folders.choice import FolderWish, with_code
+from springtide.client.requirements import with_packages
 from springtide.client.shares import is_auto
-from springtide.client.source import for_pods
 from springtide.core.quantities import validate_name
 from springtide.core.workload import shards_for
 
@@ -26,7 +27,7 @@ def check_profile(ctx: click.Context, parameter: click.Parameter, value: str | N
     return value
 
 
-def profiled_request(session: Session, asked: JobRequest, path: Path) -> dict[str, Any]:
+def profiled_request(session: Session, asked: JobRequest, path: Path, folder: FolderWish = None) -> dict[str, Any]:
     """The keyword arguments for Client.quote and Client.submit_job.
 
     The speeds are predicted from the profile's timeline for this platform's runtime and the requested global batch.
@@ -58,5 +59,7 @@ def profiled_request(session: Session, asked: JobRequest, path: Path) -> dict[st
     options["profile_steps_per_s"] = {str(count): rate for count, rate in rates.items()}
     options["step_profile"] = msgspec.to_builtins(profile.step)
     options.setdefault("num_samples", profile.num_samples)
-    sent = source if status.cluster is None else for_pods(source)
+    has_pods = status.cluster is not None
+    options = with_packages(options, asked.options.values["requirements"], source, has_pods=has_pods)
+    sent = with_code(source, folder, has_pods=has_pods)
     return {"name": validate_name(asked.options.values["name"] or asked.name), "source": sent, "options": options}

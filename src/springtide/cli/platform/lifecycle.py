@@ -137,6 +137,8 @@ def up(session: Session, /, foreground: bool, install_service: bool, **given: An
     springtide config show.
     """
     state_dir = session.state_dir
+    if state_note := session.state_note:
+        session.note(state_note)
     running = running_platform(state_dir)
     if running is not None and not install_service:
         address = _address(running, state_dir)

@@ -16,6 +16,7 @@ from springtide.cli.tables.columns import (
     shorten,
     slack,
 )
+from springtide.cli.tables.environment import environment_pairs
 from springtide.cli.tables.functions import (
     function_details,
     function_pairs,
@@ -49,7 +50,7 @@ _SILENT_S = 150.0
 
 def steps(job: JobStatus) -> str:
     """Like 120/500, or 120 while the length is unknown."""
-    if job.kind == "script":
+    if not job.has_steps:
         return UNKNOWN
     return str(job.step) if job.total_steps is None else f"{job.step}/{job.total_steps}"
 
@@ -222,7 +223,7 @@ def progress_line(job: JobStatus, width: int | None = None) -> str:
     if job.state != JobState.RUNNING:
         line = f"{job.job_id} {job.state}  {shorten(job.reason, 90)}" if job.reason else f"{job.job_id} {job.state}"
         return line if width is None else shorten(line, width)
-    if job.kind == "script":
+    if not job.has_steps:
         return f"{job.job_id} {job.state} {count(job.num_workers, 'worker')}"
     line = ""
     for bar_width, parts in _LAYOUTS:
@@ -239,7 +240,7 @@ def _progress_line(job: JobStatus, bar_width: int, parts: Sequence[str]) -> str:
     texts = {
         "loss": f"loss {loss_text(job)}" if loss_text(job) else "",
         "metrics": metrics_text(job),
-        "speed": "" if job.samples_per_s is None else f"{job.samples_per_s:.0f} samples/s",
+        "speed": _speed_text(job),
         "eta": "" if job.eta_s is None else f"ETA {format_duration(job.eta_s)}",
         "slack": "" if job.slack_s is None else f"slack {slack(job.slack_s)}",
         "cost": _progress_cost(job),
@@ -292,7 +293,7 @@ def final_line(job: JobStatus, workers: str = "", pauses_s: Sequence[float] = ()
         else ""
     )
     parts = [f"{job.job_id} {job.state}{took}"]
-    if job.kind != "script":
+    if job.has_steps:
         parts.append(f"step {steps(job)}")
         loss = loss_text(job)
         parts += [text for text in (f"loss {loss}" if loss else "", metrics_text(job)) if text]
@@ -353,14 +354,12 @@ def _replicas(status: JobStatus | ServiceStatus) -> str:
 def job_details(job: JobStatus, now_s: float, workers: str = "") -> str:
     """The details of one job; `workers` is the text of its numbers of workers over time."""
     has_ended = JobState(job.state).is_terminal
-    # The platform does not see a script's steps.
-    has_steps = job.kind != "script"
     epoch = min(job.num_epochs, job.epoch + (job.step > 0 or not has_ended))
     pairs = []
-    if has_steps:
-        pairs.append(
-            ("progress", f"{percent(job.progress_fraction)}  step {steps(job)}  epoch {epoch} of {job.num_epochs}")
-        )
+    if job.has_steps:
+        # The epochs of a script are its own.
+        passes = f"  epoch {epoch} of {job.num_epochs}" if job.kind != "script" else ""
+        pairs.append(("progress", f"{percent(job.progress_fraction)}  step {steps(job)}{passes}"))
     if job.functions is None:
         pairs.append(("workers", _workers_text(job, workers)))
     else:
@@ -368,11 +367,13 @@ def job_details(job: JobStatus, now_s: float, workers: str = "") -> str:
         pairs += [*function_pairs(job.functions), *search_pairs(job)]
     pairs += [
         ("place", job.place_reason),
+        *environment_pairs(job),
+        ("folder", f"{job.directory or 'in each worker'}, a copy of {job.folder}" if job.folder else ""),
         *share_pairs(job),
-        *(_batch_pairs(job) if has_steps else []),
+        *(_batch_pairs(job) if job.kind != "script" else []),
         ("loss", loss_text(job)),
         ("metrics", metrics_text(job)),
-        ("speed", "" if job.samples_per_s is None or has_ended else f"{job.samples_per_s:.0f} samples/s"),
+        ("speed", "" if has_ended else _speed_text(job)),
         ("time left", "" if job.eta_s is None or has_ended else duration(job.eta_s)),
         ("deadline", deadline_text(job, now_s) + (" (promised)" if job.is_promised else "")),
         ("promise", "" if job.promised_if is None else job.promised_if.text()),
@@ -384,7 +385,7 @@ def job_details(job: JobStatus, now_s: float, workers: str = "") -> str:
         pairs.append(("budget", "" if job.budget_usd is None else f"${job.budget_usd:.2f}"))
         pairs.append(("resizes", f"{job.num_resizes}{last}"))
     pairs.append(("restarts", f"{job.num_restarts}  preemptions {job.num_preemptions}"))
-    if has_steps:
+    if job.kind != "script":
         pairs.append(("checkpoint", _checkpoint_text(job)))
     pairs.append(("model", job.artifact_path))
     if job.functions is None:
@@ -396,6 +397,15 @@ def job_details(job: JobStatus, now_s: float, workers: str = "") -> str:
     if job.functions is None:
         return text + _replicas(job)
     return text + search_details(job.search) + function_details(job.functions)
+
+
+def _speed_text(job: JobStatus) -> str:
+    if job.samples_per_s is None:
+        return ""
+    if job.kind == "script":
+        # How many samples its steps have is not known.
+        return f"{number(job.samples_per_s / job.global_batch_size)} steps/s"
+    return f"{job.samples_per_s:.0f} samples/s"
 
 
 def _workers_text(job: JobStatus, workers: str) -> str:
@@ -433,6 +443,7 @@ def service_details(service: ServiceStatus) -> str:
             "replicas",
             f"{service.num_ready} ready, {service.num_starting} starting, {allowed} allowed",
         ),
+        *environment_pairs(service),
         *share_pairs(service),
         *scaling_pairs(service),
         ("load", f"{service.arrivals_per_s:.1f} requests/s, {service.in_flight} in flight, {service.queued} queued"),

@@ -43,6 +43,8 @@ NEW_FIELDS: Mapping[str, Mapping[str, tuple[Any, ...] | None]] = MappingProxyTyp
     {
         "Node": {"room": None},
         "Device": {"accelerator": None},
+        # Its file and import root are in the job's copy of the folder.
+        "Entrypoint": {"folder": None},
         "StartReplica": {"change": None},
         "ResizeJob": {"change": None},
         "ServiceDeployed": {"first_replica": None},
@@ -56,8 +58,11 @@ NEW_FIELDS: Mapping[str, Mapping[str, tuple[Any, ...] | None]] = MappingProxyTyp
             "place_reason": None,
             "profiles": None,
             "exact": (True,),
+            "env": ({},),
+            "secrets": (None,),
+            "packages": (None,),
         },
-        "InferenceService": {"start_timeout_s": (0.0, 600.0)},
+        "InferenceService": {"start_timeout_s": (0.0, 600.0), "env": ({},), "secrets": (None,), "packages": (None,)},
         "ProgressReported": {"is_diverged": (False,), "diverged_at_step": (None,)},
         "JobFinished": {"diverged_at_step": (None,)},
         "ReplicaReady": {"device_seen": None},

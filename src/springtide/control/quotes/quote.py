@@ -219,6 +219,8 @@ class _QuoteBuilder:
                 text += f"; {self._condition.text()}"
             elif goal.deadline_s is not None:
                 text += ", so its deadline is pursued and not promised"
+            if self._job.is_script:
+                return f"{text}: have it call springtide.report(step, total) after each step, and run it once"
             return f"{text}: run it once, or measure it with `springtide quote FILE --profile`"
         if goal.waits and not self._answer.is_promised and self._is_refused_without_waiting():
             return (
@@ -303,13 +305,14 @@ class _QuoteBuilder:
     def _evidence(self, answer: InquiryResult) -> list[str]:
         snapshot, lines = self._inquiry.snapshot, []
         if self._curve is not None:
-            batch = self._job.global_batch_size
+            # How many samples a step of a script has is not known.
+            batch, unit = (1, "steps") if self._job.is_script else (self._job.global_batch_size, "samples")
             sizes = self._curve.doubling_sizes or self._curve.sizes
             speeds = ", ".join(f"{self._curve.rate(n) * batch:.4g} on {n}" for n in sizes[:6])
             share = share_of(self._job)
             part = "" if share is None else f" with {share.request:g} of each device"
-            lines.append(f"speed ({self._spread.source}): {speeds} samples/s by number of workers{part}")
-            lines.append(f"{answer.view.total_steps} steps of {batch} samples")
+            lines.append(f"speed ({self._spread.source}): {speeds} {unit}/s by number of workers{part}")
+            lines.append(f"{answer.view.total_steps} steps{'' if self._job.is_script else f' of {batch} samples'}")
         total = self._pools.num_devices
         lines.append(f"{self._pools.num_free()} of {total} devices free now{self._holders('; held: ', '')}")
         if answer.refusal and not answer.is_accepted:

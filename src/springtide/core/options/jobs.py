@@ -9,6 +9,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Final, Literal, get_args
 
+from springtide.core.options.environment import ENVIRONMENT_OPTIONS
 from springtide.core.options.kinds import (
     TEN_YEARS_S,
     Choice,
@@ -238,6 +239,7 @@ JOB_OPTIONS: Final[Table] = (
         rest=RestField("params", copied_to="workload"),
         object=ObjectField("params", ""),
     ),
+    *ENVIRONMENT_OPTIONS,
     # An object with spec.functions is on functions.
     Option(
         name="on",

@@ -14,6 +14,8 @@ import msgspec
 
 from springtide.core.errors import InvalidRequest
 from springtide.core.function_search import BatchPhase
+from springtide.core.options.packages import MAX_REQUIREMENTS, check_interpreter, check_requirements
+from springtide.core.options.variables import MAX_VARIABLES, check_variables, secret_sources
 from springtide.core.quantities import parse_duration_s, parse_money_usd, validate_name
 
 TEN_YEARS_S = 10 * 365 * 86400.0
@@ -29,6 +31,10 @@ class OptionKind:
     def sent(self, value: Any, name: str, now: datetime) -> Any:
         """The value of the keyword `name` as it is sent (JSON, SI units). Raises InvalidRequest."""
         return value
+
+    def merged(self, before: Any, after: Any) -> Any:
+        """The value where a later one is given beside an earlier one. The base class takes the later one."""
+        return after
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +174,62 @@ class Params(OptionKind):
     def sent(self, value: Any, name: str, now: datetime) -> dict[str, str]:
         """Raises InvalidRequest."""
         return check_params(value)
+
+    def merged(self, before: Any, after: Any) -> Any:
+        """Both, of the same name the later."""
+        return {**before, **after}
+
+
+@dataclass(frozen=True, slots=True)
+class Variables(OptionKind):
+    """Environment variables by name."""
+
+    max_entries: int = MAX_VARIABLES
+
+    def sent(self, value: Any, name: str, now: datetime) -> dict[str, str]:
+        """Raises InvalidRequest."""
+        return check_variables(value, name)
+
+    def merged(self, before: Any, after: Any) -> Any:
+        """Both, of the same name the later."""
+        return {**before, **after}
+
+
+@dataclass(frozen=True, slots=True)
+class SecretNames(OptionKind):
+    """Environment variables whose values are kept apart. Names are sent here; the client adds the values."""
+
+    max_entries: int = MAX_VARIABLES
+
+    def sent(self, value: Any, name: str, now: datetime) -> dict[str, str]:
+        """Raises InvalidRequest."""
+        return dict.fromkeys(secret_sources(value, name), "")
+
+    def merged(self, before: Any, after: Any) -> Any:
+        """Both, of the same name the later."""
+        return {**secret_sources(before, "secrets"), **secret_sources(after, "secrets")}
+
+
+@dataclass(frozen=True, slots=True)
+class Requirements(OptionKind):
+    """Python packages: lines of a requirements file. A keyword may be the path of one, which the client reads."""
+
+    max_entries: int = MAX_REQUIREMENTS
+
+    def sent(self, value: Any, name: str, now: datetime) -> list[str]:
+        """Raises InvalidRequest."""
+        return [] if isinstance(value, str) else list(check_requirements(value, name))
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter(OptionKind):
+    """The path of a Python interpreter on the platform's machine; empty for the platform's own."""
+
+    max_chars: int = 1024
+
+    def sent(self, value: Any, name: str, now: datetime) -> str:
+        """Raises InvalidRequest."""
+        return check_interpreter(value, name)
 
 
 @dataclass(frozen=True, slots=True)

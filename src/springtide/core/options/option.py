@@ -8,7 +8,19 @@ from datetime import datetime
 from typing import Any, Literal
 
 from springtide.core.errors import InvalidRequest
-from springtide.core.options.kinds import Choice, Name, OptionKind, Params, Phases, Toggle
+from springtide.core.options.kinds import (
+    Choice,
+    Interpreter,
+    Name,
+    OptionKind,
+    Phases,
+    Requirements,
+    SecretNames,
+    Toggle,
+    Variables,
+)
+
+_LEFT_OUT_AT_DEFAULT = (Choice, Interpreter, Name, Phases, Requirements, SecretNames, Toggle, Variables)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +149,10 @@ def keyword_values(table: Table, given: Mapping[str, Any], where: str) -> dict[s
 
 
 def overridden(table: Table, values: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The keywords with some of them changed; `params` are merged. Raises InvalidRequest."""
+    """The keywords with some of them changed; `params`, `env` and `secrets` are merged. Raises InvalidRequest."""
     check_names(table, changes, where)
-    merged = [option.name for option in table if isinstance(option.kind, Params) and option.name in changes]
-    return {**values, **changes, **{name: {**values[name], **changes[name]} for name in merged}}
+    kinds = {option.name: option.kind for option in table}
+    return {**values, **{name: kinds[name].merged(values[name], value) for name, value in changes.items()}}
 
 
 def check_keywords(table: Table, values: Mapping[str, Any]) -> None:
@@ -154,14 +166,14 @@ def check_keywords(table: Table, values: Mapping[str, Any]) -> None:
 def sent_options(table: Table, values: Mapping[str, Any], now: datetime) -> dict[str, Any]:
     """The REST fields of the keywords that become one field each.
 
-    Words and toggles at their defaults are left out. Quantities are always sent, so that a job keeps the defaults of
-    the client that submitted it.
+    Words, toggles and what makes the environment are left out at their defaults. Quantities are always sent, so that a
+    job keeps the defaults of the client that submitted it.
     """
     sent: dict[str, Any] = {}
     for option in table:
         if option.rest is None or not option.is_keyword or values[option.name] is None:
             continue
-        is_word = isinstance(option.kind, Choice | Name | Phases | Toggle)
+        is_word = isinstance(option.kind, _LEFT_OUT_AT_DEFAULT)
         if not is_word or values[option.name] != option.default:
             sent[option.rest.path] = option.kind.sent(values[option.name], option.name, now)
     return sent

@@ -32,7 +32,12 @@ ONLY_DECLARED: Final = (
     "only a declared job can be cut into stages for functions; write it as st.Task(model=..., dataset=..., loss=..., "
     "optimizer=...), as examples/functions_digits.py does"
 )
+NO_PACKAGES_IN_PODS: Final = (
+    "requirements and python are for a platform of one machine; on Kubernetes the packages of a workload are those of "
+    "its image: build one with them (FROM the platform's) and name it, with --image or container.image"
+)
 _DEFAULT_BATCH: Final = (32, 32)
+_OF_ENVIRONMENTS: Final = ("env", "secrets", "requirements", "python")
 
 
 def check_rules(rules: Sequence[Rule], values: Values, words: FaceWords) -> None:
@@ -177,6 +182,27 @@ def functions_share_no_device(values: Values, words: FaceWords) -> str | None:
     )
 
 
+def each_variable_once(values: Values, words: FaceWords) -> str | None:
+    """A variable has one value, which is a secret or not."""
+    twice = sorted({name.partition("=")[0] for name in values.get("secrets") or ()} & set(values.get("env") or ()))
+    if not twice:
+        return None
+    return f"{twice[0]} is in {words.name('env')} and in {words.name('secrets')}; leave it out of one of them"
+
+
+def functions_have_one_environment(values: Values, words: FaceWords) -> str | None:
+    """Functions of all jobs run in the platform's image, with the environment that their service gives them."""
+    if values.get("on") not in ("functions", "auto"):
+        return None
+    for name in _OF_ENVIRONMENTS:
+        if values.get(name):
+            return (
+                f"{words.name(name)} is for the platform's machines: a function runs in the platform's image for "
+                "functions, in which a job sets nothing; leave it out, or run the job on the cluster"
+            )
+    return None
+
+
 def functions_need_a_profile(values: Values, words: FaceWords) -> str | None:
     """A job on functions is planned from its layers."""
     if not _on_functions(values) or values.get("layer_profile") is not None:
@@ -257,9 +283,14 @@ JOB_RULES: Final[tuple[Rule, ...]] = (
     one_goal,
     schedule_ends_before_the_job,
     memory_is_of_a_share,
+    each_variable_once,
 )
 # What depends on where a job is to run: checked when it is submitted, for a declared job may still be sent elsewhere.
-PLACE_RULES: Final[tuple[Rule, ...]] = (functions_share_no_device, only_functions_know)
+PLACE_RULES: Final[tuple[Rule, ...]] = (
+    functions_share_no_device,
+    functions_have_one_environment,
+    only_functions_know,
+)
 # On options that clients fill when they submit a job: checked where requests and objects arrive.
 FILLED_RULES: Final[tuple[Rule, ...]] = (
     functions_need_a_profile,
@@ -269,7 +300,7 @@ FILLED_RULES: Final[tuple[Rule, ...]] = (
 )
 # Beside these, of what is submitted and not only asked about.
 SUBMISSION_RULES: Final[tuple[Rule, ...]] = (profile_is_for_functions,)
-SERVICE_RULES: Final[tuple[Rule, ...]] = (memory_is_of_a_share,)
+SERVICE_RULES: Final[tuple[Rule, ...]] = (memory_is_of_a_share, each_variable_once)
 
 
 def _batch(values: Values) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from springtide.core.options.environment import ENVIRONMENT_OPTIONS
 from springtide.core.options.kinds import (
     Count,
     CountRange,
@@ -159,4 +160,5 @@ SERVICE_OPTIONS: Final[Table] = (
         rest=RestField("params", copied_to="workload"),
         object=ObjectField("params", ""),
     ),
+    *ENVIRONMENT_OPTIONS,
 )

@@ -73,7 +73,11 @@ JOB_WORDS: Final[Mapping[RuleFace, FaceWords]] = MappingProxyType(
     }
 )
 SERVICE_WORDS: Final[Mapping[RuleFace, FaceWords]] = MappingProxyType(
-    {"python": FaceWords("python", SERVICE_OPTIONS), "object": FaceWords("object", SERVICE_OPTIONS)}
+    {
+        "python": FaceWords("python", SERVICE_OPTIONS),
+        "rest": FaceWords("rest", SERVICE_OPTIONS),
+        "object": FaceWords("object", SERVICE_OPTIONS),
+    }
 )
 
 

@@ -57,7 +57,10 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     each of its workers is to hold of a device (None: the whole), `enforced` what enforces that. `pods` are those of its
     replicas, on Kubernetes. `resize_reason` is the part of `reason` that says why the number of
     workers changed; empty where `reason` is about something else. `stalled_since_s` is when the last step was seen of a
-    job that has gone without one for too long; None for others.
+    job that has gone without one for too long; None for others. `env` and `secrets` name the variables that its
+    owner has set; their values are not told. `packages` and `python` are the requirements and the interpreter of an
+    environment of its own. `folder` is where the folder was that travelled with it, `directory` where in its copy of
+    that it works on the platform's machine; empty where there is none there.
     """
 
     job_id: str
@@ -122,10 +125,21 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     pods: tuple[PodStatus, ...] = ()
     resize_reason: str = ""
     stalled_since_s: float | None = None
+    env: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    python: str = ""
+    folder: str = ""
+    directory: str = ""
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether its steps are known: those of a plain script are once it has reported one."""
+        return self.kind != "script" or self.step > 0
 
 
 class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """An inference service. `share`, `enforced` and `pods` are as in JobStatus.
+    """An inference service. `share`, `enforced`, `pods`, `env`, `secrets`, `packages` and `python` are as in JobStatus.
 
     `capacity_per_s` is what one replica answers within the objective, `wanted_replicas` how many the co-scaler wants
     by it. `cold_start_s` is what the newest start was made of: seconds by phase (`schedule`, `spawn`, `import`, `load`
@@ -160,6 +174,10 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     pods: tuple[PodStatus, ...] = ()
     rolled_back: str = ""
     old_revision: int | None = None
+    env: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    python: str = ""
 
 
 class DeviceHolder(msgspec.Struct, frozen=True, kw_only=True):
@@ -271,7 +289,7 @@ class ProgressPoint(msgspec.Struct, frozen=True, kw_only=True):
 
     `predicted_finish_at_s` is what its policy planned at that moment, or else what followed from its speed; the rest is
     as in JobStatus. Of a job on functions `num_workers` are its functions, `memory_mb` is what all of them have
-    together, and `cost_usd` what it had cost so far.
+    together, and `cost_usd` what it had cost so far. Of many `metrics` the first by name are kept.
     """
 
     at_s: float
@@ -286,6 +304,7 @@ class ProgressPoint(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | None = None
     memory_mb: int | None = None
     cost_usd: float | None = None
+    metrics: dict[str, float] = {}
 
 
 class ProgressSeries(msgspec.Struct, frozen=True, kw_only=True):

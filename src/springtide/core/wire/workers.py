@@ -32,10 +32,12 @@ LOST_AFTER_S = 2.0
 _LENGTH = struct.Struct(">I")
 M = TypeVar("M")
 # Reports are written to the journal, whose JSON has neither NaN nor infinity: messages with either are refused.
-Finite = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
+MAX_FINITE = 1e300
+Finite = Annotated[float, msgspec.Meta(ge=-MAX_FINITE, le=MAX_FINITE)]
 Duration = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
 Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e300)]
 MAX_DEVICE_NAME = 200
+MAX_REASON = 500
 DeviceName = Annotated[str, msgspec.Meta(max_length=MAX_DEVICE_NAME)]
 
 
@@ -50,6 +52,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     A worker that shares no file system with the platform has a `store_url`: what must outlive the worker is in that
     object store under the workload's prefix (storage/workloads/store.py), and `work_dir` is private to the worker.
+    `first_seq` is the number of the last report that the process has sent before it became the worker.
     `listen_host` is the address at which others reach it (empty: they are on the same machine and use its sockets).
     """
 
@@ -72,6 +75,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     ordered_at_s: float = 0.0
     store_url: str = ""
     listen_host: str = ""
+    first_seq: int = 0
 
     @property
     def workload_id(self) -> WorkloadId:
@@ -117,6 +121,12 @@ class Ready(_Report, frozen=True, kw_only=True):
     address: str = ""
     phases_s: dict[str, Duration] = {}
     device_seen: DeviceName = ""
+
+
+class Preparing(_Report, frozen=True, kw_only=True):
+    """The worker is not running yet: what its start waits for. Empty: this process becomes the worker now."""
+
+    reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON)] = ""
 
 
 class Progress(_Report, frozen=True, kw_only=True):
@@ -194,7 +204,17 @@ class GroupBrokenReport(_Report, frozen=True, kw_only=True, tag="GroupBroken"):
 
 
 Report = (
-    Hello | Heartbeat | Ready | Progress | Switched | CheckpointWritten | Finished | Failed | Left | GroupBrokenReport
+    Hello
+    | Heartbeat
+    | Preparing
+    | Ready
+    | Progress
+    | Switched
+    | CheckpointWritten
+    | Finished
+    | Failed
+    | Left
+    | GroupBrokenReport
 )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from springtide.storage.datasets.order import by_shard, shard_order
 from springtide.storage.datasets.place import data_store_url
 from springtide.storage.datasets.reading import DatasetReader, ServedSamples
 from springtide.storage.datasets.reference import DatasetReference
+from springtide.storage.state_directory import default_state_directory
 from springtide.storage.stores.open import open_store
 
 # Samples are shuffled within groups of shards of this total size. It is less than a function's disk cache, so that each
@@ -127,10 +127,10 @@ def open_dataset(
     """Open a named dataset or stream. Raises StorageError, InvalidRequest.
 
     `store` is the job's object store. Without one, the dataset is read from the store of the platform on this machine
-    with this `state_dir` (default: SPRINGTIDE_STATE, else ~/.local/state/springtide). Shards are cached in a new folder
+    with this `state_dir` (default: SPRINGTIDE_STATE, else the usual one). Shards are cached in a new folder
     below `cache_dir`: at most `disk_bytes` on disk and `memory_bytes` in memory.
     """
-    opened = open_store(data_store_url(state_dir or _default_state_dir())) if store is None else store
+    opened = open_store(data_store_url(state_dir or default_state_directory())) if store is None else store
     try:
         cache = ShardCache(cache_dir, disk_bytes, memory_bytes)
         return SampleReader(reference, opened, cache, owns_store=store is None)
@@ -144,8 +144,3 @@ def open_dataset(
                 f"store; make it with `springtide data {verb} {reference.name} FILE.npz`"
             ) from None
         raise
-
-
-def _default_state_dir() -> Path:
-    given = os.environ.get("SPRINGTIDE_STATE")
-    return Path(given).expanduser() if given else Path.home() / ".local" / "state" / "springtide"

@@ -110,7 +110,10 @@ def write_checkpoint(work_dir: Path, snapshot: StateSnapshot, generation: int) -
 
 
 def write_files(directory: Path, snapshot: StateSnapshot, generation: int) -> str:
-    """Write the tensors' files, durably, and return the manifest's text. Raises OSError, SafetensorError."""
+    """Write the tensors' files, durably, and return the manifest's text.
+
+    Raises OSError, SafetensorError, and StorageError for a manifest that would be too large to be read.
+    """
     files: dict[str, Any] = {}
     for name, tensors in zip(FILES, snapshot.tensors, strict=True):
         file = directory / name
@@ -123,7 +126,13 @@ def write_files(directory: Path, snapshot: StateSnapshot, generation: int) -> st
         }
     manifest = {"format": 1, "generation": generation, "step": snapshot.step, "epoch": snapshot.epoch}
     cursor = msgspec.to_builtins(snapshot.cursor)
-    return json.dumps({**manifest, "cursor": cursor, "files": files, "values": snapshot.packed})
+    text = json.dumps({**manifest, "cursor": cursor, "files": files, "values": snapshot.packed})
+    if len(text) > _MAX_MANIFEST_BYTES:
+        raise StorageError(
+            f"the checkpoint of step {snapshot.step} would have {len(text)} bytes of plain values, and at most "
+            f"{_MAX_MANIFEST_BYTES} are read; have state_dict() of prepared objects return tensors for long lists"
+        )
+    return text
 
 
 def list_checkpoints(work_dir: Path) -> list[Path]:

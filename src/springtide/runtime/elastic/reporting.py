@@ -14,9 +14,9 @@ from springtide.runtime.elastic.membership import Formation
 from springtide.runtime.elastic.training_cursor import TrainingCursor
 from springtide.runtime.process.control_link import ControlLink
 
-_PROGRESS_INTERVAL_S = 0.25
+PROGRESS_INTERVAL_S = 0.25
 _AT_WORK_INTERVAL_S = 1.0
-_WINDOW_S = 5.0
+WINDOW_S = 5.0
 
 Direction = Literal["start", "grow", "shrink", "recover", "resume", "replace"]
 
@@ -99,7 +99,7 @@ class Reporter:
             return
         self._window.append(_CommittedStep(now_s, num_samples, sync_s))
         # Keep at least two steps, so that steps longer than the window have a speed too.
-        while len(self._window) > 2 and now_s - self._window[0].at_s > _WINDOW_S:
+        while len(self._window) > 2 and now_s - self._window[0].at_s > WINDOW_S:
             self._window.popleft()
         span_s = now_s - self._window[0].at_s
         num_in_span = sum(ended.num_samples for ended in self._window) - self._window[0].num_samples
@@ -117,7 +117,7 @@ class Reporter:
             metrics={name: value for name, value in self.metrics.items() if math.isfinite(value)},
             **self._measured(training_cursor, span_s, num_in_span, formation.world_size),
         )
-        if now_s - self._sent_at_s >= _PROGRESS_INTERVAL_S or training_cursor.is_over or is_news:
+        if now_s - self._sent_at_s >= PROGRESS_INTERVAL_S or training_cursor.is_over or is_news:
             self._sent_at_s = now_s
             self._link.send(self._progress)
         else:

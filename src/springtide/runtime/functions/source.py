@@ -19,6 +19,8 @@ from springtide.core.ports import Store
 from springtide.core.wire.functions import MAX_RECORD_BYTES, Keys
 from springtide.core.workload import Entrypoint, TrainingJob
 from springtide.runtime.process.entry import load_object
+from springtide.storage.files import make_private
+from springtide.storage.folders.tree import import_roots
 from springtide.storage.workloads.artifacts import fetch_code
 
 # Made once: two threads that made it at a time, as invocations in one process do, could crash the interpreter.
@@ -47,10 +49,23 @@ class UserSource:
         """
         self.forget()
         self._num_loaded += 1
+        if self.job.entrypoint.folder is not None:
+            sys.path[:0] = [str(each) for each in import_roots(self._path, self.root)]
         entrypoint = msgspec.structs.replace(
             self.job.entrypoint, source_path=str(self._path), import_root=str(self.root)
         )
         return load_object(entrypoint, f"{self._module_name}_{self._num_loaded}")
+
+    def enter(self) -> None:
+        """Work where the job's owner stood in the folder, if one was sent. Raises StorageError."""
+        folder = self.job.entrypoint.folder
+        if folder is None:
+            return
+        try:
+            make_private(self.root / folder.directory)
+            os.chdir(self.root / folder.directory)
+        except OSError as error:
+            raise StorageError(f"cannot enter the folder {self.root}: {error.strerror}") from error
 
     def forget(self) -> None:
         """Remove all modules that were imported from the folder."""
@@ -77,6 +92,7 @@ def user_source(store: Store, keys: Keys) -> Iterator[UserSource]:
         source = UserSource(job, root)
         with _settings_kept():
             try:
+                source.enter()
                 yield source
             finally:
                 source.forget()
@@ -144,6 +160,8 @@ def read_job(store: Store, keys: Keys) -> TrainingJob:
 def _source_in(root: Path, entrypoint: Entrypoint) -> Path:
     """The user's file in the unpacked bundle: by its path in the import root, else by its name."""
     source = Path(entrypoint.source_path)
+    if entrypoint.folder is not None and (root / entrypoint.folder.path).is_file():
+        return root / entrypoint.folder.path
     if entrypoint.import_root and source.is_relative_to(entrypoint.import_root):
         path = root / source.relative_to(entrypoint.import_root)
         if path.is_file():

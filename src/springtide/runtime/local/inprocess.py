@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from springtide.runtime.local.function_task import LocalResult, LossLines
 from springtide.runtime.models.named_tensors import TrainingState
 from springtide.runtime.process.entry import as_function
 from springtide.storage.files import write_durable
+from springtide.storage.workloads.results import OUT_VARIABLE
 
 
 class _OneWorker:
@@ -186,14 +188,25 @@ def _reporter(lines: LossLines) -> Callable[[_OneWorker, int], None]:
 
 
 @contextmanager
-def _as_on_a_worker() -> Iterator[None]:
-    """Limit torch to one thread, as a worker does: with several it may add numbers in another order."""
-    num_threads = torch.get_num_threads()
+def _as_on_a_worker(job: TrainingJob, results: Path) -> Iterator[None]:
+    """Set `job.env`, name the folder of the results, and limit torch to one thread.
+
+    With several it may add numbers in another order.
+    """
+    num_threads, before = torch.get_num_threads(), dict(os.environ)
     torch.set_num_threads(1)
+    results.mkdir(parents=True, exist_ok=True)
+    ours = {**job.env, OUT_VARIABLE: str(results)}
+    os.environ.update(ours)
     try:
         yield
     finally:
         torch.set_num_threads(num_threads)
+        for name in ours:
+            if name in before:
+                os.environ[name] = before[name]
+            else:
+                os.environ.pop(name, None)
 
 
 def run_local(
@@ -213,7 +226,7 @@ def run_local(
     worker = _OneWorker(job, device, _reporter(LossLines(job.name, write)))
     chosen = (directory or Path("springtide-out") / job.name).absolute()
     context = ElasticContext(worker, _DirectoryArtifacts(worker, chosen), chosen, device, job.params)
-    with _as_on_a_worker():
+    with _as_on_a_worker(job, chosen):
         seed_everything(job.seed)
         as_function(function)(context)
         if not context.is_prepared:

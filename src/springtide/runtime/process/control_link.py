@@ -17,11 +17,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
+from msgspec.structs import replace
 
 from springtide.core.errors import BackendError
 from springtide.core.wire.workers import (
     HEARTBEAT_S,
     Acknowledge,
+    Failed,
     FrameDecoder,
     Heartbeat,
     Hello,
@@ -76,7 +78,8 @@ class ControlLink:
 
     Orders other than Acknowledge go to `on_order`, or into the queue `orders` if there is no callback.
     `on_lease_expired` is called once when there has been no control plane for `spec.lease_s`. Both callbacks run on the
-    control thread, which also sends heartbeats, so they must not block. `phases` measures the worker's start.
+    control thread, which also sends heartbeats, so they must not block. `phases` measures the worker's start. What user
+    code has raised is told as `redact` returns it: the journal has it then.
     """
 
     def __init__(
@@ -85,8 +88,10 @@ class ControlLink:
         *,
         on_order: Callable[[Order], None] | None = None,
         on_lease_expired: Callable[[], None] | None = None,
+        redact: Callable[[str], str] = str,
     ) -> None:
         self._spec = spec
+        self._redact = redact
         self.phases = StartPhases(spec.ordered_at_s)
         self.orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
         self.on_order: Callable[[Order], None] = on_order or self.orders.put
@@ -94,8 +99,8 @@ class ControlLink:
         self._condition = threading.Condition()
         self._status = _WorkerStatus()
         self._held: Progress | None = None
-        self._last_seq = 0
-        self._acknowledged_seq = 0
+        self._last_seq = spec.first_seq
+        self._acknowledged_seq = spec.first_seq
         self._unacknowledged: deque[tuple[int, bytes]] = deque()
         self._outgoing: deque[bytes] = deque()
         self._is_connected = False
@@ -132,6 +137,8 @@ class ControlLink:
 
         Heartbeat and Progress are superseded by the next one: they get number 0 and are dropped while unconnected.
         """
+        if isinstance(report, Failed):
+            report = replace(report, error=self._redact(report.error))
         with self._condition:
             if isinstance(report, Progress):
                 self._held = None

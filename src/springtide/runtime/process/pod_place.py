@@ -19,6 +19,7 @@ from springtide.core.wire.workers import WorkerSpec
 from springtide.core.workload import Entrypoint
 from springtide.runtime.prestop import SOCKET_NAME, SPEC_VARIABLE, WORK_DIR_NAME
 from springtide.storage.files import make_private
+from springtide.storage.folders.tree import FOLDER
 from springtide.storage.workloads.store import open_workload_store
 
 KEY_FILE_VARIABLE = "SPRINGTIDE_KEY_FILE"
@@ -75,7 +76,10 @@ def fetch_source(spec: WorkerSpec) -> WorkerSpec:
     store = open_workload_store(spec.store_url, spec.workload_id)
     while True:
         try:
-            path = store.fetch_source(entrypoint.source_path, Path(spec.work_dir))
+            if entrypoint.folder is not None:
+                path = store.fetch_folder(entrypoint.folder, Path(spec.work_dir) / FOLDER)
+            else:
+                path = store.fetch_source(entrypoint.source_path, Path(spec.work_dir))
             break
         except (StorageError, OSError):
             if time.monotonic() > end_s:
@@ -83,7 +87,8 @@ def fetch_source(spec: WorkerSpec) -> WorkerSpec:
         time.sleep(_FETCH_RETRY_S)
     store.close()
     if path is None:
-        raise InvalidRequest(f"the store holds no source {entrypoint.source_path} of {spec.workload_id}")
+        what = f"source {entrypoint.source_path}" if entrypoint.folder is None else "archive of the folder"
+        raise InvalidRequest(f"the store holds no {what} of {spec.workload_id}")
     # Files that were submitted with the source can be imported from its folder.
     here: Entrypoint = replace(entrypoint, source_path=str(path), import_root=str(path.parent))
     return replace(spec, workload=replace(spec.workload, entrypoint=here))

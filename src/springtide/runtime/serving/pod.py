@@ -17,6 +17,7 @@ from springtide.core.workload import InferenceService
 from springtide.runtime.process.control_link import ControlLink
 from springtide.runtime.process.exits import EXIT_UNFIT
 from springtide.runtime.process.pod_place import KEY_FILE_VARIABLE, fetch_source
+from springtide.runtime.process.user_environment import set_user_environment
 from springtide.runtime.serving.health import HealthServer
 from springtide.runtime.serving.listeners import HandshakeGuard
 from springtide.runtime.serving.replica import run_replica
@@ -42,6 +43,7 @@ def run_serving_pod(spec: WorkerSpec, key: str, *, prepare: Callable[[], WorkerS
         if prepare is not None:
             spec = prepare()
         os.environ.update(spec.environment)
+        set_user_environment(spec)
         guard = HandshakeGuard(spec.listen_host, _port(SERVING_PORT_VARIABLE, SERVING_PORT), gateway_token(key))
         link = ControlLink(spec)
         link.start()

@@ -48,7 +48,7 @@ class Losses:
 
         A job that is not a script commits a checkpoint within its grace; a script is cut off.
         """
-        if view.job.entrypoint.kind != "script" and view.job.grace_s > 0:
+        if not view.job.is_script and view.job.grace_s > 0:
             return 0.0
         saved = view.checkpoint.step if view.checkpoint is not None else 0
         num_held = self.held.get(view.job.job_id, 0)

@@ -13,6 +13,7 @@ from springtide.core.decision import JobView, Snapshot
 from springtide.core.resources import DeviceId, Topology
 from springtide.core.shares import Share
 from springtide.core.workload import WorkloadId
+from springtide.scheduling.placement.allocation_ledger import most_workers
 from springtide.scheduling.sharing.deadlines import is_promised, least_workers, relative_speed, saved_s
 from springtide.scheduling.sharing.demand import demand_of
 from springtide.scheduling.sharing.ledger import Counts, ShareLedger, parts_of
@@ -222,11 +223,13 @@ class ShareBoard:
             self.ledger.block(device_id)
         for view in self.jobs:
             held = self._snapshot.allocations.get(view.job.job_id)
-            for device_id in () if held is None else held.device_ids:
-                mine = self.chosen.get(view.job.job_id, [])
-                is_kept = device_id in self.yielded and device_id not in in_use and device_id not in mine
-                if is_kept and mine and self.ledger.has_room(device_id, demand_of(self.share[view.job.job_id])):
-                    self.hold_job(view, [*mine, device_id])
+            if held is None or self.yielded.isdisjoint(held.device_ids):
+                continue
+            mine, demand = self.chosen.get(view.job.job_id, []), demand_of(self.share[view.job.job_id])
+            free = [at for at in held.device_ids if at not in mine and at not in in_use]
+            kept = [*mine, *(at for at in free if self.ledger.has_room(at, demand))][: most_workers(view)]
+            if len(kept) > len(mine) and len(kept) >= view.bounds.min_workers:
+                self.hold_job(view, kept)
 
     # --- growth -----------------------------------------------------------------------------------------------------
 
@@ -275,6 +278,16 @@ class ShareBoard:
         """The devices of nodes on which none is shared: these stay for groups that want them whole."""
         is_shared = self._num_open()[self.ledger.node_at] > 0
         return frozenset(self.ledger.device_ids[at] for at in np.flatnonzero(~is_shared).tolist())
+
+    def best_effort_devices(self) -> tuple[DeviceId, ...]:
+        """The devices that only running best-effort jobs have parts of: those of the job that came last first."""
+        weak = {view.job.job_id for view in self.jobs if not (view.job.goal.is_hard or is_promised(view))}
+        found: dict[DeviceId, None] = {}
+        for view in reversed(self.jobs):
+            for device_id in self.chosen.get(view.job.job_id, ()):
+                if view.job.job_id in self._snapshot.allocations and weak.issuperset(self.ledger.holders(device_id)):
+                    found[device_id] = None
+        return tuple(found)
 
     def spare_devices(self) -> frozenset[DeviceId]:
         """The devices on which there are only workers that jobs have beyond their least."""

@@ -38,7 +38,8 @@ class SharePlan:
     policy must not use.
 
     Call `finish` once the inner policy has decided. `spare` are devices on which there are only workers that jobs have
-    beyond their least; no sharer is put on those in `yielded`, unless the inner policy leaves them free.
+    beyond their least, `weak` those on which there are only best-effort jobs; no sharer is put on those in `yielded`,
+    unless the inner policy leaves them free.
 
     `opened` are the claims other than guaranteed minimums that take a whole device now. Those in `barred` take none;
     `waiting` are the services that are left without a replica by that.
@@ -80,7 +81,8 @@ class SharePlan:
         self.waiting: list[WorkloadId] = []
         self._kept: frozenset[DeviceId] = frozenset()
         self._wanted = {view.service.service_id: wanted_replicas(view) for view in self.services}
-        held = [given.device_ids for given in snapshot.allocations.values() if given.share is not None]
+        # What sharers hold that have ended becomes free: see `policy._shown`.
+        held = [snapshot.allocations[who].device_ids for who in self.sharers if who in snapshot.allocations]
         self._in_parts = frozenset[DeviceId]().union(*held)
         self._allocate()
         whole = self._board.whole
@@ -88,6 +90,7 @@ class SharePlan:
             self.claims.setdefault(device_id, who)
         # Devices on which there are only workers that jobs have beyond their least.
         self.spare = self._board.spare_devices()
+        self.weak = self._board.best_effort_devices()
         self.taken = self._taken()
 
     def _taken(self) -> frozenset[DeviceId]:
@@ -136,9 +139,9 @@ class SharePlan:
         """Say who needs what a running job gives up, if it goes on with fewer workers."""
         board, job_id = self._board, view.job.job_id
         held = self._snapshot.allocations.get(job_id)
-        if held is None or not self._chosen.get(job_id):
+        if held is None:
             return
-        lost = set(held.device_ids).difference(self._chosen[job_id])
+        lost = set(held.device_ids).difference(self._chosen.get(job_id, ()))
         if lost and job_id in board.shrunk:
             self.reasons.setdefault(job_id, f"'{board.shrunk[job_id]}' needs the part of one of its workers")
         for device_id in sorted(lost & board.yielded & in_use.keys()):
@@ -183,6 +186,10 @@ class SharePlan:
         if held is None:
             return
         alive = [device_id for device_id in held.device_ids if device_id in self._snapshot.cluster.device_set]
+        left = [device_id for device_id in alive if device_id not in self._board.yielded]
+        if len(left) < len(alive) and len(left) < view.bounds.min_workers:
+            # What it would have left is not enough: it stops, unless the inner policy leaves it enough.
+            return
         self._board.put(job.job_id, job.family or job.name, alive[: most_workers(view)])
 
     def _replace_lost(self, view: JobView) -> None:
@@ -289,7 +296,11 @@ class SharePlan:
         if job.job_id in self._board.evicted:
             self.reasons[job.job_id] = f"makes room for '{self._board.evicted[job.job_id]}'"
             return
-        if self._snapshot.allocations.get(job.job_id) is not None:
+        held = self._snapshot.allocations.get(job.job_id)
+        if held is not None and not self._board.yielded.isdisjoint(held.device_ids):
+            # Whether it stops, and for whom, is known once the inner policy has decided.
+            return
+        if held is not None:
             # All its devices are lost or too full: it has to stop before it can start anew.
             self.reasons[job.job_id] = "its devices have no room for it any more"
             return

@@ -75,7 +75,8 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
 
         If what sharers take beyond guaranteed minimums harms a workload that it may not harm, they take only as much as
         harms none, the strongest claims first. If then a workload on whole devices lacks some, it may have those on
-        which sharers have no more than workers beyond the least of their jobs.
+        which sharers have no more than workers beyond the least of their jobs; one with a stronger claim than best
+        effort also those that only best-effort sharers have parts of, as few as it takes.
         """
 
         def planned(barred: frozenset[WeakClaim], yielded: frozenset[DeviceId] = _NONE) -> tuple[SharePlan, Plan]:
@@ -86,11 +87,19 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
         barred = frozenset[WeakClaim]()
         if parts.opened and _harmed(snapshot, parts, plan):
             parts, plan, barred = _without_harm(snapshot, parts, plan, planned)
+        yielded = _NONE
         lacking = _lacking(snapshot, parts, plan) if parts.spare else set()
         if lacking:
             other_parts, other_plan = planned(barred, parts.spare)
             if _lacking(snapshot, other_parts, other_plan) < lacking:
+                parts, plan, yielded = other_parts, other_plan, parts.spare
+        strong = _without_best_effort(snapshot, _lacking(snapshot, parts, plan)) if parts.weak else set()
+        count, most, weak = 1, len(parts.weak) if strong else 0, parts.weak
+        while count <= most:
+            other_parts, other_plan = planned(barred, yielded.union(weak[:count]))
+            if _without_best_effort(snapshot, _lacking(snapshot, other_parts, other_plan)) < strong:
                 return other_parts, other_plan
+            count = most if count < most < 2 * count else 2 * count
         return parts, plan
 
     def _one_each(self, snapshot: Snapshot, memory: Any, decisions: DecisionCache) -> Plan:
@@ -212,11 +221,15 @@ def _without_harm(
 
 
 def _harmed(snapshot: Snapshot, parts: SharePlan, plan: Plan) -> set[tuple[WorkloadId, int]]:
-    """Whom the inner policy's plan gives up or refuses; beside new promises, also each replica that services lack."""
+    """Whom the inner policy's plan gives up or refuses; beside new promises, also each replica that services lack;
+    beside best effort, all that wait with a stronger claim, too."""
     harmed = {(who, -1) for who, claim in plan.claims.items() if claim.code == "given_up"}
     harmed |= {(who, -1) for who in plan.rejected}
     if any(claim == "promise" for claim, _ in parts.opened):
         harmed |= _missing_replicas(snapshot, plan)
+    best_effort = {view.job.job_id for view in parts.jobs if not view.job.goal.is_hard}
+    if any(claim == "job" and who in best_effort for claim, who in parts.opened):
+        harmed |= _without_best_effort(snapshot, _waiting(snapshot, parts, plan) | _missing_replicas(snapshot, plan))
     return harmed
 
 
@@ -233,7 +246,12 @@ def _missing_replicas(snapshot: Snapshot, plan: Plan) -> set[tuple[WorkloadId, i
 
 def _lacking(snapshot: Snapshot, parts: SharePlan, plan: Plan) -> set[tuple[WorkloadId, int]]:
     """Whom the inner policy's plan gives up, refuses or lets wait, and each replica that services lack."""
-    waiting = {
+    return _waiting(snapshot, parts, plan) | _harmed(snapshot, parts, plan) | _missing_replicas(snapshot, plan)
+
+
+def _waiting(snapshot: Snapshot, parts: SharePlan, plan: Plan) -> set[tuple[WorkloadId, int]]:
+    """The jobs on whole devices that could start and get none."""
+    return {
         (view.job.job_id, -1)
         for view in snapshot.jobs
         if view.job.job_id not in parts.sharers
@@ -242,7 +260,12 @@ def _lacking(snapshot: Snapshot, parts: SharePlan, plan: Plan) -> set[tuple[Work
         and view.state is not JobState.PREEMPTING
         and view.restarts.starts_at_s <= snapshot.now_s
     }
-    return waiting | _harmed(snapshot, parts, plan) | _missing_replicas(snapshot, plan)
+
+
+def _without_best_effort(snapshot: Snapshot, lacking: set[tuple[WorkloadId, int]]) -> set[tuple[WorkloadId, int]]:
+    """Those of `lacking` whose claim is stronger than best effort."""
+    weak = {view.job.job_id for view in snapshot.jobs if not view.job.goal.is_hard}
+    return {(who, number) for who, number in lacking if who not in weak}
 
 
 def _stopped(snapshot: Snapshot, parts: SharePlan) -> set[WorkloadId]:
@@ -280,21 +303,27 @@ def _one_holder_each(snapshot: Snapshot) -> dict[WorkloadId, Allocation]:
 
 
 def _shown(snapshot: Snapshot, parts: SharePlan, memory: Any) -> Snapshot:
-    """The snapshot for the inner policy: without workloads that have a share, and without the devices for shares."""
+    """The snapshot for the inner policy: without workloads that have a share, and without the devices for shares.
+
+    What is left by a sharer that has ended becomes free as that of any other workload.
+    """
     taken = parts.taken
     cluster = _without(snapshot.cluster, taken)
     alive = cluster.device_set
     sharers = parts.sharers
     allocations: dict[WorkloadId, Allocation] = {}
+    leaving = set[DeviceId]()
     for who, held in snapshot.allocations.items():
-        if who in sharers or held.share is not None:
+        if who in sharers:
             continue
-        if all(device_id in alive for device_id in held.device_ids):
+        if held.share is None and all(device_id in alive for device_id in held.device_ids):
             allocations[who] = held
             continue
-        left = tuple(device_id for device_id in held.device_ids if device_id in alive)
+        left = tuple(device_id for device_id in held.device_ids if device_id in alive and device_id not in leaving)
+        if held.share is not None:
+            leaving.update(left)
         if left:
-            allocations[who] = replace(held, device_ids=left)
+            allocations[who] = replace(held, device_ids=left, share=None)
     num_taken = len(snapshot.cluster.device_ids()) - len(cluster.device_ids())
     return replace(
         snapshot,

@@ -16,7 +16,9 @@ from starlette.routing import BaseRoute
 
 from springtide import __version__
 from springtide.service.api import data_routes, openapi, routes
+from springtide.service.api.artifact_routes import artifact_routes
 from springtide.service.api.auth import AccessControl
+from springtide.service.api.content_routes import content_routes
 from springtide.service.api.limits import RequestLimits
 from springtide.service.api.live_updates import LiveStreams
 from springtide.service.api.sessions import BrowserSessions, login_routes
@@ -83,6 +85,8 @@ def build_api(
     app.include_router(pool_routes(pools))
     app.include_router(share_routes(shares))
     app.include_router(cluster_routes(platform))
+    app.include_router(artifact_routes(platform))
+    app.include_router(content_routes(platform.source_store.contents))
     app.include_router(data_routes.data_routes(data_routes.DatasetCatalog(platform)))
     sessions = sessions or BrowserSessions()
     app.include_router(login_routes(sessions))

@@ -10,8 +10,10 @@ from springtide.core.errors import InvalidRequest
 from springtide.service.submission.problems import HeadersTooLarge, Malformed, TooLarge, TooSlow, problem_of
 
 MAX_API_BODY_BYTES = 2 * 1024 * 1024
-# One shard of a dataset, which its route streams to a file.
+# One shard of a dataset or one file of a folder, which their routes stream to a file.
 MAX_DATA_BODY_BYTES = 256 * 1024 * 1024
+# Many small files of a folder together.
+MAX_CONTENTS_BODY_BYTES = 16 * 1024 * 1024
 MAX_BODY_BYTES = 64 * 1024 * 1024
 MAX_HEADER_BYTES = 16 * 1024
 MAX_ADDRESS_BYTES = 8 * 1024
@@ -24,8 +26,9 @@ LOWEST_BYTES_PER_S = 64 * 1024
 class RequestLimits:
     """ASGI middleware that stops reading a request at its limits.
 
-    A body has at most 2 MiB for the control API and one shard for uploads of datasets; the gateway has a lower limit
-    for calls. Only the time in which the platform waits for the body counts, so that a busy platform blames no client.
+    A body has at most 2 MiB for the control API, more for uploads of datasets and folders; the gateway has a lower
+    limit for calls. Only the time in which the platform waits for the body counts, so that a busy platform blames no
+    client.
     """
 
     def __init__(self, app: ASGIApp, *, max_body_pause_s: float = MAX_BODY_PAUSE_S, body_s: float = BODY_S) -> None:
@@ -104,6 +107,10 @@ class _BoundedBody:
 
 def _limit_of(path: str) -> int:
     if path.startswith("/v1/data/") and "/shards/" in path:
+        return MAX_DATA_BODY_BYTES
+    if path == "/v1/contents":
+        return MAX_CONTENTS_BODY_BYTES
+    if path.startswith("/v1/contents/"):
         return MAX_DATA_BODY_BYTES
     return MAX_API_BODY_BYTES if path.startswith("/v1/") else MAX_BODY_BYTES
 

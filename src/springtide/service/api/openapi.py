@@ -11,6 +11,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
 from springtide import __version__
+from springtide.core.status.artifacts import ArtifactStatus
 from springtide.core.status.logins import NewLogin, SignedOut
 from springtide.core.status.platform import (
     Explanation,
@@ -56,6 +57,7 @@ _STATUS_TYPES = (
     DatasetChange,
     DatasetStatus,
     Artifact,
+    ArtifactStatus,
 )
 _METHODS = ("get", "post", "put", "patch", "delete")
 # A name in a path; the routes check it themselves and say what would do.

@@ -31,6 +31,7 @@ from springtide.service.crash_points import EventExecutor
 from springtide.service.gateway.application import Gateway
 from springtide.service.gateway.routes import service_routes
 from springtide.service.platform import Platform
+from springtide.service.secrets_keeper import SecretsKeeper
 from springtide.service.server import CRASH_AT, LOOPBACK, bind, crash_point_of, lifespan_of, server_of, signals_end
 from springtide.service.supervise import RESTARTED
 from springtide.storage.files import make_private, write_durable
@@ -107,6 +108,7 @@ def serve(options: PlatformOptions) -> int:
     )
     if platform.restarted:
         LOG.warning("this control plane was started again: the one before %s", platform.restarted)
+    keeper = SecretsKeeper(platform)
     registry = CollectorRegistry()
     gateway = Gateway(platform.post, registry=registry)
     platform.subscribe(lambda seq, step, view: gateway.update(service_routes(view)))
@@ -124,6 +126,7 @@ def serve(options: PlatformOptions) -> int:
     url = f"http://{LOOPBACK}:{listener.getsockname()[1]}"
     try:
         platform.start(on_stop=lambda: setattr(server, "should_exit", True))
+        keeper.sweep()
         gateway.update(service_routes(platform.view()))
         address = Address(pid=os.getpid(), url=url, version=springtide.__version__)
         write_durable(options.state_dir / "platform.json", msgspec.json.encode(address))

@@ -24,6 +24,8 @@ from springtide.service.status.status import planned_moments, predict_eta_s
 MAX_POINTS = 400
 MAX_JOBS = 500
 LEAST_GAP_S = 0.5
+# Of more metrics than these, the first by name have curves.
+MAX_METRICS = 12
 _KEPT: Mapping[str, Any] = MappingProxyType(
     {
         "_seq": int,
@@ -116,6 +118,7 @@ class SeriesIndex:
                     global_batch_size=last.global_batch_size,
                     noise_scale=last.noise_scale,
                     loss=last.loss,
+                    metrics=last.metrics,
                 )
             )
 
@@ -170,6 +173,7 @@ def _point(job: TrainingJob, event: ProgressReported, now_s: float, view: ViewLi
         predicted_finish_at_s=_predicted_finish_s(event, now_s, view),
         memory_mb=record.runs_as.plan.memory_mb if record is not None and record.runs_as.plan is not None else None,
         cost_usd=None if record is None else record.spent.bill.total_usd,
+        metrics={name: event.metrics[name] for name in sorted(event.metrics)[:MAX_METRICS]},
     )
 
 

@@ -11,6 +11,7 @@ from springtide.backends.kubernetes.client.kinds import Object, uid_of
 from springtide.backends.kubernetes.install.rbac import master_key_name, token_name
 from springtide.backends.kubernetes.resources.client import Objects
 from springtide.backends.kubernetes.resources.from_object import (
+    FOLDER_ANNOTATION,
     check_job_spec,
     check_service_spec,
     container_settings,
@@ -21,6 +22,7 @@ from springtide.backends.kubernetes.resources.from_object import (
 from springtide.backends.kubernetes.settings import KubernetesSettings
 from springtide.control.records import JobRecord, ServiceRecord
 from springtide.core.containers import ContainerSettings
+from springtide.core.decoding import decode_json
 from springtide.core.errors import Conflict, InvalidRequest
 from springtide.core.quantities import validate_name
 from springtide.core.workload import WorkloadId
@@ -76,6 +78,12 @@ class ResourceAdmission:
         name = validate_name(workload_name(obj), "the object's name")
         check_job_spec(obj["spec"], devices)
         body = job_request(name, obj["spec"], self.files_of(obj), created=created, now=now, devices=devices)
+        folder = metadata.get("annotations", {}).get(FOLDER_ANNOTATION)
+        if folder is not None:
+            try:
+                body["source"]["folder"] = decode_json(folder, dict[str, str])
+            except (msgspec.MsgspecError, ValueError) as error:
+                raise InvalidRequest(f"the annotation {FOLDER_ANNOTATION} is no folder: {error}") from None
         request = parse_body(msgspec.json.encode(body), JobIn)
         try:
             record, _ = self._submissions.submit_job(request, f"object {uid}", self._container(obj))

@@ -20,6 +20,7 @@ from springtide.backends.kubernetes.client.kinds import (
 )
 from springtide.backends.kubernetes.resources.client import Objects
 from springtide.backends.kubernetes.resources.from_object import (
+    FOLDER_ANNOTATION,
     MAX_OBJECT_SOURCE_BYTES,
     NAME_ANNOTATION,
     REQUEST_ANNOTATION,
@@ -37,7 +38,8 @@ from springtide.service.lookup import find_job, find_service, find_workload
 from springtide.service.ports import PlatformLike, Submissions
 from springtide.service.reconciler.admission import ResourceAdmission
 from springtide.service.submission import sources
-from springtide.service.submission.function_checks import check_functions
+from springtide.service.submission.folders import folder_of
+from springtide.service.submission.function_checks import check_for_pods, check_functions
 from springtide.service.submission.option_models import RequestModel
 from springtide.service.submission.request_digest import digest, is_of_request, request_digest
 from springtide.service.submission.schemas import (
@@ -76,6 +78,7 @@ class ResourceSubmission:
         """Create the job's object and submit the job. Raises InvalidRequest, Conflict, BackendError, StorageError."""
         check_job(request)
         check_functions(request)
+        check_for_pods(request.options)
         self._check_source(request.source)
         if request.options.on == "auto":
             raise InvalidRequest(AUTO_IS_NO_OBJECT)
@@ -87,7 +90,11 @@ class ResourceSubmission:
             request.options.model_dump(),
             _plain_container(request.container),
         )
-        self._label(obj, {NAME_ANNOTATION: request.name, REQUEST_ANNOTATION: told})
+        annotations = {NAME_ANNOTATION: request.name, REQUEST_ANNOTATION: told}
+        if request.source.folder is not None:
+            folder_of(request, self._platform.source_store.contents)
+            annotations[FOLDER_ANNOTATION] = request.source.folder.model_dump_json()
+        self._label(obj, annotations)
         created = self._objects.create(TRAINING_FUNCTION.name, obj)
         if created is None:
             if key is None:
@@ -107,6 +114,7 @@ class ResourceSubmission:
         """Create or change the service's object and deploy it. Raises InvalidRequest, Conflict, BackendError."""
         validate_name(name, "the service's name")
         check_service(request)
+        check_for_pods(request.options)
         self._check_source(request.source)
         old = self._platform.view().services.get(WorkloadId(name))
         where = old.service.container if old is not None and not old.is_removed else None

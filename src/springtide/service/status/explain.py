@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from springtide.control.records import JobRecord, ServiceRecord, ServiceState
 from springtide.control.watches import stall_timeout_s
-from springtide.core.quantities import format_duration
+from springtide.core.quantities import format_bytes, format_duration
 from springtide.core.status.functions import FunctionRunStatus
 from springtide.core.status.platform import Explanation, HistoryEntry, JobStatus
 from springtide.core.status.pools import PoolsReport
@@ -15,12 +15,13 @@ from springtide.core.status.shares import SharingStatus
 from springtide.core.workload import JobState
 from springtide.scheduling.functions.plan_text import words
 from springtide.service.ports import ViewLike
+from springtide.service.status.environment_evidence import environment_evidence, making_reason
 from springtide.service.status.function_evidence import function_evidence, function_next_steps
 from springtide.service.status.outlook import JobForecast
 from springtide.service.status.pool_evidence import graces_by_node, job_pool_evidence, service_pool_evidence
 from springtide.service.status.search_evidence import search_evidence, stream_evidence
 from springtide.service.status.share_evidence import share_evidence
-from springtide.service.status.status import device_statuses, function_run, job_status, name_of
+from springtide.service.status.status import device_statuses, function_run, job_status, name_of, working_directory
 
 MAX_HISTORY = 30
 MAX_DEVICES_SEEN = 8
@@ -51,14 +52,14 @@ def explain(
         if pools is not None:
             planned = view.future.get(record.workload_id, ())
             evidence += job_pool_evidence(record, pools, planned, now_s, graces_by_node(view))
-        evidence += _expectations(record, outlook, now_s)
+        evidence += [*_expectations(record, outlook, now_s), *_folder_evidence(record)]
         next_steps = (function_next_steps(record, run) if run is not None else None) or _job_next_steps(record)
     else:
         evidence, next_steps = _service_evidence(record, view, now_s), _service_next_steps(record)
         if pools is not None:
             evidence += service_pool_evidence(record, pools, now_s, graces_by_node(view))
         price_s, prices_s = None, {}
-    evidence += [*_held_up(record), *_worth(price_s, prices_s), *_devices_seen(record)]
+    evidence += [*environment_evidence(record), *_held_up(record), *_worth(price_s, prices_s), *_devices_seen(record)]
     if sharing is not None:
         evidence += share_evidence(record, view, sharing)
     return Explanation(
@@ -89,6 +90,8 @@ def _worth(price_s: float | None, prices_s: Mapping[str, float]) -> list[str]:
 
 
 def _reason(record: JobRecord | ServiceRecord) -> str:
+    if making := making_reason(record):
+        return making
     if record.reason:
         return record.reason
     if isinstance(record, JobRecord) and record.lifecycle.state is JobState.RUNNING:
@@ -121,6 +124,15 @@ def _devices_seen(record: JobRecord | ServiceRecord) -> list[str]:
     ]
     more = f"; and {len(found) - MAX_DEVICES_SEEN} more" if len(found) > MAX_DEVICES_SEEN else ""
     return [f"what its workers see as their GPU: {'; '.join(found[:MAX_DEVICES_SEEN])}{more}"] if found else []
+
+
+def _folder_evidence(record: JobRecord) -> list[str]:
+    folder = record.job.entrypoint.folder
+    if folder is None:
+        return []
+    where = working_directory(record.job) or f"{folder.directory or 'the root'} of a copy that each worker has"
+    size = f"{_count(folder.num_files, 'file')}, {format_bytes(folder.num_bytes)}"
+    return [f"it runs in {where}, its copy of {folder.origin or 'the folder that was sent'} ({size})"]
 
 
 def _job_evidence(

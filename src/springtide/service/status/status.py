@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import PurePosixPath
 from typing import Any
 
 from msgspec.structs import asdict, replace
@@ -24,6 +25,7 @@ from springtide.core.status.search import SearchStatus
 from springtide.core.workload import InferenceService, JobState, ReplicaId, TrainingJob, WorkloadId
 from springtide.service.ports import ViewLike
 from springtide.service.status.adaptation import adaptation_of, num_samples_left, progress_of
+from springtide.service.status.environment_evidence import environment_fields, making_reason
 from springtide.service.status.pools import node_statuses, pool_statuses
 from springtide.service.status.search_reports import stream_status
 from springtide.service.status.sharing import SharingReports
@@ -54,7 +56,7 @@ def job_status(
     has_passed = record.job.goal.deadline_s is not None and record.job.goal.deadline_s < now_s
     return JobStatus(
         **_asked_fields(record.job),
-        **_lifecycle_fields(record.lifecycle),
+        **_lifecycle_fields(record.lifecycle, making_reason(record)),
         **_group_fields(record),
         **_outlook_fields(record, planned, now_s),
         promised_if=None if has_passed or record.lifecycle.state.is_terminal else condition,
@@ -84,15 +86,29 @@ def _asked_fields(job: TrainingJob) -> dict[str, Any]:
         "place_reason": job.place_reason,
         "batch_schedule": job.batch_schedule,
         "study": job.study,
+        **environment_fields(job),
+        "folder": "" if job.entrypoint.folder is None else job.entrypoint.folder.origin,
+        "directory": working_directory(job),
     }
 
 
-def _lifecycle_fields(lifecycle: Lifecycle) -> dict[str, Any]:
+def working_directory(job: TrainingJob) -> str:
+    """Where a job works in its copy of a folder, on this machine; empty without one, or where each worker has its own.
+
+    So it is of pods and of functions.
+    """
+    folder, file = job.entrypoint.folder, PurePosixPath(job.entrypoint.source_path)
+    if folder is None or not file.is_absolute() or job.is_on_functions:
+        return ""
+    return str(file.parents[folder.path.count("/")] / folder.directory)
+
+
+def _lifecycle_fields(lifecycle: Lifecycle, making: str) -> dict[str, Any]:
     """Where it stands, since when and why."""
     change = lifecycle.reason.change
     return {
         "state": lifecycle.state.value,
-        "reason": lifecycle.reason.text,
+        "reason": making or lifecycle.reason.text,
         "resize_reason": change.why if change is not None and change.code == "resize" else "",
         "submitted_at_s": lifecycle.submitted_at_s,
         "started_at_s": lifecycle.started_at_s,
@@ -255,7 +271,7 @@ def service_status(
         **_load_fields(record),
         **_replica_fields(record, first_answer_s),
         state=record.state.value,
-        reason=record.reason,
+        reason=making_reason(record) or record.reason,
         rolled_back=record.rolled_back,
         old_revision=record.old_revision,
         deployed_at_s=record.deployed_at_s,
@@ -274,6 +290,7 @@ def _deployed_fields(service: InferenceService, base_url: str) -> dict[str, Any]
         "slo_s": service.slo_s,
         "share": service.share,
         "capacity_per_s": service.capacity_per_s,
+        **environment_fields(service),
     }
 
 

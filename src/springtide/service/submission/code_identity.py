@@ -18,11 +18,16 @@ _LEFT_OUT = frozenset({"type_comment", "annotation", "returns", "type_params", "
 def identity_of(files: dict[str, str], main: str, name: str) -> str:
     """The digest of the object `name` of the file `main`; empty if it is none that can be found by reading.
 
-    `files` are texts by path; of those that are no Python all of the text counts.
+    Without a name it is that of the file as a script: of what runs, and of what that reaches. `files` are texts by
+    path; of those that are no Python all of the text counts.
     """
-    modules = {_module_name(path): _Module(path, text) for path, text in files.items() if path.endswith(".py")}
+    modules = {
+        _module_name(path): _Module(path, text, is_script=path == main and not name)
+        for path, text in files.items()
+        if path.endswith(".py")
+    }
     start = modules.get(_module_name(main))
-    if start is None or name not in start.binders:
+    if start is None or (name and name not in start.binders):
         return ""
     digest = hashlib.sha256()
     waiting: deque[tuple[_Module, str]] = deque([(start, name)])
@@ -77,15 +82,17 @@ def _reached_in(
 class _Module:
     """One file: the statements that bind each of its names, and those that bind none and run on import."""
 
-    def __init__(self, path: str, text: str) -> None:
+    def __init__(self, path: str, text: str, *, is_script: bool) -> None:
         self.path = path
         self.binders: dict[str, list[ast.stmt]] = {}
         self.bare: list[ast.stmt] = []
         self.written: set[int] = set()
         for statement in ast.parse(text).body:
-            if _is_main_guard(statement) or _is_silent(statement):
+            if _is_silent(statement) or (_is_main_guard(statement) and not is_script):
                 continue
-            names = _bound_names(statement)
+            # What runs in a script binds names, too: only what is imported or defined counts once it is reached.
+            runs = is_script and not isinstance(statement, (*_STATEMENTS_WITH_NAME, ast.Import, ast.ImportFrom))
+            names = [] if runs else _bound_names(statement)
             for name in names:
                 self.binders.setdefault(name, []).append(statement)
             if not names:

@@ -12,7 +12,7 @@ from springtide.control.quotes.quote import SpeedRange
 from springtide.control.records import JobRecord
 from springtide.core.function_search import BatchPhase, steps_of
 from springtide.core.job_parts import JobOutcome
-from springtide.core.workload import JobState, SpeedBelief
+from springtide.core.workload import JobState, SpeedBelief, TrainingJob
 from springtide.perf.curve import fit_scaling
 from springtide.service.lookup import newest_jobs
 from springtide.service.ports import ViewLike
@@ -109,7 +109,8 @@ def _earlier_runs(view: ViewLike, request: JobIn, family: str, holds: Callable[[
         job = record.job
         is_alike = (
             job.entrypoint.object_name == request.source.object_name
-            and job.entrypoint.kind == request.source.kind == "function"
+            and job.entrypoint.kind == request.source.kind
+            and (not job.is_script or _is_same_call(job, request))
             and job.global_batch_size == request.options.global_batch_size
             and job.batch == adaptive_batch(request.options)
             and job.length_unit == request.options.length_unit
@@ -127,6 +128,11 @@ def _earlier_runs(view: ViewLike, request: JobIn, family: str, holds: Callable[[
         if len(found) == MAX_RUNS or num_compared == MAX_COMPARED:
             break
     return found
+
+
+def _is_same_call(job: TrainingJob, request: JobIn) -> bool:
+    """Whether a script got the same arguments and workers: its steps, and what is in one, may follow from both."""
+    return job.entrypoint.args == request.source.args and job.max_workers == request.options.max_workers
 
 
 def _scaled(run: JobRecord, num_epochs: int) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from springtide.core.containers import ContainerSettings
 from springtide.core.errors import InvalidRequest
 from springtide.core.options.kinds import check_ascending
-from springtide.core.options.rules import FILLED_RULES, ONLY_DECLARED, PLACE_RULES, check_rules
+from springtide.core.options.rules import FILLED_RULES, NO_PACKAGES_IN_PODS, ONLY_DECLARED, PLACE_RULES, check_rules
 from springtide.core.options.words import JOB_WORDS
 from springtide.core.quantities import validate_name
-from springtide.service.submission.option_models import checked_values
+from springtide.service.submission.option_models import JobOptionsIn, ServiceOptionsIn, checked_values
 from springtide.service.submission.schemas import ContainerIn, JobIn
 
 
@@ -49,6 +49,18 @@ def check_container(requested: ContainerIn | None, *, has_pods: bool) -> None:
             "this platform runs workers as processes of one machine, not as pods: leave out container, or send it to a "
             "platform on Kubernetes"
         )
+
+
+def check_for_pods(options: JobOptionsIn | ServiceOptionsIn) -> None:
+    """Raise InvalidRequest for options that workers in pods cannot have: values of secrets are in the cluster's own."""
+    if options.secrets:
+        raise InvalidRequest(
+            "options.secrets are for a platform of one machine; on Kubernetes make a Secret (kubectl create secret "
+            "generic NAME --from-literal=KEY=...) in the workload's namespace and name it in container.secrets; "
+            "`springtide run FILE --on k8s --secret KEY` does both"
+        )
+    if options.requirements or options.python:
+        raise InvalidRequest(NO_PACKAGES_IN_PODS)
 
 
 def check_machines(job: JobIn) -> None:

@@ -17,6 +17,7 @@ from springtide.core.options.kinds import (
     CountRange,
     Document,
     Duration,
+    Interpreter,
     Moment,
     Money,
     Name,
@@ -26,11 +27,16 @@ from springtide.core.options.kinds import (
     Params,
     Phases,
     Rates,
+    Requirements,
+    SecretNames,
     Toggle,
+    Variables,
 )
 from springtide.core.options.option import Table, copied_fields, rest_fields
+from springtide.core.options.packages import MAX_REQUIREMENT_CHARS
 from springtide.core.options.services import SERVICE_OPTIONS
-from springtide.core.workload import Goal, LearningRateRule, LengthUnit, OnNan, OnStall
+from springtide.core.options.variables import MAX_VARIABLES_BYTES
+from springtide.core.workload import Goal, LearningRateRule, LengthUnit, OnNan, OnStall, Packages
 
 MAX_MEMORY_SIZES = 64
 # What `validate_name` takes, as the description of the API says it; the check itself says what would do.
@@ -40,6 +46,9 @@ _NAME_OR_NONE: Mapping[str, JsonValue] = MappingProxyType(
 )
 
 ShortText = Annotated[str, Field(max_length=4096)]
+# The names and their number of bytes are checked by check_variables, which says what would do.
+VariableText = Annotated[str, Field(max_length=MAX_VARIABLES_BYTES)]
+RequirementLine = Annotated[str, Field(min_length=1, max_length=MAX_REQUIREMENT_CHARS)]
 ParamName = Annotated[str, Field(min_length=1, max_length=128)]
 WorkerCount = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,2}$")]
 # At least a step in thirty years: what is still less ends as infinite times.
@@ -187,9 +196,9 @@ def _annotation(kind: OptionKind, path: str) -> Any:
 def _most_entries(kind: OptionKind) -> int | None:
     """How many characters or entries a field may have, where that is bounded."""
     match kind:
-        case Name():
+        case Interpreter() | Name():
             return kind.max_chars
-        case Params() | Rates():
+        case Params() | Rates() | Requirements() | SecretNames() | Variables():
             return kind.max_entries
         case Phases():
             return kind.max_phases
@@ -202,6 +211,10 @@ _PLAIN: Mapping[type[OptionKind], Any] = MappingProxyType(
         Name: str,
         Params: dict[ParamName, ShortText],
         Rates: dict[WorkerCount, StepsPerSecond],
+        Variables: dict[ParamName, VariableText],
+        SecretNames: dict[ParamName, VariableText],
+        Requirements: tuple[RequirementLine, ...],
+        Interpreter: str,
     }
 )
 
@@ -209,6 +222,13 @@ _PLAIN: Mapping[type[OptionKind], Any] = MappingProxyType(
 def copied(options: RequestModel, table: Table, target: Literal["goal", "workload"]) -> dict[str, Any]:
     """The fields that a workload or its goal takes over under the same name."""
     return {name: getattr(options, name) for name in copied_fields(table, target)}
+
+
+def packages_of(options: JobOptionsIn | ServiceOptionsIn) -> Packages | None:
+    """The environment of its own that a workload asks for; None if it asks for none."""
+    if not options.requirements and not options.python:
+        return None
+    return Packages(requirements=options.requirements, python=options.python)
 
 
 def checked_values(options: JobOptionsIn) -> dict[str, Any]:
@@ -259,6 +279,10 @@ if TYPE_CHECKING:
         num_samples: int | None
         seed: int
         params: dict[str, str]
+        env: dict[str, str]
+        secrets: dict[str, str]
+        requirements: tuple[str, ...]
+        python: str
         on: Where
         batch_schedule: tuple[BatchPhaseIn, ...]
         search: bool | None
@@ -297,6 +321,10 @@ if TYPE_CHECKING:
         start_timeout_s: float
         grace_s: float
         params: dict[str, str]
+        env: dict[str, str]
+        secrets: dict[str, str]
+        requirements: tuple[str, ...]
+        python: str
 else:
     JobOptionsIn = options_model("JobOptionsIn", "A training job's length, bounds and goal.", JOB_OPTIONS)
     ServiceOptionsIn = options_model("ServiceOptionsIn", "A service's objective and bounds.", SERVICE_OPTIONS)

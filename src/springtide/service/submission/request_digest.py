@@ -16,8 +16,11 @@ _FIRST_OPTIONS = (
 
 
 def request_digest(request: JobIn) -> str:
-    """The digest of what the request sets: a later version, which has more options, gives the same."""
-    return digest(request.model_dump_json(exclude_defaults=True))
+    """The digest of what the request sets, of secrets the names; a later version, with more options, gives the same."""
+    secrets = request.options.secrets
+    # A digest that the journal has must not tell a value to those who try many.
+    text = request.model_dump_json(exclude_defaults=True, exclude={"options": {"secrets"}} if secrets else None)
+    return digest(f"{text} {sorted(secrets)}" if secrets else text)
 
 
 def is_of_request(known: str, request: JobIn) -> bool:
@@ -32,8 +35,8 @@ def digest(text: str) -> str:
 
 def _first_digest(request: JobIn) -> str:
     options = request.options
-    if options.model_dump(exclude_defaults=True).keys() - set(_FIRST_OPTIONS):
+    if options.model_dump(exclude_defaults=True).keys() - set(_FIRST_OPTIONS) or request.source.folder is not None:
         return ""
-    before = request.model_dump_json(include={"name", "source"})[:-1]
+    before = request.model_dump_json(include={"name", "source"}, exclude={"source": {"folder"}})[:-1]
     values = ",".join(options.model_dump_json(include={name})[1:-1] for name in _FIRST_OPTIONS)
     return digest(f'{before},"options":{{{values}}},{request.model_dump_json(include={"container"})[1:]}')

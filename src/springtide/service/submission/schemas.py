@@ -11,8 +11,10 @@ from pydantic_core import ErrorDetails
 
 from springtide.core.errors import InvalidRequest
 from springtide.core.options.jobs import Where
-from springtide.core.options.rules import JOB_RULES, check_rules
-from springtide.core.options.words import JOB_WORDS
+from springtide.core.options.packages import check_interpreter, check_requirements
+from springtide.core.options.rules import JOB_RULES, SERVICE_RULES, check_rules
+from springtide.core.options.variables import check_variables
+from springtide.core.options.words import JOB_WORDS, SERVICE_WORDS
 from springtide.core.quantities import validate_name
 from springtide.core.workload import MAX_VIRTUAL_SHARDS, AdaptiveBatch
 from springtide.service.submission.option_models import (
@@ -26,6 +28,7 @@ from springtide.service.submission.option_models import (
     checked_values,
 )
 from springtide.service.submission.problems import Malformed
+from springtide.storage.folders.tree import MAX_FILES as MAX_FOLDER_FILES
 
 MAX_SOURCE_BYTES = 1024 * 1024
 MAX_WORKERS = MAX_VIRTUAL_SHARDS
@@ -83,10 +86,26 @@ class SourceIn(RequestModel):
     )
 
 
+class FolderIn(RequestModel):
+    """The folder that a job's file is in, of which the job gets a copy; its contents were sent to /v1/contents."""
+
+    sha256: str = Field(pattern="^[0-9a-f]{64}$", description="of the list of its files, which is a content, too")
+    path: str = Field(min_length=1, max_length=512, description="the file's path in it", examples=["pkg/digits.py"])
+    directory: str = Field(default="", max_length=512, description="where in it the job works; empty: at its root")
+    origin: str = Field(default="", max_length=4096, description="where it was, for people")
+
+
+class DigestsIn(RequestModel):
+    """The body of POST /v1/missing-contents."""
+
+    sha256: tuple[Annotated[str, Field(pattern="^[0-9a-f]{64}$")], ...] = Field(max_length=MAX_FOLDER_FILES + 1)
+
+
 class JobSourceIn(SourceIn):
     """The source of a training job: a function that takes a TrainContext, or a whole script."""
 
     kind: Literal["function", "script"] = "function"
+    folder: FolderIn | None = None
 
 
 class ServiceSourceIn(SourceIn):
@@ -176,6 +195,7 @@ class Problem(RequestModel):
 REQUEST_MODELS: tuple[type[BaseModel], ...] = (
     JobIn,
     QuoteIn,
+    DigestsIn,
     JobChangeIn,
     ResumeIn,
     ServiceIn,
@@ -234,6 +254,7 @@ def check_job(job: JobIn) -> None:
         raise InvalidRequest(
             f"options.batch.min_size {batch.min_size} is above options.batch.max_size {batch.max_size}; swap them"
         )
+    _check_environment(options)
     check_rules(JOB_RULES, checked_values(options), JOB_WORDS["rest"])
 
 
@@ -256,11 +277,22 @@ def check_service(service: ServiceIn) -> None:
             f"options.min_replicas {options.min_replicas} is above options.max_replicas {options.max_replicas}; "
             "raise max_replicas or lower min_replicas"
         )
+    _check_environment(options)
+    check_rules(SERVICE_RULES, options.model_dump(include={"env", "secrets"}), SERVICE_WORDS["rest"])
+
+
+def _check_environment(options: JobOptionsIn | ServiceOptionsIn) -> None:
+    check_variables(options.env, "options.env")
+    check_variables(options.secrets, "options.secrets")
+    check_requirements(options.requirements, "options.requirements")
+    check_interpreter(options.python, "options.python")
 
 
 def _sentence(detail: ErrorDetails, model: type[BaseModel]) -> str:
     where = ".".join(str(part) for part in detail["loc"])[:200] or "the body"
     context = detail.get("ctx", {})
+    # Values of variables may be private, and sentences are told and logged.
+    given = "its value" if {"env", "secrets"} & set(detail["loc"]) else _short(detail["input"])
     match detail["type"]:
         case "extra_forbidden":
             known = ", ".join(_fields_at(model, detail["loc"][:-1]))
@@ -270,16 +302,16 @@ def _sentence(detail: ErrorDetails, model: type[BaseModel]) -> str:
         case "greater_than" | "greater_than_equal" | "less_than_equal":
             bound = next(iter(context.values()))
             word = {"greater_than": "above", "greater_than_equal": "at least"}.get(detail["type"], "at most")
-            return f"{where} must be {word} {bound:,}, got {_short(detail['input'])}"
+            return f"{where} must be {word} {bound:,}, got {given}"
         case "literal_error":
-            return f"{where} must be {context['expected']}, got {_short(detail['input'])}"
+            return f"{where} must be {context['expected']}, got {given}"
         case "string_too_long" | "too_long":
             limit = context["max_length"]
             unit = "characters" if detail["type"] == "string_too_long" else "entries"
             return f"{where} is too long; at most {limit} {unit} are possible"
         case _:
             sentence = detail["msg"].removeprefix("Input should be ")
-            return f"{where} must be {sentence}, got {_short(detail['input'])}"
+            return f"{where} must be {sentence}, got {given}"
 
 
 def _short(value: object) -> str:

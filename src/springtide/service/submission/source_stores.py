@@ -12,18 +12,27 @@ import logging
 import os
 import shutil
 import stat
-from collections.abc import Container, Iterable, Iterator
+import tempfile
+from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path, PurePosixPath
+from typing import IO
+
+from msgspec.structs import replace
 
 from springtide.backends.functions.shell.copies import copies_prefix
-from springtide.core.errors import Fenced, ObjectMissing, StorageError
-from springtide.core.workload import ReplicaId, WorkloadId
+from springtide.core.errors import Conflict, Fenced, InvalidRequest, NotFound, ObjectMissing, StorageError
+from springtide.core.status.artifacts import ArtifactStatus
+from springtide.core.workload import JobFolder, ReplicaId, WorkloadId
 from springtide.service.ports import Source
 from springtide.service.submission import sources
-from springtide.storage.files import fsync_directory, write_durable
+from springtide.storage.files import fsync_directory, make_private, write_durable
+from springtide.storage.folders.contents import ContentDirectory, write_archive
+from springtide.storage.folders.copies import ContentDamaged, make_copy, prune_copy
+from springtide.storage.folders.tree import FOLDER, FOLDER_LIST, FolderTree, decode_tree, encode_tree, folder_name
 from springtide.storage.step_lines import lines_above, unpack_lines
 from springtide.storage.stores.checked import CheckedStore
 from springtide.storage.workloads.head import Departure, WorkloadHead
+from springtide.storage.workloads.results import RESULTS, ResultDigests, list_results, open_result
 from springtide.storage.workloads.store import WorkloadStore
 
 LOG = logging.getLogger("springtide.sources")
@@ -36,6 +45,8 @@ class DirectorySources:
 
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
+        self.contents = ContentDirectory(state_dir / "contents")
+        self._result_digests = ResultDigests()
 
     def address(self, place: PurePosixPath) -> str:
         """The file's path."""
@@ -57,6 +68,33 @@ class DirectorySources:
         for name, text in _files(place, source):
             write_private(self._state_dir / "workloads", self._state_dir / name, text)
 
+    def write_folder(self, job_id: WorkloadId, folder: JobFolder, tree: FolderTree, address: str) -> str:
+        """Make the job's copy of the folder in its directory, and the list of its files. Returns its file's path."""
+        root = self._state_dir / "workloads" / job_id
+        listed, (sha256, data) = root / FOLDER_LIST, encode_tree(tree)
+        make_private_directories(self._state_dir / "workloads", root)
+        if not listed.exists():
+            write_durable(listed, data)
+        elif hashlib.sha256(listed.read_bytes()).hexdigest() != sha256:
+            raise Conflict(f"this Idempotency-Key was used for {job_id} with another folder; use a new key")
+        try:
+            make_copy(tree, self.contents.open, root / FOLDER, directory=folder.directory)
+        except ContentDamaged as error:
+            self.contents.discard(error.sha256)
+            raise
+        # From now on, what is newer in the copy was written by the job.
+        os.utime(listed)
+        return str(root / FOLDER / folder.path)
+
+    def prune_folders(self, is_over: Callable[[WorkloadId], bool], oldest_unix_s: float) -> None:
+        """Remove what is unchanged in the copies of jobs that are over, of those that were made before that time."""
+        for listed in (self._state_dir / "workloads").glob(f"*/{FOLDER_LIST}"):
+            with contextlib.suppress(OSError, InvalidRequest):
+                made = listed.stat()
+                if made.st_mtime < oldest_unix_s and is_over(WorkloadId(listed.parent.name)):
+                    prune_copy(decode_tree(listed.read_bytes()), listed.parent / FOLDER, made.st_mtime_ns)
+                    listed.unlink()
+
     def has(self, workload_id: WorkloadId) -> bool:
         """Whether there is a directory of that workload."""
         return (self._state_dir / "workloads" / workload_id).exists()
@@ -68,6 +106,21 @@ class DirectorySources:
 
     def fetch_logs(self, workload_id: WorkloadId) -> None:
         """Do nothing: logs are in the state directory already."""
+
+    def artifacts(self, workload_id: WorkloadId, *, with_digests: bool = False) -> list[ArtifactStatus]:
+        """The files in the folder of the job's results."""
+        root = self._results(workload_id)
+        found = list_results(root)
+        if not with_digests:
+            return found
+        return [replace(each, sha256=self._result_digests.of(root, each.name)) for each in found]
+
+    def open_artifact(self, workload_id: WorkloadId, name: str) -> tuple[IO[bytes], int]:
+        """One of these files. Raises NotFound."""
+        return open_result(self._results(workload_id), name)
+
+    def _results(self, workload_id: WorkloadId) -> Path:
+        return self._state_dir / "workloads" / workload_id / RESULTS
 
     def retire(self, workload_id: WorkloadId, *, keeps_artifacts: bool) -> int:
         """Remove the workload's directory except its fence and, with `keeps_artifacts`, its artifacts."""
@@ -93,7 +146,10 @@ class ObjectSources:
     def __init__(self, store: CheckedStore, state_dir: Path) -> None:
         self._store = store
         self._state_dir = state_dir
+        self.contents = ContentDirectory(state_dir / "contents")
         self._digests: dict[str, bytes] = {}
+        # Of artifacts, by key.
+        self._result_digests: dict[str, str] = {}
         self._fetched: set[str] = set()
 
     def address(self, place: PurePosixPath) -> str:
@@ -119,6 +175,17 @@ class ObjectSources:
         for name, text in reversed(list(_files(place, source))):
             self._store.put(str(name), text.encode())
 
+    def write_folder(self, job_id: WorkloadId, folder: JobFolder, tree: FolderTree, address: str) -> str:
+        """Put the folder as one archive, which each pod of the job unpacks. Returns `address`."""
+        make_private(self._state_dir)
+        with tempfile.TemporaryDirectory(prefix=".folder-", dir=self._state_dir) as made:
+            write_archive(self.contents, tree, Path(made, "folder.zip"))
+            self._store.put_file(f"workloads/{job_id}/{folder_name(folder)}", Path(made, "folder.zip"))
+        return address
+
+    def prune_folders(self, is_over: Callable[[WorkloadId], bool], oldest_unix_s: float) -> None:
+        """Do nothing: copies are in pods, and go with them."""
+
     def has(self, workload_id: WorkloadId) -> bool:
         """Whether there is any object of that workload."""
         return bool(self._store.keys(f"workloads/{workload_id}/"))
@@ -137,6 +204,39 @@ class ObjectSources:
         except StorageError as error:
             # The logs that are here already can still be read.
             LOG.warning("the logs of %s that are kept in the store cannot be had: %s", workload_id, error)
+
+    def artifacts(self, workload_id: WorkloadId, *, with_digests: bool = False) -> list[ArtifactStatus]:
+        """The artifacts that count, by the job's head object. A digest is that of the object, which never changes."""
+        kept = WorkloadStore(self._store, workload_id)
+        found = []
+        for name, key in sorted(kept.artifacts().items()):
+            sha256 = self._digest_of(key) if with_digests else ""
+            found.append(ArtifactStatus(name=name, num_bytes=kept.head().artifacts[name].num_bytes, sha256=sha256))
+        return found
+
+    def open_artifact(self, workload_id: WorkloadId, name: str) -> tuple[IO[bytes], int]:
+        """A file without a name that holds one of these artifacts. Raises NotFound."""
+        key = WorkloadStore(self._store, workload_id).artifacts().get(name)
+        if key is None:
+            raise NotFound(
+                f"{workload_id} has no artifact {name!r:.200}; `springtide artifacts list` names those it has"
+            )
+        make_private(self._state_dir)
+        descriptor, path = tempfile.mkstemp(prefix=".artifact-", dir=self._state_dir)
+        os.close(descriptor)
+        try:
+            self._store.get_file(key, Path(path))
+            return open(path, "rb"), os.path.getsize(path)
+        except ObjectMissing:
+            raise NotFound(f"the artifact {name!r:.200} of {workload_id} was replaced just now; ask again") from None
+        finally:
+            os.unlink(path)
+
+    def _digest_of(self, key: str) -> str:
+        known = self._result_digests.get(key)
+        if known is None:
+            known = self._result_digests[key] = hashlib.sha256(self._store.get(key)).hexdigest()
+        return known
 
     def retire(self, workload_id: WorkloadId, *, keeps_artifacts: bool) -> int:
         """Remove the workload's objects except its fence and, with `keeps_artifacts`, its artifacts."""

@@ -8,7 +8,7 @@ import re
 from pathlib import PurePosixPath
 
 from springtide.core.errors import InvalidRequest
-from springtide.core.workload import Entrypoint, WorkloadId
+from springtide.core.workload import Entrypoint, JobFolder, WorkloadId
 from springtide.service.submission.problems import TooLarge
 from springtide.service.submission.schemas import MAX_SOURCE_BYTES, JobSourceIn, ServiceSourceIn
 from springtide.service.submission.source_check import SOURCES
@@ -76,9 +76,11 @@ def check_import_root(import_root: str) -> None:
         )
 
 
-def entrypoint_of(source: JobSourceIn | ServiceSourceIn, address: str, import_root: str) -> Entrypoint:
+def entrypoint_of(
+    source: JobSourceIn | ServiceSourceIn, address: str, import_root: str, folder: JobFolder | None = None
+) -> Entrypoint:
     """Return where workers find the user's code: at `address`, and its neighbours in `import_root` or beside it."""
-    if source.files and not import_root and os.path.isabs(address):
+    if (source.files or folder is not None) and not import_root and os.path.isabs(address):
         import_root = os.path.dirname(address)
     return Entrypoint(
         source_path=address,
@@ -86,6 +88,7 @@ def entrypoint_of(source: JobSourceIn | ServiceSourceIn, address: str, import_ro
         kind=source.kind,
         args=source.args,
         import_root=import_root,
+        folder=folder,
     )
 
 

@@ -48,11 +48,19 @@ from springtide.service.lookup import find_job, find_service, find_workload, job
 from springtide.service.ports import PlatformLike, ViewLike
 from springtide.service.submission import sources
 from springtide.service.submission.experience import Experience, experience_of, phases_of
+from springtide.service.submission.folders import FolderSweep, folder_of
 from springtide.service.submission.function_checks import check_container, check_functions, check_no_container
 from springtide.service.submission.function_menus import menus_of
 from springtide.service.submission.guarantees import check_guarantee, check_promises
 from springtide.service.submission.job_edits import check_goal
-from springtide.service.submission.option_models import JobOptionsIn, RequestModel, checked_values, copied, goal_of
+from springtide.service.submission.option_models import (
+    JobOptionsIn,
+    RequestModel,
+    checked_values,
+    copied,
+    goal_of,
+    packages_of,
+)
 from springtide.service.submission.request_digest import digest, is_of_request, request_digest
 from springtide.service.submission.schemas import (
     JobIn,
@@ -65,6 +73,7 @@ from springtide.service.submission.schemas import (
 )
 from springtide.service.submission.shares import check_share, share_of
 from springtide.service.submission.unfinished import check_unfinished
+from springtide.storage.secrets import keep_secrets
 
 MAX_KEY_CHARS = 255
 _SETTLE_S = 2.0
@@ -85,6 +94,7 @@ class SubmissionService:
         # Keys in use, and ids that are drawn and not journaled yet: no other request may use them meanwhile.
         self._reserved: set[str] = set()
         self._coming: dict[WorkloadId, ContainerSettings | None] = {}
+        self._sweep = FolderSweep(platform)
 
     def submit_job(
         self, request: JobIn, key: str | None, container: ContainerSettings | None = None
@@ -102,6 +112,7 @@ class SubmissionService:
         check_rules(SUBMISSION_RULES, checked_values(request.options), JOB_WORDS["rest"])
         sources.check_source(request.source)
         import_root = self._platform.source_store.import_root(request.source.import_root)
+        sent = folder_of(request, self._platform.source_store.contents)
         submit_key = _submit_key(key, request)
         with (
             self._exclusive(f"key {submit_key.partition('.')[0]}" if submit_key else ""),
@@ -134,10 +145,17 @@ class SubmissionService:
                 # An earlier submission whose client gave up may still be running: its source must not change.
                 raise Conflict(f"this Idempotency-Key was used for {job_id} with another source; use a new key")
             source_store.write(place, request.source)
-            entrypoint = sources.entrypoint_of(request.source, source_store.address(place), import_root)
+            address, folder = source_store.address(place), None
+            if sent is not None:
+                self._sweep.begin()
+                folder = sent[0]
+                address = source_store.write_folder(job_id, *sent, address)
+            entrypoint = sources.entrypoint_of(request.source, address, import_root, folder)
             experience = experience_of(view, request, family_of(request), source_store.holds)
             job = make_job(request, job_id, entrypoint, self._platform.now_s(), experience, submit_key, menu, search)
-            job = replace(job, container=container, place_reason=place_reason)
+            secrets_kept = keep_secrets(self._platform.workload_dir(job_id), request.options.secrets)
+            job = replace(job, container=container, place_reason=place_reason, secrets=secrets_kept)
+            job = replace(job, packages=packages_of(request.options))
             record = self._apply(JobSubmitted(job=job)).jobs[job_id]
         if record.job.submit_key != submit_key:
             raise Conflict(f"this Idempotency-Key was used for {job_id} with another body; use a new key")
@@ -188,6 +206,12 @@ class SubmissionService:
                 revision=1 if old is None else old.service.revision + (1 if old.is_removed else 0),
                 share=share,
                 container=container,
+                secrets=keep_secrets(
+                    self._platform.workload_dir(service_id),
+                    options.secrets,
+                    None if old is None else old.service.secrets,
+                ),
+                packages=packages_of(options),
                 **copied(options, SERVICE_OPTIONS, "workload"),
             )
             check_promises(self._platform, service, service.min_replicas)
@@ -435,14 +459,12 @@ def _step_profile(options: JobOptionsIn) -> StepProfile | None:
 
 
 def family_of(request: JobIn) -> str:
-    """An id for runs of the same code, which learn from each other; empty for a script: nothing of it is measured.
+    """An id for runs of the same code, which learn from each other.
 
-    The same code is a function of the same syntax tree that reaches the same: no comment, no print and no other
-    deadline makes it another one.
+    The same code is a function or a script of the same syntax tree that reaches the same: no comment, no print and no
+    other deadline makes it another one.
     """
     source = request.source
-    if source.kind == "script":
-        return ""
     # On another share of a device it has another speed.
     share = share_of(request.options.share)
     size = "" if share is None else f" {share.request:g} {share.limit:g}"
@@ -450,6 +472,9 @@ def family_of(request: JobIn) -> str:
     if not code:
         files = "".join(f"\0{name}\0{text}" for name, text in sorted(source.files.items()))
         code = source.object_name + source.text + files
+    if source.kind == "script":
+        # Its number of workers cannot change, and often it cuts its batches and its steps by it.
+        code += "".join(f"\0{argument}" for argument in (*source.args, str(request.options.max_workers)))
     return f"{request.name}-{digest(code + size)[:12]}"
 
 

@@ -1,6 +1,7 @@
 """A workload's source, checkpoints, step log, artifacts and logs in an object store, guarded by compare-and-swap.
 
     workloads/<id>/source/...
+    workloads/<id>/folder-<digest>.zip                        the folder that was submitted with a job
     workloads/<id>/head                                       names what counts (head.py)
     workloads/<id>/checkpoints/<generation>-<step>/...
     workloads/<id>/steps/<generation>-<first step>.jsonl      never written twice
@@ -23,8 +24,11 @@ import msgspec
 
 from springtide.core.decoding import decode_json
 from springtide.core.errors import Fenced, ObjectMissing, StorageError
-from springtide.core.workload import Checkpoint, ReplicaId, WorkloadId
+from springtide.core.workload import Checkpoint, JobFolder, ReplicaId, WorkloadId
 from springtide.storage.files import make_private
+from springtide.storage.folders.contents import open_archive
+from springtide.storage.folders.copies import make_copy
+from springtide.storage.folders.tree import folder_name
 from springtide.storage.step_lines import Line, is_gap
 from springtide.storage.stores.checked import CheckedStore
 from springtide.storage.stores.open import open_store
@@ -148,6 +152,24 @@ class WorkloadStore:
             self.store.get_file(found, path)
         return into / key.removeprefix(self.prefix) if key in keys else None
 
+    def fetch_folder(self, folder: JobFolder, into: Path) -> Path | None:
+        """Unpack the job's folder as `into`, unless it is there. Returns the job's file in it; None without an archive.
+
+        Raises ContentDamaged, and StorageError for an archive that is another one than was submitted.
+        """
+        archive = into.with_name(f"{into.name}.zip")
+        if not into.exists():
+            make_private(into.parent)
+            try:
+                self.store.get_file(self.prefix + folder_name(folder), archive)
+                with open_archive(archive, folder.sha256) as (tree, open_content):
+                    make_copy(tree, open_content, into, directory=folder.directory)
+            except ObjectMissing:
+                return None
+            finally:
+                archive.unlink(missing_ok=True)
+        return into / folder.path
+
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
     def checkpoints(self) -> tuple[Checkpoint, ...]:
@@ -257,12 +279,16 @@ class WorkloadStore:
     def artifact_key(self, name: str, generation: int, step: int) -> str:
         return self.key("artifacts", version_name(generation, step), name)
 
-    def publish_artifact(self, name: str, data: bytes, generation: int, step: int) -> str:
-        """Upload an artifact and make it the version that counts. Returns its key."""
+    def publish_artifact(self, name: str, data: bytes | Path, generation: int, step: int) -> str:
+        """Upload an artifact, from memory or a file, and make it the version that counts. Returns its key."""
         key = self.artifact_key(name, generation, step)
         _check_fence(self.head(), generation)
-        self.store.put(key, data)
-        kept = KeptArtifact(generation=generation, step=step, num_bytes=len(data))
+        if isinstance(data, Path):
+            self.store.put_file(key, data)
+        else:
+            self.store.put(key, data)
+        num_bytes = data.stat().st_size if isinstance(data, Path) else len(data)
+        kept = KeptArtifact(generation=generation, step=step, num_bytes=num_bytes)
         before, _ = self._change(lambda head: head.with_artifact(name, kept), generation)
         old = before.artifacts.get(name)
         if old is not None and self.artifact_key(name, old.generation, old.step) != key:

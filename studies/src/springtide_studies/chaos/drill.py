@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from springtide.client.api import Client
-from springtide.client.source import SourceFile
+from springtide.client.sources.source import SourceFile
 from springtide.control.losses import CRASH_WINDOW_S, MAX_CRASHES
 from springtide.core.errors import BackendError, InvalidRequest, SpringtideError
 from springtide.core.workload import JobState
@@ -185,7 +185,13 @@ class ChaosRun:
             self._work_undisturbed(client)
             report.first = self.platform.figures()
             self.load.start()
-            self._inject(client)
+            began = time.monotonic()
+            try:
+                self._inject(client)
+            except KeyboardInterrupt:
+                # The work is still judged; a second interrupt ends everything at once.
+                report.minutes = round((time.monotonic() - began) / 60.0, 2)
+                self.tell(f"interrupted after {report.minutes:g} minutes of faults")
             self.tell("no more faults; waiting for the jobs to end ...")
             if not self.load.close(_END_LIMIT_S):
                 waiting = [job.name for job in self.load.jobs if not job.has_ended]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from springtide.client.api import Client
-from springtide.client.source import SourceFile
+from springtide.client.sources.source import SourceFile
 from springtide.core.errors import CapacityError, Conflict, InvalidRequest, NotFound, SpringtideError
 from springtide.core.status.platform import JobStatus
 from springtide.core.workload import JobState

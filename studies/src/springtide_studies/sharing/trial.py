@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from springtide.client.api import Client, connect
-from springtide.client.source import SourceFile
+from springtide.client.sources.source import SourceFile
 from springtide.core.errors import BackendError, SpringtideError
 from springtide.core.shares import Share
 from springtide.core.status.platform import JobStatus, PlatformStatus, ServiceStatus

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
+from kits.service.sent_folders import folder_of_tree, sent_tree
 from springtide.backends.functions.shell.notes import CoordinatorFiles, NotedInvocation, Notes, read_status
 from springtide.backends.functions.shell.objects import JobObjects
 from springtide.core.errors import InvalidRequest, StorageError
 from springtide.core.functions import Usage
 from springtide.core.wire.functions import Keys, Place, StageState
 from springtide.core.workload import Entrypoint, TrainingJob, WorkloadId
+from springtide.runtime.functions.source import user_source
+from springtide.storage.folders.contents import ContentDirectory, write_archive
+from springtide.storage.folders.copies import make_copy
+from springtide.storage.folders.tree import folder_name
 from springtide.storage.frames import decode, encode, tensor_of
 from springtide.storage.stores.open import open_store
 from springtide.storage.workloads.artifacts import fetch_code
@@ -130,6 +136,27 @@ def test_the_code_is_shipped_as_it_stands(objects: JobObjects, tmp_path: Path) -
     source.unlink()
     with pytest.raises(InvalidRequest, match="cannot be read"):
         objects.put_job(job)
+
+
+def test_the_folder_of_a_job_is_shipped_whole_from_its_copy_or_its_archive(objects: JobObjects, tmp_path: Path) -> None:
+    contents = ContentDirectory(tmp_path / "contents")
+    files = {"pkg/task.py": b"x = 1\n", "pkg/data.csv": b"1,2\n", "weights.bin": b"w"}
+    tree = sent_tree(contents, files)
+    folder = folder_of_tree(tree, "pkg/task.py", "pkg")
+    make_copy(tree, contents.open, tmp_path / "copy")
+    write_archive(contents, tree, tmp_path / "folder.zip")
+    objects.store.put(f"workloads/j/{folder_name(folder)}", (tmp_path / "folder.zip").read_bytes())
+    for place in (str(tmp_path / "copy/pkg/task.py"), "workloads/j/source/task.py"):
+        entrypoint = Entrypoint(source_path=place, folder=folder)
+        objects.put_job(TrainingJob(job_id=WorkloadId("j"), name="j", entrypoint=entrypoint))
+        began_in = os.getcwd()
+        with user_source(objects.store, objects.keys) as source:
+            assert {path: (source.root / path).read_bytes() for path in files} == files
+            assert source.path == str(source.root / "pkg/task.py")
+            assert os.getcwd() == str(source.root / "pkg")
+        assert os.getcwd() == began_in
+    # Both are the same bundle.
+    assert len([key for key in objects.store.keys("artifacts/") if not key.endswith(".mark")]) == 1
 
 
 def test_records_that_are_no_records_are_refused(objects: JobObjects) -> None:

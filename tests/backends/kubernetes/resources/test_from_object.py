@@ -180,6 +180,7 @@ JOB_OPTIONS = {
     "checkpoint_interval_s": 0.5,
     "num_virtual_shards": 16,
     "params": {"lr": "0.1"},
+    "env": {"HF_HOME": "/data/hf", "EMPTY": ""},
     "is_soft": True,
     "waits": True,
     "num_samples": 1797,
@@ -215,8 +216,12 @@ ON_FUNCTIONS = {
 }
 
 
+# An object names Secrets of its cluster (spec.container.secrets), and its image has its packages.
+NOT_IN_OBJECTS = {"secrets", "requirements", "python"}
+
+
 def test_every_option_of_a_job_has_a_word():
-    assert JOB_OPTIONS.keys() | ON_FUNCTIONS.keys() == JobOptionsIn.model_fields.keys()
+    assert JOB_OPTIONS.keys() | ON_FUNCTIONS.keys() | NOT_IN_OBJECTS == JobOptionsIn.model_fields.keys()
 
 
 @pytest.mark.parametrize("more", [{}, ON_FUNCTIONS], ids=["machines", "functions"])
@@ -252,13 +257,14 @@ SERVICE_OPTIONS = {
     "start_timeout_s": 0.0,
     "grace_s": 5.0,
     "params": {"model": "digits"},
+    "env": {"HF_HOME": "/data/hf"},
     "share": {"request": 0.25, "limit": 0.5, "memory_mb": 0},
     "capacity_per_s": 120.0,
 }
 
 
 def test_every_option_of_a_service_has_a_word():
-    assert SERVICE_OPTIONS.keys() == ServiceOptionsIn.model_fields.keys()
+    assert SERVICE_OPTIONS.keys() | NOT_IN_OBJECTS == ServiceOptionsIn.model_fields.keys()
 
 
 @pytest.mark.parametrize("options", [SERVICE_OPTIONS, {}], ids=["all", "defaults"])

@@ -279,3 +279,25 @@ def test_optimizers_that_take_turns_train_as_in_one_loop(together, cut, world_si
             assert torch.equal(tensor, results[0][name]), name
             torch.testing.assert_close(tensor, alone[name], rtol=1e-5, atol=1e-6)
     assert int(results[0]["num_batches"]) == 3 * len(sizes)
+
+
+def test_a_graph_outlives_the_turn_that_changed_its_buffers(together):
+    torch.manual_seed(0)
+    net = nn.ModuleList([nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)), nn.Linear(6, 1)])
+
+    def act(group):
+        generator, critic = model = copy.deepcopy(net)
+        optimizers = [torch.optim.SGD(part.parameters(), lr=0.05) for part in model]
+        steps = OverlappedSteps(TrainingState(model, optimizers, CPU))
+        steps.begin(batch_of(0), group, is_measured=False)
+        _, (low, high) = steps.begin_part()
+        made = generator(X[low:high])
+        for place in (1, 0):
+            steps.backward(critic(made.detach() if place else made).square().mean(), place=place)
+            steps.exchange(place / 1024, NO_FLAGS, 0.0)
+            steps.update(1.0, None)
+        return generator[1].running_mean, generator[1].num_batches_tracked
+
+    (mean, count), (other_mean, other_count) = together(2, act)
+    assert torch.equal(mean, other_mean)
+    assert count == other_count == 1

@@ -19,7 +19,9 @@ from springtide.core.wire.functions import (
     StageState,
 )
 from springtide.core.workload import TrainingJob, WorkloadId
+from springtide.storage.bundles import pack_folder
 from springtide.storage.files import make_private, write_durable
+from springtide.storage.folders.tree import FOLDER
 from springtide.storage.frames import FrameTensor, decode, encode
 from springtide.storage.stores.checked import CheckedStore
 from springtide.storage.stores.open import open_store
@@ -54,10 +56,19 @@ class JobObjects:
 
     def put_job(self, job: TrainingJob) -> None:
         """Store the job and its code for the functions. Raises InvalidRequest for code that cannot be shipped."""
-        source = Path(job.entrypoint.source_path)
+        source, sent = Path(job.entrypoint.source_path), job.entrypoint.folder
         root = Path(job.entrypoint.import_root) if job.entrypoint.import_root else None
-        if source.is_absolute():
+        if sent is not None and source.is_absolute():
+            # The job's copy, of which nothing runs on this machine, is as it was submitted.
+            bundle = Artifacts(self.store).put(pack_folder(source.parents[sent.path.count("/")]))
+        elif source.is_absolute():
             bundle = self._put_bundle(source, root)
+        elif sent is not None:
+            with tempfile.TemporaryDirectory(prefix="springtide-code-") as folder:
+                copy = Path(folder, FOLDER)
+                if WorkloadStore(self._checked(), job.job_id).fetch_folder(sent, copy) is None:
+                    raise InvalidRequest(f"the store holds no folder of {job.job_id}; submit the job again")
+                bundle = Artifacts(self.store).put(pack_folder(copy))
         else:
             with tempfile.TemporaryDirectory(prefix="springtide-code-") as folder:
                 found = WorkloadStore(self._checked(), job.job_id).fetch_source(str(source), Path(folder))

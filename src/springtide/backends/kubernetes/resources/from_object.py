@@ -31,6 +31,8 @@ from springtide.core.workload import MAX_VIRTUAL_SHARDS
 # The workload's id, if that is not the object's own name; and the digest of the request that created it.
 NAME_ANNOTATION = f"{GROUP}/name"
 REQUEST_ANNOTATION = f"{GROUP}/request"
+# The folder that was sent with a job over REST: `source.folder` of the request, as JSON.
+FOLDER_ANNOTATION = f"{GROUP}/folder"
 # A cluster stores objects of at most 1.5 MB, including its own overhead.
 MAX_OBJECT_SOURCE_BYTES = 900_000
 Spec = Mapping[str, Any]

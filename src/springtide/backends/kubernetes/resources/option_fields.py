@@ -29,9 +29,11 @@ from springtide.core.options.kinds import (
     Rates,
     Size,
     Toggle,
+    Variables,
     check_ascending,
 )
 from springtide.core.options.option import ObjectField, Option, Table
+from springtide.core.options.variables import check_variables
 from springtide.core.quantities import parse_duration_s, parse_money_usd, parse_range
 
 Spec = Mapping[str, Any]
@@ -146,6 +148,8 @@ def _property(option: Option, field: ObjectField) -> Schema:
             return schema.rates(told, max_entries)
         case Phases(max_phases):
             return schema.phases(max_phases)
+        case Variables(max_entries):
+            return schema.variables(told, max_entries)
     assert isinstance(kind, Params), f"no schema for {kind}"
     return schema.parameters()
 
@@ -164,6 +168,8 @@ def _read(kind: OptionKind, value: Any, where: str) -> Any:
             return _params(value, where)
         case Rates():
             return dict(value)
+        case Variables():
+            return check_variables({name: text or "" for name, text in value.items()}, where)
         case Phases():
             return [{"from_epoch": phase["fromEpoch"], "global_batch_size": phase["globalBatch"]} for phase in value]
     return value
@@ -177,7 +183,7 @@ def _write(kind: OptionKind, value: Any) -> Any:
             return f"${plain(value)}"
         case CountRange():
             return bounds_text(*value)
-        case Params():
+        case Params() | Variables():
             return dict(value)
         case Phases():
             return [{"fromEpoch": phase["from_epoch"], "globalBatch": phase["global_batch_size"]} for phase in value]

@@ -152,6 +152,17 @@ def phases(max_items: int) -> Schema:
     return {"type": "array", "items": phase, "maxItems": max_items}
 
 
+def variables(description: str, max_entries: int) -> Schema:
+    """Environment variables by name."""
+    value = may_be_empty(text("Its value.", max_chars=32 * 1024))
+    return {
+        "type": "object",
+        "description": description,
+        "additionalProperties": value,
+        "maxProperties": max_entries,
+    }
+
+
 def parameters() -> Schema:
     """What the user's code is handed: scalars by name."""
     return free("For the code: params[NAME] as a string. Values are strings, numbers or booleans.")

@@ -242,5 +242,5 @@ const asked = new URLSearchParams(location.search).get("window");
 view.isChosen = asked !== null;
 chooseWindow(asked ?? "600");
 listenForWhy(() => view.status?.wall_clock_offset_s ?? 0);
-listenForSeries(() => view.status?.wall_clock_offset_s ?? 0);
+listenForSeries(() => view.status?.wall_clock_offset_s ?? 0, () => view.status?.jobs ?? []);
 new Connection(receiveStatus, showState).open();

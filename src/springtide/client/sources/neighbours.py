@@ -27,7 +27,7 @@ def neighbours(filename: str, text: str, folder: Path) -> dict[str, str]:
     """
     waiting, found, seen = [text], dict[str, str](), set[str]()
     while waiting:
-        for name in _imported(waiting.pop()):
+        for name in imported_names(waiting.pop()):
             if name in seen:
                 continue
             seen.add(name)
@@ -81,7 +81,7 @@ def _read(path: Path, place: str) -> str:
         raise InvalidRequest(f"cannot read {place}: {error.strerror or error}") from None
 
 
-def _imported(text: str) -> Iterator[str]:
+def imported_names(text: str) -> Iterator[str]:
     """The dotted names that a file imports; `from a import b` gives a.b, because b may be a module."""
     try:
         tree = ast.parse(text)

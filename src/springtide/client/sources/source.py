@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from springtide.client.neighbours import neighbours
+from springtide.client.sources.neighbours import neighbours
+from springtide.client.sources.notebooks import NOTEBOOK_FILE, cell_text
 from springtide.core.errors import InvalidRequest
 
 # Set while a file is imported only to find what it declares; it must not submit jobs then.
@@ -19,8 +20,24 @@ _GUARD = "put it under `if __name__ == '__main__':`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SentFolder:
+    """A folder whose contents the platform has: the digest of the list of its files, and the file's path in it.
+
+    `directory` is the one in it where the job works (empty: the folder itself), `origin` where it is, for people.
+    """
+
+    sha256: str
+    path: str
+    directory: str
+    origin: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFile:
-    """One Python file and the object in it to run. `files` are the texts of further files, by path relative to it."""
+    """One Python file and the object in it to run. `files` are the texts of further files, by path relative to it.
+
+    `location` is where the file is, None for a text that is in none.
+    """
 
     filename: str
     text: str
@@ -29,6 +46,7 @@ class SourceFile:
     args: tuple[str, ...] = ()
     import_root: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
+    location: Path | None = None
 
 
 def read_source(
@@ -52,11 +70,15 @@ def read_source(
         kind=kind,
         args=args,
         import_root=str(location.parent),
+        location=location,
     )
 
 
 def source_of(target: Any, kind: Literal["function", "class"]) -> SourceFile:
-    """The file that defines a function or class. Raises InvalidRequest unless it is defined at the file's top level."""
+    """The file that defines a function or class; for one of a notebook, a text that is made of its cells.
+
+    Raises InvalidRequest unless it is defined at the top level, and of a notebook if it uses what cannot be sent.
+    """
     if "<locals>" in target.__qualname__ or "." in target.__qualname__ or target.__qualname__ == "<lambda>":
         raise InvalidRequest(
             f"{target.__qualname__} is defined inside something else; workers import the file, "
@@ -66,12 +88,18 @@ def source_of(target: Any, kind: Literal["function", "class"]) -> SourceFile:
         path = inspect.getsourcefile(target)
     except TypeError:
         path = None
-    if path is None or not os.path.isfile(path):
-        raise InvalidRequest(
-            f"{target.__name__} was not defined in a file (a notebook or an interactive session?); "
-            "write it into a .py file and import it, so that workers can read it"
-        )
-    return read_source(path, target.__name__, kind)
+    if path is not None and os.path.isfile(path):
+        return read_source(path, target.__name__, kind)
+    # Of a notebook or an interactive session: as if its cells were a file where the session works.
+    text, here = cell_text(target), Path.cwd()
+    return SourceFile(
+        filename=NOTEBOOK_FILE,
+        text=text,
+        object_name=target.__name__,
+        kind=kind,
+        import_root=str(here),
+        location=here / NOTEBOOK_FILE,
+    )
 
 
 def object_name_in(target: object, namespace: Mapping[str, Any], what: str) -> str:
@@ -88,17 +116,11 @@ def refuse_while_importing(path: str, verb: str) -> None:
         raise InvalidRequest(f"{verb} was called while the file was being imported by Springtide; {_GUARD}")
 
 
-def default_state_directory() -> Path:
-    """SPRINGTIDE_STATE, else ~/.local/state/springtide."""
-    given = os.environ.get("SPRINGTIDE_STATE")
-    return Path(given).expanduser() if given else Path.home() / ".local" / "state" / "springtide"
-
-
 def state_directory_around(path: str) -> Path | None:
-    """The state directory if `path` is a submitted copy (<state>/workloads/<id>/source/...), else None."""
+    """The state directory if `path` is a submitted copy (in <state>/workloads/<id>/source or folder), else None."""
     folders = Path(path).resolve().parents
     for source, _, workloads, state in zip(folders, folders[1:], folders[2:], folders[3:], strict=False):
-        if source.name == "source" and workloads.name == "workloads":
+        if source.name in ("source", "folder") and workloads.name == "workloads":
             return state
     return None
 

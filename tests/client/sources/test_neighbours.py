@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from springtide.client import neighbours as module
-from springtide.client.neighbours import neighbours
+from springtide.client.sources.neighbours import neighbours
 from springtide.core.errors import InvalidRequest
 
 

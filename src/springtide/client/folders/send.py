@@ -1,0 +1,193 @@
+"""Sending the folder of a job: the platform says which contents it lacks, and those are sent before the job is."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from springtide.client.folders.choice import FolderWish, chosen_folder
+from springtide.client.folders.hashing import hash_files
+from springtide.client.folders.scan import OWN_IGNORE, FoundFile, FoundFolder, scan
+from springtide.client.sources.source import SentFolder, SourceFile
+from springtide.core.errors import Conflict, InvalidRequest
+from springtide.core.quantities import format_bytes
+from springtide.core.status.platform import JobStatus
+from springtide.storage.folders.tree import FolderFile, FolderTree, check_amount, encode_tree
+
+if TYPE_CHECKING:
+    from springtide.client.api import Client
+
+# Files up to the first size are sent many in one body, of at most the second one.
+_SMALL_BYTES = 1 << 20
+_BODY_BYTES = 8 << 20
+_SEND_TIMEOUT_S = 300.0
+_TELL_EVERY_S = 1.0
+_ATTEMPTS = 3
+
+Tell = Callable[[str], None]
+
+
+class _Changed(Exception):
+    """A file has changed since it was hashed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Hashed:
+    """A folder with the digests of its files, and where each is; None where the content is `main`."""
+
+    tree: FolderTree
+    places: dict[str, FoundFile]
+    main: tuple[str, bytes]
+
+    def read(self, file: FolderFile) -> bytes:
+        """The content. Raises _Changed if it is not the one that was hashed."""
+        if file.path == self.main[0]:
+            return self.main[1]
+        try:
+            data = Path(self.places[file.path].location).read_bytes()
+        except OSError:
+            raise _Changed(file.path) from None
+        if hashlib.sha256(data).hexdigest() != file.sha256:
+            raise _Changed(file.path)
+        return data
+
+
+def submit_with_folder(
+    client: Client, request: dict[str, Any], wish: FolderWish = None, on_progress: Tell = lambda line: None
+) -> JobStatus:
+    """Send the folder of the request's source as far as the platform lacks it, then submit the job.
+
+    `request` holds the keyword arguments of Client.submit_job; `wish` is as for `chosen_folder`. Lines about what
+    travels, and about what takes longer than a second, are passed to `on_progress`. Raises like Client.submit_job, and
+    InvalidRequest for a folder that is too large.
+    """
+    source: SourceFile = request["source"]
+    location = source.location
+    folder = None if location is None else chosen_folder(location, source.text, wish)
+    if location is None or folder is None:
+        if location is not None and wish is None:
+            on_progress(f"{location.name} travels alone: {location.parent} holds too much; --folder names a folder")
+        return client.submit_job(**request)
+    path = location.relative_to(folder).as_posix()
+    found = scan(folder, path)
+    files = (0 if file.path == path else file.stat.st_size for file in found.files)
+    on_progress(f"{folder} travels with the job: {_amount(len(found.files), sum(files) + len(source.text))}")
+    for note in found.notes():
+        on_progress(f"  {note}")
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            sent, _ = _send(client, folder, path, source.text, found, on_progress)
+            return client.submit_job(**request, folder=sent)
+        except _Changed as changed:
+            if attempt == _ATTEMPTS:
+                raise InvalidRequest(
+                    f"{changed} in {folder} changes while it is sent; leave it out with a line in {OWN_IGNORE}"
+                ) from None
+        except Conflict:
+            # Contents that were not used for long are removed, which may have happened in between.
+            if attempt == _ATTEMPTS or not _send(client, folder, path, source.text, found, on_progress)[1]:
+                raise
+        found = scan(folder, path)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _send(
+    client: Client, folder: Path, path: str, text: str, found: FoundFolder, on_progress: Tell
+) -> tuple[SentFolder, int]:
+    """Send what the platform lacks of a folder; returns it and how many contents were sent. Raises _Changed."""
+    advice = f"; leave files out in {OWN_IGNORE}, or name another folder with --folder, or none with --no-folder"
+    check_amount(((file.path, file.stat.st_size) for file in found.files), advice=advice)
+    progress = _Progress(on_progress)
+    hashed = _hash(folder, path, text, found, progress)
+    sha256, listed = encode_tree(hashed.tree)
+    digests = [sha256, *dict.fromkeys(file.sha256 for file in hashed.tree.files)]
+    answer = client.request(
+        "POST", "/v1/missing-contents", dict[str, list[str]], body={"sha256": digests}, timeout_s=_SEND_TIMEOUT_S
+    )
+    missing = set(answer["missing"])
+    by_digest = {file.sha256: file for file in hashed.tree.files if file.sha256 in missing}
+    progress.begin("sent", sum(file.num_bytes for file in by_digest.values()))
+    for body in _bodies(hashed, list(by_digest.values())):
+        _put(client, body)
+        progress.add(sum(map(len, body.values())))
+    if sha256 in missing:
+        # The list comes last: with it the platform has the whole folder.
+        _put(client, {sha256: listed})
+    return SentFolder(sha256=sha256, path=path, directory=_working_directory(folder), origin=str(folder)), len(missing)
+
+
+def _hash(folder: Path, path: str, text: str, found: FoundFolder, progress: _Progress) -> _Hashed:
+    progress.begin("read", sum(file.stat.st_size for file in found.files))
+    main = text.encode()
+    files = hash_files(folder, (file for file in found.files if file.path != path), progress.add)
+    mode = next((file.stat.st_mode for file in found.files if file.path == path), 0)
+    # The file itself is sent as it was read at first, whatever it holds by now.
+    files.append(FolderFile(path, hashlib.sha256(main).hexdigest(), len(main), bool(mode & 0o100)))
+    files.sort(key=lambda file: file.path)
+    tree = FolderTree(tuple(files), tuple(found.folders))
+    return _Hashed(tree, {file.path: file for file in found.files}, (path, main))
+
+
+def _bodies(hashed: _Hashed, files: list[FolderFile]) -> Iterator[dict[str, bytes]]:
+    """The contents in bodies: large ones alone, small ones together."""
+    body, num_bytes = dict[str, bytes](), 0
+    for file in files:
+        if file.num_bytes > _SMALL_BYTES:
+            yield {file.sha256: hashed.read(file)}
+            continue
+        if num_bytes + file.num_bytes > _BODY_BYTES:
+            yield body
+            body, num_bytes = {}, 0
+        body[file.sha256] = hashed.read(file)
+        num_bytes += file.num_bytes
+    if body:
+        yield body
+
+
+def _put(client: Client, body: dict[str, bytes]) -> None:
+    if len(body) == 1:
+        [(sha256, data)] = body.items()
+        client.request("PUT", f"/v1/contents/{sha256}", dict[str, int], body=data, timeout_s=_SEND_TIMEOUT_S)
+        return
+    packed = msgspec.msgpack.encode(body)
+    client.request("POST", "/v1/contents", dict[str, int], body=packed, timeout_s=_SEND_TIMEOUT_S)
+
+
+def _working_directory(folder: Path) -> str:
+    """The place in the folder where this process works; empty for the folder itself, or outside of it."""
+    try:
+        here = Path(os.getcwd())
+    except FileNotFoundError:
+        return ""
+    return here.relative_to(folder).as_posix() if here != folder and here.is_relative_to(folder) else ""
+
+
+def _amount(num_files: int, num_bytes: int) -> str:
+    return f"{num_files:,} file{'' if num_files == 1 else 's'}, {format_bytes(num_bytes)}"
+
+
+class _Progress:
+    """Tells how far it has come, once a second, from the first second on."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self._verb, self._total, self._done = "", 0, 0
+        self._told_s = time.monotonic()
+
+    def begin(self, verb: str, total_bytes: int) -> None:
+        """Begin to count what is "read" or "sent"."""
+        self._verb, self._total, self._done = verb, total_bytes, 0
+
+    def add(self, num_bytes: int) -> None:
+        """Count bytes, and tell how many there are if the last line was a second ago."""
+        self._done += num_bytes
+        if time.monotonic() - self._told_s >= _TELL_EVERY_S:
+            self._told_s = time.monotonic()
+            self._tell(f"  {self._verb} {format_bytes(self._done)} of {format_bytes(self._total)}")

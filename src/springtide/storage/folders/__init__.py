@@ -1,0 +1,1 @@
+"""Folders that are submitted with jobs: their lists of files, their contents, and copies of them."""
