@@ -472,8 +472,8 @@ PLANTED_BUGS = (
     PlantedBug(
         "a slice of a batch has no weight",
         _SRC + "runtime/elastic/steps/overlapped.py",
-        "torch.full_like(loss, self._weight)",
-        "torch.full_like(loss, 0.5)",
+        "torch.full_like(root, part)",
+        "torch.full_like(root, 0.5)",
         "tests/runtime/elastic/steps/test_overlapped.py::test_any_number_of_members_trains_as_one_loop_does",
     ),
     PlantedBug(

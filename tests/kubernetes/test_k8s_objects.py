@@ -13,11 +13,14 @@ import pytest
 from kits.kubernetes.kube_http import GROUP, Kube, Refused, wait_for
 from kits.kubernetes.lab.lab import Cluster
 from kits.kubernetes.object_platform import SERVE, TRAIN, ObjectPlatform, inference, install_definitions, training
+from kits.service.sent_folders import sent_tree
+from springtide.backends.kubernetes.resources.from_object import FOLDER_ANNOTATION
 from springtide.client.kubernetes import ClusterClient as Client
 from springtide.client.kubernetes import check_object
 from springtide.core.errors import Conflict, InvalidRequest
 from springtide.service.reconciler import controller as resource_controller
 from springtide.service.submission.schemas import JobIn, ScaleIn, ServiceIn, parse_body
+from springtide.storage.folders.tree import encode_tree
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(180)]
 
@@ -298,6 +301,25 @@ def test_a_job_over_rest_has_its_object_before_it_has_a_pod(up: ObjectPlatform):
         up.submissions.submit_job(job_in(num_epochs=4), "key 1")
     assert len(up.jobs()) == 1
     assert up.condition(owner.owner_name, "Applied")["status"] == "True"
+
+
+def test_a_job_over_rest_brings_its_folder_and_its_object_names_that(up: ObjectPlatform):
+    contents = up.platform.source_store.contents
+    tree = sent_tree(contents, {"train.py": TRAIN.encode(), "helper.py": b"x = 1\n"})
+    asked = {"sha256": encode_tree(tree)[0], "path": "train.py", "directory": "", "origin": "/projects/mine"}
+    source = {"filename": "train.py", "text": TRAIN, "object_name": "fit", "folder": asked}
+    request = parse_body(msgspec.json.encode({"name": "digits", "source": source, "options": {}}), JobIn)
+    record, _ = up.submissions.submit_job(request, None)
+    obj = up.kube.get(up.path("trainingfunctions", record.job.container.owner_name))
+    assert json.loads(obj["metadata"]["annotations"][FOLDER_ANNOTATION]) == asked
+    folder = record.job.entrypoint.folder
+    assert (folder.sha256, folder.num_files) == (asked["sha256"], 2)
+    assert (up.platform.workload_dir(record.workload_id) / "folder" / "helper.py").read_bytes() == b"x = 1\n"
+    contents.discard(tree.files[0].sha256)
+    with pytest.raises(Conflict, match="were not sent"):
+        up.submissions.submit_job(request, None)
+    assert len(up.jobs()) == 1
+    assert len(up.kube.get(up.path("trainingfunctions"))["items"]) == 1, "no object of a refused request"
 
 
 def test_what_is_done_over_rest_is_said_by_the_object(up: ObjectPlatform):

@@ -126,3 +126,11 @@ def test_the_pools_of_the_platform_that_runs(springtide: Run, client: Any, setti
     assert _said_of_pools(springtide)["text"] == (
         "training 3 (1 borrowed); inference 1 (1 lent, 1 draining) (policy tide/springtide)"
     )
+
+
+@pytest.mark.slow
+def test_no_colour_is_written_as_an_escape(springtide: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    _torch(monkeypatch, b"", b"ModuleNotFoundError: No module named 'torch'\n")
+    output = springtide("doctor").output
+    assert "fail  torch" in output
+    assert "\\x1b" not in output

@@ -71,6 +71,10 @@ def put_in_order(options: JsonObject) -> None:
     profile = options.get("layer_profile")
     if isinstance(profile, dict):
         cut_to_one_length(profile)
+    if options.get("on") in ("functions", "auto"):
+        # A function's environment is its image's.
+        for place in ("env", "secrets", "requirements", "python"):
+            options.pop(place, None)
     for place in ("env", "secrets"):
         if isinstance(options.get(place), dict):
             options[place] = variables(place, options[place])

@@ -16,6 +16,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from springtide.cli import terminal
 from springtide.cli.doctor.functions import Check, check_functions
 from springtide.cli.doctor.shares import check_shares
 from springtide.cli.doctor.versions import check_library_versions, check_torch_version
@@ -58,15 +59,17 @@ def doctor(session: Session) -> None:
     checks += check_shares()
     checks += check_functions(state_dir)
     failed = [check for check in checks if check.verdict == "fail"]
-    width = max(len(check.name) for check in checks)
-    lines = []
-    for check in checks:
-        colour = {"ok": "green", "warn": "yellow", "fail": "red"}[check.verdict]
-        lines.append(f"{click.style(f'{check.verdict:<4}', fg=colour)}  {check.name.ljust(width)}  {check.text}")
-        if check.mend:
-            lines.append(f"{'':<4}  {'':<{width}}  -> {check.mend}")
     hint = "all of it proven: springtide hello" if not failed else "mend the lines marked fail, then run it again"
-    session.answer({"checks": checks, "passed": not failed}, "\n".join(lines), hint)
+    if session.as_json:
+        session.print_json({"checks": checks, "passed": not failed})
+    else:
+        width = max(len(check.name) for check in checks)
+        for check in checks:
+            mend = f"\n{'':<4}  {'':<{width}}  -> {check.mend}" if check.mend else ""
+            text = f"{check.verdict:<4}  {check.name.ljust(width)}  {check.text}{mend}"
+            # The whole line: what is written is escaped, colours in it too.
+            terminal.write(text, fg={"ok": None, "warn": "yellow", "fail": "red"}[check.verdict])
+        session.hint(hint)
     if failed:
         raise click.exceptions.Exit(1)
 

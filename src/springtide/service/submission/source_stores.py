@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import logging
 import os
@@ -209,9 +210,10 @@ class ObjectSources:
         """The artifacts that count, by the job's head object. A digest is that of the object, which never changes."""
         kept = WorkloadStore(self._store, workload_id)
         found = []
-        for name, key in sorted(kept.artifacts().items()):
+        for name, artifact in sorted(kept.head().artifacts.items()):
+            key = kept.artifact_key(name, artifact.generation, artifact.step)
             sha256 = self._digest_of(key) if with_digests else ""
-            found.append(ArtifactStatus(name=name, num_bytes=kept.head().artifacts[name].num_bytes, sha256=sha256))
+            found.append(ArtifactStatus(name=name, num_bytes=artifact.num_bytes, sha256=sha256))
         return found
 
     def open_artifact(self, workload_id: WorkloadId, name: str) -> tuple[IO[bytes], int]:
@@ -221,22 +223,33 @@ class ObjectSources:
             raise NotFound(
                 f"{workload_id} has no artifact {name!r:.200}; `springtide artifacts list` names those it has"
             )
+        try:
+            file = self._downloaded(key)
+        except ObjectMissing:
+            raise NotFound(f"the artifact {name!r:.200} of {workload_id} was replaced just now; ask again") from None
+        return file, os.fstat(file.fileno()).st_size
+
+    def _digest_of(self, key: str) -> str:
+        """The digest of an object; empty if it was replaced just now."""
+        known = self._result_digests.get(key)
+        if known is None:
+            try:
+                with self._downloaded(key) as file:
+                    known = self._result_digests[key] = hashlib.file_digest(file, "sha256").hexdigest()
+            except ObjectMissing:
+                return ""
+        return known
+
+    def _downloaded(self, key: str) -> io.BufferedReader:
+        """An object in a file that vanishes when it is closed: it may be larger than memory. Raises ObjectMissing."""
         make_private(self._state_dir)
         descriptor, path = tempfile.mkstemp(prefix=".artifact-", dir=self._state_dir)
         os.close(descriptor)
         try:
             self._store.get_file(key, Path(path))
-            return open(path, "rb"), os.path.getsize(path)
-        except ObjectMissing:
-            raise NotFound(f"the artifact {name!r:.200} of {workload_id} was replaced just now; ask again") from None
+            return open(path, "rb")
         finally:
             os.unlink(path)
-
-    def _digest_of(self, key: str) -> str:
-        known = self._result_digests.get(key)
-        if known is None:
-            known = self._result_digests[key] = hashlib.sha256(self._store.get(key)).hexdigest()
-        return known
 
     def retire(self, workload_id: WorkloadId, *, keeps_artifacts: bool) -> int:
         """Remove the workload's objects except its fence and, with `keeps_artifacts`, its artifacts."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from itertools import chain
 
+from msgspec.structs import replace
+
 from springtide.core.decision import JobView, Plan, PlannedRun, ServiceView, Snapshot, TimeClaim
 from springtide.core.events import (
     Event,
@@ -16,8 +18,9 @@ from springtide.core.events import (
     ScaleRequested,
     ServiceDeployed,
 )
+from springtide.core.job_parts import LearntSpeed
 from springtide.core.workload import JobState, WorkloadId
-from springtide.perf.curve import curve_of
+from springtide.perf.curve import SpeedCurve, curve_of
 from springtide.simulator.fluid.rules import DEADLINE_TOLERANCE_S
 
 # Moments are sums of floats, and a device counts as free a moment after it was needed.
@@ -123,28 +126,15 @@ class ClaimChecks:
         is_other = job.batch is not None or job.share is not None or view.restarts.starts_at_s > snapshot.now_s
         # What a change that is under way will cost yet is not in the snapshot.
         is_changing = before not in (0, after)
-        # A policy may doubt what was measured, which is not in the snapshot either.
         if is_bound or is_other or is_changing or view.total_steps is None or curve.source != "profile":
             return
-        since_s = snapshot.now_s - view.progress.progress_at_s if before and view.state is JobState.RUNNING else 0.0
-        left = max(1.0, view.total_steps - view.progress.step - since_s * curve.rate(before))
-        if runs := plan.future.get(job.job_id):
-            # What is left of it by its schedule, which it may be behind.
-            left = min(left, (runs[-1].end_s - snapshot.now_s) * curve.rate(runs[-1].num_devices))
-
-        def worth(size: int) -> float:
-            seconds = left / curve.rate(size)
-            reach_s = min(seconds, HORIZON_S)
-            lost_s = snapshot.overheads.cost_s(size) if before and size != before else 0.0
-            return reach_s / (reach_s + lost_s) / seconds
-
-        sizes = [n for n in curve.doubling_sizes if after < n <= len(snapshot.cluster.device_ids())]
-        best = max(sizes, key=worth, default=after)
-        if after and left < SHORT_S * curve.rate(after):
-            return
-        if best != after and (not after or worth(best) > PRICE_TOLERANCE * worth(after)):
-            detail = f"a device is said to be worth nothing, and {job.job_id} gains by {best} in place of {after}"
-            self._complain("reason-true", detail, snapshot.now_s)
+        # A policy may doubt what was measured: the job has to gain by the profile alone, too.
+        for believed in (curve, curve_of(replace(view, learnt=LearntSpeed()))):
+            best = _best_size(view, plan, snapshot, believed)
+            if best == after:
+                return
+        detail = f"a device is said to be worth nothing, and {job.job_id} gains by {best} in place of {after}"
+        self._complain("reason-true", detail, snapshot.now_s)
 
     def _check_waits(self, waiting: list[ServiceView], snapshot: Snapshot, plan: Plan) -> None:
         """The waiting services in order: the first needs one free device, the second two."""
@@ -165,6 +155,31 @@ class ClaimChecks:
             if not is_right:
                 detail = f"{view.service.service_id} is said to wait, {claim}, and a device is free at {expected}"
                 self._complain("reason-true", detail, snapshot.now_s)
+
+
+def _best_size(view: JobView, plan: Plan, snapshot: Snapshot, curve: SpeedCurve) -> int:
+    """The size by which the job gains most in place of the one that it gets; that one if it gains by none for sure."""
+    job_id = view.job.job_id
+    given, held = plan.allocations.get(job_id), snapshot.allocations.get(job_id)
+    before, after = (0 if each is None else each.num_devices for each in (held, given))
+    assert view.total_steps is not None
+    since_s = snapshot.now_s - view.progress.progress_at_s if before and view.state is JobState.RUNNING else 0.0
+    left = max(1.0, view.total_steps - view.progress.step - since_s * curve.rate(before))
+    if runs := plan.future.get(job_id):
+        # What is left of it by its schedule, which it may be behind.
+        left = min(left, (runs[-1].end_s - snapshot.now_s) * curve.rate(runs[-1].num_devices))
+    if after and left < SHORT_S * curve.rate(after):
+        return after
+
+    def worth(size: int) -> float:
+        seconds = left / curve.rate(size)
+        reach_s = min(seconds, HORIZON_S)
+        lost_s = snapshot.overheads.cost_s(size) if before and size != before else 0.0
+        return reach_s / (reach_s + lost_s) / seconds
+
+    sizes = [n for n in curve.doubling_sizes if after < n <= len(snapshot.cluster.device_ids())]
+    best = max(sizes, key=worth, default=after)
+    return best if not after or worth(best) > PRICE_TOLERANCE * worth(after) else after
 
 
 def _num_idle(snapshot: Snapshot, plan: Plan) -> int:

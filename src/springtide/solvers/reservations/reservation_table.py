@@ -215,7 +215,7 @@ class ReservationTable:
     def force_capacity(self, capacity: int | Steps) -> tuple[str, ...]:
         """Change the number of devices unconditionally; jobs that cannot keep their deadlines then are late, promised
         ones last. Returns the promised jobs that became late by this."""
-        if self.set_capacity(capacity):
+        if self.set_capacity(capacity) or self._set_without_pursued(capacity):
             return ()
         entries = sorted(
             self.entries.values(), key=lambda entry: (not entry.is_promised or entry.is_late, self._urgency(entry))
@@ -229,6 +229,17 @@ class ReservationTable:
         for entry in entries:
             self.put(entry)
         return tuple([entry.key for entry in in_time if entry.is_late])
+
+    def _set_without_pursued(self, capacity: int | Steps) -> bool:
+        """Change the number of devices for promised jobs alone, which keep their schedules as far as they fit, and plan
+        the others anew around them. Returns whether every promise can be kept; if not, nothing is changed."""
+        order = tuple(self.entries)
+        pursued = self.take_out_pursued()
+        is_set = bool(pursued) and self.set_capacity(capacity)
+        self.put_back(pursued, as_before=not is_set)
+        if not is_set:
+            self.entries = {key: self.entries[key] for key in order}
+        return is_set
 
     def yield_capacity(self, capacity: int | Steps) -> bool:
         """Change the number of devices as `set_capacity` does, but for this, jobs without a promise may become late.
