@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from springtide.client import neighbours as module
+from springtide.client.sources import neighbours as module
 from springtide.client.sources.neighbours import neighbours
 from springtide.core.errors import InvalidRequest
 
