@@ -1,4 +1,4 @@
-"""A Lightning program on a real platform: resized in place, goes on after a death, and is promised from its second run."""
+"""A Lightning program on a real platform: resized in place, restarted, and promised from its second run on."""
 
 from __future__ import annotations
 
