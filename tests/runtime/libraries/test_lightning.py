@@ -8,7 +8,7 @@ import json
 import pytest
 
 from kits.runtime.library_plane import FAILS_AFTER_THE_EXCHANGE, UndisturbedRuns, assert_as, churn, go_on, of_library
-from springtide.core.wire.workers import CheckpointWritten, GroupBrokenReport, Preempt
+from springtide.core.wire.workers import CheckpointWritten, Failed, GroupBrokenReport, Preempt, Ready
 
 pytestmark = [
     pytest.mark.slow,
@@ -37,7 +37,11 @@ class Module(L.LightningModule):
     def configure_optimizers(self):
         optimizer = torch.optim.AdamW(self.parameters(), 1e-2)
         num_steps = self.trainer.estimated_stepping_batches
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-2, total_steps=num_steps)
+        if os.environ.get("SCHEDULE") == "cosine":
+            # Computes each rate from the one before.
+            schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num_steps)
+        else:
+            schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-2, total_steps=num_steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 class Look(L.Callback):
@@ -90,6 +94,7 @@ OPTIONS = {
     "plain": {},
     "accumulating, with processes that load": {
         "LOADERS": "2",
+        "SCHEDULE": "cosine",
         "OPTIONS": json.dumps({"accumulate_grad_batches": 2, "val_check_interval": 0.5}),
     },
 }
@@ -115,8 +120,9 @@ assert BEHIND != PROGRAM
 
 
 def test_a_member_that_missed_a_step_steps_nothing_twice(make_program, undisturbed):
-    expected = undisturbed.of(PROGRAM, {})
-    plane = make_program(BEHIND, step_s=0.02)
+    environment = {"SCHEDULE": "cosine"}
+    expected = undisturbed.of(PROGRAM, environment)
+    plane = make_program(BEHIND, step_s=0.02, environment=environment)
     plane.start_group("a", "b")
     plane.wait(lambda: plane.of(GroupBrokenReport), "GroupBroken")
     plane.form("a", "b", forced=True)
@@ -141,3 +147,29 @@ def test_a_restart_goes_on_from_the_checkpoint(make_program, undisturbed):
     third.start_group("d", "e")
     third.wait_finished()
     assert_as(third, expected)
+
+
+REFUSED = {
+    "manual optimization": ("__init__()", "__init__(); self.automatic_optimization = False", "optimization of its own"),
+    "a strategy": ("devices=1,", 'devices=2, strategy="ddp",', "DDPStrategy, and the platform divides"),
+    "a limit of time": ("max_epochs=4,", 'max_epochs=4, max_time="00:00:01:00",', "max_time and Timer"),
+    "a second training": ("trainer.fit(Module()", "trainer.fit(Module(), train); trainer.fit(Module()", "trains twice"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_resized_ends_the_job_with_a_sentence(make_program, name):
+    before, after, told = REFUSED[name]
+    source = PROGRAM.replace(before, after)
+    assert source != PROGRAM
+    # Which Lightning itself refuses with manual optimization.
+    source = source.replace("gradient_clip_val=0.5, ", "")
+    plane = make_program(source)
+    plane.start("a")
+    plane.wait(lambda: plane.of(Ready, "a") or plane.of(Failed, "a"), "Ready or Failed")
+    if plane.of(Ready, "a"):
+        plane.form("a", wait=False)
+    plane.wait(lambda: plane.of(Failed, "a"), "Failed")
+    [failed] = plane.of(Failed, "a")
+    assert told in failed.error
+    assert "--workers 1" in failed.error

@@ -20,7 +20,7 @@ from springtide.runtime.libraries.part_loader import PartLoader
 from springtide.runtime.script_reports import MAX_METRICS, MAX_NAME_CHARS
 
 _METRICS_INTERVAL_S = 0.25
-_FIXED = "or give the job one worker: --workers 1"
+_FIXED = "give the job one number of workers, as --workers 1"
 
 
 def lightning_callbacks() -> list[Any]:
@@ -79,6 +79,7 @@ class LightningFit:
     def prepare(self, trainer: Any) -> None:
         """Before Lightning sets the model up: check what it was told, and be asked for the data and for the rank."""
         self._trainer = trainer
+        self._loop.check_first()
         _check(trainer)
         self._sigterm = signal.getsignal(signal.SIGTERM)
         # Which member leads is not known yet: until then none writes or prints what only one of them should.
@@ -271,11 +272,11 @@ def _check(trainer: Any) -> None:
     if strategy != "SingleDeviceStrategy":
         raise InvalidRequest(
             f"the Trainer uses {strategy}, and the platform divides the work itself; leave out strategy and devices, "
-            f"{_FIXED}"
+            f"or {_FIXED}"
         )
     if getattr(trainer.precision_plugin, "scaler", None) is not None:
-        raise InvalidRequest(f'precision="16-mixed" scales its loss, which cannot move; use "bf16-mixed", {_FIXED}')
+        raise InvalidRequest(f'precision="16-mixed" scales its loss, which cannot move; use "bf16-mixed", or {_FIXED}')
     if any(type(callback).__name__ == "Timer" for callback in trainer.callbacks):
         raise InvalidRequest(
-            f"max_time and Timer end each worker at another step; use max_steps or max_epochs, {_FIXED}"
+            f"max_time and Timer end each worker at another step; use max_steps or max_epochs, or {_FIXED}"
         )

@@ -80,16 +80,19 @@ class LibraryLoop:
         """What is reported beside the loss; the library's part adds to it."""
         return self._trainer.metrics
 
-    def attach(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: LibraryState) -> None:
-        """Take over the model and its optimizer; returns once this worker is in a group and has its training state.
-
-        `state` is the rest of the library's state. Raises InvalidRequest for a second call, and where it cannot move.
-        """
+    def check_first(self) -> None:
+        """Raise InvalidRequest if the program has trained already: only one training of a job is elastic."""
         if self.is_attached:
             raise InvalidRequest(
                 "this program trains twice, and only one call of fit() or train() can be elastic; make each a program "
-                "of its own, or give the job one worker: --workers 1"
+                "of its own, or give the job one number of workers, as --workers 1"
             )
+
+    def attach(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: LibraryState) -> None:
+        """Take over the model and its optimizer; returns once this worker is in a group and has its training state.
+
+        `state` is the rest of the library's state. Raises InvalidRequest where it cannot move.
+        """
         self.is_attached, self._state = True, state
         self._left(lambda: self._trainer.attach(model, [optimizer], [state]))
         self._steps = self._trainer.library_steps

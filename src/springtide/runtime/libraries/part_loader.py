@@ -14,7 +14,7 @@ from springtide.runtime.data.batch_loader import BatchLoader, PartIds, kept_rand
 from springtide.runtime.data.shards import seed_everything
 from springtide.runtime.libraries.loop import LibraryLoop
 
-_FIXED = "or give the job one number of workers: --workers 1"
+_FIXED = "give the job one number of workers, as --workers 1"
 
 
 class PartLoader:
@@ -98,7 +98,7 @@ def _check(loader: Any) -> None:
     if isinstance(loader.dataset, IterableDataset):
         raise InvalidRequest(
             "the DataLoader reads an IterableDataset, whose samples have no numbers, so that workers cannot divide it; "
-            f"give it a dataset with __len__ and __getitem__, {_FIXED}"
+            f"give it a dataset with __len__ and __getitem__, or {_FIXED}"
         )
     if loader.batch_sampler is None:
         raise InvalidRequest(f"the DataLoader has batch_size=None, and its batches cannot be divided; {_FIXED}")

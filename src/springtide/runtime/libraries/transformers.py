@@ -24,7 +24,7 @@ from springtide.runtime.libraries.part_loader import PartLoader
 from springtide.runtime.script_reports import MAX_METRICS, MAX_NAME_CHARS
 
 _MODULE = "transformers.trainer"
-_FIXED = "or give the job one worker: --workers 1"
+_FIXED = "give the job one number of workers, as --workers 1"
 # Stands for the checkpoint's folder where the state came from another worker or from the platform's checkpoint.
 _TAKEN = "<springtide>"
 _BEST_MODEL_WAIT_S = 120.0
@@ -88,6 +88,7 @@ class TrainerFit:
     def run(self, train: Callable[[], Any]) -> Any:
         """Run the Trainer's own loop, with this object's methods around its."""
         trainer = self._trainer
+        self._loop.check_first()
         _check(trainer)
         wrapped: dict[str, Callable[..., Any]] = {
             "get_train_dataloader": self._make_loader,
@@ -306,9 +307,9 @@ def _check(trainer: Any) -> None:
     if is_divided or trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
         raise InvalidRequest(
             "the Trainer uses DeepSpeed, FSDP or several devices, and the platform divides the work itself; leave them "
-            f"out, {_FIXED}"
+            f"out, or {_FIXED}"
         )
     if trainer.accelerator.scaler is not None:
-        raise InvalidRequest(f"fp16=True scales its loss, which cannot move; use bf16=True, {_FIXED}")
+        raise InvalidRequest(f"fp16=True scales its loss, which cannot move; use bf16=True, or {_FIXED}")
     if args.auto_find_batch_size:
-        raise InvalidRequest(f"auto_find_batch_size would give each worker another batch; leave it out, {_FIXED}")
+        raise InvalidRequest(f"auto_find_batch_size would give each worker another batch; leave it out, or {_FIXED}")
