@@ -8,15 +8,23 @@ from pathlib import Path
 
 from springtide.core.containers import SECRETS_VARIABLE
 from springtide.core.wire.workers import WorkerSpec
+from springtide.core.workload import TrainingJob
 from springtide.runtime.process.redaction import Redactor
+from springtide.runtime.process.tracker_variables import tracker_variables
 from springtide.storage.secrets import read_secrets
 
 
 def set_user_environment(spec: WorkerSpec) -> Redactor:
     """Set the workload's variables and secrets in this process; call it before the user's code is imported.
 
+    Experiment trackers find the job's id, unless the environment says otherwise.
     Returns what replaces the values of secrets in the process's output. Raises StorageError if they are not there.
     """
+    if isinstance(spec.workload, TrainingJob):
+        job = spec.workload
+        os.environ.update({"SPRINGTIDE_JOB_ID": job.job_id, "SPRINGTIDE_JOB_NAME": job.name})
+        for name, value in tracker_variables(job).items():
+            os.environ.setdefault(name, value)
     os.environ.update(spec.workload.env)
     asked = spec.workload.secrets
     if asked is None:
