@@ -168,9 +168,9 @@ def test_every_field_of_a_status_is_filled_from_the_record():
     plain = job_status(record(), 9.0)
     same = {name for name in JobStatus.__struct_fields__ if getattr(status, name) == getattr(plain, name)}
     # It has started, so no start is planned, its promise waits for nothing, and it is neither diverged nor stalled; on
-    # functions it works in no copy of this machine; the rest both have in common.
+    # functions it works in no copy of this machine, no library runs either loop; the rest both have in common.
     assert same == {"job_id", "name", "kind", "state", "submitted_at_s", "min_workers", "max_workers", "num_epochs"} | {
-        *("planned_start_at_s", "promised_if", "pods", "is_diverged", "stalled_since_s", "directory")
+        *("planned_start_at_s", "promised_if", "pods", "is_diverged", "stalled_since_s", "directory", "library")
     }
 
 
