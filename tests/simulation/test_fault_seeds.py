@@ -30,6 +30,8 @@ NAMED_SEEDS = [
     (5002544, "fifo", "a worker that stands still when its collective times out reports the break later"),
     (48, "elastic", "new bounds below what an inelastic job holds do not stop the loop"),
     (151, "fifo", "a node that is cut off while the control plane restarts is not forgotten"),
+    (10600252, "springtide", "a job that is not planned on its family any more is seen with its own speeds again"),
+    (10600343, "springtide", "survivors go on with the batch that they have, also by what is remembered"),
 ]
 # With the kinds of faults that the others do not have.
 NAMED_SEEDS_WITH_MORE = [

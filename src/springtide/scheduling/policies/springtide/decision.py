@@ -133,10 +133,12 @@ class Decision:
         # 6. Choose devices for every count. This may change schedules, so that a newcomer loses its reservation again.
         placed = assign_devices(state, self.staying, self.snapshot, spare, services, self.effort // 2)
         self._reject_unplaced_newcomers()
-        if self.survivors:
-            placed |= not_taken(self.survivors, placed)
+        remaining = not_taken(self.survivors, placed) if self.survivors else {}
+        placed |= remaining
         if self.batches is not None:
-            state.batches = self.batches.set_batches(placed, self.reservations.entries)
+            # Those that stay as they are go on with the batch that they have.
+            kept_batches = {who: given.global_batch_size for who, given in remaining.items() if given.global_batch_size}
+            state.batches = kept_batches | self.batches.set_batches(placed, self.reservations.entries)
 
         # 7. Record what was decided, and when to decide again.
         state.price_s, self.trades = market.price_s, market.trades(self.snapshot, placed)
@@ -456,7 +458,11 @@ class Decision:
         state.stop_first = sorted(jobs_to_stop_first(snapshot, placed)) if snapshot.allocations else []
         self.reservations.commit()
         state.slowed = {key: factor for key, factor in state.slowed.items() if key in self.reservations.entries}
-        state.sure = {job_id: rates for job_id, rates in state.sure.items() if job_id in self.reservations.entries}
+        for job_id in state.sure.keys() - self.reservations.entries.keys():
+            # Nothing is remembered of the speeds that it was planned on, so that nothing may rest on them later.
+            del state.sure[job_id]
+            if job_id in self.by_id:
+                self.by_id[job_id].plan_on_own()
         state.conditions = {} if self.first_runs is None else self.first_runs.conditions(placed)
         state.until_s = self._next_moment_s()
         self.allocations = placed

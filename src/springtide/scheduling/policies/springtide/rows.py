@@ -68,8 +68,13 @@ class PromiseRow:
     )
 
     def __init__(self, view: JobView) -> None:
-        job, curve = view.job, curve_of(view)
         self.view = view
+        self.plan_on_own()
+
+    def plan_on_own(self) -> None:
+        """Plan on its own curve, whatever it was planned on before."""
+        view = self.view
+        job, curve = view.job, curve_of(view)
         self.job_id: WorkloadId = job.job_id
         most = min(view.bounds.max_workers, job.num_virtual_shards)
         rates = interpolate(job.profile_steps_per_s, most) if curve.source == "profile" else curve.steps_per_s
