@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 
-from springtide.client.folders.choice import FolderWish, with_code
-from springtide.client.folders.send import submit_with_folder
 from springtide.client.goals import Auto, TrainKeywords, TrainOptions, auto
 from springtide.client.handles import JobHandle, ServiceHandle
 from springtide.client.layer_profiles import with_layers
@@ -39,6 +37,7 @@ from springtide.core.status.quote import Quote
 
 if TYPE_CHECKING:
     from springtide.client.api import Client
+    from springtide.client.folders.choice import FolderWish
     from springtide.runtime.local.function_task import LocalResult
 
 __all__ = ["Auto", "ServeFunction", "Task", "TrainFunction", "auto", "serve", "train"]
@@ -368,6 +367,9 @@ def submit_job(
     with `on="auto"` for a declared one. Lines about that and about the folder are passed to `on_progress`. Raises as
     TrainFunction.submit does.
     """
+    # A function's image, which imports this module, lacks the library that reads ignore files.
+    from springtide.client.folders.send import submit_with_folder
+
     connected = _connect() if client is None else client
     compares = is_declared and options.values["on"] == "auto"
     request = job_request(
@@ -411,6 +413,8 @@ def job_request(
 
     Raises InvalidRequest, also for a job on functions if the platform has no function service.
     """
+    from springtide.client.folders.choice import with_code
+
     if is_auto(options.values["share"]):
         from springtide.client.share_profiles import job_as_profiled
 

@@ -208,7 +208,8 @@ def test_no_route_takes_json_of_another_shape(app, http, case, unchanged):
         if method == "GET":
             continue
         answer = http.request(method, filled(path, "digits"), content=WRONG_SHAPES[case], headers=JSON)
-        assert_refused(answer, 422)
+        # The contents of files are no JSON.
+        assert_refused(answer, 415 if (method, path) == ("POST", "/v1/contents") else 422)
 
 
 @pytest.mark.parametrize("media_type", ["", "text/plain", "application/x-www-form-urlencoded", "application/jsonp"])

@@ -166,8 +166,13 @@ class SharePlan:
             self._grown.append(view.job.job_id)
 
     def _may_grow(self, view: JobView) -> bool:
-        is_running = view.state is JobState.RUNNING and view.job.job_id in self._snapshot.allocations
-        return is_running and view.job.elastic and self._snapshot.now_s >= view.restarts.grows_at_s
+        held = self._snapshot.allocations.get(view.job.job_id)
+        if held is None or view.state is not JobState.RUNNING or not view.job.elastic:
+            return False
+        # One that has just given up a part does not take another one for it: that would be a move.
+        present = self._snapshot.cluster.device_set.intersection(held.device_ids)
+        is_whole = present.issubset(self._chosen.get(view.job.job_id, ()))
+        return is_whole and self._snapshot.now_s >= view.restarts.grows_at_s
 
     def _keep_replicas(self, view: ServiceView, wanted: int) -> None:
         service_id = view.service.service_id
