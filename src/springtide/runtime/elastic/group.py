@@ -139,22 +139,23 @@ class Group:
 
     def set_flag(self, key: str) -> None:
         """Set a flag for the other members in the rendezvous store. Raises PeerLost if the store is gone."""
-        self._use_store(lambda: self.store.set(key, "1"))
+        self.use_store(lambda: self.store.set(key, "1"))
 
     def has_flag(self, key: str) -> bool:
         """Whether a member has set the flag. Raises PeerLost if the rendezvous store is gone."""
-        return bool(self._use_store(lambda: self.store.check([key])))
+        return bool(self.use_store(lambda: self.store.check([key])))
 
     def note_evaluation(self) -> None:
         """Tell members that wait in an exchange that an evaluation gets further. Raises PeerLost."""
-        self._use_store(lambda: self.store.add(_EVALUATION, 1))
+        self.use_store(lambda: self.store.add(_EVALUATION, 1))
 
     def is_evaluating(self) -> bool:
         """Whether an evaluation got further since this was asked last. Raises PeerLost."""
-        before, self._num_noted = self._num_noted, self._use_store(lambda: self.store.add(_EVALUATION, 0))
+        before, self._num_noted = self._num_noted, self.use_store(lambda: self.store.add(_EVALUATION, 0))
         return self._num_noted > before
 
-    def _use_store(self, operation: Callable[[], Any]) -> Any:
+    def use_store(self, operation: Callable[[], Any]) -> Any:
+        """What the operation on the store returns. Raises PeerLost if the store is gone, or its disk is full."""
         try:
             return operation()
         except RuntimeError as error:

@@ -41,11 +41,11 @@ def synchronise(
     if group.world_size > 1:
         if cursor is not None:
             # Tells a joiner that waits for a catch-up stream that there will be none.
-            group.store.set("sync", "1")
-        group.store.set(f"claim/{group.rank}", str(claims[0]))
+            group.set_flag("sync")
+        group.use_store(lambda: group.store.set(f"claim/{group.rank}", str(claims[0])))
         keys = [f"claim/{rank}" for rank in range(group.world_size)]
         wait_for_keys(group.store, keys, is_wanted)
-        claims = [float(group.store.get(key)) for key in keys]
+        claims = group.use_store(lambda: [float(group.store.get(key)) for key in keys])
     highest = max(claims)
     sources = [rank for rank, claim in enumerate(claims) if claim == highest] if highest else [0]
     now = cursor or Cursor()
@@ -54,7 +54,7 @@ def synchronise(
             now = restore() or Cursor()
         if group.world_size > 1:
             if group.rank == 0:
-                group.store.set("restored", "1")
+                group.set_flag("restored")
             wait_for_keys(group.store, ["restored"], is_wanted)
     behind = [rank for rank in range(group.world_size) if rank not in sources]
     for index, rank in enumerate(behind):
