@@ -214,7 +214,8 @@ def test_run_watches_until_the_end(client: Any, springtide: Run, make_job: MakeJ
     result = springtide("run", training_file)
     assert result.exit_code == 0
     lines = result.output.splitlines()
-    assert lines[0].startswith("fit-3f2a RUNNING 2 workers [###")
+    assert lines[0].endswith("travels with the job: 1 file, 78 B")
+    assert lines[1].startswith("fit-3f2a RUNNING 2 workers [###")
     assert "  resized 2 -> 1, pause 41 ms, global batch 512 kept, step 570 continued" in lines
     assert lines[-4:-1] == [
         "fit-3f2a SUCCEEDED in 7m58  step 1000/1000  loss 0.412",
