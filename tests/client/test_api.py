@@ -11,7 +11,9 @@ import pytest
 from springtide.client.api import Client, connect
 from springtide.core.errors import BackendError, CapacityError, InvalidRequest, Unauthorized
 
-SOURCE = SimpleNamespace(filename="a.py", text="x", object_name="f", kind="function", args=(), import_root="", files={})
+SOURCE = SimpleNamespace(
+    filename="a.py", text="x", object_name="f", kind="function", args=(), import_root="", files={}, library=""
+)
 
 
 @pytest.fixture(autouse=True)

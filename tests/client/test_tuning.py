@@ -49,7 +49,7 @@ class Bench:
 
     def request(self, trial: Trial) -> dict[str, Any]:
         options = {"params": trial.params, "budget_usd": trial.cap_usd}
-        source = type("Source", (), SOURCE | {"files": {}})()
+        source = type("Source", (), SOURCE | {"files": {}, "library": ""})()
         return {"name": f"widths-{trial.number}", "source": source, "options": options}
 
     def tuner(self, **options: Any) -> Tuner:

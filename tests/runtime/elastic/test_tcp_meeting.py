@@ -90,7 +90,7 @@ def test_a_member_that_hangs_at_the_meeting_place_is_freed_by_an_abort(rendezvou
     def wait():
         waiting.set()
         with pytest.raises(PeerLost, match="meeting place is gone"):
-            groups[1]._use_store(lambda: groups[1].store.get("never"))
+            groups[1].use_store(lambda: groups[1].store.get("never"))
         return True
 
     with ThreadPoolExecutor(1) as pool:

@@ -18,7 +18,7 @@ from springtide.service.api.application import build_api
 
 
 def source_of(body):
-    known = {"object_name": "", "args": (), "import_root": "", "files": {}}
+    known = {"object_name": "", "args": (), "import_root": "", "files": {}, "library": ""}
     return SimpleNamespace(**{**known, **body["source"]})
 
 
