@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from springtide.control.journal.journal import DurableJournal
 from springtide.core.actions import Action, StartReplica
-from springtide.core.events import Event
+from springtide.core.events import Event, ReplicaLost
 from springtide.core.ports import Executor, Standing, Step
 from springtide.core.resources import DeviceId
 from springtide.service.decision_watch import DecisionWatch
@@ -43,9 +43,9 @@ class CrashingJournal:
 class CrashPoints:
     """The executor, with a named crash point before and after every effect that the loop starts.
 
-    After a restart only replicas on one of `devices` are adopted: if the machine was divided into other nodes before,
-    those nodes are reported as lost and the replicas on them must end. With None the executor itself knows its
-    devices. `before_recovery` is called before the executor recovers.
+    After a restart only replicas on one of `devices` are adopted: if the machine had others before, or was divided into
+    other nodes, the replicas on those end and are reported as lost. With None the executor itself knows its devices.
+    `before_recovery` is called before the executor recovers.
     """
 
     def __init__(
@@ -69,6 +69,14 @@ class CrashPoints:
         if self._devices is None:
             self._executor.recover(standing)
             return
+        for start in standing.replicas:
+            if start.device_id not in self._devices:
+                reason = f"{start.device_id} is no device of this platform any more"
+                self._executor.post(
+                    ReplicaLost(
+                        workload_id=start.workload_id, replica_id=start.replica_id, reason=reason, is_fault=False
+                    )
+                )
         self._executor.recover(
             replace(
                 standing,
