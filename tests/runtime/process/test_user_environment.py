@@ -49,5 +49,5 @@ def test_trackers_find_the_job_unless_its_environment_says_otherwise(tmp_path: P
     set_user_environment(spec_of(job, tmp_path))
     assert (variables["WANDB_RUN_ID"], variables["WANDB_TAGS"]) == ("chosen", "mine")
     assert (variables["SPRINGTIDE_JOB_ID"], variables["WANDB_RESUME"]) == (job.job_id, "allow")
-    tags = {"springtide.job_id": job.job_id, "springtide.job_name": job.name}
+    tags = {"springtide_job_id": job.job_id, "springtide_job_name": job.name}
     assert json.loads(variables["MLFLOW_RUN_CONTEXT"]) == json.loads(variables["MLFLOW_TAGS"]) == tags

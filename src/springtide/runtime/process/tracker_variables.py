@@ -9,7 +9,7 @@ from springtide.core.workload import TrainingJob
 
 def tracker_variables(job: TrainingJob) -> dict[str, str]:
     """The variables that Weights & Biases and MLflow read."""
-    tags = json.dumps({"springtide.job_id": job.job_id, "springtide.job_name": job.name})
+    tags = json.dumps({"springtide_job_id": job.job_id, "springtide_job_name": job.name})
     return {
         "WANDB_RUN_ID": job.job_id,
         "WANDB_RESUME": "allow",
