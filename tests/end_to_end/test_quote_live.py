@@ -114,7 +114,7 @@ def test_the_command_asks_measures_and_refuses(platform, tmp_path):
 
     refused = springtide("run", str(path), "--deadline", "5s")
     assert refused.returncode == 1
-    assert refused.stdout.startswith("REFUSED cannot finish within 5.0 s: ")
+    assert "\nREFUSED cannot finish within 5.0 s: " in refused.stdout
     assert "would work: --deadline " in refused.stdout
     dear = springtide("quote", str(path), "--budget", "0.0001", "--json")
     answer = json.loads(dear.stdout)
