@@ -195,11 +195,15 @@ def plan_job(board: Board, demand: RoundDemand) -> DevicePlan | None:
         return None
     found = _lay_out(board, demand, shapes, near, choice, ())
     if demand.held:
-        # The better of going on with its devices and of starting elsewhere.
+        # It goes elsewhere only if it ends earlier by that, and the price is not above what it gains.
         stays = _lay_out(board, demand, shapes, near, choice, demand.held)
-        if found is None or (stays is not None and stays.finish_s + stays.price <= found.finish_s + found.price):
+        if found is None or (stays is not None and not _is_better(found, stays)):
             found = stays
     return found
+
+
+def _is_better(one: DevicePlan, other: DevicePlan) -> bool:
+    return one.finish_s < other.finish_s and one.finish_s + one.price < other.finish_s + other.price
 
 
 class Shapes:

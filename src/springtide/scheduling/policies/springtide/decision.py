@@ -402,11 +402,15 @@ class Decision:
     # --- 5. spare devices -------------------------------------------------------------------------------------------
 
     def _keep_for_survivors(self) -> None:
-        """Give no job outside the table what survivors go on with that have nothing by their schedules now."""
+        """Give no job outside the table what survivors go on with that have nothing by their schedules now; the others
+        stay where they are."""
         for job_id, held in self.survivors.items():
             entry = self.reservations.entries.get(job_id)
-            if entry is not None and not entry.size_at(self.now_s):
+            size = held.num_devices if entry is None else entry.size_at(self.now_s)
+            if not size:
                 self.state.num_surplus -= held.num_devices
+            elif size == held.num_devices:
+                self.state.pinned[job_id] = held.device_ids
 
     def _share_outside(self, outside: list[PromiseRow], market: Market) -> dict[WorkloadId, int]:
         """Return the number of devices of each job outside the reservation table. A job that holds devices of a

@@ -232,17 +232,19 @@ class Market:
         now_s, reservations = self._now_s, self._reservations
         bids: list[Bid] = []
         for key, entry in reservations.entries.items():
-            if entry.ready_s > now_s or entry.is_fixed or not entry.runs:
+            if entry.ready_s > now_s or entry.is_fixed:
                 continue
             has = entry.size_at(now_s)
             floor = has if key in kept or not has else reservations.least_size(entry)
             sizes = [n for n in entry.sizes if n >= floor]
             if not sizes:
                 continue
-            needs_s, num_open = [entry.left / entry.rates[n] for n in sizes], len(sizes)
+            # One that no schedule could be made for counts in the price alone.
+            needs_s, num_open = [entry.left / entry.rates[n] for n in sizes], len(sizes) if entry.runs else 0
+            last_s = needs_s[-1]
             for n, factor in self._beyond(WorkloadId(key), sizes[-1]):
                 sizes.append(n)
-                needs_s.append(needs_s[num_open - 1] * factor)
+                needs_s.append(last_s * factor)
             seconds, lost_s = self._times(sizes, needs_s, entry.held, entry.residual_s)
             bids.append(Bid(WorkloadId(key), sizes, seconds, lost_s, floor, has, num_open, entry))
         return bids

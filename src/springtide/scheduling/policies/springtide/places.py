@@ -47,8 +47,10 @@ def assign_devices(
             services = {**services, NO_WORKLOAD: snapshot.allocations[NO_WORKLOAD].num_devices}
     held = snapshot.allocations
     reservations.effort = max(reservations.effort, effort)
-    # Jobs that keep their devices: those that cannot change their workers while they run, and those that may stay.
-    fixed: set[WorkloadId] = {view.job.job_id for view in snapshot.jobs if not view.job.elastic} & held.keys()
+    # Jobs that keep their devices: those that cannot change their workers while they run, survivors of a loss, and those
+    # that may stay.
+    fixed: set[WorkloadId] = {view.job.job_id for view in snapshot.jobs if not view.job.elastic} | state.pinned.keys()
+    fixed &= held.keys()
     fixed |= {WorkloadId(key) for key in (*staying.promised, *staying.others)}
     num_adjustments: dict[str, int] = {}
     compact = _find_compact_places(state, layout, snapshot, {**services, **_counts(reservations), **spare}, fixed)
@@ -109,7 +111,7 @@ def _choose_places(
         return placed
     movable |= {WorkloadId(key) for key in _movable_jobs(state.reservations)} - fixed
     placed = place(counts, snapshot, movable=movable, wanted=wanted)
-    return _pack(state, layout, snapshot, placed, movable, spare)
+    return _pack(state, layout, snapshot, placed, movable, spare, fixed)
 
 
 def _within(
@@ -134,9 +136,10 @@ def _pack(
     placed: Placed,
     movable: set[WorkloadId],
     spare: Mapping[WorkloadId, int],
+    fixed: set[WorkloadId],
 ) -> Placed:
     """Move other jobs out of aligned blocks for the jobs that would be scattered over more nodes than they need."""
-    scattered = [WorkloadId(key) for key in _scattered(state, layout, placed)]
+    scattered = [who for key in _scattered(state, layout, placed) if (who := WorkloadId(key)) not in fixed]
     if not scattered:
         return placed
     # A job that starts or changes its size now does not pay more for other devices.
@@ -144,6 +147,7 @@ def _pack(
         workload_id
         for workload_id, allocation in placed.items()
         if (workload_id in state.reservations.entries or workload_id in spare)
+        and workload_id not in fixed
         and not same_devices(state.devices.get(workload_id), allocation.device_ids)
     }
     packing = Packing(
