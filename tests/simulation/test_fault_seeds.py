@@ -37,10 +37,15 @@ NAMED_SEEDS = [
 NAMED_SEEDS_WITH_MORE = [
     (9420004, "goodput", "a policy tells that it decides anew when a back-off ends, also where that stops survivors"),
 ]
+# Jobs have profiles and tight deadlines; some hold parts of devices.
+NAMED_SEEDS_WITH_PROMISES = [
+    (10850103, "springtide", "survivors of a promised job stay where they are until it may grow again"),
+    (10870077, "tide/springtide", "a job whose promise is given up still gains by devices: they are not worth nothing"),
+]
 
 
-def run_and_check(seed: int, policy: str, *, has_more_faults: bool = False) -> None:
-    result = run_seed(seed, policy, has_more_faults=has_more_faults)
+def run_and_check(seed: int, policy: str, **options: bool) -> None:
+    result = run_seed(seed, policy, **options)
     assert not result.violation, f"{result.violation}: reproduce with\n    {result.command}\n{result.detail}"
 
 
@@ -52,6 +57,11 @@ def test_named_seed_holds_every_invariant(seed: int, policy: str) -> None:
 @pytest.mark.parametrize(("seed", "policy"), [pytest.param(s, p, id=f"{s}-{p}") for s, p, _ in NAMED_SEEDS_WITH_MORE])
 def test_named_seed_with_more_faults_holds_every_invariant(seed: int, policy: str) -> None:
     run_and_check(seed, policy, has_more_faults=True)
+
+
+@pytest.mark.parametrize(("seed", "policy"), [(seed, policy) for seed, policy, _ in NAMED_SEEDS_WITH_PROMISES])
+def test_named_seed_with_promises_holds_every_invariant(seed: int, policy: str) -> None:
+    run_and_check(seed, policy, has_promises=True, has_shares="/" not in policy)
 
 
 @pytest.mark.slow

@@ -224,6 +224,24 @@ def test_every_policy_holds_what_the_platform_promises_for_long(policy: str, cas
     check(policy, case)
 
 
+def test_no_job_moves_for_a_lower_price_alone() -> None:
+    def job(number: int, most: int, steps: int) -> TrainingJob:
+        return TrainingJob(
+            job_id=WorkloadId(f"job-{number}"),
+            name=f"job-{number}",
+            entrypoint=SOURCE,
+            global_batch_size=64,
+            max_workers=most,
+            num_virtual_shards=16,
+            total_steps=steps,
+            profile_steps_per_s={1: 0.5, 2: 1.0},
+            checkpoint_interval_s=30.0,
+        )
+
+    arrivals = ((0.0, job(0, 2, 181)), (0.0, job(1, 1, 1)), (120.0, job(2, 1, 1)))
+    check("fapes:round_s=60", Case(sizes=(4, 4), arrivals=arrivals, overhead="elasticflow"))
+
+
 # --- the same journal under every hash seed ---------------------------------------------------------------------------
 
 CASE_OF_MANY = Case(

@@ -137,6 +137,13 @@ def test_what_a_turn_gave_stands_at_the_same_instant(training, drawn, turns, mon
     _play(f"tide/{training}", drawn, turns)
 
 
+def test_a_node_that_goes_back_to_both_replaces_one_that_is_being_freed_at_once(monkeypatch):
+    monkeypatch.setattr(pool_world, "Controller", functools.partial(Controller, tide=SHORT_DAY))
+    drawn = [("training", "training", 1, True), ("shared", "inference", 2, True), ("inference", "shared", 2, True)]
+    turns = [("lose", 4), ("submit", 1, 4, True), ("deploy", 1, 1), ("scale", 9, 5, 2)]
+    _play("tide:victims=gain/elastic", drawn, turns)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("tide", [Tide(), SHORT_DAY], ids=["unknown", "known"])
 @pytest.mark.parametrize("strategy", STRATEGIES)

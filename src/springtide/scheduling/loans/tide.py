@@ -6,7 +6,7 @@ least work is lost, from jobs that can shrink before any job is stopped. See doc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -64,7 +64,14 @@ class TideStrategy:
 
     def choose(self, pools: PoolState) -> LabelVerdict:
         """Return the labels that nodes are to change to."""
-        return _Choice(self, pools, self.forecast(pools)).verdict()
+        forecast, common = self.forecast(pools), dict[NodeId, str]()
+        while True:
+            choice = _Choice(self, pools, forecast, common)
+            verdict = choice.verdict()
+            if choice.common == common:
+                return verdict
+            # All their devices count from now on, so that what else was chosen may be too much.
+            common = choice.common
 
     def capacity(self, pools: PoolState, verdict: LabelVerdict) -> tuple[Capacity, ...]:
         """The capacity for promises: what training has, until services would need it back on their highest days."""
@@ -102,10 +109,13 @@ def is_common(node: NodeView) -> bool:
 class _Choice:
     """One verdict: which nodes services need at once, which they will need, and which they do not need.
 
-    While a verdict is being carried out, the same nodes are chosen again: a node under way comes before others.
+    While a verdict is being carried out, the same nodes are chosen again: a node under way comes before others. `common`
+    are nodes that training has and that go back to jobs and services together, and why; it may find more of them.
     """
 
-    def __init__(self, strategy: TideStrategy, pools: PoolState, forecast: TideForecast | None) -> None:
+    def __init__(
+        self, strategy: TideStrategy, pools: PoolState, forecast: TideForecast | None, common: Mapping[NodeId, str]
+    ) -> None:
         self.strategy = strategy
         self.pools = pools
         self.forecast = forecast
@@ -123,7 +133,8 @@ class _Choice:
         # serve as far as services need it, whose other devices jobs may keep.
         self.serving: dict[NodeId, str] = {}
         self.reclaimed: dict[NodeId, float] = {}
-        self.parted: dict[NodeId, str] = {}
+        self.parted: dict[NodeId, str] = dict(common)
+        self.common: dict[NodeId, str] = dict(common)
         self.later: set[NodeId] = set()
         self.supply = 0
 
@@ -153,6 +164,7 @@ class _Choice:
             node
             for node in self.pools.nodes
             if node.node_id not in self.serving
+            and node.node_id not in self.common
             and (node.heading != "shared" or (node.is_idle and not is_common(node)))
             and (is_minimum or node.owner != "training" or node.heading == "inference")
         ]
@@ -165,7 +177,7 @@ class _Choice:
     def _keep(self) -> None:
         """Keep serving nodes, and go on freeing nodes that are being freed, as long as services need them."""
         for node in self.pools.nodes:
-            if is_common(node):
+            if is_common(node) or node.node_id in self.common:
                 self.supply += node.num_devices
             elif node.heading == "shared":
                 self.supply += node.num_serving
@@ -206,6 +218,8 @@ class _Choice:
                 surplus = 0
                 self.supply += node.num_devices
                 self.parted[node.node_id] = reason
+                if node.owner == "shared":
+                    self.common[node.node_id] = reason
                 continue
             self._add(node, reason)
             self.reclaimed[node.node_id] = cost / len(nodes)
