@@ -122,6 +122,15 @@ def test_a_running_job_goes_on_where_it_is_and_grows_on_the_cheapest():
     assert (3, 8) in found.stretches[0].placed
 
 
+def test_a_running_job_does_not_move_for_a_lower_price_alone():
+    load_board = board()
+    for number in range(len(load_board.lengths_s)):
+        load_board.take(number, ((3, 6),))
+    found = plan_job(load_board, demand(1000.0, sizes=np.array([2]), held=((3, 2),)))
+    assert found is not None
+    assert {stretch.placed for stretch in found.stretches} == {((3, 2),)}
+
+
 def test_growing_and_shrinking_keep_what_is_kept():
     load_board = board(low=1.0, high=600.0)
     # Half of two servers is taken for two rounds: it is cheap to grow after them.

@@ -109,8 +109,8 @@ def is_common(node: NodeView) -> bool:
 class _Choice:
     """One verdict: which nodes services need at once, which they will need, and which they do not need.
 
-    While a verdict is being carried out, the same nodes are chosen again: a node under way comes before others. `common`
-    are nodes that training has and that go back to jobs and services together, and why; it may find more of them.
+    While a verdict is being carried out, the same nodes are chosen again: a node under way comes before others.
+    `common` are nodes that training has and that go back to jobs and services together, and why; it may find more.
     """
 
     def __init__(

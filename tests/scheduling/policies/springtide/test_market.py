@@ -281,3 +281,14 @@ def test_a_claim_explains_only_the_devices_that_it_takes() -> None:
     assert (trade.to, trade.num_to, given["due"]) == (("due",), 2, 2)
     assert trade.num_devices == given["slow"] - 8 < -2
     assert plan.reasons["slow"] == "'due' needs 2 devices for a promised deadline"
+
+
+def test_a_late_job_without_a_schedule_counts_in_the_price() -> None:
+    views = (make_view("a", steps=1000, least=8, most=8, profile=LINEAR, deadline_s=5000.0),)
+    world = World(views)
+    (entry,) = world.table.entries.values()
+    world.table.change_runs(entry, ())
+    market = world.market(num_surplus=-1)
+    market.share_reserved(0)
+    assert market.price_s > 0.0
+    assert not entry.runs

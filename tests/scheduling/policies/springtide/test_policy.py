@@ -372,3 +372,26 @@ def test_a_job_is_planned_as_slow_as_its_scattered_devices_make_it_only_while_it
     plan = Springtide().decide(msgspec.structs.replace(snapshot, jobs=(crashed,), allocations=EMPTY))
     assert plan.memory["slowed"] == {}
     assert plan.future["job"][-1].end_s == pytest.approx(52.0 + 180 / 2, abs=0.1)
+
+
+def test_the_others_of_a_lost_worker_do_not_move_together_before_it_may_grow() -> None:
+    """A job of four has lost two workers; the others are on two nodes, and one of these has room for both."""
+    policy, cluster = Springtide(), Topology(nodes=(make_node("n0", 2), make_node("n1", 2)))
+    job = make_view("job", steps=100, least=2, most=4, ask=4, deadline_s=300.0)
+    first = policy.decide(Snapshot(now_s=0.0, cluster=cluster, jobs=(job,)))
+    running = with_fields(
+        job, state=JobState.RUNNING, step=30, progress_at_s=10.0, admitted_at_s=0.0, promised_finish_s=300.0
+    )
+    running = with_fields(running, losses_at_s=(10.0,), grows_at_s=20.0, num_replicas=2)
+    left = msgspec.structs.replace(first.allocations["job"], device_ids=("n0/0", "n1/0"))
+    other = with_fields(make_view("other", steps=10_000, least=1, most=1, ask=1, elastic=False), state=JobState.RUNNING)
+    plan = policy.decide(
+        Snapshot(
+            now_s=10.0,
+            cluster=cluster,
+            jobs=(running, other),
+            allocations={"job": left, "other": PoolAllocation(device_ids=("n0/1",))},
+            memory=first.memory,
+        )
+    )
+    assert plan.allocations["job"].device_ids == left.device_ids

@@ -47,7 +47,7 @@ def assign_devices(
             services = {**services, NO_WORKLOAD: snapshot.allocations[NO_WORKLOAD].num_devices}
     held = snapshot.allocations
     reservations.effort = max(reservations.effort, effort)
-    # Jobs that keep their devices: those that cannot change their workers while they run, survivors of a loss, and those
+    # Jobs that keep their devices: those that cannot change their workers while they run, survivors of a loss, those
     # that may stay.
     fixed: set[WorkloadId] = {view.job.job_id for view in snapshot.jobs if not view.job.elastic} | state.pinned.keys()
     fixed &= held.keys()
