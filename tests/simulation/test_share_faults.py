@@ -56,6 +56,11 @@ def test_fresh_seeds_hold_every_invariant(first: int) -> None:
         assert not result.violation, f"{result.violation}: reproduce with\n    {result.command}\n{result.detail}"
 
 
+def test_the_others_of_a_lost_worker_go_on_beside_a_job_that_waits_for_whole_devices() -> None:
+    result = run_seed(11004015, "fast-gs/elastic", has_shares=True)
+    assert not result.violation, f"{result.violation}: reproduce with\n    {result.command}\n{result.detail}"
+
+
 POOLED = (
     "dilu/two-way/fifo",
     "dilu/tide/elastic",

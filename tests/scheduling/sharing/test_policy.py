@@ -392,3 +392,11 @@ def test_a_sharer_that_has_lost_workers_gets_successors_before_those_that_wait(p
     assert plan.allocations["t"].num_devices == min(count, num_devices - 1)
     assert plan.allocations["t"].device_ids[0] == "n/0"
     assert "a" in plan.allocations
+
+
+def test_what_the_others_of_a_lost_worker_run_on_is_not_given_for_its_successor(policy):
+    """The job may do without one of two workers, and only one of them is there: its device is not spare."""
+    sharer = with_fields(job("t", HALF, workers=(1, 2)), losses_at_s=(5.0,), grows_at_s=1000.0)
+    late = with_fields(sharer, state=JobState.RUNNING, num_replicas=1)
+    plan = decide(policy, [late, job("w", workers=(3, 3))], (), {"t": (["n/0"], HALF)}, [make_node("n", 3)])
+    assert plan.allocations["t"].device_ids[0] == "n/0"

@@ -291,18 +291,24 @@ class ShareBoard:
 
     def spare_devices(self) -> frozenset[DeviceId]:
         """The devices on which there are only workers that jobs have beyond their least."""
-        now_s, overheads = self._snapshot.now_s, self._snapshot.overheads
-        left = {
-            view.job.job_id: len(self.chosen.get(view.job.job_id, ())) - least_workers(view, now_s, overheads)
-            for view in self.jobs
-            if view.job.job_id in self._snapshot.allocations
-        }
+        now_s, overheads, held = self._snapshot.now_s, self._snapshot.overheads, self._snapshot.allocations
+        left: dict[WorkloadId, int] = {}
+        # Of the workers that are there: the others of a lost worker are not given for its successor.
+        there: dict[WorkloadId, int] = {}
+        for view in [view for view in self.jobs if view.job.job_id in held]:
+            job_id, least = view.job.job_id, least_workers(view, now_s, overheads)
+            mine = self.chosen.get(job_id, ())
+            left[job_id] = len(mine) - least
+            there[job_id] = len(set(mine).intersection(held[job_id].device_ids)) - least
         spare: list[DeviceId] = []
         for at in np.flatnonzero(self.ledger.is_open).tolist():
-            holders = self.ledger.holders(self.ledger.device_ids[at])
-            if all(left.get(who, 0) > 0 for who in holders):
-                spare.append(self.ledger.device_ids[at])
+            device_id = self.ledger.device_ids[at]
+            holders = self.ledger.holders(device_id)
+            working = [who for who in holders if who in there and device_id in held[who].device_ids]
+            if all(left.get(who, 0) > 0 for who in holders) and all(there[who] > 0 for who in working):
+                spare.append(device_id)
                 left |= {who: left[who] - 1 for who in holders}
+                there |= {who: there[who] - 1 for who in working}
         return frozenset(spare)
 
 
