@@ -1,0 +1,65 @@
+"""What exact steps cost beside plain ones, measured by the job itself in a few of its first steps."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+
+# The first steps warm up.
+_FIRST_STEP = 5
+_NUM_STEPS = 3
+# The name of the metric: the processor time of a step, as a ratio to that of a plain one.
+EXACT_COST = "exact_cost"
+
+
+class PriceMeter:
+    """Compares passes in a step with a plain pass over the same samples, each with what else the step does.
+
+    It takes processor time. A plain pass is made in `_NUM_STEPS` steps, and thrown away.
+    """
+
+    def __init__(self, metrics: dict[str, float]) -> None:
+        self._metrics = metrics
+        self._num_begun = 0
+        self._ratios: list[float] = []
+        self._is_dropped = False
+        self._began_s = 0.0
+        self._taken_s: Counter[str] = Counter()
+
+    def begin_step(self) -> None:
+        """A step begins."""
+        self._num_begun += 1
+        self._is_dropped = False
+        self._taken_s.clear()
+
+    @property
+    def wants_plain(self) -> bool:
+        """Whether the step is to have a plain pass too."""
+        return self._num_begun > _FIRST_STEP and len(self._ratios) < _NUM_STEPS
+
+    def begin_part(self) -> None:
+        """A pass begins, with the reading of its samples."""
+        self._began_s = time.process_time()
+
+    def end_part(self, way: str) -> None:
+        """It has ended; `way` is `plain` for the one that is thrown away."""
+        self._taken_s["plain" if way == "plain" else "exact"] += time.process_time() - self._began_s
+
+    def begin_rest(self) -> None:
+        """All passes are made; what follows is the same for both kinds of step."""
+        self._began_s = time.process_time()
+
+    def drop_step(self) -> None:
+        """This step tells nothing: a pass was made that others do not have, or the step is given up."""
+        self._is_dropped = True
+
+    def end_step(self) -> None:
+        """The step is done."""
+        plain_s, exact_s = self._taken_s["plain"], self._taken_s["exact"]
+        if not plain_s or self._is_dropped:
+            return
+        rest_s = time.process_time() - self._began_s
+        self._ratios.append((exact_s + rest_s) / (plain_s + rest_s))
+        if len(self._ratios) == _NUM_STEPS:
+            self._metrics[EXACT_COST] = round(statistics.median(self._ratios), 2)
