@@ -40,6 +40,4 @@ def step_method(
             f"micro_batch={micro_batch} cannot cut a job's fixed parts; leave it out, and give the job {how} "
             "for parts of fewer samples"
         )
-    return ShardedSteps(
-        state, job.num_virtual_shards, measures_noise=measures_noise, seed=job.seed, metrics=metrics
-    )
+    return ShardedSteps(state, job.num_virtual_shards, measures_noise=measures_noise, seed=job.seed, metrics=metrics)

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-# Rows of the weight's gradient that are added up at once, so that they stay in the processor's cache.
-_TILE = 256
+# So many elements of the weight's gradient are added up at once, whole rows of them, so that they stay in the
+# processor's cache.
+_TILE_ELEMENTS = 1 << 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,8 @@ def ways_of(shape: tuple[int, int, int, int], dtype: torch.dtype, has_bias: bool
     expected, found = torch.empty_like(weight), torch.empty_like(weight)
     pairs = list(zip(given.split(rows), x.split(rows), strict=True))
     _add_products(expected, pairs, outputs, adds=False)
-    for tile, adds in ((_TILE, True), (_TILE, False)):
+    tile = max(1, _TILE_ELEMENTS // inputs)
+    for adds in (True, False):
         _add_products(found, pairs, tile, adds=adds)
         if torch.equal(expected, found):
             return Ways(torch.equal(whole, by_shard), backward, tile, adds)

@@ -146,7 +146,7 @@ class OnePass(TorchFunctionMode):
     def _call(self, now: Pass, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         _refuse(name, args, kwargs)
         if name == "batch_norm" and kwargs.get("training", args[5] if len(args) > 5 else False):
-            known = [self._names[id(value)] for value in args if id(value) in self._names]
+            known = [self._names[id(value)] for value in _values(args, kwargs) if id(value) in self._names]
             where = f" ({known[0].rpartition('.')[0]})" if known else ""
             raise _NoRuleError(f"BatchNorm{where} mixes the samples of a batch")
         if name in _CREATES:

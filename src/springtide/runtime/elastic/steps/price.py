@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections import Counter
 
-# The first steps warm up.
+from springtide.core.job_parts import EXACT_COST
+
+# Steps before the first one warm up, and so do the first plain passes, which find no memory in use before.
 _FIRST_STEP = 5
-_NUM_STEPS = 3
-# The name of the metric: the processor time of a step, as a ratio to that of a plain one.
-EXACT_COST = "exact_cost"
+_NUM_STEPS = 6
+_NUM_WARM = 2
 
 
 class PriceMeter:
     """Compares passes in a step with a plain pass over the same samples, each with what else the step does.
 
-    It takes processor time. A plain pass is made in `_NUM_STEPS` steps, and thrown away.
+    It takes the least processor time of each. A plain pass is made in `_NUM_STEPS` steps, and thrown away.
     """
 
     def __init__(self, metrics: dict[str, float]) -> None:
         self._metrics = metrics
         self._num_begun = 0
-        self._ratios: list[float] = []
+        self._steps: list[tuple[float, float]] = []
         self._is_dropped = False
         self._began_s = 0.0
         self._taken_s: Counter[str] = Counter()
@@ -36,7 +36,7 @@ class PriceMeter:
     @property
     def wants_plain(self) -> bool:
         """Whether the step is to have a plain pass too."""
-        return self._num_begun > _FIRST_STEP and len(self._ratios) < _NUM_STEPS
+        return self._num_begun > _FIRST_STEP and len(self._steps) < _NUM_STEPS
 
     def begin_part(self) -> None:
         """A pass begins, with the reading of its samples."""
@@ -60,6 +60,7 @@ class PriceMeter:
         if not plain_s or self._is_dropped:
             return
         rest_s = time.process_time() - self._began_s
-        self._ratios.append((exact_s + rest_s) / (plain_s + rest_s))
-        if len(self._ratios) == _NUM_STEPS:
-            self._metrics[EXACT_COST] = round(statistics.median(self._ratios), 2)
+        self._steps.append((exact_s + rest_s, plain_s + rest_s))
+        if len(self._steps) == _NUM_STEPS:
+            exact, plain = (min(taken) for taken in zip(*self._steps[_NUM_WARM:], strict=True))
+            self._metrics[EXACT_COST] = round(exact / plain, 2)
