@@ -41,9 +41,9 @@ def ways_of(shape: tuple[int, int, int, int], dtype: torch.dtype, has_bias: bool
     weight = torch.randn(outputs, inputs, generator=drawn).to(dtype)
     bias = torch.randn(outputs, generator=drawn).to(dtype) if has_bias else None
     whole, by_shard = functional.linear(x, weight, bias), _linear_by_shard(x, weight, bias, rows)
-    backward = torch.equal(given @ weight, torch.cat([part @ weight for part in given.split(rows)]))
+    backward = torch.equal(given @ weight, torch.cat([part @ weight for part in torch.split(given, rows)]))
     expected, found = torch.empty_like(weight), torch.empty_like(weight)
-    pairs = list(zip(given.split(rows), x.split(rows), strict=True))
+    pairs = list(zip(torch.split(given, rows), torch.split(x, rows), strict=True))
     _add_products(expected, pairs, outputs, adds=False)
     tile = max(1, _TILE_ELEMENTS // inputs)
     for adds in (True, False):
@@ -54,7 +54,7 @@ def ways_of(shape: tuple[int, int, int, int], dtype: torch.dtype, has_bias: bool
 
 
 @dataclass(slots=True)
-class Layer:
+class LayerUse:
     """One use of a layer in a pass. `out` is where the sum of the weight's gradients goes, if it is to go there."""
 
     num_shards: int
@@ -68,7 +68,7 @@ class LinearByShard(torch.autograd.Function):
     """`functional.linear`, whose weight and bias are given once for each shard; each of these gets its own gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, layer: Layer, *shared: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, layer: LayerUse, *shared: torch.Tensor) -> torch.Tensor:
         """`shared` are the weights of the shards, and after them their biases, if there are any."""
         weight, bias = shared[0], shared[layer.num_shards] if len(shared) > layer.num_shards else None
         ctx.layer, ctx.has_bias = layer, bias is not None
@@ -78,20 +78,20 @@ class LinearByShard(torch.autograd.Function):
         return _linear_by_shard(x, weight, bias, len(x) // layer.num_shards)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, given: torch.Tensor) -> Any:
         """The gradients of the input and of each shard's weight and bias."""
         x, weight = ctx.saved_tensors
-        layer: Layer = ctx.layer
+        layer: LayerUse = ctx.layer
         outputs, inputs = weight.shape
         flat, given = x.reshape(-1, inputs), given.reshape(-1, outputs)
         rows = len(flat) // layer.num_shards
-        parts = given.split(rows)
+        parts = torch.split(given, rows)
         of_input = None
         if ctx.needs_input_grad[0]:
             products = given @ weight if layer.ways.backward else torch.cat([part @ weight for part in parts])
             of_input = products.view(x.shape)
-        pairs = list(zip(parts, flat.split(rows), strict=True))
+        pairs = list(zip(parts, torch.split(flat, rows), strict=True))
         of_weights: list[torch.Tensor | None] = [None] * layer.num_shards
         if layer.out is not None:
             _add_products(layer.out, pairs, layer.ways.tile, adds=layer.ways.adds)
@@ -117,7 +117,7 @@ def sum_into(out: torch.Tensor, leaves: Sequence[torch.Tensor | None]) -> None:
 def _linear_by_shard(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, num_samples: int
 ) -> torch.Tensor:
-    return torch.cat([functional.linear(part, weight, bias) for part in x.split(num_samples)])
+    return torch.cat([functional.linear(part, weight, bias) for part in torch.split(x, num_samples)])
 
 
 def _add_products(

@@ -1,4 +1,4 @@
-"""What the trainer needs from a way to compute and exchange a step. There are three: overlapped, sharded, and a library's."""
+"""What the trainer needs from a way to compute and exchange a step: overlapped, sharded, or a library's own."""
 
 from __future__ import annotations
 

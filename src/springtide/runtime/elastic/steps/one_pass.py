@@ -22,19 +22,45 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from springtide.runtime.data.shards import seeds_of
 from springtide.runtime.elastic.reduce import Block
-from springtide.runtime.elastic.steps.linear_by_shard import Layer, LinearByShard, ways_of
+from springtide.runtime.elastic.steps.linear_by_shard import LayerUse, LinearByShard, ways_of
 
 _READS = frozenset(
-    "item tolist numpy equal allclose is_nonzero __bool__ __float__ __int__ __index__ __array__ __contains__".split()
+    [
+        "item",
+        "tolist",
+        "numpy",
+        "equal",
+        "allclose",
+        "is_nonzero",
+        "__bool__",
+        "__float__",
+        "__int__",
+        "__index__",
+        "__array__",
+        "__contains__",
+    ]
 )
-_CHOOSES = frozenset("masked_select nonzero argwhere unique unique_consecutive".split())
+_CHOOSES = frozenset(["masked_select", "nonzero", "argwhere", "unique", "unique_consecutive"])
 _DRAWS = frozenset(
-    "dropout dropout_ dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout bernoulli "
-    "rand_like randn_like randint_like scaled_dot_product_attention".split()
+    [
+        "dropout",
+        "dropout_",
+        "dropout1d",
+        "dropout2d",
+        "dropout3d",
+        "alpha_dropout",
+        "feature_dropout",
+        "feature_alpha_dropout",
+        "bernoulli",
+        "rand_like",
+        "randn_like",
+        "randint_like",
+        "scaled_dot_product_attention",
+    ]
 )
 _CREATES = frozenset(("rand", "randn"))
 _REDUCES = frozenset(("mean", "sum"))
-_LOSSES = frozenset("cross_entropy binary_cross_entropy binary_cross_entropy_with_logits kl_div".split())
+_LOSSES = frozenset(["cross_entropy", "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div"])
 
 
 class _NoRuleError(Exception):
@@ -45,8 +71,8 @@ class _NoRuleError(Exception):
 class Pass:
     """One pass over the shards of `block`, `num_samples` in all.
 
-    `reason` is why it is void. `shapes` are those of what the rules were applied to, in order: what was checked for some
-    holds for the same ones.
+    `reason` is why it is void. `shapes` are those of what the rules were applied to, in order: what was checked for
+    some holds for the same ones.
     """
 
     step: int
@@ -59,7 +85,7 @@ class Pass:
     uses: Counter[int] = field(default_factory=Counter)
     # By the id of a tensor, which is kept: what it is for each shard.
     parts: dict[int, tuple[torch.Tensor, list[Any]]] = field(default_factory=dict)
-    layers: list[tuple[int, Layer]] = field(default_factory=list)
+    layers: list[tuple[int, LayerUse]] = field(default_factory=list)
     states: list[torch.Tensor] = field(default_factory=list)
 
     def is_batch(self, value: Any) -> bool:
@@ -68,7 +94,7 @@ class Pass:
 
     def split(self, value: torch.Tensor) -> Sequence[torch.Tensor]:
         """The parts of the shards."""
-        return value.split(len(value) // self.block.size)
+        return torch.split(value, len(value) // self.block.size)
 
     def joined(self, results: Sequence[Any], *, has_samples: bool) -> Any:
         """What a function returned for each shard, as one value."""
@@ -81,7 +107,7 @@ class Pass:
         if has_samples and first.dim():
             if len(first) == 0 or len(first) % (self.num_samples // self.block.size):
                 raise _NoRuleError("its result has another number of rows than its input has samples")
-            return torch.cat(results)
+            return torch.cat(list(results))
         is_mean = first.dim() == 0 and first.is_floating_point()
         whole = torch.stack(list(results)).mean() if is_mean else first.view_as(first)
         self.parts[id(whole)] = whole, list(results)
@@ -115,14 +141,14 @@ class OnePass(TorchFunctionMode):
         """Apply the rules from here on."""
         self._pass = Pass(step, block, num_samples)
         if not self._is_entered:
-            self.__enter__()
+            self.__enter__()  # type: ignore[no-untyped-call]
             self._is_entered = True
 
     def end(self) -> Pass | None:
         """Apply no rules any more; returns the pass, None if there is none."""
         found, self._pass = self._pass, None
         # A mode that user code has entered since then comes first; without a pass this one does nothing.
-        if self._is_entered and _get_current_function_mode() is self:
+        if self._is_entered and _get_current_function_mode() is self:  # type: ignore[no-untyped-call]
             self.__exit__(None, None, None)
             self._is_entered = False
         if found is not None and not found.reason and not self._has_drawn_by_rules(found):
@@ -239,7 +265,7 @@ class OnePass(TorchFunctionMode):
         now.shapes.append(("linear", tuple(input.shape), outputs))
         shape = (num_shards, rows, inputs, outputs)
         ways = ways_of(shape, weight.dtype, bias is not None, torch.get_num_threads())
-        layer = Layer(num_shards, ways, weight.dtype)
+        layer = LayerUse(num_shards, ways, weight.dtype)
         now.layers.append((id(weight), layer))
         shared = [*self._of_shards(now, weight), *(() if bias is None else self._of_shards(now, bias))]
         out: torch.Tensor = LinearByShard.apply(input, layer, *shared)  # type: ignore[no-untyped-call]

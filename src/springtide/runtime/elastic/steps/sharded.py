@@ -56,7 +56,7 @@ class ShardedSteps:
     ) -> None:
         """`num_shards` is a power of two, and at least the number of members. `seed` is the job's.
 
-        What these steps cost beside plain ones is written into `metrics`. Noise is measured from the shards' own passes.
+        What these steps cost beside plain ones is written into `metrics`. Noise is measured from shards' own passes.
         """
         assert num_shards.bit_count() == 1, "the number of virtual shards must be a power of two"
         self._state = state
@@ -211,7 +211,8 @@ class ShardedSteps:
             now.reason = now.reason or "the loss is no sum of mean losses of torch"
         if now.reason:
             return None
-        assert losses is not None and roots is not None
+        assert losses is not None
+        assert roots is not None
         vector = payload.pool.take()
         views = {id(own): view for own, view in zip(payload.parameters, payload.gradient_views(vector), strict=True)}
         for name, layer in now.layers:
