@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+
 from springtide.core.job_parts import EXACT_COST
 
 # Steps before the first one warm up, and so do the first plain passes, which find no memory in use before.

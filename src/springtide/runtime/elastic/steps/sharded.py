@@ -1,7 +1,7 @@
 """Steps whose result does not depend on the number of workers: virtual shards, added in one order.
 
 Each shard has a pass of its own, or all of an aligned block of them have one together, if that computes the same bits
-(`one_pass.py`). Whether it does is checked: the first passes of each shape are done in both ways, and one in a while. So
+(`one_pass.py`). Whether it does is checked: the first passes of each shape are made in both ways, and some later. So
 members need not agree on the way, and one that starts anew checks for itself.
 """
 
