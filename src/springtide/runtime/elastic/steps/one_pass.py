@@ -1,7 +1,7 @@
 """One pass over several virtual shards that computes the bits of a pass for each of them.
 
 While user code computes its loss, a mode of torch sees each function it calls. What works sample by sample runs over
-all shards at once. What adds up over samples (the gradients of parameters, a mean loss) and what draws random numbers is
+all shards at once. What adds up over samples (gradients of parameters, a mean loss) and what draws random numbers is
 done for each shard: parameters stand for one tensor a shard, and so does all that is computed of them alone, and each
 loss. A pass that does what no rule covers is void and says why; its shards then have a pass each.
 """
