@@ -172,13 +172,14 @@ class ShardedSteps:
             self._pass_over_block(now, loss, root, part)
             return
         torch.autograd.backward(root * part)
-        self._price.end_part(task.way)
         if task.way == "plain":
+            self._price.end_part("plain")
             self.payload.begin_shard()
             return
         given_weight = high - low if weight is None else weight
         vector = self.payload.capture(float(loss.detach()), part, given_weight, is_measured=self._is_measured)
         self._accumulator.add(task.block.start, vector)
+        self._price.end_part(task.way)
         self._compare()
 
     def _pass_over_block(self, now: Pass, loss: torch.Tensor, root: torch.Tensor, part: float) -> None:
