@@ -12,6 +12,8 @@ from springtide.core.workload import SpeedBasis
 
 # How many measured steps are kept per job; the oldest is dropped first.
 MAX_STEP_TIMES = 64
+# The metric in which an exact job says what its step costs: its processor time as a ratio to that of a plain step.
+EXACT_COST = "exact_cost"
 
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True):

@@ -138,3 +138,29 @@ def test_a_leader_that_dies_at_any_place_of_a_step_leaves_the_same_bits(make_pla
         results[place] = plane.result_hash()
     # Three members did nine steps in each of them.
     assert len(set(results.values())) == 1, results
+
+
+# An exact job whose shards share a pass: dropout and noise of their own, clipping, no statistics of a part.
+SHARED = TRAIN.replace("nn.BatchNorm1d(16), ", "").replace("ctx.step(loss)", "ctx.step(loss, clip_grad_norm=0.5)")
+
+
+@pytest.mark.slow
+def test_an_exact_job_in_one_pass_has_the_same_bits_through_joins_departures_and_a_death(make_plane):
+    hashes = set()
+    for members in (("a",), ("a", "b"), ("a", "b", "c", "d")):
+        plane = make_plane(SHARED, num_epochs=EPOCHS, exact=True)
+        plane.start_group(*members)
+        plane.wait_finished()
+        hashes.add(plane.result_hash())
+    plane = make_plane(SHARED, step_s=0.02, num_epochs=EPOCHS, exact=True)
+    plane.start_group("a")
+    plane.wait_step(5)
+    plane.grow("b", "c")
+    plane.wait_step(len(plane.steps()) + 4)
+    plane.kill("a")
+    plane.form("c", "b", forced=True)
+    plane.wait_step(len(plane.steps()) + 4)
+    plane.grow("d", "e")
+    plane.wait_finished()
+    assert_exactly_once(plane)
+    assert len(hashes | {plane.result_hash()}) == 1

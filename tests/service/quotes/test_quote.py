@@ -18,7 +18,14 @@ from springtide.service.api.application import build_api
 from springtide.service.export import live_state
 from springtide.service.quotes import quote as quote_module
 from springtide.service.quotes.quote import LiveQuotes
-from springtide.service.submission.experience import FITTED_SPREAD, MEASURED_SPREAD, declared_steps, experience_of
+from springtide.service.submission.experience import (
+    FITTED_SPREAD,
+    MEASURED_SPREAD,
+    Experience,
+    declared_steps,
+    exact_evidence,
+    experience_of,
+)
 from springtide.service.submission.option_models import JobOptionsIn
 from springtide.service.submission.schemas import JobIn
 from springtide.service.submission.submission import family_of
@@ -301,3 +308,13 @@ def test_who_asks_while_another_quote_takes_too_long_is_told_to_come_back(promis
         assert job
         assert quotes.offers(promising.current.jobs["a"]) == ()
     assert quotes.quote(request).verdict == "accepted"
+
+
+def test_a_quote_names_the_measured_price_of_exact_results():
+    request = JobIn.model_validate(job_body(options__num_virtual_shards=4))
+    measured = Experience(exact_cost=(1.18, "fit-1"))
+    assert exact_evidence(request, measured) == (
+        "exact=4 costs 1.18 of a plain step's processor time (measured on fit-1)",
+    )
+    assert "is not known before a run has measured it" in exact_evidence(request, Experience())[0]
+    assert exact_evidence(JobIn.model_validate(job_body()), measured) == ()

@@ -190,7 +190,7 @@ JOB_OPTIONS: Final[Table] = (
         name="exact",
         kind=ShardCount(1, MAX_VIRTUAL_SHARDS, LEAST_SHARDS),
         flags={
-            "run": FlagText("--exact N", "The same bits on 1 to N workers (a power of two): slower, N passes a step."),
+            "run": FlagText("--exact N", "The same bits on 1 to N workers (a power of two): somewhat slower."),
         },
         rest=RestField(
             "num_virtual_shards",

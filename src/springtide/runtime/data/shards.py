@@ -251,13 +251,18 @@ def permutation(num_samples: int, seed: int, epoch: int) -> np.ndarray:
     return np.random.Generator(np.random.PCG64([seed & (2**64 - 1), epoch])).permutation(num_samples)
 
 
+def seeds_of(seed: int, *position: int) -> tuple[int, int, int]:
+    """The seeds of torch, numpy and Python for a position such as (step, shard), from the job's seed."""
+    words = np.random.SeedSequence([seed & (2**64 - 1), *position]).generate_state(3, np.uint64)
+    of_torch, of_numpy, of_python = map(int, words)
+    return of_torch, of_numpy, of_python
+
+
 def seed_everything(seed: int, *position: int) -> None:
     """Seed torch (where it is loaded), numpy and Python from the job's seed and a position such as (step, shard)."""
-    torch_seed, numpy_seed, python_seed = np.random.SeedSequence([seed & (2**64 - 1), *position]).generate_state(
-        3, np.uint64
-    )
+    of_torch, of_numpy, of_python = seeds_of(seed, *position)
     torch = sys.modules.get("torch")
     if torch is not None:
-        torch.manual_seed(int(torch_seed))
-    np.random.seed(int(numpy_seed) & 0xFFFFFFFF)  # noqa: NPY002 - user code draws from numpy's global generator.
-    random.seed(int(python_seed))
+        torch.manual_seed(of_torch)
+    np.random.seed(of_numpy & 0xFFFFFFFF)  # noqa: NPY002 - user code draws from numpy's global generator.
+    random.seed(of_python)

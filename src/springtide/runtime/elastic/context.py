@@ -101,6 +101,9 @@ class ShardTrainer(Protocol):
         `place` is that of the optimizer that is to update. The shard counts for `weight`, or for its samples.
         """
 
+    def leave_loop(self) -> None:
+        """User code has left its loop over batches, perhaps within a batch."""
+
     def clip_grad_norm(self, max_norm: float) -> float:
         """Clip the summed gradients; returns the norm that they had, NaN if they are not complete."""
 
@@ -278,6 +281,7 @@ class ElasticContext:
                 self._num_yielded += 1
                 yield self._made(data, part, batch.step, shard)
         finally:
+            trainer.leave_loop()
             source.close()
 
     @property

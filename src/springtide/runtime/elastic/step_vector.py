@@ -8,11 +8,14 @@ shards, each weighted by its part of the global batch; of the rest the maximum i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from springtide.runtime.data.shards import shards_of_rank
 from springtide.runtime.elastic.reduce import BufferPool, num_vectors
 from springtide.runtime.elastic.steps.buffers import BufferChanges
+from springtide.runtime.elastic.steps.linear_by_shard import sum_into
 from springtide.runtime.models.named_tensors import TrainingState
 
 # Indices of the control flags, which are reduced by maximum. READY and MINUS_READY hold the generation whose group a
@@ -114,6 +117,46 @@ class StepVector:
                 vector[self._square_at] = torch.dot(gradients, gradients) / weight
             self._capture_buffers(vector, weight)
         return self._flagless(vector)
+
+    def capture_block(
+        self,
+        vector: torch.Tensor,
+        gradients: Sequence[Sequence[torch.Tensor | None] | None],
+        losses: Sequence[torch.Tensor],
+        weight: float,
+        given_weight: float,
+    ) -> torch.Tensor:
+        """Fill a vector with what the vectors of several shards, a power of two of equal size, add up to as a tree.
+
+        Of each parameter the gradients of the shards (already weighted), or None where their sum is in the vector.
+        `weight` and `given_weight` are those of each shard; none has changed buffers.
+        """
+        with torch.no_grad():
+            vector[self.num_gradients :].zero_()
+            counts = []
+            for view, leaves in zip(self.gradient_views(vector), gradients, strict=True):
+                counts.append(float(len(losses) if leaves is None else sum(leaf is not None for leaf in leaves)))
+                if leaves is not None:
+                    dense = [leaf.to_dense() if leaf is not None and leaf.is_sparse else leaf for leaf in leaves]
+                    sum_into(view, [leaf if leaf is None else leaf.to(self.dtype) for leaf in dense])
+            vector[self._counts_at : self._loss_at] = torch.tensor(counts, dtype=self.dtype)
+            weighted = [torch.tensor(float(loss) * weight, dtype=self.dtype) for loss in losses]
+            sum_into(vector[self._loss_at], weighted)
+            vector[self._weight_at] = given_weight * len(losses)
+        return self._flagless(vector)
+
+    def first_difference(self, vector: torch.Tensor, other: torch.Tensor) -> str:
+        """What differs first in two vectors, bit by bit; empty if nothing does."""
+        kind = torch.int64 if self.dtype == torch.float64 else torch.int32
+        differs = (vector.view(kind) != other.view(kind))[: self.num_elements]
+        for name, begin, end in zip(self.names, (0, *self.ends), self.ends, strict=False):
+            if differs[begin:end].any():
+                return f"the gradient of {name}"
+        return "the loss" if differs.any() else ""
+
+    def has_changed_buffers(self) -> bool:
+        """Whether a buffer is not as it was when the step began."""
+        return any(self._buffers.changed())
 
     def _flagless(self, vector: torch.Tensor) -> torch.Tensor:
         vector[self._flags_at : self.num_elements] = torch.tensor([0.0, -_MAX_EXACT_INTEGER, 0.0, 0.0])

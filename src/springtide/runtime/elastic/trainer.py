@@ -130,7 +130,9 @@ class Trainer:
         self.state = TrainingState(model, optimizers, self._device, objects)
         self._scaling = LossScaling(self.state)
         measures_noise = self.training_cursor.measures_noise
-        self._method = step_method(self.job, self.state, measures_noise=measures_noise, micro_batch=micro_batch)
+        self._method = step_method(
+            self.job, self.state, measures_noise=measures_noise, micro_batch=micro_batch, metrics=self.metrics
+        )
         # Touch memory pages while no other member waits for this one: here, and while a group is being formed.
         touch_gradients(self._method.payload.parameters)
         self.membership.prepare = self._method.warm
@@ -234,11 +236,14 @@ class Trainer:
         if self._last_turn is not None:
             # What the turn before has exchanged has ended this member's computation.
             self._reporter.step_begins(-(-len(self._batch.ids) // self._group.world_size) if self._group else 0)
-        num_samples = self._part_size
-        loss, root = weighted(loss, self._scaling.scaled(loss), weight, num_samples)
-        self._method.backward(loss, root, place, num_samples if weight is None else weight)
+        loss, root = weighted(loss, self._scaling.scaled(loss), weight, self._part_size)
+        self._method.backward(loss, root, place, weight)
         if not self._method.has_part():
             self._exchange()
+
+    def leave_loop(self) -> None:
+        """User code has left its loop over batches."""
+        self._method.leave_loop()
 
     def clip_grad_norm(self, max_norm: float) -> float:
         """Clip the exchanged gradients; returns the norm that they had, NaN if the step is not to be updated now."""

@@ -58,7 +58,9 @@ class _OneWorker:
         self.state = TrainingState(model, optimizers, self._device, objects)
         self._scaling = LossScaling(self.state)
         measures_noise = self.training_cursor.measures_noise
-        self._method = step_method(self.job, self.state, measures_noise=measures_noise, micro_batch=micro_batch)
+        self._method = step_method(
+            self.job, self.state, measures_noise=measures_noise, micro_batch=micro_batch, metrics=self.metrics
+        )
 
     def start(self, num_samples: int, order: SampleOrder | None = None) -> None:
         """Set the dataset's length, from which all steps of the training follow. Raises InvalidRequest."""
@@ -117,14 +119,17 @@ class _OneWorker:
         if self._batch is None:
             return
         self._place = place
-        num_samples = self._part_size
-        loss, root = weighted(loss, self._scaling.scaled(loss), weight, num_samples)
-        self._method.backward(loss, root, place, num_samples if weight is None else weight)
+        loss, root = weighted(loss, self._scaling.scaled(loss), weight, self._part_size)
+        self._method.backward(loss, root, place, weight)
         if not self._method.has_part():
             assert self._batch is not None
             reduced = self._method.exchange(self.step, Flags(), self.training_cursor.last_square)
             reduced = divided_by_weight(reduced, self._method.payload.parameters, len(self._batch.ids))
             self._reduced = self._scaling.unscale(reduced, place)
+
+    def leave_loop(self) -> None:
+        """User code has left its loop over batches."""
+        self._method.leave_loop()
 
     def clip_grad_norm(self, max_norm: float) -> float:
         """Clip the gradients, once they are complete; returns the norm that they had, NaN before."""

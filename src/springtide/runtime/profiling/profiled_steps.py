@@ -172,6 +172,9 @@ class ProfiledSteps:
         # The iteration ends when the function asks for the next batch, because its loop may do more after ctx.step().
         self._pending = (forwarded, backwarded, exchange_s)
 
+    def leave_loop(self) -> None:
+        """Nothing is to be done."""
+
     def clip_grad_norm(self, max_norm: float) -> float:
         """Clip the gradients; returns the norm that they had."""
         return clip_gradients(list(self._model.parameters()), max_norm, None)

@@ -20,7 +20,7 @@ from springtide.service.quotes.function_quote import quote_on_functions
 from springtide.service.quotes.place_choice import answer_of, choose_place, with_other_place
 from springtide.service.status.sharing import SharingReports
 from springtide.service.submission import sources
-from springtide.service.submission.experience import experience_of
+from springtide.service.submission.experience import exact_evidence, experience_of
 from springtide.service.submission.function_checks import check_container, check_functions, check_machines
 from springtide.service.submission.function_menus import menus_of, service_of
 from springtide.service.submission.schemas import JobIn, check_job, placed
@@ -66,7 +66,9 @@ class LiveQuotes:
                     usd_per_device_hour=self._platform.usd_per_device_hour,
                     policy_name=view.policy,
                 )
-                return replace(found, share=job.share, enforced=self._shares.enforced(job.share))
+                evidence = (*found.evidence, *exact_evidence(request, known))
+                enforced = self._shares.enforced(job.share)
+                return replace(found, share=job.share, enforced=enforced, evidence=evidence)
 
             def on_functions() -> Quote:
                 if service_of(view) is None:

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from springtide.control.outcomes import average_rates, length_of
 from springtide.control.quotes.quote import SpeedRange
 from springtide.control.records import JobRecord
 from springtide.core.function_search import BatchPhase, steps_of
-from springtide.core.job_parts import JobOutcome
+from springtide.core.job_parts import EXACT_COST, JobOutcome
 from springtide.core.workload import JobState, SpeedBelief, TrainingJob
 from springtide.perf.curve import fit_scaling
 from springtide.service.lookup import newest_jobs
@@ -36,7 +37,8 @@ class Experience(msgspec.Struct, frozen=True, kw_only=True):
     """A job's length and speed as far as they are known, and how far a run's time may differ from them.
 
     `steps_per_s` is the slow end of what was measured, so that promises made with it hold in four of five runs or more;
-    `belief` says by how much it is slower. `outcomes` are those that tell how far such speeds were off.
+    `belief` says by how much it is slower. `outcomes` are those that tell how far such speeds were off. `exact_cost` is
+    what a step of an exact job was measured to cost beside a plain one, and on which job.
     """
 
     total_steps: int | None = None
@@ -44,6 +46,7 @@ class Experience(msgspec.Struct, frozen=True, kw_only=True):
     spread: SpeedRange = SpeedRange(source="unknown")
     belief: SpeedBelief | None = None
     outcomes: tuple[JobOutcome, ...] = ()
+    exact_cost: tuple[float, str] | None = None
 
 
 def experience_of(view: ViewLike, request: JobIn, family: str, holds: Callable[[str, str], bool]) -> Experience:
@@ -52,8 +55,12 @@ def experience_of(view: ViewLike, request: JobIn, family: str, holds: Callable[[
     Runs count whose name, function, parameters and global batch size are the same, and whose code is: by their family,
     or by the source text. `holds(address, text)` says whether the source at an address is this text.
     """
-    options = request.options
     runs = _earlier_runs(view, request, family, holds)
+    return replace(_speed_of(view, request, runs), exact_cost=_exact_cost(request, runs))
+
+
+def _speed_of(view: ViewLike, request: JobIn, runs: list[JobRecord]) -> Experience:
+    options = request.options
     total_steps = declared_steps(options)
     if total_steps is None:
         total_steps = next((_scaled(run, options.num_epochs) for run in runs if length_of(run)), None)
@@ -86,6 +93,29 @@ def experience_of(view: ViewLike, request: JobIn, family: str, holds: Callable[[
         spread=SpeedRange(fast=min(fast.values()), slow=1.0, fast_on=fast, source=f"history of {_runs(len(runs))}"),
         belief=SpeedBelief(slower={0: 1.0 + FITTED_SPREAD, **{count: slow[count] for count in measured}}),
         outcomes=view.outcomes,
+    )
+
+
+def _exact_cost(request: JobIn, runs: list[JobRecord]) -> tuple[float, str] | None:
+    """What an exact step cost on the newest run with as many shards that has measured it."""
+    for run in runs:
+        cost = run.progress.metrics.get(EXACT_COST)
+        if cost and run.job.exact and run.job.num_virtual_shards == request.options.num_virtual_shards:
+            return cost, run.job.job_id
+    return None
+
+
+def exact_evidence(request: JobIn, known: Experience) -> tuple[str, ...]:
+    """What a quote says of the price of exact results, if the job asks for them."""
+    num_shards = request.options.num_virtual_shards
+    if num_shards is None:
+        return ()
+    if known.exact_cost is not None:
+        cost, job_id = known.exact_cost
+        return (f"exact={num_shards} costs {cost:g} of a plain step's processor time (measured on {job_id})",)
+    return (
+        f"what exact={num_shards} costs is not known before a run has measured it; usual figures: "
+        "docs/results/2026-11-27-training.md",
     )
 
 

@@ -144,7 +144,7 @@ def test_members_agree_on_what_all_said_and_take_rank_0s_rates(together):
         agreed = one_step(steps, model, batch_of(1), group, Flags(ready=9, needs_sync=group.rank == 1)).flags
         return apart, agreed, optimizer.param_groups[0]["lr"]
 
-    expected = (Flags(preempt=5), Flags(ready=9, needs_sync=True), 0.1)
+    expected = (Flags(preempt=5, weight=16.0), Flags(ready=9, needs_sync=True, weight=16.0), 0.1)
     assert together(2, act) == [expected, expected]
 
 

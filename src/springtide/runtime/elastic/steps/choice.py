@@ -11,11 +11,19 @@ from springtide.runtime.elastic.steps.sharded import ShardedSteps
 from springtide.runtime.models.named_tensors import TrainingState
 
 
-def step_method(job: TrainingJob, state: TrainingState, *, measures_noise: bool, micro_batch: int = 0) -> StepMethod:
+def step_method(
+    job: TrainingJob,
+    state: TrainingState,
+    *,
+    measures_noise: bool,
+    micro_batch: int = 0,
+    metrics: dict[str, float] | None = None,
+) -> StepMethod:
     """Sharded steps for an exact job, and where gradient noise is measured, which takes several parts of a batch.
 
     `micro_batch` is the most samples of one pass (0: no limit). Raises InvalidRequest if the job fixes its parts, and
-    for several optimizers where a batch has several parts. The passes of a library's loop are its own.
+    for several optimizers where a batch has several parts. The passes of a library's loop are its own. What an exact
+    job measures of its steps goes into `metrics`.
     """
     if job.entrypoint.library:
         return LibrarySteps(state)
@@ -32,4 +40,4 @@ def step_method(job: TrainingJob, state: TrainingState, *, measures_noise: bool,
             f"micro_batch={micro_batch} cannot cut a job's fixed parts; leave it out, and give the job {how} "
             "for parts of fewer samples"
         )
-    return ShardedSteps(state, job.num_virtual_shards, measures_noise=measures_noise)
+    return ShardedSteps(state, job.num_virtual_shards, measures_noise=measures_noise, seed=job.seed, metrics=metrics)

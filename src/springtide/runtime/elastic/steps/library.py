@@ -122,12 +122,15 @@ class LibrarySteps:
         raise AssertionError("the passes are the library's")
 
     def backward(
-        self, loss: torch.Tensor, root: torch.Tensor | None = None, place: int = 0, weight: float = 0.0
+        self, loss: torch.Tensor, root: torch.Tensor | None = None, place: int = 0, weight: float | None = None
     ) -> None:
         raise AssertionError("the passes are the library's")
 
     def rewind(self) -> None:
         """Does nothing: there is one update in a step."""
+
+    def leave_loop(self) -> None:
+        """Nothing is to be done."""
 
     def _drop_gradients(self) -> None:
         for parameter in self._parameters:

@@ -1,4 +1,4 @@
-"""What the trainer needs from a way to compute and exchange a step. There are two: overlapped and sharded."""
+"""What the trainer needs from a way to compute and exchange a step: overlapped, sharded, or a library's own."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ class StepMethod(Protocol):
         """The next part's number and its (first, end) samples; gradients are cleared for it."""
 
     def backward(
-        self, loss: torch.Tensor, root: torch.Tensor | None = None, place: int = 0, weight: float = 0.0
+        self, loss: torch.Tensor, root: torch.Tensor | None = None, place: int = 0, weight: float | None = None
     ) -> None:
         """Run backward for the part that was begun; `loss` is the mean over it, a tensor without dimensions.
 
         `root` is where it begins, if that is not the loss itself: the loss times a scale. `place` is that of the
         optimizer whose parameters are to get gradients. Where there are several, a step has a `backward`, an `exchange`
         and an `update` for each in turn, as often as user code likes.
-        `weight` is only added up.
+        `weight` is only added up; None: that of its samples.
         """
 
     def exchange(self, step: float, flags: Flags, last_square: float) -> Reduced:
@@ -103,6 +103,9 @@ class StepMethod(Protocol):
 
     def discard(self) -> None:
         """Drop what was computed of the step: the state is that of the step before."""
+
+    def leave_loop(self) -> None:
+        """User code has left its loop, perhaps within a part."""
 
 
 def parts_ahead(

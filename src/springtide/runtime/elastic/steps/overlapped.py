@@ -97,7 +97,7 @@ class OverlappedSteps:
         return self._rank + self._num_passes * self._world_size, self._parts[0]
 
     def backward(
-        self, loss: torch.Tensor, root: torch.Tensor | None = None, place: int = 0, weight: float = 0.0
+        self, loss: torch.Tensor, root: torch.Tensor | None = None, place: int = 0, weight: float | None = None
     ) -> None:
         self._place = place
         if self._parts:
@@ -106,7 +106,7 @@ class OverlappedSteps:
         low, high = self._part
         if not self._weight:
             return
-        self._given_weight += weight
+        self._given_weight += high - low if weight is None else weight
         root = loss if root is None else root
         part = (high - low) / self._num_samples
         if self._tail is not None and not self._parts:
@@ -164,6 +164,9 @@ class OverlappedSteps:
         self._drop_gradients()
         self._group = self._tail = None
         self._is_begun = False
+
+    def leave_loop(self) -> None:
+        """Nothing is to be done."""
 
     @property
     def _is_alternating(self) -> bool:
