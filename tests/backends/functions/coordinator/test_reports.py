@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kits.functions.world import World
-from springtide.backends.functions.coordinator.reports import USAGE_INTERVAL_S, Reports
+from springtide.backends.functions.coordinator.reports import USAGE_INTERVAL_S, RunReports
 from springtide.backends.functions.coordinator.run import Run
 from springtide.backends.functions.coordinator.saved_states import SavedStates
 
@@ -19,11 +19,11 @@ def run() -> Run:
 
 
 @pytest.fixture
-def reports() -> Reports:
-    return Reports(SavedStates("job/"))
+def reports() -> RunReports:
+    return RunReports(SavedStates("job/"))
 
 
-def test_usage_is_due_at_once_and_then_after_its_interval(run: Run, reports: Reports) -> None:
+def test_usage_is_due_at_once_and_then_after_its_interval(run: Run, reports: RunReports) -> None:
     assert reports.is_usage_due(run)
     assert reports.usage(run).job_id == run.facts.job_id
     assert not reports.is_usage_due(run)
@@ -31,7 +31,7 @@ def test_usage_is_due_at_once_and_then_after_its_interval(run: Run, reports: Rep
     assert reports.is_usage_due(run)
 
 
-def test_a_plan_in_force_is_reported_once(run: Run, reports: Reports) -> None:
+def test_a_plan_in_force_is_reported_once(run: Run, reports: RunReports) -> None:
     assert reports.resized_unless_reported(run, "start") == []
     run.generation += 1
     run.changes = ()
@@ -41,7 +41,7 @@ def test_a_plan_in_force_is_reported_once(run: Run, reports: Reports) -> None:
     assert reports.resized_unless_reported(run, "start") == []
 
 
-def test_a_pause_ends_with_the_first_step_of_another_plan(run: Run, reports: Reports) -> None:
+def test_a_pause_ends_with_the_first_step_of_another_plan(run: Run, reports: RunReports) -> None:
     run.generation += 1
     run.paused_at_s = run.now_s - 2.0
     event = reports.resized_by_start(run)

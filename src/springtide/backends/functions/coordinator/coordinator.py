@@ -21,7 +21,7 @@ from springtide.backends.functions.coordinator.measure import StepMeasurements
 from springtide.backends.functions.coordinator.messages import Order, Stimulus
 from springtide.backends.functions.coordinator.parameter_store import ParameterStore
 from springtide.backends.functions.coordinator.reasons import EndCause, end_sentence
-from springtide.backends.functions.coordinator.reports import Reports
+from springtide.backends.functions.coordinator.reports import RunReports
 from springtide.backends.functions.coordinator.run import After, Mode, Run
 from springtide.backends.functions.coordinator.run_status import run_status
 from springtide.backends.functions.coordinator.saved_states import SavedStates
@@ -73,7 +73,7 @@ class Coordinator:
         self._parameter_store = ParameterStore(facts)
         self._switch = PlanSwitch()
         self._orders: list[Order] = []
-        self._reports = Reports(self._saved)
+        self._reports = RunReports(self._saved)
         # An adopted record announces a stop or another plan that the previous coordinator did not finish.
         self._is_unsettled = False
 

@@ -16,7 +16,7 @@ from springtide.core.status.functions import MAX_CHANGES, PlanChange
 USAGE_INTERVAL_S = 5.0
 
 
-class Reports:
+class RunReports:
     """Makes the events of a run. What is reported counts as reported: each event is to be sent."""
 
     def __init__(self, saved: SavedStates) -> None:
