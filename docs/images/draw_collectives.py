@@ -6,8 +6,8 @@ from pathlib import Path
 
 from springtide.collectives.schedule import make_schedule
 from springtide.core.functions import Collective
-from springtide.perf.functions.collective_time import lower_bound_s
 from springtide_studies.communication.collective_walk import StoreLink, Walk, walk
+from springtide_studies.exchange.probe import lower_bound_s
 
 N, NUM_ELEMENTS = 4, 4_800_000
 # One second is what the whole gradient takes on one link.

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from kits.end_to_end.live_platform import ECHO, artifact_digest, assert_exactly_once, wait_for
+from kits.service.crash_points import LOOP_CRASH_POINTS
 from kits.simulation.sweeps import STRIDE
 from springtide.backends.local import CRASH_POINTS
 from springtide.control.journal.sqlite import SqliteJournal
 from springtide.core.actions import EndJob
-from springtide.service.crash_points import LOOP_CRASH_POINTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 

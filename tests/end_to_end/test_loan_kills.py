@@ -11,13 +11,13 @@ import httpx2
 import pytest
 
 from kits.end_to_end.live_platform import ECHO, assert_exactly_once, wait_for
+from kits.service.crash_points import LOAN_CRASH_POINTS
 from kits.simulation.sweeps import sampled
 from springtide.control.controller import Controller
 from springtide.control.journal.sqlite import SqliteJournal
 from springtide.control.loop import recover
 from springtide.core.resources import admits
 from springtide.scheduling.registry import make_policy
-from springtide.service.crash_points import LOAN_CRASH_POINTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 POLICY = "two-way/elastic"

@@ -27,7 +27,7 @@ from kits.kubernetes.serving_kit import RESOURCE, serving_on
 from kits.native.native_build import Native
 from kits.nvidia_smi import install_nvidia_smi
 from springtide.backends.kubernetes import settings as names
-from springtide.backends.kubernetes.pods.shares import SHARE_ANNOTATION, share_parts, share_patch, share_text
+from springtide.backends.kubernetes.pods.shares import SHARE_ANNOTATION, share_parts, share_text
 from springtide.backends.kubernetes.settings import KubernetesSettings
 from springtide.backends.sharing.gpu.build import find_compiler, find_headers
 from springtide.core.errors import BackendError
@@ -272,7 +272,7 @@ def test_pods_share_a_gpu_and_each_is_held_to_its_own(node: Node, stack: ExitSta
 
     # Another share of a living pod: one patch, as SetShare makes it, and what was refused fits.
     larger = Share(request=0.25, limit=0.5, memory_mb=150)
-    node.api.patch(node.path("one"), share_patch(larger))
+    node.api.patch(node.path("one"), {"metadata": {"annotations": {SHARE_ANNOTATION: share_text(larger)}}})
     wait_for("the other share", lambda: (sharing()["w-one"]["limit"], sharing()["w-one"]["memory_mb"]) == (0.5, 150))
     assert one.say("alloc 20")["result"] == 0
     # Nonsense instead of a share is told, and frees nobody.

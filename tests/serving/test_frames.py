@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from springtide.core.errors import BackendError
+from springtide.core.wire.workers import FrameDecoder
 from springtide.serving.frames import (
     MAX_FRAME_BYTES,
     Answered,
     BatchOutcome,
-    FrameReader,
     Ping,
     Predict,
     Question,
@@ -29,7 +29,7 @@ QUESTIONS = st.lists(
 @given(QUESTIONS, st.integers(1, 50))
 def test_cuts_do_not_matter(questions, size):
     stream = b"".join(encode_frame(question) for question in questions)
-    reader: FrameReader[Question] = FrameReader(Question)
+    reader: FrameDecoder[Question] = FrameDecoder(Question, MAX_FRAME_BYTES)
     received = [each for start in range(0, len(stream), size) for each in reader.feed(stream[start : start + size])]
     assert received == questions
 
@@ -37,7 +37,7 @@ def test_cuts_do_not_matter(questions, size):
 @given(st.binary(max_size=200))
 def test_garbage_is_a_backend_error(data):
     try:
-        FrameReader(Reply).feed(data)
+        FrameDecoder(Reply, MAX_FRAME_BYTES).feed(data)
     except BackendError:
         pass
 
@@ -46,4 +46,4 @@ def test_oversize_frames_are_refused_on_both_sides():
     with pytest.raises(BackendError, match="limit"):
         encode_frame(Answered(batch_id=1, outcomes=(BatchOutcome("ok", b"x" * MAX_FRAME_BYTES),)))
     with pytest.raises(BackendError, match="limit"):
-        FrameReader(Reply).feed((MAX_FRAME_BYTES + 1).to_bytes(4, "big"))
+        FrameDecoder(Reply, MAX_FRAME_BYTES).feed((MAX_FRAME_BYTES + 1).to_bytes(4, "big"))

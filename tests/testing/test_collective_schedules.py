@@ -11,7 +11,6 @@ from springtide.collectives.schedule import (
     COLLECTIVES,
     make_schedule,
     make_served_schedule,
-    make_smlt_schedule,
     rank_steps,
 )
 from springtide.collectives.steps import CollectiveSchedule, Get, Put, Reduce
@@ -41,7 +40,7 @@ def test_any_size_and_any_chunks(name, n, num_elements, chunks):
 
 @given(n=st.integers(1, 16), num_elements=st.integers(0, 300), num_shards=st.integers(1, 40))
 def test_shards_fewer_than_as_many_as_and_more_than_workers(n, num_elements, num_shards):
-    schedule = make_smlt_schedule(n, num_elements, num_shards)
+    schedule = make_schedule("smlt", n, num_elements, shards=num_shards)
     assert find_faults(schedule) == []
     assert rank_steps("smlt", n - 1, n, num_elements, shards=num_shards) == schedule.ranks[-1]
 
@@ -76,7 +75,7 @@ def test_what_goes_up_and_down_is_what_the_formulas_say(n):
 
 
 def test_idle_workers_of_few_shards_only_put_and_get():
-    steps = make_smlt_schedule(5, 100, 2).ranks[4]
+    steps = make_schedule("smlt", 5, 100, shards=2).ranks[4]
     assert not any(isinstance(step, Reduce) for step in steps)
     assert traffic(steps).elements_down == 100
 

@@ -55,12 +55,6 @@ def make_schedule(name: Collective, n: int, num_elements: int, chunks: int = 1, 
     return CollectiveSchedule(name=name, num_workers=n, num_elements=num_elements, ranks=ranks)
 
 
-def make_smlt_schedule(n: int, num_elements: int, num_shards: int) -> CollectiveSchedule:
-    """SMLT's aggregation with any number of shards."""
-    ranks = tuple(smlt_steps(rank, n, num_elements, num_shards) for rank in range(n))
-    return CollectiveSchedule(name="smlt", num_workers=n, num_elements=num_elements, ranks=ranks)
-
-
 def make_served_schedule(n: int, num_elements: int, chunks: int = 1) -> CollectiveSchedule:
     """`n` workers with a separate parameter server (HybridPS): rank `n`, which adds nothing to the sum."""
     ranks = tuple(parameter_server_steps(rank, n, num_elements, chunks, server=n) for rank in range(n + 1))

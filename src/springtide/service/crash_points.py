@@ -108,20 +108,3 @@ class CrashPoints:
         self._crash_point(f"loop.start.{name}.before")
         self._executor.start(action)
         self._crash_point(f"loop.start.{name}.after")
-
-
-LOOP_CRASH_POINTS = (
-    "journal.append.before",
-    "journal.append.after",
-    "loop.acknowledge.before",
-    "loop.acknowledge.after",
-    *(
-        f"loop.start.{action}.{side}"
-        for action in ("StartReplica", "StopReplica", "ResizeJob", "PreemptJob", "EndJob")
-        for side in ("before", "after")
-    ),
-)
-# Crash points that only a platform with pools reaches.
-LOAN_CRASH_POINTS = tuple(
-    f"loop.start.{action}.{side}" for action in ("DrainNode", "LabelNode") for side in ("before", "after")
-)

@@ -14,14 +14,12 @@ from __future__ import annotations
 
 import hmac
 import secrets
-import struct
-from typing import Any, Generic, Literal, TypeVar
+from typing import Literal
 
 import msgspec
 
-from springtide.core.decoding import msgpack_decoder
-from springtide.core.errors import BackendError
 from springtide.core.tokens import proof_of
+from springtide.core.wire import workers as wire
 from springtide.core.workload import ReplicaId
 from springtide.serving.schema import ServiceSchema
 
@@ -31,9 +29,6 @@ MAX_GREETING_BYTES = 1 << 10
 # Where a replica with an address of its own listens for gateways, and where it reports its health.
 SERVING_PORT = 8789
 HEALTH_PORT = 8790
-_LENGTH = struct.Struct(">I")
-M = TypeVar("M")
-_ENCODER = msgspec.msgpack.Encoder()
 NONCE_BYTES = 16
 
 
@@ -118,44 +113,7 @@ Reply = Challenge | Welcome | Answered | Draining | Pong
 
 def encode_frame(message: Question | Reply) -> bytes:
     """Return the message with its length in front. Raises BackendError above MAX_FRAME_BYTES."""
-    body = _ENCODER.encode(message)
-    if len(body) > MAX_FRAME_BYTES:
-        raise BackendError(f"a {type(message).__name__} of {len(body)} bytes is over the limit of {MAX_FRAME_BYTES}")
-    return _LENGTH.pack(len(body)) + body
-
-
-class FrameReader(Generic[M]):
-    """Cuts a byte stream into messages of the given type union. Raises BackendError on anything malformed.
-
-    `max_frame_bytes` may be changed between two calls of `feed`.
-    """
-
-    def __init__(self, message_type: Any, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
-        self._decoder: msgspec.msgpack.Decoder[M] = msgpack_decoder(message_type)
-        self._buffer = bytearray()
-        self.max_frame_bytes = max_frame_bytes
-
-    def feed(self, data: bytes) -> list[M]:
-        """Add received bytes and return the messages that are now complete."""
-        buffer = self._buffer
-        buffer += data
-        messages: list[M] = []
-        start = 0
-        while len(buffer) - start >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(buffer, start)
-            if length > self.max_frame_bytes:
-                raise BackendError(f"a frame of {length} bytes is over the limit of {self.max_frame_bytes}")
-            end = start + _LENGTH.size + length
-            if len(buffer) < end:
-                break
-            try:
-                messages.append(self._decoder.decode(bytes(buffer[start + _LENGTH.size : end])))
-            except (ValueError, RecursionError) as error:
-                # msgspec raises UnicodeDecodeError, a ValueError, on bad UTF-8.
-                raise BackendError(f"a malformed frame: {error}") from None
-            start = end
-        del buffer[:start]
-        return messages
+    return wire.encode_frame(message, MAX_FRAME_BYTES)
 
 
 def new_nonce() -> bytes:

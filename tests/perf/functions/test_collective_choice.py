@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kits.perf.held_bytes import held_bytes
 from springtide.collectives.schedule import COLLECTIVES, make_schedule
 from springtide.core.errors import InvalidRequest
 from springtide.core.functions import FunctionPrices
@@ -22,7 +23,7 @@ from springtide.perf.functions.collective_choice import (
     shard_choices,
     sync_store_of,
 )
-from springtide.perf.functions.collective_time import CHUNKED, held_bytes, sync_requests, sync_time_s
+from springtide.perf.functions.collective_time import CHUNKED, sync_requests, sync_time_s
 from springtide.perf.functions.services import aws_lambda, emulator
 from springtide_studies.communication.collective_walk import StoreLink, walk_s
 

@@ -9,23 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kits.perf.held_bytes import held_bytes
 from springtide.collectives.schedule import (
     COLLECTIVES,
     make_schedule,
     make_served_schedule,
-    make_smlt_schedule,
 )
 from springtide.collectives.steps import Get, Put
 from springtide.core.errors import InvalidRequest
 from springtide.core.functions import FunctionPrices
 from springtide.perf.functions.collective_time import (
     best_chunks,
-    held_bytes,
-    lower_bound_s,
     sync_requests,
     sync_time_s,
 )
 from springtide_studies.communication.collective_walk import StoreLink, walk, walk_s
+from springtide_studies.exchange.probe import lower_bound_s
 
 MB = 1e6
 # What Amazon asks for: functions by the GB-second, objects by the request.
@@ -68,7 +67,7 @@ def test_the_closed_form_is_what_the_walk_takes(name, n):
 def test_shards_take_what_the_walk_of_them_takes(n, m):
     num_elements = 120_000 * n * m
     for latency_s, in_flight in itertools.product((0.0, 0.03), (1, 4)):
-        walked_s = walk_s(make_smlt_schedule(n, num_elements, m), link(latency_s=latency_s), in_flight)
+        walked_s = walk_s(make_schedule("smlt", n, num_elements, shards=m), link(latency_s=latency_s), in_flight)
         said_s = sync_time_s("smlt", n, 4 * num_elements, 70 * MB, latency_s, 1, in_flight, shards=m)
         assert said_s == pytest.approx(walked_s, rel=1e-3)
 
@@ -91,7 +90,7 @@ def test_workers_share_the_network_card_of_the_store(name, n):
 
 @pytest.mark.parametrize("m", [1, 3, 4, 6, 8, 12])
 def test_shards_share_it_too(m):
-    schedule = make_smlt_schedule(4, 1_200_000, m)
+    schedule = make_schedule("smlt", 4, 1_200_000, shards=m)
     said_s = sync_time_s("smlt", 4, 4_800_000, 70 * MB, 0.0, shards=m, total_bytes_per_s=150 * MB)
     assert said_s == pytest.approx(walk_s(schedule, link(), 4, total_bytes_per_s=150 * MB), rel=0.12)
 
@@ -177,7 +176,7 @@ def test_a_polled_store_is_seen_late():
 
 
 def test_shards_that_do_not_fit_the_workers_leave_some_idle():
-    equal, few, many = (walk_s(make_smlt_schedule(8, 8_000_000, m), link(), 4) for m in (8, 3, 12))
+    equal, few, many = (walk_s(make_schedule("smlt", 8, 8_000_000, shards=m), link(), 4) for m in (8, 3, 12))
     assert few > equal
     assert many > equal
 
@@ -227,7 +226,7 @@ def test_chunks_are_chosen_by_what_they_cost():
 
 @pytest.mark.parametrize("m", [1, 3, 5, 8])
 def test_requests_of_shards_are_those_of_the_schedule(m):
-    steps = [step for steps in make_smlt_schedule(5, 4000, m).ranks for step in steps]
+    steps = [step for steps in make_schedule("smlt", 5, 4000, shards=m).ranks for step in steps]
     said = sync_requests("smlt", 5, shards=m)
     assert said.num_puts == sum(isinstance(step, Put) for step in steps)
     assert said.num_gets == sum(isinstance(step, Get) for step in steps)

@@ -248,3 +248,15 @@ def test_an_object_that_refuses_its_state_is_named(tmp_path):
     write(tmp_path, state)
     with pytest.raises(CheckpointError, match=r"cannot be restored: Fussy.load_state_dict\(\) refuses .*not mine"):
         load_newest(tmp_path, state)
+
+
+def test_a_checkpoint_is_due_after_an_interval(tmp_path):
+    written, state = [], make_state()
+    writer = CheckpointWriter(partial(write_checkpoint, tmp_path), written.append, pytest.fail, interval_s=3600.0)
+    writer.write_if_due(state, Cursor(step=3), 0, 1)
+    writer.wait()
+    assert not written
+    writer = CheckpointWriter(partial(write_checkpoint, tmp_path), written.append, pytest.fail, interval_s=0.0)
+    writer.write_if_due(state, Cursor(step=4), 0, 1)
+    writer.wait()
+    assert [checkpoint.step for checkpoint in written] == [4]

@@ -14,7 +14,14 @@ from kits.runtime.runtime_plane import TRAIN, make_job
 from springtide.core.errors import InvalidRequest, PeerLost
 from springtide.core.wire.workers import CheckpointWritten, Preempt, Progress, Switched
 from springtide.runtime.elastic import evaluation, group
-from springtide.runtime.elastic.evaluation import PartScores, compute_alone, compute_shared, scores_of, weighted_means
+from springtide.runtime.elastic.evaluation import (
+    Evaluations,
+    PartScores,
+    compute_alone,
+    compute_shared,
+    scores_of,
+    weighted_means,
+)
 from springtide.runtime.local.inprocess import run_local
 
 
@@ -394,3 +401,12 @@ def test_a_member_that_is_to_leave_does_so_once_the_evaluation_is_complete(make_
     plane.wait_exit("a", "b")
     assert [len(results) for results in evaluations(plane).values()] == [2]
     assert {written.checkpoint.step for written in plane.of(CheckpointWritten)} == {5}
+
+
+def test_evaluations_of_one_moment_are_told_apart() -> None:
+    evaluations = Evaluations()
+    assert evaluations.name_of(1, 5, "test") == "5/0/test"
+    assert evaluations.name_of(1, 5, "other") == "5/0/other"
+    assert evaluations.name_of(1, 5, "test") == "5/1/test"
+    # Members that join here have asked for none before.
+    assert evaluations.name_of(2, 5, "test") == "5/0/test"

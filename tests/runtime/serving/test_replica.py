@@ -21,6 +21,7 @@ from kits.runtime.replica_plane import Plane, make_spec
 from springtide.core.errors import InvalidRequest
 from springtide.core.wire.workers import (
     Failed,
+    FrameDecoder,
     Left,
     Ready,
     Stop,
@@ -28,10 +29,10 @@ from springtide.core.wire.workers import (
 from springtide.runtime.process.start_phases import StartPhases
 from springtide.runtime.serving.replica import ServedUserModel, load_served_class, run_replica
 from springtide.serving.frames import (
+    MAX_FRAME_BYTES,
     Answered,
     BatchOutcome,
     Draining,
-    FrameReader,
     Ping,
     Pong,
     Predict,
@@ -48,7 +49,7 @@ class Gate:
         self.connection = socket.socket(socket.AF_UNIX)
         self.connection.settimeout(30)
         self.connection.connect(address.removeprefix("unix://"))
-        self.reader: FrameReader[Reply] = FrameReader(Reply)
+        self.reader: FrameDecoder[Reply] = FrameDecoder(Reply, MAX_FRAME_BYTES)
         self.pending = []
 
     def send(self, question):

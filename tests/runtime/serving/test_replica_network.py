@@ -20,15 +20,15 @@ import pytest
 from kits.runtime.replica_plane import Plane, make_spec
 from springtide.core.errors import BackendError
 from springtide.core.tokens import gateway_token
-from springtide.core.wire.workers import Failed, Left, Ready, Stop
+from springtide.core.wire.workers import Failed, FrameDecoder, Left, Ready, Stop
 from springtide.core.workload import ReplicaId
 from springtide.runtime.serving.listeners import HandshakeGuard, TcpListener, tcp_address
 from springtide.runtime.serving.pod import run_serving_pod
 from springtide.serving.frames import (
+    MAX_FRAME_BYTES,
     Answered,
     Challenge,
     Draining,
-    FrameReader,
     Greet,
     Ping,
     Pong,
@@ -93,7 +93,7 @@ class Caller:
     def __init__(self, address):
         host, _, port = address.removeprefix("tcp://").rpartition(":")
         self.connection = socket.create_connection((host, int(port)), timeout=30)
-        self.reader: FrameReader[Reply] = FrameReader(Reply)
+        self.reader: FrameDecoder[Reply] = FrameDecoder(Reply, MAX_FRAME_BYTES)
         self.pending = []
 
     def send(self, question):

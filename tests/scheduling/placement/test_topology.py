@@ -72,7 +72,7 @@ def test_counts_and_blocks_are_what_counting_says(sizes: list[int], data: st.Dat
         full = [start for start, count in zip(starts, counted, strict=True) if count == 1 << level]
         assert addresses(census.full(level)) == full
     assert list(census.idle_of_nodes()) == [
-        (idle & layout.node_block(node)).bit_count() for node in layout.node_range()
+        (idle & layout.node_block(node)).bit_count() for node in range(len(layout.node_starts))
     ]
 
 
@@ -87,7 +87,7 @@ def test_compact_is_on_the_fewest_nodes(sizes: list[int], data: st.DataObject, c
         return
     assert chosen & ~idle == 0
     assert chosen.bit_count() == count
-    free = [(idle & layout.node_block(node)).bit_count() for node in layout.node_range()]
+    free = [(idle & layout.node_block(node)).bit_count() for node in range(len(layout.node_starts))]
     is_aligned = count & (count - 1) == 0 and chosen == block_at(addresses(chosen)[0], count.bit_length() - 1)
     assert len(layout.nodes_of(chosen)) == fewest(free, count) or is_aligned
 
@@ -164,7 +164,7 @@ def plain_block(census: Census, level: int) -> int:
 
 def plain_compact(census: Census, count: int) -> int:
     """What `compact` says of a number that is no power of two."""
-    layout, nodes = census.layout, census.layout.node_range()
+    layout, nodes = census.layout, range(len(census.layout.node_starts))
     if not 0 < count <= census.num_idle:
         return 0
     fewest = num_needed(census, nodes, count)
@@ -209,7 +209,7 @@ def test_places_are_those_that_are_found_block_by_block(sizes: list[int], data: 
     idle = data.draw(st.integers(0, (1 << layout.size) - 1)) & layout.present
     count = data.draw(st.integers(1, 40))
     census = Census(layout, idle)
-    needed = num_needed(census, layout.node_range(), count)
+    needed = num_needed(census, range(len(layout.node_starts)), count)
     assert census.fewest_nodes(count) == needed
     assert fewest_suffice(census, count) == (0 < needed <= layout.nodes_needed(count))
     for level in range(layout.num_levels):

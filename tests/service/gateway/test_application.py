@@ -10,14 +10,15 @@ from msgspec.structs import replace
 
 from kits.service.gateway_replicas import Doubler, make_service, run
 from springtide.core.shares import Share
+from springtide.core.wire.workers import FrameDecoder
 from springtide.core.workload import ReplicaId
 from springtide.service.gateway.application import ReplicaRoute, ServiceRoute
 from springtide.service.gateway.bench import run_gateway_bench
 from springtide.serving.frames import (
+    MAX_FRAME_BYTES,
     Answered,
     BatchOutcome,
     Draining,
-    FrameReader,
     Ping,
     Pong,
     Predict,
@@ -67,7 +68,7 @@ class FakeReplica:
 
     async def serve(self, reader, writer):
         self.writers.add(writer)
-        frames: FrameReader[Question] = FrameReader(Question)
+        frames: FrameDecoder[Question] = FrameDecoder(Question, MAX_FRAME_BYTES)
         writer.write(encode_frame(Welcome(replica_id=self.replica_id, schema=self.schema)))
         try:
             while data := await reader.read(65536):

@@ -20,10 +20,10 @@ from springtide.core.wire.workers import Acknowledge, FrameDecoder, Heartbeat, H
 from springtide.core.wire.workers import encode_frame as encode_order
 from springtide.core.workload import Entrypoint, ReplicaId
 from springtide.serving.frames import (
+    MAX_FRAME_BYTES,
     Answered,
     BatchOutcome,
     Challenge,
-    FrameReader,
     Greet,
     Question,
     Welcome,
@@ -132,7 +132,7 @@ class Impostor:
 
     async def serve(self, reader, writer):
         self.num_connections += 1
-        frames: FrameReader[Question] = FrameReader(Question)
+        frames: FrameDecoder[Question] = FrameDecoder(Question, MAX_FRAME_BYTES)
         welcome = encode_frame(Welcome(replica_id=ReplicaId("r1"), schema=derive_schema(Doubler), proof=b"p" * 32))
         writer.write(encode_frame(Challenge(nonce=new_nonce())) if self.shows_challenge else welcome)
         try:

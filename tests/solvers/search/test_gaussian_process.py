@@ -8,8 +8,6 @@ import pytest
 from springtide.solvers.search.gaussian_process import (
     Fit,
     Trend,
-    distances,
-    expected_improvement,
     lognormal_improvement,
     matern,
     normal_cdf,
@@ -73,25 +71,10 @@ def test_kernels_are_one_at_nothing_and_fall():
         assert (kernel(-away) == values).all()
 
 
-def test_distances_are_euclidean():
-    rng = np.random.default_rng(0)
-    left, right = rng.random((5, 3)), rng.random((4, 3))
-    expected = np.linalg.norm(left[:, None] - right[None], axis=2)
-    assert distances(left, right) == pytest.approx(expected, abs=1e-7)
-
-
 def test_the_distribution_function_is_accurate():
     values = np.linspace(-6.0, 6.0, 301)
     expected = [0.5 * (1.0 + math.erf(value / math.sqrt(2.0))) for value in values]
     assert normal_cdf(values) == pytest.approx(expected, abs=1e-7)
-
-
-@pytest.mark.parametrize(("mean", "deviation", "best"), [(1.0, 0.5, 1.2), (3.0, 0.7, 1.0), (-2.0, 1.5, -2.5)])
-def test_expected_improvement_is_the_integral(mean, deviation, best):
-    x = np.linspace(mean - 9 * deviation, mean + 9 * deviation, 400_001)
-    expected = np.trapezoid(np.maximum(best - x, 0.0) * normal_pdf(x, mean, deviation), x)
-    found = expected_improvement(np.array([mean]), np.array([deviation]), best)
-    assert found[0] == pytest.approx(expected, abs=2e-6)
 
 
 @pytest.mark.parametrize(

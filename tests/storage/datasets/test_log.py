@@ -6,7 +6,7 @@ import pytest
 
 from kits.storage.dataset_arrays import append
 from springtide.core.errors import ObjectMissing, StorageError
-from springtide.storage.datasets.log import LOOKS_PER_CHECK, StreamWatch, read_stream_view
+from springtide.storage.datasets.log import LOOKS_PER_CHECK, DatasetLog, StreamWatch, view_of
 from springtide.storage.datasets.store import close_dataset, remove_dataset
 from springtide.storage.stores.open import memory_store
 
@@ -19,7 +19,7 @@ def store():
 def test_a_view_is_two_small_reads(store):
     append(store, 0, 5)
     before = store.requests()
-    view = read_stream_view(store, "clicks")
+    view = view_of(DatasetLog(store, "clicks").read())
     after = store.requests()
     assert (view.name, view.num_samples, view.is_closed) == ("clicks", 5, False)
     assert (after.num_gets - before.num_gets, after.num_misses - before.num_misses) == (2, 1)
@@ -27,18 +27,18 @@ def test_a_view_is_two_small_reads(store):
 
 def test_the_rate_is_that_of_the_newest_appends_and_falls_while_none_come(store):
     append(store, 0, 40, at_unix_s=1000.0)
-    assert read_stream_view(store, "clicks").arrivals_per_s == 0.0
+    assert view_of(DatasetLog(store, "clicks").read()).arrivals_per_s == 0.0
     append(store, 40, 60, at_unix_s=1002.0)
     append(store, 60, 100, at_unix_s=1006.0)
-    assert read_stream_view(store, "clicks").arrivals_per_s == 10.0
-    assert read_stream_view(store, "clicks", 1005.0).arrivals_per_s == 10.0
-    assert read_stream_view(store, "clicks", 1060.0).arrivals_per_s == 1.0
+    assert view_of(DatasetLog(store, "clicks").read()).arrivals_per_s == 10.0
+    assert view_of(DatasetLog(store, "clicks").read(), 1005.0).arrivals_per_s == 10.0
+    assert view_of(DatasetLog(store, "clicks").read(), 1060.0).arrivals_per_s == 1.0
     for first in range(100, 200):
         append(store, first, first + 1, at_unix_s=2000.0 + first)
-    assert read_stream_view(store, "clicks").arrivals_per_s == 1.0
+    assert view_of(DatasetLog(store, "clicks").read()).arrivals_per_s == 1.0
     # Clocks of several writers may disagree.
     append(store, 200, 201, at_unix_s=5.0)
-    assert read_stream_view(store, "clicks").arrivals_per_s == 0.0
+    assert view_of(DatasetLog(store, "clicks").read()).arrivals_per_s == 0.0
 
 
 def test_a_watch_asks_once_a_look_and_misses_nothing(store):

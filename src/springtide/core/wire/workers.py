@@ -296,36 +296,43 @@ ZygoteMessage = SpawnRequest | Spawned | ChildExited
 _ENCODER = msgspec.msgpack.Encoder()
 
 
-def encode_frame(message: msgspec.Struct) -> bytes:
-    """Return the message with its length in front. Raises BackendError above MAX_FRAME_BYTES."""
+def encode_frame(message: msgspec.Struct, max_frame_bytes: int = MAX_FRAME_BYTES) -> bytes:
+    """Return the message with its length in front. Raises BackendError above `max_frame_bytes`."""
     body = _ENCODER.encode(message)
-    if len(body) > MAX_FRAME_BYTES:
-        raise BackendError(f"a {type(message).__name__} of {len(body)} bytes is over the limit of {MAX_FRAME_BYTES}")
+    if len(body) > max_frame_bytes:
+        raise BackendError(f"a {type(message).__name__} of {len(body)} bytes is over the limit of {max_frame_bytes}")
     return _LENGTH.pack(len(body)) + body
 
 
 class FrameDecoder(Generic[M]):
-    """Cuts a byte stream into messages of the given type union. Raises BackendError on anything malformed."""
+    """Cuts a byte stream into messages of the given type union. Raises BackendError on anything malformed.
 
-    def __init__(self, message_type: Any) -> None:
+    `max_frame_bytes` may be changed between two calls of `feed`.
+    """
+
+    def __init__(self, message_type: Any, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         self._decoder: msgspec.msgpack.Decoder[M] = msgpack_decoder(message_type)
         self._buffer = bytearray()
+        self.max_frame_bytes = max_frame_bytes
 
     def feed(self, data: bytes) -> list[M]:
         """Add received bytes and return the messages that are now complete."""
-        self._buffer += data
+        buffer = self._buffer
+        buffer += data
         messages: list[M] = []
-        while len(self._buffer) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._buffer)
-            if length > MAX_FRAME_BYTES:
-                raise BackendError(f"a frame of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
-            end = _LENGTH.size + length
-            if len(self._buffer) < end:
+        start = 0
+        while len(buffer) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(buffer, start)
+            if length > self.max_frame_bytes:
+                raise BackendError(f"a frame of {length} bytes is over the limit of {self.max_frame_bytes}")
+            end = start + _LENGTH.size + length
+            if len(buffer) < end:
                 break
             try:
-                messages.append(self._decoder.decode(bytes(self._buffer[_LENGTH.size : end])))
+                messages.append(self._decoder.decode(bytes(buffer[start + _LENGTH.size : end])))
             except (ValueError, RecursionError) as error:
                 # msgspec raises UnicodeDecodeError, a ValueError, on bad UTF-8.
                 raise BackendError(f"a malformed frame: {error}") from None
-            del self._buffer[:end]
+            start = end
+        del buffer[:start]
         return messages

@@ -32,15 +32,6 @@ class SyncRequests(msgspec.Struct, frozen=True, kw_only=True):
         return self.num_puts * prices.usd_per_put + self.num_gets * prices.usd_per_get
 
 
-def lower_bound_s(n: int, num_bytes: float, bytes_per_s: float) -> float:
-    """2 (n - 1) / n x S / w: the lower bound of any all-reduce over a store that cannot add, with a link each way.
-
-    Before the first worker has an element's sum, the part of each other worker has been read at least once; then each
-    other worker reads at least once more. So there are 2 (n - 1) reads of S over n links. The bound is 0 for n = 1.
-    """
-    return 2.0 * (n - 1) / n * num_bytes / bytes_per_s
-
-
 def sync_time_s(
     name: Collective,
     n: int,
@@ -162,17 +153,13 @@ def sync_requests(name: Collective, n: int, chunks: int = 1, shards: int = 0) ->
     return SyncRequests(num_puts=num_puts, num_gets=num_gets)
 
 
-def held_bytes(
-    name: Collective, n: int, num_bytes: float, chunks: int = 1, in_flight: int = 4, *, shards: int = 0
-) -> float:
-    """The most memory that a worker needs besides the gradient: waiting addends and one sum."""
-    return 0.0 if n == 1 else float(held_of(name, n, num_bytes, (chunks, shards, in_flight), min))
-
-
 def held_of(
     name: Collective, n: Any, num_bytes: Any, counts: tuple[int, Any, int], least: Callable[[Any, Any], Any]
 ) -> Any:
-    """`held_bytes` for numbers, or for arrays with NumPy's minimum; n is 2 or more, `counts` as in `seconds_of`."""
+    """The most memory that a worker needs besides the gradient: waiting addends and one sum.
+
+    For numbers, or for arrays with NumPy's minimum; n is 2 or more, `counts` as in `seconds_of`.
+    """
     chunks, shards, in_flight = counts
     pieces = num_pieces(name, n, chunks, shards)
     if name == "smlt":

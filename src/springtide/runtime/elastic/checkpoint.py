@@ -13,6 +13,7 @@ import shutil
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -272,20 +273,32 @@ class CheckpointWriter:
         write: Callable[[StateSnapshot, int], Checkpoint],
         on_written: Callable[[Checkpoint], object],
         on_fenced: Callable[[str], None],
+        *,
+        interval_s: float = 0.0,
     ) -> None:
         """`write(snapshot, generation)` publishes a checkpoint, or raises StorageError or Fenced.
 
-        `on_written` and `on_fenced` (with the error's text) are called on the thread that writes.
+        `on_written` and `on_fenced` (with the error's text) are called on the thread that writes. `interval_s` is the
+        time from one write that `write_if_due` begins to the next.
         """
         self._publish = write
         self._on_written = on_written
         self._on_fenced = on_fenced
         self._snapshot = StateSnapshot()
+        self._interval_s = interval_s
+        self._due_s = time.monotonic() + interval_s
         self._thread: threading.Thread | None = None
 
     @property
     def is_busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
+
+    def write_if_due(self, state: TrainingState, cursor: Cursor, epoch: int, generation: int) -> None:
+        """Write in the background, if the interval is over and the writer is not busy."""
+        now_s = time.monotonic()
+        if now_s >= self._due_s and not self.is_busy:
+            self._due_s = now_s + self._interval_s
+            self.write_in_background(state, cursor, epoch, generation)
 
     def write_in_background(self, state: TrainingState, cursor: Cursor, epoch: int, generation: int) -> None:
         """Copy the state now and publish it from a background thread. Only when not busy."""

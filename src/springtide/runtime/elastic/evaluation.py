@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -21,7 +21,7 @@ import torch
 
 from springtide.core.context import Batch
 from springtide.core.decoding import msgpack_decoder
-from springtide.core.errors import InvalidRequest, PeerLost
+from springtide.core.errors import CollectiveError, InvalidRequest, PeerLost
 from springtide.runtime.data.batch_loader import PartIds, kept_random_state
 from springtide.runtime.data.batch_source import BatchSource
 from springtide.runtime.data.dataset_reader import SampleReader
@@ -111,6 +111,42 @@ def scores_of(returned: Any, num_samples: int) -> PartScores:
     if not (math.isfinite(scores.weight) and scores.weight >= 0.0):
         raise InvalidRequest(f"the weight of a batch must be a number of at least 0, not {weight}")
     return scores
+
+
+class Evaluations:
+    """Counts the evaluations that user code asks for at one moment, so that all members give one the same name."""
+
+    def __init__(self) -> None:
+        self._moment = (0, 0)
+        self._counts: Counter[str] = Counter()
+
+    def name_of(self, generation: int, step: int, name: str) -> str:
+        """The name of the next evaluation of this kind after `step`: a second one at one moment is another one."""
+        if self._moment != (generation, step):
+            self._moment, self._counts = (generation, step), Counter()
+        number = self._counts[name]
+        self._counts[name] += 1
+        return f"{step}/{number}/{name}"
+
+
+def scores_of_all(
+    group: Group | None,
+    name: str,
+    num_parts: int,
+    compute: Compute,
+    look: Callable[[], None],
+    is_broken: Callable[[], bool],
+) -> list[PartScores]:
+    """The scores of all parts, in order; with the other members while they are there, else alone.
+
+    The arguments are those of `compute_shared`. What is missing when a member was lost is computed here.
+    """
+    known: dict[int, PartScores] = {}
+    if group is not None and group.world_size > 1:
+        with suppress(CollectiveError):
+            compute_shared(group, name, num_parts, known, compute, look, is_broken)
+    compute_alone(num_parts, known, compute, look)
+    return [known[number] for number in range(num_parts)]
 
 
 def compute_alone(num_parts: int, known: dict[int, PartScores], compute: Compute, look: Callable[[], None]) -> None:

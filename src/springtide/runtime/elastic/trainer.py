@@ -11,7 +11,6 @@ import contextlib
 import math
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -23,8 +22,8 @@ from springtide.core.workload import TrainingJob
 from springtide.runtime.data.shards import GlobalBatch, SampleOrder, seed_everything
 from springtide.runtime.elastic.catchup import CatchupReceiver, CatchupSources, Lease, supports_catchup
 from springtide.runtime.elastic.checkpoint import CheckpointWriter
-from springtide.runtime.elastic.evaluation import Compute, PartScores, compute_alone, compute_shared
-from springtide.runtime.elastic.group import OPERATION_TIMEOUT_S, Group
+from springtide.runtime.elastic.evaluation import Compute, Evaluations, PartScores, scores_of_all
+from springtide.runtime.elastic.group import Group
 from springtide.runtime.elastic.job_storage import open_storage
 from springtide.runtime.elastic.membership import Formation, Membership
 from springtide.runtime.elastic.reporting import Reporter
@@ -33,7 +32,9 @@ from springtide.runtime.elastic.steps.choice import step_method
 from springtide.runtime.elastic.steps.gradients import LossScaling, clip_gradients, divided_by_weight, weighted
 from springtide.runtime.elastic.steps.library import LibrarySteps
 from springtide.runtime.elastic.steps.method import Flags, Reduced, parts_ahead
+from springtide.runtime.elastic.steps.patience import FIRST_STEP_TIMEOUT_S, StepPatience
 from springtide.runtime.elastic.steps.state_check import first_difference
+from springtide.runtime.elastic.steps.turns import Turns
 from springtide.runtime.elastic.training_cursor import Cursor, TrainingCursor
 from springtide.runtime.elastic.transfer import synchronise
 from springtide.runtime.libraries.library_cursor import LibraryCursor
@@ -46,8 +47,6 @@ from springtide.runtime.process.share_slot import open_slot
 
 _FORM_POLL_S = 0.01
 _LEAVE_WAIT_S = 5.0
-_DEADLINE_STEPS = 10
-_FIRST_STEP_TIMEOUT_S = 60.0
 
 
 class Trainer:
@@ -89,29 +88,24 @@ class Trainer:
         self._tried_generation = 0
         self._batch: GlobalBatch | None = None
         self._part_size = 0
-        # Since which generation and step evaluations are counted, and how often each was asked for.
-        self._asked: tuple[tuple[int, int], Counter[str]] = ((0, 0), Counter())
+        self._evaluations = Evaluations()
         # The step's outcome between its exchange and its update.
         self._reduced: Reduced | None = None
-        # With several optimizers: whose turn it is, how many turns user code has taken in this step, whether the state
-        # has the present one already, and the outcome of the last one, with which the boundary commits the step.
-        self._place = 0
-        self._num_turns = 0
-        self._is_repeated = False
-        self._last_turn: Reduced | None = None
+        self._turns = Turns()
         # What to do at the next boundary: the flags agreed on, and the formation that was pending in the exchange.
         self._boundary: tuple[Flags, Formation | None] | None = None
         # After a step that is to be done again: undoes what user code then does to prepared objects.
         self._undo: Callable[[], None] | None = None
         self.loss: float | None = None
-        self._longest_step_s = 0.0
-        self._num_steps_in_generation = 0
+        self._patience = StepPatience()
         self._step_log = self.storage.step_log
         self._reporter = Reporter(link, open_slot(spec))
         self._writer = CheckpointWriter(
-            self.storage.write_checkpoint, lambda written: link.send(CheckpointWritten(checkpoint=written)), _log
+            self.storage.write_checkpoint,
+            lambda written: link.send(CheckpointWritten(checkpoint=written)),
+            _log,
+            interval_s=self.job.checkpoint_interval_s,
         )
-        self._checkpointed_at_s = time.monotonic()
 
     # --- what the context and the worker call -----------------------------------------------------------------
 
@@ -229,11 +223,11 @@ class Trainer:
         if self._must_discard():
             self._give_up("")
             return
-        self._place, self._is_repeated = place, self._num_turns < self.training_cursor.cursor.num_updates
-        if self._is_repeated:
+        self._turns.begin(place, self.training_cursor.cursor.num_updates)
+        if self._turns.is_repeated:
             return
         self._take_back()
-        if self._last_turn is not None:
+        if self._turns.last is not None:
             # What the turn before has exchanged has ended this member's computation.
             self._reporter.step_begins(-(-len(self._batch.ids) // self._group.world_size) if self._group else 0)
         loss, root = weighted(loss, self._scaling.scaled(loss), weight, self._part_size)
@@ -257,9 +251,7 @@ class Trainer:
 
     def update(self) -> bool:
         """Update and commit, if the gradients were exchanged; whether they were."""
-        self._num_turns += 1
-        if self._is_repeated:
-            self._is_repeated = False
+        if self._turns.end():
             self._method.rewind()
             return False
         reduced, self._reduced = self._reduced, None
@@ -271,7 +263,7 @@ class Trainer:
             self._apply(self.step + 1)
             assert isinstance(self.training_cursor, TrainingCursor)
             self.training_cursor.note_update()
-            self._last_turn = reduced
+            self._turns.last = reduced
         return True
 
     def evaluate(self, name: str, num_parts: int, compute: Compute) -> list[PartScores]:
@@ -280,19 +272,9 @@ class Trainer:
         If the group breaks meanwhile, each member that is left computes what is missing: the next group forms at the
         step's boundary, when user code is done with the step.
         """
-        known: dict[int, PartScores] = {}
-        group, membership, look = self._group, self.membership, self._reporter.still_at_work
-        moment = membership.generation, self.step
-        self._asked = (moment, Counter()) if self._asked[0] != moment else self._asked
-        # The second evaluation of one kind at one moment is another one.
-        number = self._asked[1][name]
-        self._asked[1][name] += 1
-        if group is not None and group.world_size > 1:
-            full_name = f"{self.step}/{number}/{name}"
-            with contextlib.suppress(CollectiveError):
-                compute_shared(group, full_name, num_parts, known, compute, look, lambda: membership.must_leave_step)
-        compute_alone(num_parts, known, compute, look)
-        return [known[number] for number in range(num_parts)]
+        membership, look = self.membership, self._reporter.still_at_work
+        name = self._evaluations.name_of(membership.generation, self.step, name)
+        return scores_of_all(self._group, name, num_parts, compute, look, lambda: membership.must_leave_step)
 
     def begin_offered(self, batch: GlobalBatch, num_left: int | None) -> None:
         """Of a library's loop: do what the exchange of the step before agreed on, and begin one on `batch`.
@@ -363,16 +345,15 @@ class Trainer:
     def _begin_step(self) -> None:
         group = self._group
         assert group is not None
-        least_s = OPERATION_TIMEOUT_S if self._num_steps_in_generation else _FIRST_STEP_TIMEOUT_S
-        group.timeout_s = max(least_s, _DEADLINE_STEPS * self._longest_step_s)
+        group.timeout_s = self._patience.timeout_s
         self._batch = self.training_cursor.next_batch()
         self._method.begin(self._batch, group, is_measured=self.training_cursor.measures_step)
-        self._num_turns = 0
+        self._turns.begin_step()
         if self.training_cursor.cursor.num_updates:
             # Until the updates that are made already were gone through, user code does again what it has done.
             self._undo = self.state.keep_controls()
         self._reporter.step_begins(-(-len(self._batch.ids) // group.world_size))
-        self._step_began_at_s = time.monotonic()
+        self._patience.begin_step()
 
     def _exchange(self) -> None:
         if self._must_discard():
@@ -388,7 +369,7 @@ class Trainer:
         self._boundary = reduced.flags, pending
         assert self._batch is not None
         reduced = divided_by_weight(reduced, self._method.payload.parameters, len(self._batch.ids))
-        self._reduced = self._scaling.unscale(reduced, self._place)
+        self._reduced = self._scaling.unscale(reduced, self._turns.place)
 
     def _give_up(self, detail: str) -> None:
         """Within a call of user code: recover, so that the step is done again when it asks for the next batch."""
@@ -399,14 +380,16 @@ class Trainer:
         """Between two steps, once user code is done with the last: do what the members agreed on in its exchange."""
         membership = self.membership
         self._take_back()
-        last_turn, self._last_turn = self._last_turn, None
+        last_turn = self._turns.pop_last()
         if last_turn is not None:
             self._commit(last_turn)
         boundary, self._boundary = self._boundary, None
         if boundary is None:
             return
         flags, pending = boundary
-        self._checkpoint_if_due()
+        cursor = self.training_cursor
+        if self.rank == 0 and not cursor.is_over:
+            self._writer.write_if_due(self.state, cursor.cursor, self.epoch, membership.generation)
         if flags.preempt:
             self._leave_with_checkpoint(flags.preempt, is_writer=self.rank == 0)
         agreed = membership.agreed(flags.ready) if flags.ready else None
@@ -439,8 +422,7 @@ class Trainer:
             # The first common step proves that no member is in the old group any more.
             self._old_group.close()
             self._old_group = None
-        self._num_steps_in_generation += 1
-        self._longest_step_s = max(0.9 * self._longest_step_s, time.monotonic() - self._step_began_at_s)
+        self._patience.end_step()
         self._after_commit(batch, reduced.loss)
 
     def _apply(self, step: int) -> None:
@@ -452,7 +434,7 @@ class Trainer:
             self._sources.before_update(step, lease, has_gradient, factor)
 
         self._method.update(factor, feed if self._sources.is_open else None, is_skipped=self._scaling.is_skipped)
-        self._scaling.updated(self._place)
+        self._scaling.updated(self._turns.place)
         self._sources.after_update(step)
 
     def _after_commit(self, batch: GlobalBatch, loss: float) -> None:
@@ -472,13 +454,6 @@ class Trainer:
         self._write_step_log()
         sync_s = time.monotonic() - self._exchange_began_at_s
         self._reporter.step_ended(self.training_cursor, batch, loss, sync_s=sync_s)
-
-    def _checkpoint_if_due(self) -> None:
-        due_s = self._checkpointed_at_s + self.job.checkpoint_interval_s
-        cursor = self.training_cursor
-        if self.rank == 0 and time.monotonic() >= due_s and not self._writer.is_busy and not cursor.is_over:
-            self._checkpointed_at_s = time.monotonic()
-            self._writer.write_in_background(self.state, cursor.cursor, self.epoch, self.membership.generation)
 
     def _write_step_log(self) -> None:
         """On rank 0, write the steps that the log lacks: its own, and those that an earlier rank 0 did not write."""
@@ -556,7 +531,8 @@ class Trainer:
         self._sources.close()
         self._method.discard()
         self._scaling.discard()
-        self._batch = self._reduced = self._boundary = self._old_group = self._last_turn = None
+        self._turns.pop_last()
+        self._batch = self._reduced = self._boundary = self._old_group = None
         self._reporter.step_given_up()
 
     def _enter_next(self) -> None:
@@ -605,7 +581,7 @@ class Trainer:
         """Bring every member of the group to the highest committed step; a fresh group restores a checkpoint."""
         group = formation.group
         assert group is not None
-        group.timeout_s = _FIRST_STEP_TIMEOUT_S
+        group.timeout_s = FIRST_STEP_TIMEOUT_S
         known = self.training_cursor.cursor if self._has_state else None
 
         def is_wanted() -> bool:
@@ -621,7 +597,7 @@ class Trainer:
         self._has_state = True
 
     def _begin_generation(self, formation: Formation, previous: Formation | None) -> None:
-        self._num_steps_in_generation = 0
+        self._patience.begin_generation()
         self.training_cursor.set_batch_size(formation.order.global_batch_size)
         if self.rank != 0:
             self._step_log.forget_written()

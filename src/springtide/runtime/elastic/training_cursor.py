@@ -122,11 +122,6 @@ class TrainingCursor:
         return min(epoch, self._job.num_epochs - 1) if self._job.length_unit == "samples" else epoch
 
     @property
-    def is_started(self) -> bool:
-        """Whether the dataset is known."""
-        return self._schedule is not None
-
-    @property
     def is_over(self) -> bool:
         if self._job.length_unit == "progress":
             return self.cursor.progress >= self.total_progress

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from springtide.core.errors import BackendError
+from springtide.core.wire.workers import FrameDecoder
 from springtide.core.workload import ReplicaId
 from springtide.runtime.serving.listeners import MAX_CONNECTIONS, ReplicaListener
 from springtide.serving.frames import (
@@ -25,7 +26,6 @@ from springtide.serving.frames import (
     BatchOutcome,
     Challenge,
     Draining,
-    FrameReader,
     Greet,
     Ping,
     Pong,
@@ -159,7 +159,7 @@ class ReplicaServer:
             return True
 
     def _read(self, peer: _Peer) -> None:
-        reader: FrameReader[Question] = FrameReader(Question)
+        reader: FrameDecoder[Question] = FrameDecoder(Question, MAX_FRAME_BYTES)
         try:
             welcome = self._authenticate(peer, reader) if self._listener.token else self._welcome
             peer.send_bytes(welcome)
@@ -176,7 +176,7 @@ class ReplicaServer:
                 self._peers.discard(peer)
             peer.close()
 
-    def _authenticate(self, peer: _Peer, reader: FrameReader[Question]) -> bytes:
+    def _authenticate(self, peer: _Peer, reader: FrameDecoder[Question]) -> bytes:
         """Authenticate a peer and return its Welcome. Raises BackendError or OSError if it cannot prove the secret."""
         challenge = new_nonce()
         peer.send_bytes(encode_frame(Challenge(nonce=challenge)))

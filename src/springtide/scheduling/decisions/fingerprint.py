@@ -188,6 +188,6 @@ def _hash(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()
 
 
-def nodes_fingerprint(cluster: Topology, projections: tuple[Projection, ...] = NODES) -> str:
+def nodes_fingerprint(cluster: Topology) -> str:
     """The fingerprint of the nodes, for callers without a `Fingerprints`."""
-    return Fingerprints(Reads(nodes=projections)).nodes(cluster)
+    return Fingerprints(Reads(nodes=NODES)).nodes(cluster)

@@ -44,10 +44,6 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """The number of the node in whose block the address lies."""
         return bisect_left(self.node_starts, address + 1) - 1
 
-    def node_range(self) -> range:
-        """The numbers of all nodes."""
-        return range(len(self.node_starts))
-
     def node_block(self, node: int) -> int:
         """The bitmap of all addresses of a node."""
         return block_at(self.node_starts[node], self.node_levels[node])

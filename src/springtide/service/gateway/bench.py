@@ -31,7 +31,7 @@ from springtide.core.wire.workers import Acknowledge, FrameDecoder, Hello, Ready
 from springtide.core.wire.workers import encode_frame as encode_order
 from springtide.core.workload import Entrypoint, InferenceService, ReplicaId, WorkloadId
 from springtide.service.gateway.application import Gateway, ReplicaRoute, ServiceRoute
-from springtide.serving.frames import Answered, FrameReader, Predict, Reply, Welcome, encode_frame
+from springtide.serving.frames import MAX_FRAME_BYTES, Answered, Predict, Reply, Welcome, encode_frame
 
 _NAME = "bench"
 _SOURCE = '''
@@ -299,7 +299,7 @@ class _Direct:
             raise BackendError(f"the replica answered {outcome.body[:200]!r}")
 
     async def _read(self) -> None:
-        frames: FrameReader[Reply] = FrameReader(Reply)
+        frames: FrameDecoder[Reply] = FrameDecoder(Reply, MAX_FRAME_BYTES)
         while data := await self._reader.read(1 << 16):
             for reply in frames.feed(data):
                 if isinstance(reply, Answered):

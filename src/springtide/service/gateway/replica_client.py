@@ -8,12 +8,13 @@ from collections.abc import Callable
 from typing import cast
 
 from springtide.core.errors import BackendError
+from springtide.core.wire.workers import FrameDecoder
 from springtide.core.workload import ReplicaId
 from springtide.serving.frames import (
+    MAX_FRAME_BYTES,
     Answered,
     Challenge,
     Draining,
-    FrameReader,
     Greet,
     Ping,
     Pong,
@@ -186,7 +187,7 @@ class _ReplicaProtocol(asyncio.Protocol):
 
     def __init__(self, client: ReplicaClient) -> None:
         self._client = client
-        self._reader: FrameReader[Reply] = FrameReader(Reply)
+        self._reader: FrameDecoder[Reply] = FrameDecoder(Reply, MAX_FRAME_BYTES)
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

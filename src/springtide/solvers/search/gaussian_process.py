@@ -31,12 +31,6 @@ def matern(distance: Floats) -> Floats:
     return np.asarray((1.0 + scaled + scaled**2 / 3.0) * np.exp(-scaled))
 
 
-def distances(left: Floats, right: Floats) -> Floats:
-    """How far each row of one array is from each row of the other, shape (rows, rows)."""
-    squares = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1)[None] - 2.0 * left @ right.T
-    return np.asarray(np.sqrt(np.maximum(squares, 0.0)))
-
-
 class Trend(msgspec.Struct, frozen=True, kw_only=True):
     """A covariance: a constant for all (`bias` is its standard deviation), and a part that fades with the distance.
 
@@ -101,12 +95,6 @@ def normal_cdf(values: Floats) -> Floats:
     series = t * (0.319381530 + t * (-0.356563782 + t * (1.781477937 + t * (-1.821255978 + t * 1.330274429))))
     tail = np.exp(-0.5 * absolute**2) / _ROOT_2_PI * series
     return np.asarray(np.where(values >= 0.0, 1.0 - tail, tail))
-
-
-def expected_improvement(mean: Floats, deviation: Floats, best: float) -> Floats:
-    """How much a normal value is expected to be below `best`, nothing where it is above (SMLT, section 3.2)."""
-    ratio = (best - mean) / deviation
-    return np.asarray((best - mean) * normal_cdf(ratio) + deviation * np.exp(-0.5 * ratio**2) / _ROOT_2_PI)
 
 
 def lognormal_improvement(log_mean: Floats, log_deviation: Floats, best: Floats, limit: Floats) -> Floats:

@@ -178,14 +178,6 @@ def vanished(name: str, what: str) -> DatasetLost:
     )
 
 
-def read_stream_view(store: Store, name: str, now_unix_s: float | None = None) -> StreamView:
-    """The present state of a stream: two small reads. With `now_unix_s` the rate falls while no samples arrive.
-
-    Raises ObjectMissing if there is no such stream, StorageError.
-    """
-    return view_of(DatasetLog(store, name).read(), now_unix_s)
-
-
 def view_of(manifest: DatasetManifest, now_unix_s: float | None = None) -> StreamView:
     return StreamView(
         name=manifest.name,

@@ -23,7 +23,7 @@ import msgspec
 from springtide.cli.commands.bench import Bench, Report, Tell, measure_apart
 from springtide.core.errors import BackendError
 from springtide.core.functions import Collective
-from springtide.perf.functions.collective_time import CHUNK_CHOICES, CHUNKED, lower_bound_s, sync_time_s
+from springtide.perf.functions.collective_time import CHUNK_CHOICES, CHUNKED, sync_time_s
 from springtide.storage.stores.open import open_store
 from springtide_studies.exchange.member import Done, MemberTask, expected_sha256
 from springtide_studies.exchange.stores import S3_ENVIRONMENT, missing, running_store
@@ -40,6 +40,15 @@ CRITERION = (
 )
 PAIR: tuple[Collective, ...] = ("funcpipe", "duplex")
 OTHERS: tuple[Collective, ...] = ("lambdaml", "smlt", "parameter-server")
+
+
+def lower_bound_s(n: int, num_bytes: float, bytes_per_s: float) -> float:
+    """2 (n - 1) / n x S / w: the lower bound of any all-reduce over a store that cannot add, with a link each way.
+
+    Before the first worker has an element's sum, the part of each other worker has been read at least once; then each
+    other worker reads at least once more. So there are 2 (n - 1) reads of S over n links. The bound is 0 for n = 1.
+    """
+    return 2.0 * (n - 1) / n * num_bytes / bytes_per_s
 
 
 def enough_chunks(

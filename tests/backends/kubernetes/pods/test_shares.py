@@ -13,7 +13,7 @@ from springtide.backends.kubernetes.pods.shares import (
     pod_sharing,
     share_of,
     share_parts,
-    share_patch,
+    share_text,
 )
 from springtide.backends.kubernetes.pods.tenants import tenants_of
 from springtide.backends.kubernetes.settings import KubernetesSettings
@@ -56,7 +56,7 @@ def test_a_pod_without_a_share_daemon_gets_no_path_of_the_node() -> None:
 
 def test_a_share_is_read_as_it_was_written() -> None:
     other = Share(request=0.1, limit=1.0)
-    written = {"metadata": {"annotations": share_patch(other)["metadata"]["annotations"]}}
+    written = {"metadata": {"annotations": {SHARE_ANNOTATION: share_text(other)}}}
     assert share_of(written) == other
     assert share_of(pod()) == SHARE
 

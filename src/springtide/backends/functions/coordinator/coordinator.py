@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import singledispatchmethod
-from typing import Literal
 
 from springtide.backends.functions.coordinator import budget, function_ends, messages, saved_states
 from springtide.backends.functions.coordinator.function_pool import JobFacts
@@ -22,7 +21,9 @@ from springtide.backends.functions.coordinator.measure import StepMeasurements
 from springtide.backends.functions.coordinator.messages import Order, Stimulus
 from springtide.backends.functions.coordinator.parameter_store import ParameterStore
 from springtide.backends.functions.coordinator.reasons import EndCause, end_sentence
+from springtide.backends.functions.coordinator.reports import RunReports
 from springtide.backends.functions.coordinator.run import After, Mode, Run
+from springtide.backends.functions.coordinator.run_status import run_status
 from springtide.backends.functions.coordinator.saved_states import SavedStates
 from springtide.backends.functions.coordinator.stream import JobStream
 from springtide.backends.functions.coordinator.switch import PlanSwitch, can_follow
@@ -46,19 +47,15 @@ from springtide.core.events import (
     Event,
     JobFailed,
     JobFinished,
-    JobResized,
     PauseRequested,
     ReplicaLost,
-    ReplicaStopped,
-    UsageReported,
 )
 from springtide.core.functions import FunctionPlan, Usage
-from springtide.core.status.functions import MAX_CHANGES, FunctionRunStatus, PlanChange
+from springtide.core.status.functions import FunctionRunStatus
 from springtide.core.wire.functions import ControlRecord, FunctionReport, Place
 
 # Retries of an invocation that the provider refuses.
 MAX_REFUSED = 3
-USAGE_INTERVAL_S = 5.0
 
 
 class Coordinator:
@@ -76,7 +73,7 @@ class Coordinator:
         self._parameter_store = ParameterStore(facts)
         self._switch = PlanSwitch()
         self._orders: list[Order] = []
-        self._usage_reported_at_s = float("-inf")
+        self._reports = RunReports(self._saved)
         # An adopted record announces a stop or another plan that the previous coordinator did not finish.
         self._is_unsettled = False
 
@@ -126,33 +123,7 @@ class Coordinator:
 
     def status(self) -> FunctionRunStatus | None:
         """What users are told; None before there is a plan."""
-        run, pool = self.run, self.run.pool
-        if run.plan is None:
-            return None
-        usage = run.ledger.usage(run.now_s)
-        lifetime_s = run.facts.service.lifetime_s
-        upcoming = self._switch.upcoming
-        return FunctionRunStatus(
-            service=run.facts.service.name,
-            plan=run.plan,
-            places=tuple(slot.status(run.now_s, lifetime_s) for slot in pool),
-            step_s=run.pace.measured_step_s,
-            predicted_step_s=run.pace.predicted_step_s,
-            saved_step=self._saved.newest_step,
-            num_invocations=pool.num_invocations,
-            num_replaced=pool.num_replaced,
-            num_handovers=pool.num_handovers,
-            num_lost=pool.num_lost,
-            num_throttled=pool.num_throttled,
-            num_redone_steps=run.num_redone_steps,
-            usage=usage,
-            bill=run.ledger.bill(usage),
-            budget_usd=run.ledger.budget_usd,
-            upcoming=upcoming.plan if upcoming is not None else None,
-            joining=tuple(slot.status(run.now_s, lifetime_s) for slot in pool.joining.values()),
-            changes=run.changes,
-            idle_reason=self._stream.idle_reason(run),
-        )
+        return run_status(self.run, self._saved, self._switch, self._stream)
 
     def _carry_out(self, effects: Iterable[Effect]) -> None:
         """Carry out each effect before the next one is requested from the generator."""
@@ -181,6 +152,9 @@ class Coordinator:
                 case _:
                     self._orders.append(effect)
 
+    def _emit(self, event: Event) -> None:
+        self._orders.append(messages.Emit(event=event))
+
     @singledispatchmethod
     def _take(self, stimulus: Stimulus) -> None:
         raise AssertionError(f"no way to take {type(stimulus).__name__}")
@@ -195,7 +169,7 @@ class Coordinator:
             return
         if asked.generation == newest:
             if run.resized_generation == newest and run.record is not None:
-                self._emit_resized("replace", 0.0)
+                self._emit(self._reports.resized(run, "replace", 0.0))
             return
         works = run.mode in (Mode.LOOKING, Mode.OPENING, Mode.RUNNING) and run.record is not None
         if works and run.plan is not None and can_follow(run.plan, asked.plan):
@@ -213,7 +187,7 @@ class Coordinator:
             self._look()
         elif run.mode is Mode.RESTING:
             run.plan, run.resized_generation = asked.plan, asked.generation
-            self._emit_resized("replace", 0.0)
+            self._emit(self._reports.resized(run, "replace", 0.0))
         elif run.after in (After.RESIZE, After.REST):
             run.next_plan = asked.plan
         elif run.mode in (Mode.LOOKING, Mode.OPENING) and run.record is None:
@@ -228,7 +202,7 @@ class Coordinator:
     def _(self, asked: messages.PreemptRequested) -> None:
         run = self.run
         if run.mode is Mode.OVER:
-            self._emit_stopped()
+            self._emit(self._reports.stopped(run))
             return
         run.after = After.PREEMPT
         if run.mode in (Mode.IDLE, Mode.RESTING):
@@ -244,7 +218,7 @@ class Coordinator:
     def _(self, asked: messages.StopRequested) -> None:
         if self.run.mode in (Mode.IDLE, Mode.OVER, Mode.ASSEMBLING) or self.run.record is None:
             self.run.mode = Mode.OVER
-            self._emit_stopped()
+            self._emit(self._reports.stopped(self.run))
             return
         self._stop_now(After.STOP, within_s=asked.grace_s)
 
@@ -336,8 +310,8 @@ class Coordinator:
             if not run.is_stepping:
                 break
             self._carry_out(check(run))
-        if run.mode in (Mode.RUNNING, Mode.CLOSING) and run.now_s - self._usage_reported_at_s >= USAGE_INTERVAL_S:
-            self._emit_usage()
+        if run.mode in (Mode.RUNNING, Mode.CLOSING) and self._reports.is_usage_due(run):
+            self._emit(self._reports.usage(run))
 
     def _check_stream(self, run: Run) -> Iterable[Effect]:
         return self._stream.check(run, is_change_due=self._switch.is_due)
@@ -399,7 +373,7 @@ class Coordinator:
                 slot.recorded = invocation.incarnation
                 self._orders.append(run.amend(incarnations=run.pool.incarnations()))
             if run.resized_generation < run.generation and not self._switch.is_unconfirmed:
-                self._emit_resized_by_start()
+                self._emit(self._reports.resized_by_start(run))
         slot.step = max(slot.step, report.step)
         self._commit()
         if report.phase == "parked":
@@ -428,9 +402,9 @@ class Coordinator:
         if self._switch.is_unconfirmed and is_under_way:
             pause_s = self._switch.confirm(run)
             run.resized_generation = run.generation
-            self._emit_resized("replace", pause_s)
+            self._emit(self._reports.resized(run, "replace", pause_s))
             run.paused_at_s = None
-        self._emit_progress(plan)
+        self._orders += self._reports.progress(run, plan)
         for measured in self._measuring.due(
             run.generation, lambda seconds: budget.steady_usd(run, seconds), run.ledger.requests_usd
         ):
@@ -558,26 +532,11 @@ class Coordinator:
             parameter_url=self._parameter_store.url_for(run, plan),
             **self._stream.offered(),
         )
-        invokes = self._fill_slots(run.record)
+        invokes = pool.fill(run.record, run.now_s)
         # The record is written first: a function that it does not name ends at once.
         self._orders.append(run.amend(incarnations=pool.incarnations()))
         self._orders += invokes
         run.progress_at_s = run.now_s
-
-    def _fill_slots(self, record: ControlRecord) -> list[Order]:
-        """Fill every slot: with its living function, else its successor, else a new function, which is invoked."""
-        invokes: list[Order] = []
-        for slot in self.run.pool:
-            slot.step = record.restore_step
-            if slot.invocation is None or not slot.invocation.is_alive:
-                successor, slot.successor = slot.successor, None
-                if successor is not None and successor.is_alive:
-                    slot.invocation = successor
-                else:
-                    invokes.append(self.run.pool.launch(slot, record, self.run.now_s))
-            assert slot.invocation is not None
-            slot.recorded = slot.invocation.incarnation
-        return invokes
 
     # --- an attempt ends -------------------------------------------------------------------------------------------
 
@@ -618,7 +577,7 @@ class Coordinator:
         """The job cannot go on: report it as failed, and end everything."""
         run = self.run
         run.reason = reason
-        self._emit_usage()
+        self._emit(self._reports.usage(run))
         self._emit(JobFailed(job_id=run.facts.job_id, generation=run.generation, error=reason))
         self._stop_now(After.FAILED)
 
@@ -638,7 +597,7 @@ class Coordinator:
         run = self.run
         after, run.after = run.after, After.NOTHING
         if run.record is not None or run.pool.num_invocations:
-            self._emit_usage()
+            self._emit(self._reports.usage(run))
         match after:
             case After.RESIZE:
                 run.plan, run.next_plan = run.next_plan, None
@@ -655,7 +614,7 @@ class Coordinator:
             case _:
                 run.mode = Mode.OVER
                 if after is not After.FAILED:
-                    self._emit_stopped()
+                    self._emit(self._reports.stopped(run))
 
     def _rest(self, step: int) -> None:
         """No function runs until there is more to train on."""
@@ -669,9 +628,9 @@ class Coordinator:
         self._saved.reached(step)
         run.progress.furthest = max(run.progress.furthest, step)
         # The plan counts as in force although no function runs: there is nothing to train on.
-        self._emit_resized_unless_reported("resume" if step else "start")
+        self._orders += self._reports.resized_unless_reported(run, "resume" if step else "start")
         run.reason = f"idle: {self._stream.idle_reason(run)}"
-        self._emit_usage()
+        self._emit(self._reports.usage(run))
         self._carry_out(self._stream.wake_if_due(run))
 
     def _pause(self, step: int, after: After) -> None:
@@ -685,7 +644,7 @@ class Coordinator:
         given_up = self._switch.pop_cancelled()
         if given_up is not None and given_up[0] > run.generation:
             run.generation, run.plan = given_up
-        self._emit_resized_unless_reported("start")
+        self._orders += self._reports.resized_unless_reported(run, "start")
         self._emit(PauseRequested(job_id=run.facts.job_id, reason=run.reason))
 
     def _report_place_lost(self, reason: str) -> None:
@@ -719,10 +678,10 @@ class Coordinator:
             return
         run.mode = Mode.OVER
         run.progress.commit(step, is_last=True)
-        self._emit_progress(plan)
+        self._orders += self._reports.progress(run, plan)
         if step > self._saved.newest_step:
             self._orders += self._saved.commit(run, step)
-        self._emit_usage()
+        self._emit(self._reports.usage(run))
         self._emit(
             JobFinished(
                 job_id=run.facts.job_id,
@@ -733,60 +692,4 @@ class Coordinator:
             )
         )
         if run.after is After.PREEMPT:
-            self._emit_stopped()
-
-    # --- reports to the control plane ------------------------------------------------------------------------------
-
-    def _emit(self, event: Event) -> None:
-        self._orders.append(messages.Emit(event=event))
-
-    def _emit_usage(self) -> None:
-        run = self.run
-        usage = run.ledger.usage(run.now_s)
-        self._usage_reported_at_s = run.now_s
-        self._emit(UsageReported(job_id=run.facts.job_id, usage=usage, bill=run.ledger.bill(usage)))
-
-    def _emit_progress(self, plan: FunctionPlan) -> None:
-        event = self.run.progress.event(self.run.generation, plan, self.run.pace.measured_step_s)
-        if event is not None:
-            self._emit(event)
-
-    def _emit_stopped(self) -> None:
-        self._emit(ReplicaStopped(workload_id=self.run.facts.job_id, replica_id=self.run.facts.replica_id))
-
-    def _emit_resized_by_start(self) -> None:
-        """Report that functions train as the newest generation."""
-        run = self.run
-        run.resized_generation = run.generation
-        if run.paused_at_s is not None:
-            self._emit_resized("replace", run.now_s - run.paused_at_s)
-            run.paused_at_s = None
-        else:
-            self._emit_resized("resume" if run.record is not None and run.record.restore_step else "start", 0.0)
-
-    def _emit_resized_unless_reported(self, first: Literal["start", "resume"]) -> None:
-        """Report the newest generation as in force although none of its functions ran.
-
-        `first` is the direction to report where no earlier generation was.
-        """
-        run = self.run
-        if run.resized_generation < run.generation:
-            run.resized_generation = run.generation
-            self._emit_resized("replace" if run.changes else first, 0.0)
-
-    def _emit_resized(self, direction: Literal["start", "resume", "replace"], pause_s: float) -> None:
-        run = self.run
-        step = run.record.restore_step if run.record is not None else self._saved.newest_step
-        if run.plan is not None:
-            change = PlanChange(step=step, at_s=run.now_s, plan=run.plan, pause_s=pause_s, num_stayed=run.num_stayed)
-            run.changes = (*run.changes, change)[-MAX_CHANGES:]
-        self._emit(
-            JobResized(
-                job_id=run.facts.job_id,
-                generation=run.generation,
-                world_size=1,
-                step=max(step, run.progress.furthest if direction == "replace" else step),
-                pause_s=pause_s,
-                direction=direction,
-            )
-        )
+            self._emit(self._reports.stopped(run))

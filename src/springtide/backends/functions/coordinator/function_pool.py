@@ -8,7 +8,7 @@ import msgspec
 
 from springtide.backends.functions.coordinator.invocations import FunctionInvocation, PlaceSlot
 from springtide.backends.functions.coordinator.ledger import Ledger
-from springtide.backends.functions.coordinator.messages import Invoke
+from springtide.backends.functions.coordinator.messages import Invoke, Order
 from springtide.core.functions import FunctionMenu, FunctionOption, FunctionPlan, FunctionService
 from springtide.core.wire.functions import ControlRecord, FunctionOrder, FunctionReport, Place
 from springtide.core.workload import ReplicaId, WorkloadId
@@ -148,6 +148,24 @@ class FunctionPool:
     def incarnations(self) -> dict[str, int]:
         """The incarnations that may write, by place as text, as in the control record."""
         return {str(slot.place): slot.recorded for slot in self}
+
+    def fill(self, record: ControlRecord, now_s: float) -> list[Order]:
+        """Fill every slot for an attempt: with its living function, else its successor, else a new one.
+
+        Returns the orders that invoke the new ones.
+        """
+        invokes: list[Order] = []
+        for slot in self:
+            slot.step = record.restore_step
+            if slot.invocation is None or not slot.invocation.is_alive:
+                successor, slot.successor = slot.successor, None
+                if successor is not None and successor.is_alive:
+                    slot.invocation = successor
+                else:
+                    invokes.append(self.launch(slot, record, now_s))
+            assert slot.invocation is not None
+            slot.recorded = slot.invocation.incarnation
+        return invokes
 
     def launch(
         self,

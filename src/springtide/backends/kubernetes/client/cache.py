@@ -184,11 +184,6 @@ class Cache:
         with self._lock:
             return {key: obj for key, obj in self._objects.items() if not namespace or key.namespace == namespace}
 
-    def selects(self, obj: Object) -> bool:
-        """Whether a new object belongs to this cache, judged by its namespace."""
-        namespace = obj["metadata"].get("namespace", "")
-        return "" in self.namespaces or namespace in self.namespaces
-
     def note_synced(self, namespace: str) -> None:
         """A namespace was listed."""
         self._unsynced.discard(namespace)

@@ -57,7 +57,6 @@ EVENT = Kind("", "v1", "events", "Event")
 LEASE = Kind("coordination.k8s.io", "v1", "leases", "Lease")
 DEPLOYMENT = Kind("apps", "v1", "deployments", "Deployment")
 DAEMON_SET = Kind("apps", "v1", "daemonsets", "DaemonSet")
-ROLE = Kind("rbac.authorization.k8s.io", "v1", "roles", "Role")
 CUSTOM_RESOURCE_DEFINITION = Kind(
     "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", is_namespaced=False
 )

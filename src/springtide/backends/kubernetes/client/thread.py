@@ -231,11 +231,6 @@ class ApiThread:
         return self._writes
 
     @property
-    def caches(self) -> tuple[Cache, ...]:
-        """Every cache, in the order of creation."""
-        return tuple(self._caches)
-
-    @property
     def heard_age_s(self) -> float:
         """How long ago the API server last sent anything; infinite if it never has."""
         return time.monotonic() - self.api.heard_at_s

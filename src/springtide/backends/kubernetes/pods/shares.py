@@ -99,11 +99,6 @@ def share_text(share: Share) -> str:
     return _ENCODER.encode(share).decode()
 
 
-def share_patch(share: Share | None) -> dict[str, Any]:
-    """The merge patch that changes the share of a running pod."""
-    return {"metadata": {"annotations": {SHARE_ANNOTATION: None if share is None else share_text(share)}}}
-
-
 def share_of(pod: Mapping[str, Any]) -> Share | None:
     """The share in a pod's annotation; None if there is none or it is invalid."""
     text = (pod.get("metadata", {}).get("annotations") or {}).get(SHARE_ANNOTATION, "")

@@ -17,7 +17,8 @@ from springtide.solvers.pipeline.problem import (
     StageTables,
     stage_tables,
 )
-from springtide.solvers.search.gaussian_process import Fit, distances, expected_improvement, squared_exponential
+from springtide.solvers.search.gaussian_process import Fit, squared_exponential
+from springtide_studies.rivals.solvers.improvement import distances, expected_improvement
 
 NUM_ROUNDS = 100
 _NUM_FIRST = 20

@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from springtide.core.errors import InvalidRequest
-from springtide.solvers.search.gaussian_process import Fit, Floats, Trend, expected_improvement, lognormal_improvement
+from springtide.solvers.search.gaussian_process import Fit, Floats, Trend, lognormal_improvement
 from springtide.solvers.search.phase_choice import Aim, GoalLimits
+from springtide_studies.rivals.solvers.improvement import expected_improvement
 
 # What breaks a limit is worse than anything that does not, and the more so the more it breaks it: in powers of e.
 _PENALTY = 3.0
