@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from springtide.control.grants import Grants
+from springtide.control.grants import Grants, by_workers
 from springtide.control.incremental import Worklist, function_plan
 from springtide.control.pools import pool_actions
 from springtide.control.records import JobRecord, PlatformState, ReplicaRecord, ReplicaState, ServiceRecord
 from springtide.core.actions import Action, AdmitJob, EndJob, PreemptJob, ResizeJob, StartReplica, StopReplica
-from springtide.core.decision import Plan, PoolAllocation
+from springtide.core.decision import EMPTY, Plan, PoolAllocation
 from springtide.core.functions import FunctionPlan
 from springtide.core.reasons import ChosenPlan, GroupChange, workers_text
 from springtide.core.resources import DeviceId
@@ -49,9 +49,12 @@ def reconcile(state: PlatformState, plan: Plan, now_s: float, worklist: Worklist
         records = _records_to_check(state, worklist, plan)
     for record in records:
         workload_id = record.workload_id
-        allocation = plan.allocations.get(workload_id, _NO_DEVICES)
+        planned = allocation = plan.allocations.get(workload_id, _NO_DEVICES)
+        more: Mapping[DeviceId, tuple[DeviceId, ...]] = EMPTY
+        if isinstance(record, JobRecord) and record.job.devices_each > 1:
+            allocation, more = by_workers(record, planned)
         held = {replica.device_id: replica.share for replica in record.replicas}
-        free = may_grant.grantable(record, allocation, held)
+        free = may_grant.grantable(record, allocation, held, more)
         why = "the platform is shutting down" if state.is_stopping else plan.reasons.get(workload_id, "")
         is_leaving = False
         if isinstance(record, ServiceRecord):
@@ -60,12 +63,15 @@ def reconcile(state: PlatformState, plan: Plan, now_s: float, worklist: Worklist
             reclaimed = may_grant.reclaimed(record) if state.drains else ()
             is_leaving = bool(reclaimed)
             actions = _reconcile_job(record, plan, allocation, free, why, now_s, reclaimed)
+            if more:
+                actions = [_whole(action, more) for action in actions]
         if allocation.share is not None:
             actions += may_grant.change_shares(record, allocation, allocation.share, why)
         if actions:
             may_grant.add(actions)
         elif worklist is not None and not is_leaving and _holds_all(held, allocation):
-            worklist.mark_settled(workload_id, allocation)
+            if len(allocation.device_ids) + sum(map(len, more.values())) == len(planned.device_ids):
+                worklist.mark_settled(workload_id, planned)
         for action in actions:
             (starts if isinstance(action, StartReplica) else releases).append(action)
     return releases + starts
@@ -91,6 +97,11 @@ def _holds_all(held: Mapping[DeviceId, Share | None], wanted: PoolAllocation) ->
         device in held and (share is None or held[device] is None or held[device] == share)
         for device in wanted.device_ids
     )
+
+
+def _whole(action: Action, more: Mapping[DeviceId, tuple[DeviceId, ...]]) -> Action:
+    """The action; what starts a worker names all of its devices."""
+    return replace(action, more_devices=more[action.device_id]) if isinstance(action, StartReplica) else action
 
 
 # --- services -------------------------------------------------------------------------------------------------------
