@@ -309,8 +309,8 @@ def _check_workers(snapshot: Snapshot, plan: Plan) -> None:
         workers = [nodes[start : start + each] for start in range(0, len(nodes), each)]
         if any(len(worker) < each or len(set(worker)) > 1 for worker in workers):
             raise PolicyError(
-                f"the plan gives {view.job.job_id!r} {', '.join(given.device_ids)}, and each of its workers needs {each} "
-                "devices of one node"
+                f"the plan gives {view.job.job_id!r} {', '.join(given.device_ids)}, and each of its workers needs "
+                f"{each} devices of one node"
             )
 
 

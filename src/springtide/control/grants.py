@@ -139,13 +139,15 @@ class Grants:
 
 
 def by_workers(
-    record: JobRecord, planned: PoolAllocation
-) -> tuple[PoolAllocation, dict[DeviceId, tuple[DeviceId, ...]]]:
-    """The planned devices as workers: the first device of each, and under it the further ones.
+    record: JobRecord | ServiceRecord, planned: PoolAllocation
+) -> tuple[PoolAllocation, Mapping[DeviceId, tuple[DeviceId, ...]]]:
+    """The planned devices as workers: the first device of each, and under it the further ones (empty: each has one).
 
     A worker that would hold some of the devices of one that is there, and not exactly these, waits until that has left.
     """
-    each = record.job.devices_each
+    each = record.job.devices_each if isinstance(record, JobRecord) else 1
+    if each == 1:
+        return planned, EMPTY
     worker_on = {device: replica.device_ids for replica in record.replicas for device in replica.device_ids}
     more: dict[DeviceId, tuple[DeviceId, ...]] = {}
     for start in range(0, len(planned.device_ids), each):

@@ -34,8 +34,8 @@ class StartReplica(_Action, frozen=True, kw_only=True):
 
     `generation` is the job's present generation; if it is higher than any before for this job, the executor raises the
     storage fence first, so that no older worker can write any more. `restore` is the checkpoint that the first group
-    starts from. `more_devices` are those of the same node that it holds beside `device_id`. `share` is what the replica holds of the device (None: the whole); the executor enforces it, or reports
-    that it cannot.
+    starts from. `more_devices` are those of the same node that it holds beside `device_id`. `share` is what the replica
+    holds of the device (None: the whole); the executor enforces it, or reports that it cannot.
     """
 
     workload: TrainingJob | InferenceService

@@ -91,9 +91,7 @@ class _Fitted:
         self._node_of = snapshot.cluster.node_of
         self.given = dict(plan.allocations)
         self.lowered: dict[WorkloadId, int] = {}
-        self._held_by = {
-            device: who for who, held in snapshot.allocations.items() for device in held.device_ids
-        }
+        self._held_by = {device: who for who, held in snapshot.allocations.items() for device in held.device_ids}
         broken = [who for who in wide if who in self.given and not self._is_whole(who)]
         if not broken:
             return
@@ -147,10 +145,11 @@ class _Fitted:
 
     def _complete(self, who: WorkloadId, worker: Worker, left: dict[DeviceId, None]) -> bool:
         """Keep a worker that is there whole, and take it out of `left`. What others are to have of it goes to them only
-        if they have it now or hold parts; else they get other devices of this job for it."""
+        if they have it now or hold parts; else they get another device of this job on the node for it."""
         missing = [device for device in worker if device not in left]
         others = {device: self._user_of[device] for device in missing if device in self._user_of}
-        spare = [device for device in left if device not in worker]
+        home = self._node_of[worker[0]]
+        spare = [device for device in left if device not in worker and self._node_of[device] == home]
         if len(spare) < len(others) or any(not self._may_swap(device, user) for device, user in others.items()):
             return False
         for device, user in others.items():

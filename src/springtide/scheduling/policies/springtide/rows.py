@@ -143,13 +143,21 @@ class PromiseRow:
         fastest = 0.0
         useful: list[int] = []
         for size in sorted(steps_per_s):
-            if size % view.job.devices_each == 0 and view.bounds.min_workers <= size <= most_workers(view) and rates[size] > fastest:
+            if (
+                size % view.job.devices_each == 0
+                and view.bounds.min_workers <= size <= most_workers(view)
+                and rates[size] > fastest
+            ):
                 useful.append(size)
                 fastest = rates[size]
         if not useful:
             return
         each = view.job.devices_each
-        self.sizes, self.rates, self.scale = _granted(useful, each), rates + rates[-1:] * (longest + 1 - len(rates)), 1.0
+        self.sizes, self.rates, self.scale = (
+            _granted(useful, each),
+            rates + rates[-1:] * (longest + 1 - len(rates)),
+            1.0,
+        )
         is_hard = self.total is not None and view.job.goal.is_hard
         self.is_known = self.total is not None
         is_new = view.started_at_s is None or view.promise.admitted_at_s is not None
