@@ -134,20 +134,18 @@ class Grants:
         """Count what these actions start as taken."""
         for action in actions:
             if isinstance(action, StartReplica):
-                for device_id in action.device_ids:
+                for device_id in (action.device_id, *action.more_devices):
                     self._granted.setdefault(device_id, []).append(action.share)
 
 
 def by_workers(
-    record: JobRecord | ServiceRecord, planned: PoolAllocation
+    record: JobRecord, planned: PoolAllocation
 ) -> tuple[PoolAllocation, Mapping[DeviceId, tuple[DeviceId, ...]]]:
-    """The planned devices as workers: the first device of each, and under it the further ones (empty: each has one).
+    """The planned devices as workers: the first device of each, and under it the further ones.
 
     A worker that would hold some of the devices of one that is there, and not exactly these, waits until that has left.
     """
-    each = record.job.devices_each if isinstance(record, JobRecord) else 1
-    if each == 1:
-        return planned, EMPTY
+    each = record.job.devices_each
     worker_on = {device: replica.device_ids for replica in record.replicas for device in replica.device_ids}
     more: dict[DeviceId, tuple[DeviceId, ...]] = {}
     for start in range(0, len(planned.device_ids), each):

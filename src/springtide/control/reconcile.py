@@ -17,7 +17,7 @@ from springtide.control.incremental import Worklist, function_plan
 from springtide.control.pools import pool_actions
 from springtide.control.records import JobRecord, PlatformState, ReplicaRecord, ReplicaState, ServiceRecord
 from springtide.core.actions import Action, AdmitJob, EndJob, PreemptJob, ResizeJob, StartReplica, StopReplica
-from springtide.core.decision import Plan, PoolAllocation
+from springtide.core.decision import EMPTY, Plan, PoolAllocation
 from springtide.core.functions import FunctionPlan
 from springtide.core.reasons import ChosenPlan, GroupChange, workers_text
 from springtide.core.resources import DeviceId
@@ -50,7 +50,11 @@ def reconcile(state: PlatformState, plan: Plan, now_s: float, worklist: Worklist
     for record in records:
         workload_id = record.workload_id
         planned = plan.allocations.get(workload_id, _NO_DEVICES)
-        allocation, more = by_workers(record, planned)
+        allocation, more = (
+            by_workers(record, planned)
+            if isinstance(record, JobRecord) and record.job.devices_each > 1
+            else (planned, EMPTY)
+        )
         held = {replica.device_id: replica.share for replica in record.replicas}
         free = may_grant.grantable(record, allocation, held, more)
         why = "the platform is shutting down" if state.is_stopping else plan.reasons.get(workload_id, "")

@@ -357,7 +357,7 @@ class RecordTable(dict[WorkloadId, Record]):
         """Update `held` and `shares` from what `before` held to what `record` holds."""
         old = _held_by(before) if before is not None else {}
         new = _held_by(record)
-        num_held = sum(len(replica.device_ids) for replica in record.replicas)
+        num_held = len(record.replicas) + sum([len(replica.more_devices) for replica in record.replicas])
         assert len(new) == num_held, f"{record.workload_id} holds a device of {sorted(new)} twice"
         for device_id, share in old.items():
             if device_id in new and new[device_id] == share:
@@ -380,7 +380,7 @@ class RecordTable(dict[WorkloadId, Record]):
 
 def _held_by(record: WorkloadRecord) -> dict[DeviceId, Share | None]:
     """The devices that its replicas hold, each with the share of it."""
-    return {device_id: replica.share for replica in record.replicas for device_id in replica.device_ids}
+    return {device_id: each.share for each in record.replicas for device_id in (each.device_id, *each.more_devices)}
 
 
 class Nodes(dict[NodeId, Node]):

@@ -107,8 +107,8 @@ def view_job(record: JobRecord, before: JobView | None = None) -> JobView:
         total_equivalent_steps=total_equivalent_steps,
         global_batch_size=record.batch_size,
         service_offset_s=record.spent.finished_service_s
-        - sum(replica.started_at_s * len(replica.device_ids) for replica in record.replicas),
-        num_replicas=sum(len(replica.device_ids) for replica in record.replicas),
+        - sum([each.started_at_s * (1 + len(each.more_devices)) for each in record.replicas]),
+        num_replicas=len(record.replicas) + sum([len(each.more_devices) for each in record.replicas]),
         spent_usd=record.spent.bill.total_usd,
     )
 
@@ -129,7 +129,7 @@ def _allocation(record: JobRecord | ServiceRecord) -> Allocation:
             rank_of.get(r.replica_id, len(rank_of)),
         ),
     )
-    device_ids = tuple(device_id for replica in ranked for device_id in replica.device_ids)
+    device_ids = tuple([device_id for each in ranked for device_id in (each.device_id, *each.more_devices)])
     # All replicas of a workload hold the same share. While it changes, that of a replica that stays is used.
     share = ranked[0].share
     if not isinstance(record, JobRecord):

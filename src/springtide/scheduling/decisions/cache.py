@@ -40,6 +40,8 @@ class DecisionCache:
 
     def decide(self, snapshot: Snapshot) -> Plan:
         """Return the policy's plan for this snapshot, of whole workers, within the room that nodes have."""
+        if max([view.job.devices_each for view in snapshot.jobs], default=1) == 1:
+            return self._ask_within_room(snapshot)
         return whole_workers(self._ask_within_room, snapshot)
 
     def _ask_within_room(self, snapshot: Snapshot) -> Plan:

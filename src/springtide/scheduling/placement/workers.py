@@ -25,8 +25,6 @@ Worker = tuple[DeviceId, ...]
 def whole_workers(ask: Callable[[Snapshot], Plan], snapshot: Snapshot) -> Plan:
     """The plan of `ask`, with the devices of every worker on one node."""
     wide = {view.job.job_id: view for view in snapshot.jobs if view.job.devices_each > 1}
-    if not wide:
-        return ask(snapshot)
     widest = max((len(node.devices) for node in snapshot.cluster.machines.nodes), default=0)
     caps = {who: 0 for who, view in wide.items() if view.job.devices_each > widest and who not in snapshot.allocations}
     told = {who: _too_wide(view, widest) for who, view in wide.items() if who in caps}
@@ -58,7 +56,7 @@ def _no_node(view: JobView, most: int) -> str:
 
 def _most_free(snapshot: Snapshot) -> int:
     held = {device for given in snapshot.allocations.values() for device in given.device_ids}
-    nodes = snapshot.cluster.machines.nodes
+    nodes = [node for node in snapshot.cluster.machines.nodes if admits(node.pool, is_job=True)]
     return max((sum(device.device_id not in held for device in node.devices) for node in nodes), default=0)
 
 
@@ -107,7 +105,10 @@ class _Fitted:
         if refused:
             admitted = {who: at_s for who, at_s in plan.admitted.items() if who not in refused}
             plan = replace(plan, rejected={**plan.rejected, **refused}, admitted=admitted)
-        return replace(plan, no_room={**plan.no_room, **waiting}) if waiting else plan
+        if not waiting:
+            return plan
+        # What a device is worth to those that wait was not asked.
+        return replace(plan, no_room={**plan.no_room, **waiting}, price_s=None, prices_s={})
 
     def _workers_there(self, who: WorkloadId) -> list[Worker]:
         """The workers that the job has now, in rank order, without those on lost nodes."""
@@ -184,14 +185,24 @@ class _Fitted:
     def _open_nodes(self, places: Mapping[NodeId, list[DeviceId]]) -> list[Node]:
         """The nodes on which a worker may be completed, those with the most of its devices first.
 
-        What a node has beside devices, and models of devices, were weighed for the nodes of the plan alone.
+        Which node has room beside its devices, and which model is for the job, was weighed for the plan alone.
         """
         cluster = self._snapshot.cluster
-        nodes = [node for node in cluster.machines.nodes if admits(node.pool, is_job=True)]
         if cluster.has_rooms:
             return []
-        if cluster.has_pools or self._snapshot.drains or self._plan.pools or len(cluster.accelerators) > 1:
-            nodes = [node for node in nodes if node.node_id in places]
+        moving = self._snapshot.drains.keys() | self._plan.pools.keys()
+        models = {node.devices[0].accelerator for node in cluster.nodes if node.node_id in places}
+        nodes = [
+            node
+            for node in cluster.machines.nodes
+            if node.node_id in places
+            or (
+                node.devices
+                and node.devices[0].accelerator in models
+                and admits(node.pool, is_job=True)
+                and node.node_id not in moving
+            )
+        ]
         return sorted(nodes, key=lambda node: -len(places.get(node.node_id, ())))
 
     def _idle(self, node: Node) -> list[DeviceId]:

@@ -257,18 +257,22 @@ def with_devices(workload: Workload, rng: np.random.Generator, nodes: Sequence[N
 
     They have so many fewer workers, and a batch that does not change. A few find no node that is large enough.
     """
-    widest, total = max(len(node.devices) for node in nodes), sum(len(node.devices) for node in nodes)
+    # Where nodes have pools, a job fits into those of training, so that it ends even if nothing is ever loaned.
+    widths = [len(node.devices) for node in nodes if node.owner != "inference"]
+    if any(node.owner == "training" for node in nodes):
+        widths = [len(node.devices) for node in nodes if node.owner == "training"]
+    widest = max(widths)
     requests = []
     for request in workload.requests:
         event = request.event
         if isinstance(event, JobSubmitted):
             job, each, has_several = event.job, int(rng.choice([2, 2, 4])), bool(rng.random() < 0.5)
             if has_several and (each <= widest or rng.random() < 0.1):
-                most = max(1, min(job.max_workers, total // each))
+                most = max(1, min(job.max_workers, sum(width // each for width in widths)))
                 job = msgspec.structs.replace(
                     job,
                     devices_each=each,
-                    min_workers=min(job.min_workers, most, max(1, widest // each)),
+                    min_workers=min(job.min_workers, most),
                     max_workers=most,
                     batch=None,
                     family="",
