@@ -203,9 +203,8 @@ class FaultRun:
         With `has_shares` the workload that is drawn is the same, but some of its jobs and services hold a part of each
         of their devices, whose memory counts. `has_more_faults` adds the kinds of faults_more.py, half as many faults
         as of the others together. With `has_promises` jobs have profiles and tight deadlines, and a policy that
-        `keeps_promises` keeps each where nothing goes wrong and no service takes devices. `has_devices`: workers
-        of some jobs hold several devices each. `reaches` says which nodes the policy takes for what a service is
-        guaranteed.
+        `keeps_promises` keeps each where nothing goes wrong and no service takes devices; with `has_devices` workers of
+        some jobs hold several devices. `reaches` says which nodes the policy takes for what a service is guaranteed.
         """
         self._seed = seed
         sequence = np.random.SeedSequence(seed)
@@ -228,10 +227,7 @@ class FaultRun:
             workload = with_shares(workload, np.random.default_rng(sequence.spawn(1)[0]))
             self.nodes = tuple(_with_memory(node) for node in self.nodes)
         num_all = sum(len(node.devices) for node in self.nodes)
-        if has_promises:
-            workload = with_promises(workload, np.random.default_rng([seed, _PROMISES_STREAM]), num_all)
-        if has_devices:
-            workload = with_devices(workload, np.random.default_rng([seed, _DEVICES_STREAM]), self.nodes)
+        workload = _varied(workload, seed, self.nodes, has_promises=has_promises, has_devices=has_devices)
         self.workload = workload
         for node in self.nodes:
             self.machine.add_node(node)
@@ -251,8 +247,7 @@ class FaultRun:
         self.journal = _Journal(self)
         self.controller = self._make_controller()
         self.executor: _Executor | None = None
-        self.num_crashes = 0
-        self._num_turns = 0
+        self.num_crashes = self._num_turns = 0
         self._limit_s = PATIENCE_S + max((request.at_s for request in workload.requests), default=0.0) + horizon_s
         self.machine.agenda.at(self._limit_s, self._give_up)
 
@@ -368,6 +363,16 @@ def _draw(rng: np.random.Generator, nodes: Sequence[Node], horizon_s: float, *, 
     if has_pools:
         return draw_tidal_workload(rng, nodes, horizon_s)
     return draw_workload(rng, sum(len(node.devices) for node in nodes), horizon_s)
+
+
+def _varied(workload: Workload, seed: int, nodes: Sequence[Node], *, has_promises: bool, has_devices: bool) -> Workload:
+    """The scenario with what is drawn from streams of their own: what the seed draws besides is what it was."""
+    if has_promises:
+        num_all = sum(len(node.devices) for node in nodes)
+        workload = with_promises(workload, np.random.default_rng([seed, _PROMISES_STREAM]), num_all)
+    if has_devices:
+        workload = with_devices(workload, np.random.default_rng([seed, _DEVICES_STREAM]), nodes)
+    return workload
 
 
 def _with_memory(node: Node) -> Node:
