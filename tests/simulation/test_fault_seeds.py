@@ -64,6 +64,15 @@ def test_named_seed_with_promises_holds_every_invariant(seed: int, policy: str) 
     run_and_check(seed, policy, has_promises=True, has_shares="/" not in policy)
 
 
+@pytest.mark.parametrize(
+    ("seed", "policy"),
+    [(9000, "springtide"), (9020, "two-way/fifo"), (9111, "two-way/fifo"), (9166, "tide/springtide"), (9199, "fifo")],
+)
+def test_workers_with_several_devices_hold_whole_ones_of_one_node(seed: int, policy: str) -> None:
+    result = run_seed(seed, policy, has_devices=True)
+    assert not result.violation, f"{result.violation}: reproduce with\n    {result.command}\n{result.detail}"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "first",

@@ -196,6 +196,7 @@ class Controller:
                     generation=replica.generation,
                     restore=replica.restore,
                     share=replica.share,
+                    more_devices=replica.more_devices,
                     cause="recovery",
                 )
                 replicas.append(start)
@@ -298,6 +299,21 @@ def _bounds(snapshot: Snapshot) -> dict[WorkloadId, int]:
     return jobs | {view.service.service_id: view.max_replicas for view in snapshot.services}
 
 
+def _check_workers(snapshot: Snapshot, plan: Plan) -> None:
+    node_of = snapshot.cluster.node_of
+    for view in snapshot.jobs:
+        each, given = view.job.devices_each, plan.allocations.get(view.job.job_id)
+        if each == 1 or given is None:
+            continue
+        nodes = [node_of.get(device_id) for device_id in given.device_ids]
+        workers = [nodes[start : start + each] for start in range(0, len(nodes), each)]
+        if any(len(worker) < each or len(set(worker)) > 1 for worker in workers):
+            raise PolicyError(
+                f"the plan gives {view.job.job_id!r} {', '.join(given.device_ids)}, and each of its workers needs "
+                f"{each} devices of one node"
+            )
+
+
 def _check_batches(snapshot: Snapshot, plan: Plan) -> None:
     for job in [view.job for view in snapshot.jobs if view.job.batch is not None]:
         bounds, given = job.batch, plan.allocations.get(job.job_id)
@@ -352,6 +368,7 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     """Raise PolicyError if the plan names an unknown workload or device, gives more of a device than there is, or
     breaks a workload's bounds.
     """
+    _check_workers(snapshot, plan)
     _check_batches(snapshot, plan)
     _check_labels(snapshot, plan)
     _check_functions(snapshot, plan)

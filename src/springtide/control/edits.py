@@ -83,7 +83,7 @@ def with_readiness(replica: ReplicaRecord, event: ReplicaReady, now_s: float) ->
 def without_replica(record: WorkloadRecord, gone: ReplicaRecord, now_s: float) -> WorkloadRecord:
     """The record without a replica that is gone, its device-seconds charged."""
     replicas = tuple(r for r in record.replicas if r.replica_id != gone.replica_id)
-    service_s = record.finished_service_s + now_s - gone.started_at_s
+    service_s = gone.charged(record.finished_service_s, now_s)
     if isinstance(record, JobRecord):
         record = replace(
             record,
@@ -178,6 +178,7 @@ def with_new_replicas(record: Record, started: Sequence[StartReplica], now_s: fl
             revision=action.workload.revision if isinstance(action.workload, InferenceService) else 0,
             restore=action.restore,
             share=action.share,
+            more_devices=action.more_devices,
         )
         for action in started
     )

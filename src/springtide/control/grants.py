@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec.structs import replace
 
 from springtide.control.records import JobRecord, PlatformState, ReplicaRecord, ReplicaState, ServiceRecord
 from springtide.core.actions import Action, SetShare, StartReplica
-from springtide.core.decision import Plan, PoolAllocation
+from springtide.core.decision import EMPTY, Plan, PoolAllocation
 from springtide.core.resources import DeviceId, admits
 from springtide.core.shares import FREE, Load, Share, has_room, load_of
 
@@ -33,9 +35,15 @@ class Grants:
         self._is_open = not topology.has_pools and not state.drains
 
     def grantable(
-        self, record: JobRecord | ServiceRecord, allocation: PoolAllocation, held: Iterable[DeviceId]
+        self,
+        record: JobRecord | ServiceRecord,
+        allocation: PoolAllocation,
+        held: Iterable[DeviceId],
+        more: Mapping[DeviceId, tuple[DeviceId, ...]] = EMPTY,
     ) -> list[DeviceId]:
-        """The devices of the allocation on which a new replica may start now, in its order; `held` are the record's."""
+        """The devices of the allocation on which a new replica may start now, in its order; `held` are the record's.
+        With `more` each is the first of a worker, whose further devices are granted with it.
+        """
         is_job, share = isinstance(record, JobRecord), allocation.share
         return [
             device
@@ -43,6 +51,7 @@ class Grants:
             if device in self._alive
             and (self._is_unheld(device) if share is None else device not in held and self._has_room(device, share))
             and (self._is_open or self._is_labelled_for(device, is_job=is_job))
+            and (not more or all(other in self._alive and self._is_unheld(other) for other in more[device]))
         ]
 
     def _is_unheld(self, device_id: DeviceId) -> bool:
@@ -125,7 +134,28 @@ class Grants:
         """Count what these actions start as taken."""
         for action in actions:
             if isinstance(action, StartReplica):
-                self._granted.setdefault(action.device_id, []).append(action.share)
+                for device_id in (action.device_id, *action.more_devices):
+                    self._granted.setdefault(device_id, []).append(action.share)
+
+
+def by_workers(
+    record: JobRecord, planned: PoolAllocation
+) -> tuple[PoolAllocation, Mapping[DeviceId, tuple[DeviceId, ...]]]:
+    """The planned devices as workers: the first device of each, and under it the further ones.
+
+    A worker that would hold some of the devices of one that is there, and not exactly these, waits until that has left.
+    """
+    each = record.job.devices_each
+    worker_on = {device: replica.device_ids for replica in record.replicas for device in replica.device_ids}
+    more: dict[DeviceId, tuple[DeviceId, ...]] = {}
+    for start in range(0, len(planned.device_ids), each):
+        worker = planned.device_ids[start : start + each]
+        there = {worker_on[device] for device in worker if device in worker_on}
+        if not there:
+            more[worker[0]] = worker[1:]
+        elif len(there) == 1 and set(known := there.pop()) == set(worker):
+            more[known[0]] = known[1:]
+    return replace(planned, device_ids=tuple(more)), more
 
 
 def _sum(one: Load, other: Load) -> Load:

@@ -130,7 +130,7 @@ def _of_job(record: JobRecord, plan: Plan, topology: Topology) -> str:
         return plan.reasons.get(record.workload_id, "")
     if record.replicas:
         return ""
-    least = record.bounds.min_workers
+    least = record.bounds.min_workers * record.job.devices_each
     if record.lifecycle.state is JobState.PENDING and not record.job.is_on_functions:
         num_devices = len(topology.machines.device_ids())
         if least > num_devices:

@@ -237,7 +237,7 @@ def lose_replica(
         record,
         replicas=tuple(r for r in record.replicas if r.replica_id != replica_id),
         group=replace(record.group.without((replica_id,)), is_broken=record.group.is_broken or was_member),
-        spent=replace(record.spent, finished_service_s=record.spent.finished_service_s + now_s - replica.started_at_s),
+        spent=replace(record.spent, finished_service_s=replica.charged(record.spent.finished_service_s, now_s)),
     )
     if not record.state.is_terminal and record.lifecycle.outcome is None and record.state is not JobState.PREEMPTING:
         if refused_by is not None:

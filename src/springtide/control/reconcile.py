@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from springtide.control.grants import Grants
+from springtide.control.grants import Grants, by_workers
 from springtide.control.incremental import Worklist, function_plan
 from springtide.control.pools import pool_actions
 from springtide.control.records import JobRecord, PlatformState, ReplicaRecord, ReplicaState, ServiceRecord
 from springtide.core.actions import Action, AdmitJob, EndJob, PreemptJob, ResizeJob, StartReplica, StopReplica
-from springtide.core.decision import Plan, PoolAllocation
+from springtide.core.decision import EMPTY, Plan, PoolAllocation
 from springtide.core.functions import FunctionPlan
 from springtide.core.reasons import ChosenPlan, GroupChange, workers_text
 from springtide.core.resources import DeviceId
@@ -49,9 +49,14 @@ def reconcile(state: PlatformState, plan: Plan, now_s: float, worklist: Worklist
         records = _records_to_check(state, worklist, plan)
     for record in records:
         workload_id = record.workload_id
-        allocation = plan.allocations.get(workload_id, _NO_DEVICES)
+        planned = plan.allocations.get(workload_id, _NO_DEVICES)
+        allocation, more = (
+            by_workers(record, planned)
+            if isinstance(record, JobRecord) and record.job.devices_each > 1
+            else (planned, EMPTY)
+        )
         held = {replica.device_id: replica.share for replica in record.replicas}
-        free = may_grant.grantable(record, allocation, held)
+        free = may_grant.grantable(record, allocation, held, more)
         why = "the platform is shutting down" if state.is_stopping else plan.reasons.get(workload_id, "")
         is_leaving = False
         if isinstance(record, ServiceRecord):
@@ -59,13 +64,13 @@ def reconcile(state: PlatformState, plan: Plan, now_s: float, worklist: Worklist
         else:
             reclaimed = may_grant.reclaimed(record) if state.drains else ()
             is_leaving = bool(reclaimed)
-            actions = _reconcile_job(record, plan, allocation, free, why, now_s, reclaimed)
+            actions = _whole(_reconcile_job(record, plan, allocation, free, why, now_s, reclaimed), more)
         if allocation.share is not None:
             actions += may_grant.change_shares(record, allocation, allocation.share, why)
         if actions:
             may_grant.add(actions)
-        elif worklist is not None and not is_leaving and _holds_all(held, allocation):
-            worklist.mark_settled(workload_id, allocation)
+        elif worklist is not None and not is_leaving and _holds_all(held, planned, more):
+            worklist.mark_settled(workload_id, planned)
         for action in actions:
             (starts if isinstance(action, StartReplica) else releases).append(action)
     return releases + starts
@@ -81,16 +86,27 @@ def _records_to_check(state: PlatformState, worklist: Worklist, plan: Plan) -> I
             yield record
 
 
-def _holds_all(held: Mapping[DeviceId, Share | None], wanted: PoolAllocation) -> bool:
+def _holds_all(
+    held: Mapping[DeviceId, Share | None], wanted: PoolAllocation, more: Mapping[DeviceId, tuple[DeviceId, ...]]
+) -> bool:
     """Whether the workload waits for no device: then only a change of its record or of the plan leads to an action.
 
     A share may stay as it is where the change would be from or to the whole device: that is not made in place.
     """
     share = wanted.share
+    beside = {device for lead, devices in more.items() if lead in held for device in devices} if more else ()
     return all(
-        device in held and (share is None or held[device] is None or held[device] == share)
+        device in beside or (device in held and (share is None or held[device] is None or held[device] == share))
         for device in wanted.device_ids
     )
+
+
+def _whole(actions: list[Action], more: Mapping[DeviceId, tuple[DeviceId, ...]]) -> list[Action]:
+    """The actions; what starts a worker that holds several devices names all of them."""
+    return [
+        replace(action, more_devices=more[action.device_id]) if more and isinstance(action, StartReplica) else action
+        for action in actions
+    ]
 
 
 # --- services -------------------------------------------------------------------------------------------------------

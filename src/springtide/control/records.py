@@ -54,7 +54,8 @@ class ServiceState(enum.StrEnum):
 
 
 class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One live worker process. It holds `device_id`, or its `share` of it, until it is known to be gone.
+    """One live worker process. It holds `device_id`, or its `share` of it, until it is known to be gone, and as long
+    `more_devices` of the same node.
 
     `has_trained` says that a ResizeJob has named it; such a worker exits once it is out of the group. `phases_s` is how
     long each phase of its start took, in seconds. `is_hung` says that it was not ready in time and is to be ended.
@@ -79,6 +80,22 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     held_up_by: str = ""
     is_stuck: bool = False
     began_at_s: float | None = None
+    more_devices: tuple[DeviceId, ...] = ()
+
+    @property
+    def device_ids(self) -> tuple[DeviceId, ...]:
+        """Every device that it holds."""
+        return (self.device_id, *self.more_devices)
+
+    def held_s(self, now_s: float) -> float:
+        """Device-seconds that it has held up to `now_s`."""
+        return (now_s - self.started_at_s) * len(self.device_ids)
+
+    def charged(self, service_s: float, now_s: float) -> float:
+        """`service_s` device-seconds and those of this replica, which is gone at `now_s`."""
+        for _ in self.device_ids:
+            service_s = service_s + now_s - self.started_at_s
+        return service_s
 
 
 class StateReason(msgspec.Struct, frozen=True):
@@ -217,7 +234,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     def attained_service_s(self, now_s: float) -> float:
         """Device-seconds held so far, living replicas included."""
-        return self.spent.finished_service_s + sum(now_s - replica.started_at_s for replica in self.replicas)
+        return self.spent.finished_service_s + sum(replica.held_s(now_s) for replica in self.replicas)
 
 
 class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -290,7 +307,7 @@ class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     def attained_service_s(self, now_s: float) -> float:
         """Device-seconds held so far, living replicas included."""
-        return self.finished_service_s + sum(now_s - replica.started_at_s for replica in self.replicas)
+        return self.finished_service_s + sum(replica.held_s(now_s) for replica in self.replicas)
 
 
 WorkloadRecord = JobRecord | ServiceRecord
@@ -338,9 +355,10 @@ class RecordTable(dict[WorkloadId, Record]):
 
     def _hold(self, record: Record, before: Record | None) -> None:
         """Update `held` and `shares` from what `before` held to what `record` holds."""
-        old = {replica.device_id: replica.share for replica in before.replicas} if before is not None else {}
-        new = {replica.device_id: replica.share for replica in record.replicas}
-        assert len(new) == len(record.replicas), f"{record.workload_id} holds a device of {sorted(new)} twice"
+        old = _held_by(before) if before is not None else {}
+        new = _held_by(record)
+        num_held = len(record.replicas) + sum([len(replica.more_devices) for replica in record.replicas])
+        assert len(new) == num_held, f"{record.workload_id} holds a device of {sorted(new)} twice"
         for device_id, share in old.items():
             if device_id in new and new[device_id] == share:
                 continue
@@ -358,6 +376,11 @@ class RecordTable(dict[WorkloadId, Record]):
             self.held.add(device_id)
             if share is not None:
                 self.shares.setdefault(device_id, {})[record.workload_id] = share
+
+
+def _held_by(record: WorkloadRecord) -> dict[DeviceId, Share | None]:
+    """The devices that its replicas hold, each with the share of it."""
+    return {device_id: each.share for each in record.replicas for device_id in (each.device_id, *each.more_devices)}
 
 
 class Nodes(dict[NodeId, Node]):
@@ -440,7 +463,8 @@ class PlatformState(msgspec.Struct, kw_only=True):
         held: dict[DeviceId, list[ReplicaRecord]] = {}
         for record in self.live_records():
             for replica in record.replicas:
-                held.setdefault(replica.device_id, []).append(replica)
+                for device_id in replica.device_ids:
+                    held.setdefault(device_id, []).append(replica)
         for device_id, replicas in held.items():
             is_shared = all(replica.share is not None for replica in replicas)
             assert len(replicas) == 1 or is_shared, f"{device_id} is held twice"

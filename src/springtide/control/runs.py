@@ -100,7 +100,7 @@ def _apply_stopped(run: Sequence[ReplicaStopped], state: PlatformState, now_s: f
         return False
     service_s = record.spent.finished_service_s
     for name in gone:
-        service_s = service_s + now_s - by_id[name].started_at_s
+        service_s = by_id[name].charged(service_s, now_s)
     left = set(gone)
     state.jobs[record.workload_id] = settled(
         replace(

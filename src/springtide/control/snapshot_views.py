@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from springtide.control.parts import bounds_in_devices, job_in_devices, learnt_in_devices
 from springtide.control.records import JobRecord, PlatformState, ReplicaState, ServiceRecord
 from springtide.core.decision import Allocation, FunctionAllocation, JobView, PoolAllocation, ServiceView
 from springtide.core.workload import WorkloadId
@@ -48,7 +49,7 @@ class SnapshotViews:
             self._needs_order = self._needs_order or state.place_of(job_id) < state.place_of(
                 next(reversed(self._views))
             )
-        self._views[job_id] = view_job(record)
+        self._views[job_id] = view_job(record, self._views.get(job_id))
         self._jobs = None
 
     def jobs(self, state: PlatformState) -> tuple[JobView, ...]:
@@ -72,9 +73,17 @@ class SnapshotViews:
             self._views = dict(sorted(self._views.items(), key=lambda item: state.place_of(item[0])))
 
 
-def view_job(record: JobRecord) -> JobView:
-    """A job as policies see it."""
+def view_job(record: JobRecord, before: JobView | None = None) -> JobView:
+    """A job as policies see it: in devices. Parts of the view `before` that are unchanged stay the same objects."""
     progress, job = record.progress, record.job
+    bounds, learnt = record.bounds, record.learnt
+    if job.devices_each > 1:
+        bounds, learnt = bounds_in_devices(bounds, job.devices_each), learnt_in_devices(learnt, job.devices_each)
+        job = job_in_devices(job)
+        if before is not None:
+            job = before.job if before.job == job else job
+            bounds = before.bounds if before.bounds == bounds else bounds
+            learnt = before.learnt if before.learnt == learnt else learnt
     total_steps = progress.total_steps if progress.total_steps is not None else job.total_steps
     total_equivalent_steps = progress.total_equivalent_steps
     if total_equivalent_steps is None:
@@ -86,10 +95,10 @@ def view_job(record: JobRecord) -> JobView:
         state=record.lifecycle.state,
         submitted_at_s=record.lifecycle.submitted_at_s,
         started_at_s=record.lifecycle.started_at_s,
-        bounds=record.bounds,
+        bounds=bounds,
         progress=progress,
         promise=record.promise,
-        learnt=record.learnt,
+        learnt=learnt,
         restarts=record.restarts,
         changes=record.changes,
         checkpoint=record.saved.checkpoint,
@@ -97,8 +106,9 @@ def view_job(record: JobRecord) -> JobView:
         equivalent_steps=progress.equivalent_steps if progress.equivalent_steps is not None else float(progress.step),
         total_equivalent_steps=total_equivalent_steps,
         global_batch_size=record.batch_size,
-        service_offset_s=record.spent.finished_service_s - sum(replica.started_at_s for replica in record.replicas),
-        num_replicas=len(record.replicas),
+        service_offset_s=record.spent.finished_service_s
+        - sum([each.started_at_s * (1 + len(each.more_devices)) for each in record.replicas]),
+        num_replicas=len(record.replicas) + sum([len(each.more_devices) for each in record.replicas]),
         spent_usd=record.spent.bill.total_usd,
     )
 
@@ -119,7 +129,7 @@ def _allocation(record: JobRecord | ServiceRecord) -> Allocation:
             rank_of.get(r.replica_id, len(rank_of)),
         ),
     )
-    device_ids = tuple(replica.device_id for replica in ranked)
+    device_ids = tuple([device_id for each in ranked for device_id in (each.device_id, *each.more_devices)])
     # All replicas of a workload hold the same share. While it changes, that of a replica that stays is used.
     share = ranked[0].share
     if not isinstance(record, JobRecord):

@@ -246,7 +246,7 @@ def _(event: events.NodeLost, state: PlatformState, now_s: float) -> None:
     gone = {device.device_id for device in node.devices}
     for record in list(state.live_records()):
         for replica in record.replicas:
-            if replica.device_id in gone:
+            if not gone.isdisjoint(replica.device_ids):
                 if isinstance(record, ServiceRecord):
                     # A lost machine is not the service's fault: its replicas start elsewhere without a back-off.
                     drop_replica(state, record.workload_id, replica, now_s)

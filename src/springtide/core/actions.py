@@ -30,12 +30,12 @@ class _Action(msgspec.Struct, frozen=True, kw_only=True, tag_field="action", tag
 
 
 class StartReplica(_Action, frozen=True, kw_only=True):
-    """Start one replica on one device and warm it up. It joins a job's group only when a ResizeJob names it.
+    """Start one replica on its device and warm it up. It joins a job's group only when a ResizeJob names it.
 
     `generation` is the job's present generation; if it is higher than any before for this job, the executor raises the
     storage fence first, so that no older worker can write any more. `restore` is the checkpoint that the first group
-    starts from. `share` is what the replica holds of the device (None: the whole); the executor enforces it, or reports
-    that it cannot.
+    starts from. `more_devices` are those of the same node that it holds beside `device_id`. `share` is what the replica
+    holds of the device (None: the whole); the executor enforces it, or reports that it cannot.
     """
 
     workload: TrainingJob | InferenceService
@@ -45,6 +45,12 @@ class StartReplica(_Action, frozen=True, kw_only=True):
     restore: Checkpoint | None = None
     share: Share | None = None
     change: GroupChange | None = None
+    more_devices: tuple[DeviceId, ...] = ()
+
+    @property
+    def device_ids(self) -> tuple[DeviceId, ...]:
+        """Every device that it is to hold."""
+        return (self.device_id, *self.more_devices)
 
     @property
     def workload_id(self) -> WorkloadId:

@@ -28,7 +28,8 @@ EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
 
 class PoolAllocation(msgspec.Struct, frozen=True, kw_only=True, tag_field="allocation", tag=True):
-    """Devices of machines: one training worker or one serving replica on each, in rank order.
+    """Devices of machines: one training worker or one serving replica on each, in rank order. Where each worker holds
+    several (`devices_each`), so many in a row are one worker's.
 
     `global_batch_size` is the number of samples of a job's step (None: unchanged); it must lie within the job's
     `batch`. `share` is what the workload holds of each device (None: the whole); others may hold the rest.
@@ -40,7 +41,7 @@ class PoolAllocation(msgspec.Struct, frozen=True, kw_only=True, tag_field="alloc
 
     @property
     def num_devices(self) -> int:
-        """Number of devices, and so of workers or replicas."""
+        """Number of devices."""
         return len(self.device_ids)
 
 
@@ -55,6 +56,8 @@ Allocation = PoolAllocation | FunctionAllocation
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """An unfinished job as a policy sees it. The view of an unchanged job is the same object, and so is each part.
+
+    Every number of workers in it, those of `job` too, is one of devices: a multiple of `job.devices_each`.
 
     `bounds` are those in force (the owner may have changed them since submission). `total_steps`, `equivalent_steps`
     and `total_equivalent_steps` are those of `progress`, or as declared at submission where workers have not reported

@@ -201,7 +201,8 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload
     `study` names the search over jobs that the job is a trial of. `share` is what each worker holds of a device
     (None: the whole). `container` holds the settings of its pods, on Kubernetes.
     `env` are variables of its workers' environment, `secrets` those whose values are kept elsewhere.
-    With `packages` its workers run in an environment of its own.
+    With `packages` its workers run in an environment of its own. Each worker holds `devices_each` whole devices of one
+    node (1, 2, 4 or 8).
     The job counts as stalled after `stall_timeout_s` without a step (None: as the platform finds sensible for it; 0: it
     is not watched), and `on_stall` says what happens then. It is started again when its first step has not come within
     `start_timeout_s` of its start (0: it may take any time). `on_nan` says what happens when its loss is not a finite
@@ -252,6 +253,7 @@ class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="workload
     env: dict[str, str] = {}
     secrets: SecretSet | None = None
     packages: Packages | None = None
+    devices_each: int = 1
 
     @property
     def is_on_functions(self) -> bool:

@@ -123,12 +123,17 @@ def curve_of(view: JobView) -> SpeedCurve:
         tuple((n, rate / job.global_batch_size) for n, rate in view.learnt.throughput_samples_per_s.items()),
         view.bounds.min_workers,
         most,
+        job.devices_each,
     )
 
 
 @lru_cache(maxsize=4096)
 def _curve(
-    profile: tuple[tuple[int, float], ...], measured: tuple[tuple[int, float], ...], least: int, most: int
+    profile: tuple[tuple[int, float], ...],
+    measured: tuple[tuple[int, float], ...],
+    least: int,
+    most: int,
+    each: int,
 ) -> SpeedCurve:
     known = {n: rate for n, rate in measured if rate > 0 and n >= 1}
     rates = interpolate(dict(profile), most)
@@ -144,7 +149,7 @@ def _curve(
         source = "measured" if fitted.is_measured else "guess"
     sizes: list[int] = []
     fastest = 0.0
-    for n in range(max(1, least), len(rates)):
+    for n in range(max(each, least), len(rates), each):
         if rates[n] > fastest:
             sizes.append(n)
             fastest = rates[n]

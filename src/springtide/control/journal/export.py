@@ -45,7 +45,7 @@ NEW_FIELDS: Mapping[str, Mapping[str, tuple[Any, ...] | None]] = MappingProxyTyp
         "Device": {"accelerator": None},
         # Its file and import root are in the job's copy of the folder.
         "Entrypoint": {"library": ("",), "folder": None},
-        "StartReplica": {"change": None},
+        "StartReplica": {"change": None, "more_devices": ((),)},
         "ResizeJob": {"change": None},
         "ServiceDeployed": {"first_replica": None},
         "TrainingJob": {
@@ -61,6 +61,7 @@ NEW_FIELDS: Mapping[str, Mapping[str, tuple[Any, ...] | None]] = MappingProxyTyp
             "env": ({},),
             "secrets": (None,),
             "packages": (None,),
+            "devices_each": (1,),
         },
         "InferenceService": {"start_timeout_s": (0.0, 600.0), "env": ({},), "secrets": (None,), "packages": (None,)},
         "ProgressReported": {"is_diverged": (False,), "diverged_at_step": (None,)},

@@ -9,6 +9,7 @@ from springtide.core.decision import JobView, Plan, Policy, Snapshot
 from springtide.core.workload import WorkloadId
 from springtide.scheduling.decisions.fingerprint import RowChanges
 from springtide.scheduling.placement.room import RoomFitter
+from springtide.scheduling.placement.workers import whole_workers
 
 
 @runtime_checkable
@@ -38,7 +39,12 @@ class DecisionCache:
         self._room = RoomFitter()
 
     def decide(self, snapshot: Snapshot) -> Plan:
-        """Return the policy's plan for this snapshot, within the room that nodes have beside devices."""
+        """Return the policy's plan for this snapshot, of whole workers, within the room that nodes have."""
+        if max([view.job.devices_each for view in snapshot.jobs], default=1) == 1:
+            return self._ask_within_room(snapshot)
+        return whole_workers(self._ask_within_room, snapshot)
+
+    def _ask_within_room(self, snapshot: Snapshot) -> Plan:
         if not snapshot.cluster.has_rooms:
             return self._ask(snapshot)
         return self._room.decide(self._ask, snapshot)

@@ -128,7 +128,8 @@ def family_key(job: TrainingJob, *, alone: bool = False) -> str:
         if bounds is None
         else f"{bounds.min_size}-{bounds.max_size} {bounds.min_local_size}-{bounds.max_local_size} {job.length_unit}"
     )
-    return f"{family or '#' + job.job_id}|{job.global_batch_size}|{rule}"
+    each = f"|{job.devices_each} each" if job.devices_each > 1 else ""
+    return f"{family or '#' + job.job_id}|{job.global_batch_size}|{rule}{each}"
 
 
 def stretch_of(progress: float) -> int:

@@ -26,6 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--more-faults", action="store_true", help="with clock jumps, slow disks, one-way networks, ..."
     )
     parser.add_argument("--promises", action="store_true", help="jobs have profiles and tight deadlines")
+    parser.add_argument("--devices", action="store_true", help="workers of some jobs hold several devices each")
     parser.add_argument("--quiet", action="store_true", help="only the result")
     chosen = parser.parse_args(arguments)
     if chosen.seeds is not None:
@@ -50,6 +51,7 @@ def _play(chosen: argparse.Namespace, seed: int, policy: str, tell: Callable[[st
         has_shares=chosen.shares,
         has_more_faults=chosen.more_faults,
         has_promises=chosen.promises,
+        has_devices=chosen.devices,
     )
 
 

@@ -86,6 +86,7 @@ class Invariants:
         self._since_s: dict[ReplicaId, float] = {}
         self._used_s: defaultdict[WorkloadId, float] = defaultdict(float)
         self._owner: dict[ReplicaId, WorkloadId] = {}
+        self._num_devices: dict[ReplicaId, int] = {}
         self._jobs: dict[WorkloadId, JobRecord] = {}
         self._replay: tuple[object, ...] | None = None
         self._survivors_of: WorkloadId | None = None
@@ -189,10 +190,12 @@ class Invariants:
                 if replica.replica_id not in self._since_s:
                     self._since_s[replica.replica_id] = now_s
                     self._owner[replica.replica_id] = record.workload_id
+                    self._num_devices[replica.replica_id] = len(replica.device_ids)
         if len(held) == len(self._since_s):
             return
         for replica_id in [known for known in self._since_s if known not in held]:
-            self._used_s[self._owner[replica_id]] += now_s - self._since_s.pop(replica_id)
+            used_s = (now_s - self._since_s.pop(replica_id)) * self._num_devices.pop(replica_id)
+            self._used_s[self._owner[replica_id]] += used_s
 
     # --- around effects ----------------------------------------------------------------------------------------------
 
@@ -254,7 +257,12 @@ class Invariants:
         held: dict[DeviceId, list[Share | None]] = {}
         for record in state.live_records():
             for replica in record.replicas:
-                held.setdefault(replica.device_id, []).append(replica.share)
+                each = record.job.devices_each if isinstance(record, JobRecord) else 1
+                nodes = {device_id.rpartition("/")[0] for device_id in replica.device_ids}
+                if len(replica.device_ids) != each or len(nodes) != 1:
+                    complain("whole-workers", f"{replica.replica_id} holds {replica.device_ids}, each needs {each}")
+                for device_id in replica.device_ids:
+                    held.setdefault(device_id, []).append(replica.share)
         for device_id, shares in held.items():
             self.most_sharers = max(self.most_sharers, len(shares))
             wrong = overfull(shares, state.topology().memory_of.get(device_id, 0))
@@ -359,7 +367,10 @@ def _is_at_rest(record: JobRecord) -> bool:
 def _starts_as_promised(record: JobRecord, future: Mapping[WorkloadId, Schedule], now_s: float) -> bool:
     """Whether this is a job whose deadline is promised and that is to have more devices now than it holds."""
     runs = future.get(record.workload_id, ()) if record.promise.admitted_at_s is not None else ()
-    return any(run.start_s <= now_s < run.end_s and run.num_devices > len(record.replicas) for run in runs)
+    return any(
+        run.start_s <= now_s < run.end_s and run.num_devices > len(record.replicas) * record.job.devices_each
+        for run in runs
+    )
 
 
 def _job_of(event: Event) -> WorkloadId | None:

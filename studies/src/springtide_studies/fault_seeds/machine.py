@@ -30,6 +30,7 @@ class Process:
         self.replica_id: ReplicaId = action.replica_id
         self.workload_id: WorkloadId = action.workload_id
         self.device_id: DeviceId = action.device_id
+        self.device_ids = action.device_ids
         self.node_id = node_id
         self.share: Share | None = action.share
         self.generation = action.generation
@@ -187,7 +188,10 @@ class Machine:
 
     def _check_room(self, process: Process, share: Share | None) -> None:
         """Whether the process may hold that of its device beside the others there that have not been given up."""
-        others = [p for p in self.alive.values() if p.device_id == process.device_id and not p.is_fenced]
+        mine = set(process.device_ids)
+        if len({self.node_of[device_id] for device_id in mine}) > 1:
+            self.complain("whole-workers", f"{process.replica_id} gets {sorted(mine)}, which are of several nodes")
+        others = [p for p in self.alive.values() if not mine.isdisjoint(p.device_ids) and not p.is_fenced]
         others = [other for other in others if other is not process]
         if not others:
             return

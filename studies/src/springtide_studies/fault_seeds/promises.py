@@ -146,6 +146,8 @@ class PromiseInvariants:
         num_devices = len(state.topology().device_ids())
         if deadline_s is None or others or state.drains or num_devices < self._num_devices:
             return
+        widest = max(len(node.devices) for node in state.nodes.values())
+        num_devices = num_devices // job.devices_each if job.devices_each <= widest else 0
         most = min(record.bounds.max_workers, num_devices)
         if most < record.bounds.min_workers or job.total_steps is None:
             return

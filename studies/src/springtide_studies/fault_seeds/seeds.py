@@ -40,6 +40,7 @@ from springtide_studies.fault_seeds.workload import (
     draw_pooled_nodes,
     draw_tidal_workload,
     draw_workload,
+    with_devices,
     with_shares,
 )
 
@@ -55,6 +56,7 @@ SNAPSHOT_SEEDS, NUM_SNAPSHOTS = 10, 3
 # The memory of a device in a scenario with shares: enough for two of the larger ones.
 _SHARED_MEMORY_MB = 1000
 _PROMISES_STREAM = 1
+_DEVICES_STREAM = 2
 # These promise with what changes cost in mind; the others keep to rules that do not know it.
 _KEEPS_PROMISES = ("springtide",)
 # These never take a server that training owns, even for guaranteed replicas.
@@ -78,6 +80,7 @@ class SeedOutcome(msgspec.Struct, frozen=True, kw_only=True):
     has_shares: bool = False
     has_more_faults: bool = False
     has_promises: bool = False
+    has_devices: bool = False
     num_promises: int = 0
     num_refused: int = 0
     num_share_changes: int = 0
@@ -89,6 +92,7 @@ class SeedOutcome(msgspec.Struct, frozen=True, kw_only=True):
     def command(self) -> str:
         """The command that runs this seed again and tells its story."""
         chosen = {"shares": self.has_shares, "more-faults": self.has_more_faults, "promises": self.has_promises}
+        chosen["devices"] = self.has_devices
         told = "".join(f" --{name}" for name, is_chosen in chosen.items() if is_chosen)
         return f"python -m springtide_studies.fault_seeds --seed {self.seed} --policy {self.policy}{told}"
 
@@ -190,6 +194,7 @@ class FaultRun:
         has_shares: bool = False,
         has_more_faults: bool = False,
         has_promises: bool = False,
+        has_devices: bool = False,
         keeps_promises: bool = False,
         reaches: Callable[[Node], bool] | None = None,
     ) -> None:
@@ -198,8 +203,8 @@ class FaultRun:
         With `has_shares` the workload that is drawn is the same, but some of its jobs and services hold a part of each
         of their devices, whose memory counts. `has_more_faults` adds the kinds of faults_more.py, half as many faults
         as of the others together. With `has_promises` jobs have profiles and tight deadlines, and a policy that
-        `keeps_promises` keeps each where nothing goes wrong and no service takes devices. `reaches` says which nodes
-        the policy takes for what a service is guaranteed.
+        `keeps_promises` keeps each where nothing goes wrong and no service takes devices; with `has_devices` workers of
+        some jobs hold several devices. `reaches` says which nodes the policy takes for what a service is guaranteed.
         """
         self._seed = seed
         sequence = np.random.SeedSequence(seed)
@@ -222,8 +227,7 @@ class FaultRun:
             workload = with_shares(workload, np.random.default_rng(sequence.spawn(1)[0]))
             self.nodes = tuple(_with_memory(node) for node in self.nodes)
         num_all = sum(len(node.devices) for node in self.nodes)
-        if has_promises:
-            workload = with_promises(workload, np.random.default_rng([seed, _PROMISES_STREAM]), num_all)
+        workload = _varied(workload, seed, self.nodes, has_promises=has_promises, has_devices=has_devices)
         self.workload = workload
         for node in self.nodes:
             self.machine.add_node(node)
@@ -243,8 +247,7 @@ class FaultRun:
         self.journal = _Journal(self)
         self.controller = self._make_controller()
         self.executor: _Executor | None = None
-        self.num_crashes = 0
-        self._num_turns = 0
+        self.num_crashes = self._num_turns = 0
         self._limit_s = PATIENCE_S + max((request.at_s for request in workload.requests), default=0.0) + horizon_s
         self.machine.agenda.at(self._limit_s, self._give_up)
 
@@ -362,6 +365,16 @@ def _draw(rng: np.random.Generator, nodes: Sequence[Node], horizon_s: float, *, 
     return draw_workload(rng, sum(len(node.devices) for node in nodes), horizon_s)
 
 
+def _varied(workload: Workload, seed: int, nodes: Sequence[Node], *, has_promises: bool, has_devices: bool) -> Workload:
+    """The scenario with what is drawn from streams of their own: what the seed draws besides is what it was."""
+    if has_promises:
+        num_all = sum(len(node.devices) for node in nodes)
+        workload = with_promises(workload, np.random.default_rng([seed, _PROMISES_STREAM]), num_all)
+    if has_devices:
+        workload = with_devices(workload, np.random.default_rng([seed, _DEVICES_STREAM]), nodes)
+    return workload
+
+
 def _with_memory(node: Node) -> Node:
     devices = tuple(msgspec.structs.replace(device, memory_mb=_SHARED_MEMORY_MB) for device in node.devices)
     return msgspec.structs.replace(node, devices=devices)
@@ -424,6 +437,7 @@ def run_seed(
     has_shares: bool = False,
     has_more_faults: bool = False,
     has_promises: bool = False,
+    has_devices: bool = False,
     reaches: Callable[[Node], bool] | None = None,
 ) -> SeedOutcome:
     """Run one seed with all invariants on and return what became of it; a violation is in the result, not raised.
@@ -447,6 +461,7 @@ def run_seed(
         has_shares=has_shares,
         has_more_faults=has_more_faults,
         has_promises=has_promises,
+        has_devices=has_devices,
         keeps_promises=(training or strategy).partition(":")[0] in _KEEPS_PROMISES,
         reaches=reaches or (_belongs_to_services if strategy.partition(":")[0] in _KEEP_TO_HOME else _any_node),
     )
@@ -472,6 +487,7 @@ def run_seed(
         has_shares=has_shares,
         has_more_faults=has_more_faults,
         has_promises=has_promises,
+        has_devices=has_devices,
         num_promises=run.promises.num_promised,
         num_refused=run.promises.num_refused,
         num_share_changes=run.invariants.num_share_changes,

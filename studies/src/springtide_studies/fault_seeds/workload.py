@@ -252,6 +252,43 @@ def with_shares(workload: Workload, rng: np.random.Generator) -> Workload:
     return msgspec.structs.replace(workload, requests=tuple(requests))
 
 
+def with_devices(workload: Workload, rng: np.random.Generator, nodes: Sequence[Node]) -> Workload:
+    """The scenario with two or four devices for each worker of about half of its jobs, from a stream of their own.
+
+    They have so many fewer workers, and a batch that does not change. A few find no node that is large enough.
+    """
+    # Where nodes have pools, a job fits into those of training, so that it ends even if nothing is ever loaned.
+    widths = [len(node.devices) for node in nodes if node.owner != "inference"]
+    if any(node.owner == "training" for node in nodes):
+        widths = [len(node.devices) for node in nodes if node.owner == "training"]
+    widest = max(widths)
+    requests = []
+    for request in workload.requests:
+        event = request.event
+        if isinstance(event, JobSubmitted):
+            job, each, has_several = event.job, int(rng.choice([2, 2, 4])), bool(rng.random() < 0.5)
+            if has_several and (each <= widest or rng.random() < 0.1):
+                most = max(1, min(job.max_workers, sum(width // each for width in widths)))
+                job = msgspec.structs.replace(
+                    job,
+                    devices_each=each,
+                    min_workers=min(job.min_workers, most),
+                    max_workers=most,
+                    batch=None,
+                    family="",
+                    share=None,
+                    profile_steps_per_s={n: rate for n, rate in job.profile_steps_per_s.items() if n <= most},
+                )
+            event = JobSubmitted(job=job)
+            if each > widest and job.devices_each > 1:
+                # It never starts, and so does not end unless its owner gives it up.
+                gone = CancelRequested(workload_id=job.job_id)
+                requests.append(OwnerRequest(at_s=request.at_s + 60.0, event=gone))
+        requests.append(OwnerRequest(at_s=request.at_s, event=event))
+    requests.sort(key=lambda request: request.at_s)
+    return msgspec.structs.replace(workload, requests=tuple(requests))
+
+
 def _draw_share(rng: np.random.Generator) -> Share | None:
     request, stretch = round(float(rng.uniform(0.1, 0.7)), 2), float(rng.uniform(1.0, 2.5))
     memory_mb, has_share = int(rng.choice([0, 200, 500])), bool(rng.random() < 0.67)

@@ -107,7 +107,7 @@ class FirstRuns:
             family = self._state.sure.get(row.job_id, {})
             return {size: rate * MEASURED_FRACTION / SURE_FRACTION for size, rate in family.items()}
         found, low, high = _updated({}, row), view.bounds.min_workers, most_workers(view)
-        rates = {n: found[n] for n in range(low, high + 1) if n in found}
+        rates = {n: found[n] for n in range(low, high + 1, view.job.devices_each) if n in found}
         # More workers that are slower are of no use.
         return {n: rate for n, rate in rates.items() if rate > max([rates[m] for m in rates if m < n], default=0.0)}
 

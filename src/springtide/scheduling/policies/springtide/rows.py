@@ -85,7 +85,7 @@ class PromiseRow:
             # It cannot change the number of its workers while it runs.
             self.sizes: tuple[int, ...] = (min(view.num_replicas or most, most),)
         else:
-            self.sizes = _granted(curve.sizes) or (min(view.bounds.min_workers, most_workers(view)),)
+            self.sizes = _granted(curve.sizes, job.devices_each) or (min(view.bounds.min_workers, most_workers(view)),)
         # An older plan, or a change that is under way, may give it more devices than its bounds allow now.
         longest = max(self.sizes[-1], job.num_virtual_shards, job.max_workers, view.num_replicas)
         missing = longest + 1 - len(rates)
@@ -107,7 +107,9 @@ class PromiseRow:
         # The sizes of a job that may change its batch are tried by what its family has measured (batches.py).
         is_tried = job.elastic and job.batch is None and curve.source == "measured"
         self.trial_sizes: tuple[int, ...] = (
-            _granted(range(view.bounds.min_workers, most_workers(view) + 1)) if is_tried and has_speed else ()
+            _granted(range(view.bounds.min_workers, most_workers(view) + 1, job.devices_each), job.devices_each)
+            if is_tried and has_speed
+            else ()
         )
         self.is_settled = (
             view.changes.resized_at_s is not None
@@ -141,12 +143,21 @@ class PromiseRow:
         fastest = 0.0
         useful: list[int] = []
         for size in sorted(steps_per_s):
-            if view.bounds.min_workers <= size <= most_workers(view) and rates[size] > fastest:
+            if (
+                size % view.job.devices_each == 0
+                and view.bounds.min_workers <= size <= most_workers(view)
+                and rates[size] > fastest
+            ):
                 useful.append(size)
                 fastest = rates[size]
         if not useful:
             return
-        self.sizes, self.rates, self.scale = _granted(useful), rates + rates[-1:] * (longest + 1 - len(rates)), 1.0
+        each = view.job.devices_each
+        self.sizes, self.rates, self.scale = (
+            _granted(useful, each),
+            rates + rates[-1:] * (longest + 1 - len(rates)),
+            1.0,
+        )
         is_hard = self.total is not None and view.job.goal.is_hard
         self.is_known = self.total is not None
         is_new = view.started_at_s is None or view.promise.admitted_at_s is not None
@@ -170,13 +181,14 @@ def num_held(snapshot: Snapshot, row: PromiseRow) -> int:
     return allocation.num_devices if allocation is not None else 0
 
 
-def _granted(sizes: Sequence[int]) -> tuple[int, ...]:
+def _granted(sizes: Sequence[int], each: int) -> tuple[int, ...]:
     """Of the sizes worth having, the smallest, the largest, and the powers of two.
 
     Aligned blocks of powers of two can always be made to fit; on a small cluster the smallest size may be the only one
-    that does.
+    that does. Where a worker holds several devices, the largest is left out: nodes would have to be left in such parts.
     """
-    return tuple(n for n in sizes if n in (sizes[0], sizes[-1]) or n & (n - 1) == 0)
+    kept = (sizes[0], sizes[-1] if each == 1 else sizes[0]) if sizes else ()
+    return tuple(n for n in sizes if n in kept or n & (n - 1) == 0)
 
 
 def _edited_goal(row: PromiseRow) -> object:
