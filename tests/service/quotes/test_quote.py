@@ -237,6 +237,18 @@ def test_many_runs_tell_their_own_spread(asking, promising):
     assert known.steps_per_s[1] == pytest.approx(512.0 / 64)
 
 
+def test_an_exact_job_is_not_promised_by_the_speed_of_plain_runs(asking, promising):
+    run_once(asking, promising, workers=(1,), rates=(640.0,))
+    known = {}
+    for shards in (None, 4):
+        request = JobIn.model_validate(
+            job_body(options__max_workers=1, options__num_virtual_shards=shards), strict=False
+        )
+        known[shards] = experience_of(promising.view(), request, family_of(request), promising.source_store.holds)
+    assert 1 in known[None].steps_per_s
+    assert not known[4].steps_per_s
+
+
 def test_a_run_that_went_through_tells_its_average(asking, promising):
     job_id = run_once(asking, promising, workers=(1,), rates=(6400.0,), end=False)
     promising.clock_s += 60.0

@@ -100,7 +100,7 @@ def _exact_cost(request: JobIn, runs: list[JobRecord]) -> tuple[float, str] | No
     """What an exact step cost on the newest run with as many shards that has measured it."""
     for run in runs:
         cost = run.progress.metrics.get(EXACT_COST)
-        if cost and run.job.exact and run.job.num_virtual_shards == request.options.num_virtual_shards:
+        if cost and _has_same_shards(run.job, request):
             return cost, run.job.job_id
     return None
 
@@ -143,6 +143,7 @@ def _earlier_runs(view: ViewLike, request: JobIn, family: str, holds: Callable[[
             and (not job.has_own_batch or _is_same_call(job, request))
             and job.global_batch_size == request.options.global_batch_size
             and job.batch == adaptive_batch(request.options)
+            and (request.options.num_virtual_shards is None or _has_same_shards(job, request))
             and job.length_unit == request.options.length_unit
             and job.params == request.options.params
             and bool(record.learnt.throughput_samples_per_s)
@@ -158,6 +159,11 @@ def _earlier_runs(view: ViewLike, request: JobIn, family: str, holds: Callable[[
         if len(found) == MAX_RUNS or num_compared == MAX_COMPARED:
             break
     return found
+
+
+def _has_same_shards(job: TrainingJob, request: JobIn) -> bool:
+    """Whether a run was exact with as many shards as are asked for."""
+    return job.exact and job.num_virtual_shards == request.options.num_virtual_shards
 
 
 def _is_same_call(job: TrainingJob, request: JobIn) -> bool:
