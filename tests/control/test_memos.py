@@ -385,7 +385,8 @@ def test_a_policy_that_remembers_decides_like_one_that_does_not_whatever_changes
 # --- caches of pure functions -----------------------------------------------------------------------------------------
 
 # Their arguments are their key: functions of a module over frozen values, and properties of these. `pools.py` and
-# `allocation_ledger.py` are made for one decision, `library.py` and `plugins.py` read what stays in a process.
+# `allocation_ledger.py` are made for one decision, `library.py` and `plugins.py` read what stays in a process, and
+# `linear_by_shard.py` tries what torch computes, with seeded numbers.
 PURE = {
     "backends/sharing/gpu/library.py": ["why_not_preloaded"],
     "core/containers.py": ["_amount"],
@@ -409,6 +410,7 @@ PURE = {
     "perf/curve.py": ["_curve", "_fit"],
     "perf/step_estimate.py": ["_fit", "fit_model"],
     "runtime/elastic/own_sockets.py": ["say_once"],
+    "runtime/elastic/steps/linear_by_shard.py": ["ways_of"],
     "scheduling/loans/pools.py": ["by_id", "job_of", "maximum", "required", "wanted"],
     "scheduling/placement/allocation_ledger.py": ["_holders", "_least"],
     "scheduling/placement/layout.py": ["_layout", "_topology", "shape_of"],
