@@ -12,11 +12,13 @@ import pytest
 
 NOBODY = 65534
 # Connects `count` times to each address that it reads from stdin, sends `greeting`, prints how many connections stand
-# after `wait_s`, and holds them until the next line. For "host:*" it connects to whatever listens at that host, again
-# and again until the next line, `count` times each time, and prints to how many addresses it did.
+# after `wait_s`, or still after `patience_s` more, and holds them until the next line. For "host:*" it connects to
+# whatever listens at that host, again and again until the next line, `count` times each time, and prints to how many
+# addresses it did.
 _STRANGER = """
 import errno, os, resource, select, socket, sys, time
 uid, count, wait_s, greeting = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), bytes.fromhex(sys.argv[4])
+patience_s = float(sys.argv[5])
 resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
 if uid != os.getuid():
     os.setgroups([])
@@ -42,6 +44,15 @@ def connect(address):
             pass
     return link
 
+def stands(link):
+    try:
+        link.getpeername()
+        return link.recv(64) != b""
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
 print("ready", flush=True)
 links = []
 # Without a buffer, so that the next line can be waited for.
@@ -66,15 +77,9 @@ for line in orders:
     address = "\\0" + name[5:] if name.startswith("unix:") else (name.split(":")[0], int(name.split(":")[1]))
     links = [connect(address) for _ in range(count)]
     time.sleep(wait_s)
-    standing = 0
-    for link in links:
-        try:
-            link.getpeername()
-            standing += link.recv(64) != b""
-        except BlockingIOError:
-            standing += 1
-        except OSError:
-            pass
+    until_s = time.monotonic() + patience_s
+    while (standing := sum(map(stands, links))) and time.monotonic() < until_s:
+        time.sleep(0.02)
     print(standing, flush=True)
 """
 _MEMBER = """
@@ -150,11 +155,14 @@ class _Talking:
 
 
 @contextlib.contextmanager
-def stranger(count=1000, *, wait_s=0.3, greeting=b"", uid=NOBODY):
-    """A process of another account: `ask` it for an address to have it connect `count` times."""
+def stranger(count=1000, *, wait_s=0.3, patience_s=0.0, greeting=b"", uid=NOBODY):
+    """A process of another account: `ask` it for an address to have it connect `count` times.
+
+    It answers with how many connections stand after `wait_s`; while some do, it looks again for `patience_s` more.
+    """
     if os.geteuid() != 0:
         pytest.skip("only root can start a process of another account")
-    process = _Talking(_STRANGER, uid, count, wait_s, greeting.hex())
+    process = _Talking(_STRANGER, uid, count, wait_s, greeting.hex(), patience_s)
     try:
         assert process.answer() == "ready"
         yield process

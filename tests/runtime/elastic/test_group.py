@@ -241,8 +241,12 @@ def test_strangers_reach_no_member_of_a_group_that_has_formed(tmp_path):
 @pytest.mark.timeout(240)
 @pytest.mark.slow
 def test_strangers_who_flood_members_before_while_and_after_a_group_forms_neither_end_nor_hinder_them(tmp_path):
-    # They send what takes a member's place, where gloo gets to read it.
-    with stranger(greeting=SEQUENCE) as outsider, members(f"file://{tmp_path}", size=2) as (first, second):
+    # They send what takes a member's place, where gloo gets to read it. A thousand are refused one after another, which
+    # takes its time where other tests run beside this one.
+    with (
+        stranger(greeting=SEQUENCE, patience_s=30.0) as outsider,
+        members(f"file://{tmp_path}", size=2) as (first, second),
+    ):
         group = (first, second)
         outsider.ask(f"{first.host}:1")
         assert tell_all(group, "form 0") == ["formed"] * 2
