@@ -6,6 +6,7 @@ import socket
 
 import hypothesis
 import pytest
+import pytest_timeout
 
 from kits.collecting import pytest_ignore_collect as pytest_ignore_collect
 from kits.simulation.sweeps import DRAWS_AFRESH
@@ -25,3 +26,16 @@ def pytest_configure(config: pytest.Config) -> None:
     connection = getattr(getattr(config, "failures_db", None), "sock", None)
     if connection is not None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Limit the time of each run of a test.
+
+    pytest-timeout sets its timer once for a test and all its reruns, and a timer that has fired is gone.
+    """
+    if getattr(item, "execution_count", 1) > 1:
+        settings = pytest_timeout._get_item_settings(item)
+        item.ihook.pytest_timeout_cancel_timer(item=item)
+        if settings.timeout:
+            item.ihook.pytest_timeout_set_timer(item=item, settings=settings)

@@ -18,7 +18,7 @@ from springtide.control.journal.sqlite import SqliteJournal
 from springtide.core.actions import ResizeJob
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420), pytest.mark.xdist_group("measures")]
-# 240 steps of four shards of 50 ms each: 24 s on two workers.
+# 240 steps of four times four samples, 50 ms each time: 24 s on two workers.
 EPOCHS = 40
 SHARD_S = 0.05
 ASKED_EVERY_S = 3.0

@@ -83,8 +83,9 @@ for line in orders:
     print(standing, flush=True)
 """
 _MEMBER = """
-import os, resource, socket, sys, threading
+import os, resource, socket, sys, threading, time
 import torch
+from springtide.core.errors import PeerLost
 from springtide.runtime.elastic.group import form_group
 rendezvous, rank, size, host, descriptors, key = sys.argv[1:]
 rank, size, cpu = int(rank), int(size), torch.device("cpu")
@@ -108,7 +109,15 @@ for line in sys.stdin:
     if verb == "form":
         if group is not None:
             group.close()
-        group = form_group(rendezvous, int(more[0]), rank, size, cpu, is_wanted=lambda: True, listen_host=host, key=key)
+        while True:
+            try:
+                group = form_group(rendezvous, int(more[0]), rank, size, cpu, is_wanted=lambda: True, listen_host=host,
+                    key=key)
+                break
+            except PeerLost as error:
+                # The host of the group before may still listen there.
+                print(error, file=sys.stderr)
+                time.sleep(0.05)
         print("formed", flush=True)
     elif verb == "gather":
         output = torch.zeros(size)

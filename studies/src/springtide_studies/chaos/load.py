@@ -18,7 +18,7 @@ from springtide_studies.chaos.checks import contradiction
 from springtide_studies.chaos.faults import SERVICE
 
 TRAINING = '''
-"""A linear model on 96 seeded samples; every shard can take a while, to leave time for trouble."""
+"""A linear model on 96 seeded samples; every four samples can take a while, to leave time for trouble."""
 import time
 import torch
 
@@ -29,7 +29,7 @@ def fit(ctx):
     model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Dropout(0.1), torch.nn.ReLU(), torch.nn.Linear(16, 1))
     model, optimizer = ctx.prepare(model, lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9))
     for batch in ctx.batches((x, y)):
-        time.sleep(float(ctx.params.get("shard_s", "0")))
+        time.sleep(float(ctx.params.get("shard_s", "0")) * len(batch.x) / 4)
         ctx.step(torch.nn.functional.mse_loss(model(batch.x), batch.y))
 '''
 ECHO = """
