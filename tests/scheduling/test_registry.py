@@ -52,6 +52,7 @@ def test_every_policy_can_be_built_and_says_in_one_line_what_it_does(name):
         ("tiresias:thresholds_s=100", Tiresias(thresholds_s=(100.0,))),
         ("static:num_workers=2", Static(num_workers=2)),
         ("static:num_workers=none", Static()),
+        ("fapes:communication=/a/model.bin:unit=1", Fapes(communication="/a/model.bin", unit=1)),
     ],
 )
 def test_parameters_stand_in_the_name(name, policy):
@@ -91,6 +92,9 @@ def test_what_is_wrong_is_said_in_one_sentence(name, told):
 def test_a_strategy_stands_before_any_policy_for_training():
     assert make_policy("two-way/fapes:round_s=600:unit=1") == Loaning(
         strategy=TwoWay(), training=Fapes(round_s=600.0, unit=1)
+    )
+    assert make_policy("two-way/fapes:communication=/a/model.bin") == Loaning(
+        strategy=TwoWay(), training=Fapes(communication="/a/model.bin")
     )
     assert make_policy("one-way/edf", caps=False) == Loaning(
         strategy=OneWay(), training=EarliestDeadlineFirst(caps=False)

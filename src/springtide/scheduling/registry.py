@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Literal, cast, get_origin, get_type_hints
@@ -87,6 +88,7 @@ def _installed(kind: _Kind) -> tuple[str, ...]:
 POLICY_NAMES: tuple[str, ...] = _installed("policy")
 STRATEGY_NAMES: tuple[str, ...] = _installed("strategy of loans")
 PACKER_NAMES: tuple[str, ...] = _installed("packer of shares")
+_ALL_NAMES = frozenset({*_POLICIES, *_STRATEGIES, *_PACKERS, *POLICY_NAMES, *STRATEGY_NAMES, *PACKER_NAMES})
 
 
 def make_policy(name: str, **parameters: Any) -> Policy:
@@ -98,24 +100,30 @@ def make_policy(name: str, **parameters: Any) -> Policy:
     as in `dilu/springtide`, is any policy beside a packer of shares.
     Raises InvalidRequest naming the known policies, or the parameters of this one.
     """
-    first, _, rest = name.partition("/")
-    if rest and first.partition(":")[0] in {*_PACKERS, *PACKER_NAMES}:
+    first, rest = _split(name)
+    if not rest:
+        return cast(Policy, _make(first, "policy", **parameters))
+    inner = make_policy(rest, **parameters)
+    if first.partition(":")[0] in {*_PACKERS, *PACKER_NAMES}:
         from springtide.scheduling.sharing.packing import Packer
         from springtide.scheduling.sharing.policy import Sharing
 
-        packer = cast(Packer, _make(first, "packer of shares"))
-        return Sharing(packer=packer, inner=make_policy(rest, **parameters))
-    strategy, slash, training = name.rpartition("/")
-    if not slash:
-        return cast(Policy, _make(name, "policy", **parameters))
-    if "/" in strategy:
+        return Sharing(packer=cast(Packer, _make(first, "packer of shares")), inner=inner)
+    if _split(rest)[1]:
         raise InvalidRequest(f"one strategy stands before a policy for training, and {name!r} has several")
     from springtide.scheduling.loans.policy import Loaning
     from springtide.scheduling.loans.pools import Strategy
 
-    return Loaning(
-        strategy=cast(Strategy, _make(strategy, "strategy of loans")), training=make_policy(training, **parameters)
-    )
+    return Loaning(strategy=cast(Strategy, _make(first, "strategy of loans")), training=inner)
+
+
+def _split(name: str) -> tuple[str, str]:
+    """What stands before the first `/`, and the rest; the value of a parameter, as a path, may hold slashes too."""
+    first, slash, rest = name.partition("/")
+    while slash and "=" in first.rpartition(":")[2] and re.split("[:/]", rest)[0] not in _ALL_NAMES:
+        more, slash, rest = rest.partition("/")
+        first += f"/{more}"
+    return first, rest
 
 
 def make_live_policy(name: str) -> Policy:
@@ -151,8 +159,8 @@ def describe_policy(name: str) -> str:
 
     It is the `summary` of its class, else the first line of its module.
     """
-    first, slash, rest = name.partition("/")
-    if slash:
+    first, rest = _split(name)
+    if rest:
         return f"{describe_policy(rest)} {describe_policy(first)}"
     plain = name.partition(":")[0]
     kind: _Kind = "policy"
