@@ -71,7 +71,10 @@ def put_in_order(options: JsonObject) -> None:
     profile = options.get("layer_profile")
     if isinstance(profile, dict):
         cut_to_one_length(profile)
-    if options.get("on") in ("functions", "auto"):
+    if options.get("on") == "functions":
+        # None of the sources is declared in parts that can be cut into stages.
+        options.pop("on")
+    if options.get("on") == "auto":
         # A function's environment is its image's.
         for place in ("env", "secrets", "requirements", "python"):
             options.pop(place, None)
@@ -130,6 +133,9 @@ def cut_to_one_length(profile: JsonObject) -> None:
     profile["memory_mb"] = sizes[:count]
     for listed in (profile["bytes_per_s"], *times):
         del listed[count:]
+    for listed in times:
+        # A layer that fits nowhere has no time.
+        listed[:] = [1.0 if time_s is None else time_s for time_s in listed]
 
 
 @schemathesis.hook

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from kits.end_to_end.live_platform import PATIENCE_S, LivePlatform, wait_for
-from kits.simulation.sweeps import STRIDE
+from kits.simulation.sweeps import STRIDE, only_in_full
 from springtide.storage.datasets.cut import checked_arrays, cut
 
 COUNT = """
@@ -47,10 +47,15 @@ phases.stateful.enabled = false
 """
 
 
-@pytest.fixture
-def platform(tmp_path):
+@pytest.fixture(params=["machines", pytest.param("functions", marks=only_in_full)])
+def platform(request, tmp_path):
     live = LivePlatform(tmp_path / "state", slots=2)
-    live.start()
+    options = ()
+    if request.param == "functions":
+        settings = tmp_path / "settings.json"
+        settings.write_text('{"provider": "emulator"}')
+        options = ("--functions", str(settings))
+    live.start(options=options)
     try:
         yield live
     finally:
