@@ -128,6 +128,26 @@ def test_what_ended_leaves_after_its_time_whatever_it_stands_for(tmp_path: Path)
     journal.close()
 
 
+def test_a_control_plane_that_comes_back_late_starts_with_what_leaves_the_state(tmp_path: Path) -> None:
+    """What ended since the last snapshot is looked at again after a recovery, and gone before it is."""
+    journal, controller = SqliteJournal(tmp_path / "journal.db"), bare_controller()
+    jobs = [TrainingJob(job_id=name, name=name, entrypoint=SOURCE) for name in ("ended", "waits")]
+    journal.append(controller.step(0.0, [JobSubmitted(job=job) for job in jobs]))
+    journal.append(controller.step(1.0, [CancelRequested(workload_id="ended")]))
+    again = bare_controller()
+    upkeep = JournalUpkeep(again, journal, Retention())
+    replay(again, journal)
+    upkeep.begin(0, 0.0)
+    now_s = 1.0 + STAYS_S + 600.0
+    due = upkeep.due_events(now_s)
+    assert due == [JobsArchived(job_ids=("ended",))]
+    step = again.step(now_s, due)
+    assert step.actions == ()
+    assert list(again.state.jobs) == ["waits"]
+    assert again.step(now_s + 1.0, [CancelRequested(workload_id="waits")]).actions != ()
+    journal.close()
+
+
 class Refusing:
     """A journal on a full disk."""
 

@@ -175,10 +175,10 @@ class HangWatch:
         """An event for each workload that hangs at this instant and did not before."""
         passed = [workload_id for workload_id, due_s in self.due_s.items() if due_s <= now_s]
         self.mark_changed(passed)
+        hung = [workload_id for workload_id in passed if self.due_s.get(workload_id, math.inf) <= now_s]
         return [
             event
-            for workload_id in sorted(passed, key=self._state.place_of)
-            if self.due_s.get(workload_id, math.inf) <= now_s
+            for workload_id in sorted(hung, key=self._state.place_of)
             for event in hang_events(record_of(self._state, workload_id), self._state, now_s)
         ]
 

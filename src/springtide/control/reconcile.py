@@ -78,12 +78,15 @@ def reconcile(state: PlatformState, plan: Plan, now_s: float, worklist: Worklist
 
 def _records_to_check(state: PlatformState, worklist: Worklist, plan: Plan) -> Iterator[JobRecord | ServiceRecord]:
     """The records to check, in order of arrival."""
-    for workload_id in sorted(worklist.pending(plan, state.drains), key=state.place_of):
-        record = state.jobs.live.get(workload_id) or state.services.live.get(workload_id)
-        if record is None:
-            worklist.forget(workload_id)
+    live: list[WorkloadId] = []
+    for workload_id in worklist.pending(plan, state.drains):
+        if workload_id in state.jobs.live or workload_id in state.services.live:
+            live.append(workload_id)
         else:
-            yield record
+            # It has ended, and may have left the state since.
+            worklist.forget(workload_id)
+    for workload_id in sorted(live, key=state.place_of):
+        yield state.jobs.live.get(workload_id) or state.services.live[workload_id]
 
 
 def _holds_all(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from springtide.control.controller import Controller
 from springtide.control.records import JobRecord, PlatformState
+from springtide.control.upkeep import STAYS_S
 from springtide.core.actions import EndJob, PreemptJob, ResizeJob, SetShare, StartReplica
 from springtide.core.decision import Plan, Policy, Schedule, Snapshot
 from springtide.core.events import (
@@ -16,11 +17,13 @@ from springtide.core.events import (
     Event,
     GroupBroken,
     JobResized,
+    JobsArchived,
     JobSubmitted,
     ProgressReported,
     ReplicaLost,
     ReplicaReady,
     ReplicaStopped,
+    ServicesArchived,
 )
 from springtide.core.ports import Step
 from springtide.core.resources import DeviceId
@@ -49,6 +52,24 @@ _AFTER_A_LOSS = (
 def complain(name: str, detail: str) -> None:
     """Raise an InvariantViolation."""
     raise InvariantViolation(name, detail)
+
+
+def check_return(controller: Controller, steps: Iterable[Step]) -> None:
+    """A control plane that comes back an hour after the steps: what has ended leaves the state in its first turn.
+
+    It decides on the rest without an error. `controller` is a new one.
+    """
+    now_s = 0.0
+    for step in steps:
+        controller.restore(step)
+        now_s = step.now_s
+    controller.wake()
+    state = controller.state
+    jobs = tuple([job_id for job_id in state.jobs if job_id not in state.jobs.live])
+    services = tuple([service_id for service_id in state.services if service_id not in state.services.live])
+    controller.step(now_s + STAYS_S, (JobsArchived(job_ids=jobs), ServicesArchived(service_ids=services)))
+    if any(map(state.is_known, (*jobs, *services))):
+        complain("ended-leave", f"{jobs} and {services} are still known")
 
 
 class ClaimsChecked:

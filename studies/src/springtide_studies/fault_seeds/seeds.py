@@ -28,7 +28,7 @@ from springtide_studies.fault_seeds.executor import SimExecutor
 from springtide_studies.fault_seeds.faults import FaultScript, SimulatedCrash
 from springtide_studies.fault_seeds.faults_loans import LOAN_FAULT_KINDS
 from springtide_studies.fault_seeds.faults_more import MORE_FAULT_KINDS
-from springtide_studies.fault_seeds.invariants import ClaimsChecked, Invariants, complain
+from springtide_studies.fault_seeds.invariants import ClaimsChecked, Invariants, check_return, complain
 from springtide_studies.fault_seeds.invariants_loans import LoanInvariants
 from springtide_studies.fault_seeds.machine import Machine
 from springtide_studies.fault_seeds.models import Delays
@@ -272,15 +272,16 @@ class FaultRun:
             self._check_snapshots()
 
     def _check_snapshots(self) -> None:
-        """From a snapshot of the state after a few drawn steps the rest of the journal leads to the same decisions."""
-        drawn = np.random.default_rng(self._seed).integers(1, max(2, self.journal.num_steps), NUM_SNAPSHOTS)
+        """After a few drawn steps: from a snapshot the rest leads to the same decisions, and one may come back late."""
+        drawn = {*np.random.default_rng(self._seed).integers(1, max(2, self.journal.num_steps), NUM_SNAPSHOTS).tolist()}
         controller = self._make_controller()
         for seq, step in self.journal.read():
             controller.restore(step)
-            if seq in drawn:
+            if seq in drawn or seq == self.journal.num_steps:
                 blob = encode_snapshot(PlatformSnapshot(state=data_of(controller.state)))
                 snapshot = JournalSnapshot(seq, b"", step.now_s, SCHEMA_VERSION, blob)
                 loop.verify(self._make_controller(), self.journal, is_cold=True, snapshots=(snapshot,))
+                check_return(self._make_controller(), (step for at, step in self.journal.read() if at <= seq))
 
     def _make_controller(self) -> Controller:
         day_s = self.workload.day_s
@@ -312,7 +313,6 @@ class FaultRun:
         for node_id in known:
             if node_id not in machine.nodes or node_id in self.faults.given_up:
                 inner.post_node(NodeLost(node_id=node_id))
-
         self.loans.note_outage(self.clock.now_s())
 
     def _crash(self) -> None:
