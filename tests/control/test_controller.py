@@ -360,7 +360,7 @@ def test_a_policy_that_raises_stops_no_workload_and_loses_its_memory(stage):
     assert stage.controller.state.memory is None
 
 
-def test_a_service_that_still_answers_is_no_crash_loop_and_one_that_does_not_is(stage, service):
+def test_a_service_of_which_a_replica_has_answered_starts_again_however_often_others_crash(stage, service):
     stage.want(s="01")
     stage.tell(events.ServiceDeployed(service=service("s")))
     stage.ready("s", 0, 1)
@@ -370,7 +370,12 @@ def test_a_service_that_still_answers_is_no_crash_loop_and_one_that_does_not_is(
     record = stage.controller.state.services["s"]
     assert (record.state, len(record.crashes_at_s)) == ("READY", 5)
     stage.tell(events.ReplicaLost(workload_id="s", replica_id="s.0", reason="killed"))
-    assert stage.controller.state.services["s"].reason == "crashed 6 times: killed"
+    record = stage.controller.state.services["s"]
+    assert (record.state, record.reason) == ("STARTING", "the first replica is loading")
+    stage.tell(events.ReplicaLost(workload_id="s", replica_id=record.replicas[0].replica_id, reason="killed"))
+    record = stage.controller.state.services["s"]
+    assert (record.state, record.reason) == ("IDLE", "no replica: the last one crashed: killed")
+    assert stage.controller.wakeup_at_s == record.starts_at_s
 
 
 def test_a_job_that_ends_early_or_diverges_succeeds_and_says_so(stage):

@@ -163,6 +163,8 @@ def with_service_state(record: ServiceRecord) -> ServiceRecord:
             reason += f" revision {record.service.revision}; nothing answers until then, requests wait"
     elif record.refusals:
         reason = f"no replica: {record.refusals[-1].reason}"
+    elif record.crash_reason:
+        reason = f"no replica: the last one crashed: {record.crash_reason}"
     return replace(record, state=state, reason=f"{reason}; {record.rolled_back}" if record.rolled_back else reason)
 
 

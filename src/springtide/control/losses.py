@@ -24,7 +24,7 @@ from springtide.core.workload import JobState, ReplicaId, WorkloadId
 CRASH_WINDOW_S = 600.0
 FIRST_BACK_OFF_S = 1.0
 LONGEST_BACK_OFF_S = 60.0
-# So many crashes of a service without a ready replica, and its version is given up.
+# So many crashes of a version of a service of which no replica was ever ready, and it is given up.
 MAX_CRASHES = 4
 
 
@@ -152,10 +152,13 @@ def last_step_text(progress: JobProgress) -> str:
 
 
 def service_crashed(record: ServiceRecord, lost: ReplicaRecord, reason: str, now_s: float) -> ServiceRecord:
-    """The service after a fault of one of its replicas: a pause, and if none was ever ready the version is given up."""
+    """The service after a fault of one of its replicas: a pause, and if none was ever ready the version is given up.
+
+    One that has answered is not: what ends all of its replicas again and again may be trouble of the machine.
+    """
     crashes = with_recent(record.crashes_at_s, now_s)
     count = max(len(crashes), record.num_hangs)
-    record = replace(record, crashes_at_s=crashes, starts_at_s=now_s + back_off_s(count))
+    record = replace(record, crashes_at_s=crashes, crash_reason=reason, starts_at_s=now_s + back_off_s(count))
     known, service = record.proven, record.service
     ready = {r.revision for r in record.replicas if r.state is ReplicaState.READY and r.replica_id != lost.replica_id}
     # A revision with a ready replica is not in a crash loop, however often others crash.
@@ -175,11 +178,12 @@ def service_crashed(record: ServiceRecord, lost: ReplicaRecord, reason: str, now
             max_replicas=known.max_replicas,
             crashes_at_s=(),
             num_hangs=0,
+            crash_reason="",
             starts_at_s=now_s,
             refused=service,
             rolled_back=f"revision {service.revision} was rolled back: {reason}",
         )
-    if count >= MAX_CRASHES and not ready:
+    if count >= MAX_CRASHES and not ready and (known is None or is_new):
         return replace(record, state=ServiceState.FAILED, reason=f"crashed {times_text(count)}: {reason}")
     return record
 

@@ -244,8 +244,8 @@ class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
     `wanted_replicas` is the co-scaler's advice, `start_phases_s` how long each phase of the last replica's start took.
     `refusals` are the nodes that turned replicas away since the last one that started.
     No replica is added before `starts_at_s`. `proven` is the newest version of which a replica was ready; a later one
-    that never gets ready is `refused` for it, and `rolled_back` says why. `num_hangs` counts replicas that were not
-    ready in time since one was.
+    that never gets ready is `refused` for it, and `rolled_back` says why. Since a replica became ready, `num_hangs`
+    replicas were not ready in time, and the last one crashed for `crash_reason`.
     """
 
     service: InferenceService
@@ -272,6 +272,7 @@ class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
     start_phases_s: Mapping[str, float] = {}
     refusals: tuple[NodeRefusal, ...] = ()
     num_hangs: int = 0
+    crash_reason: str = ""
     proven: InferenceService | None = None
     refused: InferenceService | None = None
     rolled_back: str = ""

@@ -268,6 +268,7 @@ def _(event: events.ReplicaReady, state: PlatformState, now_s: float) -> None:
             record,
             start_phases_s=event.phases_s or record.start_phases_s,
             num_hangs=0,
+            crash_reason="",
             refusals=(),
             proven=record.service if is_newest else record.proven,
         )

@@ -255,7 +255,7 @@ class ChaosRun:
                 self._complain(times, wrong)
 
     def _num_at_replicas(self, now: float) -> int:
-        """How often replicas were hit lately: a service that crashes too often fails, as it should."""
+        """How often replicas were hit lately: with each crash the pause before the next start grows."""
         return sum(times.kind in AT_REPLICAS for at, _, times in self._windows if at > now - CRASH_WINDOW_S)
 
     def _complain(self, times: FaultTimes, sentence: str) -> None:
