@@ -11,6 +11,7 @@ import pytest
 from kits.control.years import SOURCE, Years, bare_controller
 from kits.simulation.sweeps import only_in_full
 from springtide.control.journal.retention import DAY_S, Retention
+from springtide.control.journal.segments import Segment, SegmentFolder
 from springtide.control.journal.sqlite import SqliteJournal
 from springtide.control.loop import replay
 from springtide.control.state_data import data_of
@@ -146,6 +147,13 @@ def test_a_control_plane_that_comes_back_late_starts_with_what_leaves_the_state(
     assert list(again.state.jobs) == ["waits"]
     assert again.step(now_s + 1.0, [CancelRequested(workload_id="waits")]).actions != ()
     journal.close()
+
+
+def test_a_segment_for_which_no_folder_can_be_made_is_a_journal_error(tmp_path: Path) -> None:
+    (tmp_path / "segments").touch()
+    segment = Segment(1, 1, b"", b"", b"", 1, 0.0)
+    with pytest.raises(JournalError):
+        SegmentFolder(tmp_path / "segments" / "inner").write(segment, b"x")
 
 
 class Refusing:

@@ -191,6 +191,22 @@ def test_a_second_control_plane_on_the_same_sqlite_journal_gets_the_next_term(ma
     assert terms == [1, 2]
 
 
+def test_workers_go_on_after_a_failure_of_the_control_loop(make, monkeypatch):
+    control = make("only", (make_node("a", 1),)).start()
+    settled(control)
+    assert control.platform.stop_workers
+
+    def fail(now_s, events):
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(control.platform._controller, "step", fail)
+    with pytest.raises(BackendError):
+        control.platform.submit(NodeJoined(node=make_node("b", 1)), timeout_s=10.0)
+    assert control.has_ended.wait(10.0)
+    assert isinstance(control.platform.failure, KeyError)
+    assert not control.platform.stop_workers
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(bool(missing_postgres()), reason=missing_postgres() or "none")
 def test_a_superseded_platform_says_so_and_begins_nothing_more(make):

@@ -20,6 +20,21 @@ def test_a_failed_write_leaves_the_old_content_and_no_litter(tmp_path, monkeypat
     assert [entry.name for entry in tmp_path.iterdir()] == ["state"]
 
 
+@pytest.mark.parametrize(
+    "write", [lambda path: write_durable(path, b"new"), lambda path: write_directory_durable(path, make_private)]
+)
+def test_a_disk_that_turns_read_only_raises_nothing_else(tmp_path, monkeypatch, write):
+    """Then what is left of an attempt cannot be removed either."""
+
+    def refuse(*arguments, **options):
+        raise OSError(30, "Read-only file system")
+
+    for name in ("open", "mkdir", "unlink", "rmdir", "rename", "replace"):
+        monkeypatch.setattr(os, name, refuse)
+    with pytest.raises(StorageError, match="Read-only file system"):
+        write(tmp_path / "state")
+
+
 def test_a_private_file_by_default(tmp_path):
     write_durable(tmp_path / "token", b"secret")
     assert (tmp_path / "token").stat().st_mode & 0o077 == 0

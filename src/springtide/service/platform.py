@@ -412,6 +412,8 @@ class Platform:
             LOG.exception("the control loop failed")
             self.failure = error
         finally:
+            # After a failure workers go on: the next control plane adopts them.
+            self.stop_workers = self.stop_workers and self.failure is None
             self._stopping.set()
             with self._changed:
                 self._changed.notify_all()

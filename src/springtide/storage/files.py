@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Literal
@@ -88,7 +90,8 @@ def write_durable(path: Path, data: bytes, *, mode: int = 0o600) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise StorageError(f"cannot write {path}: {error.strerror}") from error
     fsync_directory(path.parent)
 
@@ -110,9 +113,6 @@ def write_directory_durable(path: Path, fill: Callable[[Path], None]) -> None:
         fsync_directory(temporary)
         os.rename(temporary, path)
     except OSError as error:
-        for file in temporary.glob("*"):
-            file.unlink(missing_ok=True)
-        if temporary.is_dir():
-            temporary.rmdir()
+        shutil.rmtree(temporary, ignore_errors=True)
         raise StorageError(f"cannot write {path}: {error.strerror}") from error
     fsync_directory(path.parent)

@@ -102,7 +102,7 @@ class SegmentFolder:
         try:
             make_private(self._folder)
             write_durable(self._path(segment), content)
-        except StorageError as failure:
+        except (OSError, StorageError) as failure:
             raise JournalError(str(failure)) from failure
 
     def read(self, segment: Segment) -> bytes | None:

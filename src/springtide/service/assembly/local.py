@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -139,7 +140,8 @@ def serve(options: PlatformOptions) -> int:
     finally:
         listener.close()
         executors.disconnect(ends_functions=platform.stop_workers)
-        (options.state_dir / "platform.json").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            (options.state_dir / "platform.json").unlink(missing_ok=True)
     if platform.failure is not None:
         LOG.error("the control loop failed: %s", platform.failure)
         return 1
