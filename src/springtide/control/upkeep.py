@@ -61,13 +61,18 @@ class JournalUpkeep:
         kept: Callable[[], Mapping[str, bytes]] = dict,
         kept_of_job: Callable[[WorkloadId], dict[str, bytes]] = lambda job_id: {},
         crash_point: Callable[[str], None] = lambda name: None,
+        pace: float = 1.0,
     ) -> None:
-        """`kept` returns what readers of the journal keep of its steps, by name, `kept_of_job` that of one workload."""
+        """`kept` returns what readers of the journal keep of its steps, by name, `kept_of_job` that of one workload.
+
+        Tests of faults have all of it happen `pace` times as often.
+        """
         self._controller = controller
         self._journal = journal
         self._keep = keep
         self._kept, self._kept_of_job = kept, kept_of_job
         self._crash_point = crash_point
+        self._snapshot_s, self._stays_s = SNAPSHOT_S / pace, STAYS_S / pace
         self._seq, self._at_s = 0, 0.0
 
     def begin(self, seq: int, now_s: float) -> None:
@@ -78,7 +83,7 @@ class JournalUpkeep:
         """The workloads that leave the state, if the journal will be cut after this turn. Raises Superseded."""
         if not self._is_due(now_s, num_steps=1):
             return ()
-        jobs, services = _leaving(self._controller.state, now_s)
+        jobs, services = _leaving(self._controller.state, now_s - self._stays_s)
         if not jobs and not services:
             return ()
         try:
@@ -119,17 +124,16 @@ class JournalUpkeep:
         except Superseded:
             raise
         except JournalError as error:
-            LOG.warning("no snapshot of the state was kept; the next one is due in %.0f s: %s", SNAPSHOT_S, error)
+            LOG.warning("no snapshot of the state was kept; the next one is due in %.0f s: %s", self._snapshot_s, error)
 
     def _is_due(self, now_s: float, *, num_steps: int = 0) -> bool:
         """Whether it is time after `num_steps` more steps."""
         new = self._journal.newest[0] + num_steps - self._seq
-        return new >= SNAPSHOT_STEPS or (new > 0 and now_s - self._at_s >= SNAPSHOT_S)
+        return new >= SNAPSHOT_STEPS or (new > 0 and now_s - self._at_s >= self._snapshot_s)
 
 
-def _leaving(state: PlatformState, now_s: float) -> tuple[list[JobRecord], list[ServiceRecord]]:
-    """The jobs that ended and the services that were removed long enough ago, the oldest first."""
-    until_s = now_s - STAYS_S
+def _leaving(state: PlatformState, until_s: float) -> tuple[list[JobRecord], list[ServiceRecord]]:
+    """The jobs that ended and the services that were removed until then, the oldest first."""
     jobs = [job for job in _over(state.jobs) if (job.lifecycle.ended_at_s or 0.0) <= until_s]
     services = [service for service in _over(state.services) if (service.removed_at_s or 0.0) <= until_s]
     return jobs[:_MOST_AT_ONCE], services[:_MOST_AT_ONCE]

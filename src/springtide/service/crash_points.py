@@ -14,6 +14,9 @@ from springtide.core.ports import Executor, Standing, Step
 from springtide.core.resources import DeviceId
 from springtide.service.decision_watch import DecisionWatch
 
+# So many times as often the journal is cut, and what has ended leaves the state.
+UPKEEP_PACE = "SPRINGTIDE_UPKEEP_PACE"
+
 
 class EventExecutor(Executor, Protocol):
     """An executor that also takes events from outside: requests of users, load that the gateway observed."""

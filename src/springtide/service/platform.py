@@ -41,7 +41,7 @@ from springtide.scheduling.functions.policy import WithFunctions
 from springtide.scheduling.registry import make_live_policy
 from springtide.service.assembly.pool_settings import midnight_before_s
 from springtide.service.clock import PlatformClock
-from springtide.service.crash_points import CrashingJournal, CrashPoints, EventExecutor
+from springtide.service.crash_points import UPKEEP_PACE, CrashingJournal, CrashPoints, EventExecutor
 from springtide.service.decision_watch import DecisionWatch
 from springtide.service.history.keeping import ANCHOR, Keeper, Keepers
 from springtide.service.ports import SourceStore
@@ -199,6 +199,7 @@ class Platform:
             kept=self._kept,
             kept_of_job=self._keepers.kept_of_job,
             crash_point=self._crash_point,
+            pace=float(os.environ.get(UPKEEP_PACE, "1")),
         )
 
     def _kept(self) -> dict[str, bytes]:

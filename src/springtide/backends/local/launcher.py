@@ -30,7 +30,9 @@ MAX_SPAWNS_AT_ONCE = 8
 # A spawned worker that has not connected after this no longer counts against MAX_SPAWNS_AT_ONCE.
 _ROOM_TIMEOUT_S = 10.0
 _MAX_ATTEMPTS = 3
-_CONTROL_PLANE_VARIABLES = frozenset({"SPRINGTIDE_STATE", "SPRINGTIDE_CRASH_AT", "SPRINGTIDE_TOKEN"})
+_CONTROL_PLANE_VARIABLES = frozenset(
+    {"SPRINGTIDE_STATE", "SPRINGTIDE_CRASH_AT", "SPRINGTIDE_UPKEEP_PACE", "SPRINGTIDE_TOKEN"}
+)
 
 
 def worker_environment() -> dict[str, str]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from springtide.cli.platform.platform_process import is_alive, read_platform, start_platform, supervisor_pid, wait_gone
 from springtide.client.api import Client, connect
 from springtide.core.errors import BackendError, SpringtideError
+from springtide.service.crash_points import UPKEEP_PACE
 
 NUM_SLOTS = 6
 # Room for everything that a run of an hour writes, and soon filled.
@@ -128,7 +129,12 @@ class ChaosPlatform:
     def up(self) -> None:
         """Start it as `springtide up` does, unless its control plane lives or its supervisor starts a new one."""
         if self.control_plane() is None and supervisor_pid(self.state_dir) is None:
-            started = start_platform(self.state_dir, NUM_SLOTS, self.policy, self._port)
+            # So that faults meet what a platform does every ten minutes, and after an hour.
+            os.environ[UPKEEP_PACE] = "60"
+            try:
+                started = start_platform(self.state_dir, NUM_SLOTS, self.policy, self._port)
+            finally:
+                del os.environ[UPKEEP_PACE]
             self._port = int(started.url.rstrip("/").rpartition(":")[2])
 
     def connect(self) -> Client:
