@@ -144,8 +144,7 @@ def serve(options: PlatformOptions) -> int:
             (options.state_dir / "platform.json").unlink(missing_ok=True)
     if platform.failure is not None:
         LOG.error("the control loop failed: %s", platform.failure)
-        return 1
-    return 0
+    return int(platform.failure is not None)
 
 
 class _Executors:
