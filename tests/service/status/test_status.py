@@ -194,6 +194,13 @@ def test_a_job_that_has_stalled_says_for_how_long_and_what_is_done():
     assert "springtide cancel fit-1" in told.next_steps
 
 
+def test_why_tells_what_exact_results_cost():
+    known = record(state=JobState.RUNNING, step=50, metrics={"exact_cost": 1.31})
+    known = replace(known, job=replace(known.job, num_virtual_shards=4))
+    told = explain(known, view_of(known), (), 2.0).evidence
+    assert "exact=4 costs 1.31 of a plain step's processor time" in told
+
+
 def adaptive(**known):
     base = record(**known)
     bounds = AdaptiveBatch(min_size=10, max_size=80, learning_rate="sqrt")

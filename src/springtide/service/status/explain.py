@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from springtide.control.records import JobRecord, ServiceRecord, ServiceState
 from springtide.control.watches import stall_timeout_s
+from springtide.core.job_parts import EXACT_COST
 from springtide.core.quantities import format_bytes, format_duration
 from springtide.core.status.functions import FunctionRunStatus
 from springtide.core.status.platform import Explanation, HistoryEntry, JobStatus
@@ -164,6 +165,8 @@ def _job_evidence(
         )
     evidence += _stall_evidence(record, status, now_s)
     evidence += _batch_evidence(status)
+    if cost := record.progress.metrics.get(EXACT_COST):
+        evidence.append(f"exact={record.job.num_virtual_shards} costs {cost:g} of a plain step's processor time")
     if status.eta_s is not None:
         # After a start or a change nothing has been measured yet: then the prediction uses an earlier speed.
         speed = "as it went before" if not status.samples_per_s else f"at {status.samples_per_s:.0f} samples/s"
