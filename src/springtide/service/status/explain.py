@@ -164,9 +164,7 @@ def _job_evidence(
             "learning rate or clipped gradients may help"
         )
     evidence += _stall_evidence(record, status, now_s)
-    evidence += _batch_evidence(status)
-    if cost := record.progress.metrics.get(EXACT_COST):
-        evidence.append(f"exact={record.job.num_virtual_shards} costs {cost:g} of a plain step's processor time")
+    evidence += [*_batch_evidence(status), *_exact_evidence(record)]
     if status.eta_s is not None:
         # After a start or a change nothing has been measured yet: then the prediction uses an earlier speed.
         speed = "as it went before" if not status.samples_per_s else f"at {status.samples_per_s:.0f} samples/s"
@@ -218,6 +216,11 @@ def _batch_evidence(status: JobStatus) -> list[str]:
             f"{100 * status.efficiency_fraction:.0f} % of what it did at first"
         )
     return lines
+
+
+def _exact_evidence(record: JobRecord) -> list[str]:
+    cost = record.progress.metrics.get(EXACT_COST)
+    return [f"exact={record.job.num_virtual_shards} costs {cost:g} of a plain step's processor time"] if cost else []
 
 
 def _last_changes(record: JobRecord, history: tuple[HistoryEntry, ...], now_s: float) -> list[str]:
