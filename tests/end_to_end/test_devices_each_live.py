@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from kits.end_to_end.live_platform import TINY, LivePlatform, artifact_digest, assert_exactly_once, ended_after, wait_for
+from kits.end_to_end.live_platform import (
+    TINY,
+    LivePlatform,
+    artifact_digest,
+    assert_exactly_once,
+    ended_after,
+    wait_for,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
