@@ -33,5 +33,5 @@ def test_halves_travel_as_floats_and_doubles_for_themselves():
 
 def test_parameters_on_different_devices_do_not_share_a_bucket():
     here = [torch.empty(4) for _ in range(2)]
-    cut = buckets_of([*here, parameter(1), parameter(1)])
+    cut = buckets_of([*here, *[torch.empty(4, device="meta") for _ in range(2)]])
     assert [[each.device.type for each in bucket.parameters] for bucket in cut] == [["meta"] * 2, ["cpu"] * 2]
