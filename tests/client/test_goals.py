@@ -43,6 +43,20 @@ def test_what_is_no_schedule_is_refused_with_how_to_write_it(written: Any, sente
         batch_phases(written)
 
 
+def test_workers_hold_one_device_or_several_whole_ones() -> None:
+    noon = datetime(2030, 1, 31, 12, 0)
+    asked = TrainOptions(gpu=2).as_request(5, noon)
+    assert (asked["devices_each"], asked["min_workers"], asked["max_workers"]) == (2, 1, 2)
+    assert "devices_each" not in TrainOptions().as_request(5, noon)
+    assert TrainOptions(gpu=4).as_local_job("fit").devices_each == 4
+
+
+@pytest.mark.parametrize("given", [3, 0, 16, 0.5, "2", True])
+def test_other_numbers_of_devices_are_refused_with_those_there_are(given: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"1, 2, 4 or 8 whole devices of one node; a part of one .* share=0\.3"):
+        TrainOptions(gpu=given)
+
+
 def test_an_empty_schedule_is_none() -> None:
     assert batch_phases("") == batch_phases(()) == ()
 

@@ -77,6 +77,7 @@ class TrainKeywords(TypedDict, total=False):
 
     The place. `on`: "cluster", "functions", or "auto" for whichever makes the goal cheapest. `workers`: `st.auto`, 4,
     (1, 8) or "1..8". `share` and `memory`: the part of its device that each worker holds, such as (0.3, 0.6) and "4GB".
+    `gpu`: how many whole devices of one machine each worker holds, 1, 2, 4 or 8 (`ctx.devices`).
     Only on functions: `micro_batch`: samples that pass through the stages at a time; `fastest`: minimise the time,
     within the budget if there is one; `search`: search for the number of workers and their memory while the job runs;
     `batch_schedule`: global batch sizes by epoch, such as [(0, 64), (4, 256)]; `study`: the study that the job is a
@@ -116,6 +117,7 @@ class TrainKeywords(TypedDict, total=False):
     study: str
     share: ShareAsked
     memory: MemoryAsked
+    gpu: int
 
 
 def workers_range(value: Workers | str, num_devices: int | None = None) -> tuple[int, int] | None:
@@ -220,7 +222,8 @@ class TrainOptions:
         """The `options` of POST /v1/jobs; `num_devices` is the upper bound of `st.auto`. Raises InvalidRequest."""
         check_rules(PLACE_RULES, self._checked_values(), JOB_WORDS["python"])
         values, bounds = self.values, workers_range(self.values["workers"])
-        low, high = bounds or (1, min(max(1, num_devices), self._num_shards() or MAX_VIRTUAL_SHARDS))
+        most = max(1, num_devices // values["gpu"])
+        low, high = bounds or (1, min(most, self._num_shards() or MAX_VIRTUAL_SHARDS))
         options = sent_options(JOB_OPTIONS, values, now)
         if values["secrets"]:
             options["secrets"] = secret_values(values["secrets"])

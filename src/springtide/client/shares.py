@@ -78,6 +78,7 @@ def _gpu_request(gpu: float | str) -> float | None:
         raise InvalidRequest(f"gpu={gpu!r} names a limit, too; write that as share=({request:g}, {limit:g})")
     if request > 1.0:
         raise InvalidRequest(
-            f"gpu={gpu!r} is more than one device, and each replica runs on one; for more of them use scale=(0, 4)"
+            f"gpu={gpu!r} is more than one device, and each replica runs on one; for more of them use scale=(0, 4). "
+            "The workers of a training job may hold 2, 4 or 8 each: st.train(gpu=2)"
         )
     return None if request == 1.0 else request

@@ -77,7 +77,15 @@ class TrainContext(Protocol):
 
     @property
     def device(self) -> Any:
-        """The torch device of this worker."""
+        """The torch device of this worker; of several the first."""
+        ...
+
+    @property
+    def devices(self) -> list[Any]:
+        """The torch devices of this worker, as many as `gpu` says: cuda:0, cuda:1, ..., or as often cpu on CPU slots.
+
+        `prepare` puts the model on the first, unless the worker has several and the model is on them already.
+        """
         ...
 
     @property

@@ -17,6 +17,8 @@ ReplicaId = NewType("ReplicaId", str)
 
 MAX_VIRTUAL_SHARDS = 256
 DEFAULT_GRACE_S = 15.0
+# How many whole devices of one node a worker may hold.
+DEVICES_EACH = (1, 2, 4, 8)
 # How many jobs and services of one owner may be unfinished, unless the platform's settings say otherwise.
 MAX_UNFINISHED = 1000
 

@@ -27,13 +27,14 @@ from springtide.core.wire.workers import (
 from springtide.core.workload import Entrypoint, TrainingJob
 from springtide.runtime.data.batch_loader import LoaderProcessLost
 from springtide.runtime.data.shards import seed_everything
-from springtide.runtime.elastic.context import ElasticContext, TrainerArtifacts, cuda_or_cpu, publish_result
+from springtide.runtime.elastic.context import ElasticContext, TrainerArtifacts, publish_result
 from springtide.runtime.elastic.trainer import Trainer
 from springtide.runtime.libraries.library_cursor import LibraryCursor
 from springtide.runtime.libraries.program import run_program
 from springtide.runtime.process.control_link import ControlLink
 from springtide.runtime.process.deferred_compiler import defer_compiler
 from springtide.runtime.process.device_seen import device_seen
+from springtide.runtime.process.devices import worker_devices
 from springtide.runtime.process.entry import as_function, describe_error, load_object
 from springtide.runtime.process.exits import EXIT_CRASHED, EXIT_FENCED, WorkerExit, exit_at, exit_now
 from springtide.runtime.process.job_folder import enter_job, hand_in_results
@@ -81,15 +82,15 @@ def _run_trainer(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoint) ->
     job = spec.workload
     assert isinstance(job, TrainingJob)
     keep_freed_memory()
-    device = cuda_or_cpu(spec.device_kind, spec.device_index)
+    devices = worker_devices(spec.device_kind, spec.device_index, spec.num_devices)
     # A library's update is its own, so that a joiner cannot follow it gradient by gradient.
     catchup = os.environ.get("SPRINGTIDE_CATCHUP", "1") != "0" and not entrypoint.library
     checks_state = os.environ.get("SPRINGTIDE_DEBUG_STATE", "0") == "1"
     cursor = LibraryCursor(job) if entrypoint.library else None
-    trainer = Trainer(spec, link, device, catchup=catchup, checks_state=checks_state, library_cursor=cursor)
+    trainer = Trainer(spec, link, devices[0], catchup=catchup, checks_state=checks_state, library_cursor=cursor)
     _listen(trainer, link, spec)
     context = ElasticContext(
-        trainer, TrainerArtifacts(trainer), Path(spec.work_dir), device, job.params, spec.store_url
+        trainer, TrainerArtifacts(trainer), Path(spec.work_dir), devices, job.params, spec.store_url
     )
     try:
         # Seeded alike on every worker: a first group copies no state, so each must build the same initial model.

@@ -73,8 +73,9 @@ class CrashPoints:
             self._executor.recover(standing)
             return
         for start in standing.replicas:
-            if start.device_id not in self._devices:
-                reason = f"{start.device_id} is no device of this platform any more"
+            gone = [device_id for device_id in start.device_ids if device_id not in self._devices]
+            if gone:
+                reason = f"{gone[0]} is no device of this platform any more"
                 self._executor.post(
                     ReplicaLost(
                         workload_id=start.workload_id, replica_id=start.replica_id, reason=reason, is_fault=False
@@ -83,14 +84,15 @@ class CrashPoints:
         self._executor.recover(
             replace(
                 standing,
-                replicas=tuple(start for start in standing.replicas if start.device_id in self._devices),
+                replicas=tuple(start for start in standing.replicas if self._has(start)),
                 actions=tuple(
-                    action
-                    for action in standing.actions
-                    if not isinstance(action, StartReplica) or action.device_id in self._devices
+                    action for action in standing.actions if not isinstance(action, StartReplica) or self._has(action)
                 ),
             )
         )
+
+    def _has(self, start: StartReplica) -> bool:
+        return self._devices is None or all(device_id in self._devices for device_id in start.device_ids)
 
     def wait(self, deadline_s: float | None) -> Sequence[Event]:
         # During a shutdown the loop must wake when the time for the workers is over, even without events.

@@ -88,6 +88,25 @@ def test_alternatives_are_the_nearest_that_are_accepted():
         assert alternative.finish_s.p10 < alternative.finish_s.p90
 
 
+def test_workers_of_two_devices_are_told_as_workers_and_cost_both():
+    controller = platform(make_policy("springtide"), devices=4)
+    job = training_job(minutes=10, deadline_s=420, most=4, devices_each=2)
+    answer = quote(controller.snapshot(0.0), make_policy("springtide"), job, usd_per_device_hour=6.0)
+    assert (answer.verdict, answer.is_promised, answer.minimum_share, answer.workers) == ("accepted", True, 2, 2)
+    assert {run.num_devices for run in answer.schedule} == {4}
+    assert answer.finish_s.p90 == pytest.approx(1.1 * answer.schedule[-1].end_s)
+    assert answer.cost_usd.p90 == pytest.approx(1.1 * 4 * answer.schedule[-1].end_s / 3600 * 6.0)
+    assert [(row.name, row.workers) for row in answer.options] == [("cheapest", 1), ("chosen", 2), ("fastest", 2)]
+    assert "on 1, " in answer.evidence[0]
+    tight = replace(job, goal=Goal(deadline_s=200.0))
+    refused = quote(controller.snapshot(0.0), make_policy("springtide"), tight)
+    assert refused.reason == (
+        "cannot finish within 3m20: needs >= 4 workers of 2 devices from now; this pool has room for 2"
+    )
+    grown_to = [offer.num_devices for offer in refused.alternatives if offer.num_devices]
+    assert grown_to == [8]
+
+
 def test_a_budget_refuses_and_is_answered_with_one_that_does():
     controller = platform(Reserving(), devices=4)
     job = training_job(minutes=60, goal=Goal(deadline_s=2500.0, budget_usd=0.10), most=4)

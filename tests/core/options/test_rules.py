@@ -253,6 +253,38 @@ BROKEN: dict[Rule, dict[str, tuple[Given, str]]] = {
             "run it on the cluster",
         ),
     },
+    rules.workers_hold_whole_devices: {
+        "python": (
+            {"gpu": 2, "share": 0.5},
+            "gpu 2 is of whole devices, and share is a part of one; leave one of them out",
+        ),
+        "rest": (
+            {"devices_each": 3},
+            "options.devices_each is 3: a worker holds 1, 2, 4 or 8 whole devices of one node; a part of one device is "
+            "options.share 0.3",
+        ),
+        "object": (
+            {"gpu": 6},
+            "spec.gpu is 6: a worker holds 1, 2, 4 or 8 whole devices of one node; a part of one device is share: 0.3",
+        ),
+    },
+    rules.functions_hold_no_devices: {
+        "python": (
+            {"on": "auto", "gpu": 2},
+            "gpu 2 is for the platform's machines: a function holds no devices; leave it out, or run the job on the "
+            "cluster",
+        ),
+        "rest": (
+            {**ON_FUNCTIONS, "devices_each": 4},
+            "options.devices_each 4 is for the platform's machines: a function holds no devices; leave it out, or run "
+            "the job on the cluster",
+        ),
+        "object": (
+            {"functions": {"layerProfile": PROFILE}, "gpu": 2},
+            "spec.gpu 2 is for the platform's machines: a function holds no devices; leave it out, or run the job on "
+            "the cluster",
+        ),
+    },
     # In an object these options are inside `functions`.
     rules.only_functions_know: {
         "python": (

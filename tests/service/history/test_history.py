@@ -144,6 +144,20 @@ def test_intervals_end_when_the_replica_or_its_node_does():
     assert index.totals().num_lost_replicas == 2
 
 
+def test_each_device_of_a_worker_has_a_bar():
+    index = index_of(
+        (1.0, JobSubmitted(job=job()), replace(start(0), more_devices=("local/1",)), start(2)),
+        (2.0, ReplicaStopped(workload_id="fit-1", replica_id="fit-1.0")),
+    )
+    bars = {bar.device_id: (bar.replica_id, bar.end_s, bar.more_devices) for bar in index.timeline(9.0).intervals}
+    assert bars == {
+        "local/0": ("fit-1.0", 2.0, ()),
+        "local/1": ("fit-1.0", 2.0, ()),
+        "local/2": ("fit-1.2", None, ()),
+    }
+    assert "on local/0, local/1" in " ".join(entry.text for entry in index.entries("fit-1"))
+
+
 def test_a_stall_and_its_end_are_lines_and_count():
     stalled = JobStalled(job_id="fit-1", generation=1, since_s=10.0, timeout_s=60.0)
     said = [ProgressReported(job_id="fit-1", generation=1, step=n, total_steps=9, world_size=1) for n in (4, 4, 5, 6)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +18,8 @@ from springtide.core.resources import Device, make_node
 from springtide.core.shares import Share
 from springtide.core.status.shares import SharingStatus, TenantStatus
 from springtide.service.api.application import build_api
-from springtide.service.submission.shares import check_share, share_of
+from springtide.service.submission.schemas import JobIn
+from springtide.service.submission.shares import check_devices, check_share, share_of
 
 HELD = {"request": 0.3, "limit": 0.6, "memory_mb": 0}
 ENFORCED = "CPU time is given out by cgroups, 5 ms at a time"
@@ -134,6 +136,36 @@ def test_a_share_larger_than_any_memory_is_refused():
     check_share(uncounted, Share(request=0.3, limit=0.6, memory_mb=10**6), 1, "reader")
     check_share(SimpleNamespace(nodes=()), Share(request=0.3, limit=0.6), 9, "nobody knows before a node has joined")
     assert share_of(None) is None
+
+
+@pytest.mark.parametrize(
+    ("each", "workers", "has_pods", "sentence"),
+    [
+        (2, 1, True, "on Kubernetes a worker is a pod with one"),
+        (8, 1, False, "the largest node here has 4; ask for at most --gpu 4"),
+        (4, 2, False, "the platform has room for 1; ask for at most --workers 1"),
+        (2, 4, False, "the platform has room for 3; ask for at most --workers 3"),
+        (2, 3, False, ""),
+        (1, 9, True, ""),
+    ],
+)
+def test_workers_of_several_devices_need_a_node_each(each, workers, has_pods, sentence):
+    view = SimpleNamespace(nodes=(make_node("a", 4), make_node("b", 3)))
+    asked = job_body(options__devices_each=each, options__min_workers=workers, options__max_workers=workers)
+    request = JobIn.model_validate_json(json.dumps(asked))
+    if not sentence:
+        check_devices(view, request, has_pods=has_pods)
+        return
+    with pytest.raises(InvalidRequest, match=sentence):
+        check_devices(view, request, has_pods=has_pods)
+
+
+def test_a_job_of_two_devices_each_is_taken_in(client, platform):
+    job_id = client.post("/v1/jobs", json=job_body(options__devices_each=2)).json()["job_id"]
+    assert platform.current.jobs[job_id].job.devices_each == 2
+    refused = client.post("/v1/jobs", json=job_body(options__devices_each=5))
+    assert refused.status_code == 422 or refused.status_code == 400
+    assert "1, 2, 4 or 8" in refused.text
 
 
 def test_code_on_another_share_is_another_family(client, platform):

@@ -21,7 +21,7 @@ from springtide.backends.local.zygote import ZygoteClient
 from springtide.backends.processes import identify, signal_group, spawn_detached
 from springtide.core.actions import StartReplica
 from springtide.core.errors import BackendError, StorageError
-from springtide.core.resources import DeviceKind, Node
+from springtide.core.resources import DeviceId, DeviceKind, Node
 from springtide.core.wire.workers import WorkerSpec
 from springtide.core.workload import ReplicaId
 from springtide.storage.files import make_private, write_durable
@@ -229,15 +229,14 @@ class WorkerLauncher:
     def _make_spec(self, replica: Worker, token: str, slot: tuple[str, int]) -> WorkerSpec:
         action = replica.action
         assert action is not None, "a foreigner is never spawned"
-        index = self._numbers.get(action.device_id, 0)
+        index, num_devices = self._numbers.get(action.device_id, 0), len(action.device_ids)
         kind = self._kinds.get(action.device_id, "cpu")
         # A share of a CPU device is at most one core: more threads would only exhaust it sooner and wait longer.
-        num_threads = self._num_threads if action.share is None or kind == "gpu" else 1
+        num_threads = self._num_threads * num_devices if action.share is None or kind == "gpu" else 1
         environment = {"OMP_NUM_THREADS": str(num_threads)}
         if kind == "gpu":
-            # The worker sees one device only, as number 0 of its own world.
-            gpu = self._shares.gpu_of(action.device_id)
-            environment[VISIBLE_VARIABLE] = str(index) if gpu is None else gpu.visible_as
+            # The worker sees only its own devices, which are numbered from 0 in its world.
+            environment[VISIBLE_VARIABLE] = ",".join([self._visible_as(each) for each in action.device_ids])
             environment |= self._shares.gpu.additions
             index = 0
         return WorkerSpec(
@@ -250,6 +249,7 @@ class WorkerLauncher:
             log_path=str(replica.log_path),
             device_index=index,
             device_kind="gpu" if kind == "gpu" else "cpu",
+            num_devices=num_devices,
             num_threads=num_threads,
             restore=action.restore,
             lease_s=self._lease_s,
@@ -259,3 +259,7 @@ class WorkerLauncher:
             share_slot=slot[1],
             ordered_at_s=replica.ordered_at_s,
         )
+
+    def _visible_as(self, device_id: DeviceId) -> str:
+        gpu = self._shares.gpu_of(device_id)
+        return str(self._numbers.get(device_id, 0)) if gpu is None else gpu.visible_as

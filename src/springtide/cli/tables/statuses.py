@@ -333,7 +333,7 @@ def _replicas(status: JobStatus | ServiceStatus) -> str:
         (
             replica.replica_id,
             replica.state,
-            replica.device_id,
+            ", ".join([replica.device_id, *replica.more_devices]),
             UNKNOWN if replica.rank is None else str(replica.rank),
         )
         for replica in status.replicas

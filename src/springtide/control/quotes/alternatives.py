@@ -85,7 +85,9 @@ class _Search:
         self._now_s = inquiry.snapshot.now_s
         self._ranges, self._risk = ranges, risk
         self._curve = known_curve(refused.view)
-        self._total = PoolContext(inquiry.snapshot, refused.plan).num_devices
+        pools, self._each = PoolContext(inquiry.snapshot, refused.plan), job.devices_each
+        # In devices, and in workers of the job.
+        self._num_devices, self._total = pools.num_devices, pools.num_workers(self._each)
         without = changed_job(job, {"budget_usd": None}, self._now_s)
         self._is_about_money = job.goal.budget_usd is not None and inquiry.ask(without).is_accepted
 
@@ -118,9 +120,8 @@ class _Search:
         """A deadline that is admitted, not much later than needed."""
         assert self._curve is not None
         steps = self._job.total_steps or 0
-        alone_s = steps / self._curve.rate(self._curve.sizes[-1]) + self._inquiry.snapshot.overheads.cost_s(
-            self._curve.sizes[-1]
-        )
+        most, overheads = self._curve.sizes[-1], self._inquiry.snapshot.overheads
+        alone_s = steps / self._curve.rate(most) + overheads.cost_s(most * self._each)
         candidate_s = max(refused_s * 1.05, alone_s, 5.0)
         for _ in range(_MAX_DOUBLINGS):
             if candidate_s > _LONGEST_DEADLINE_S:
@@ -174,17 +175,18 @@ class _Search:
         # More devices only help a job that may use them. For one bounded below that, `more_workers` offers a change.
         if not unit or (self._job.elastic and self._job.max_workers < self._total):
             return None
-        most = max(1, (_MOST_GROWTH - 1) * self._total // unit)
+        most = max(1, (_MOST_GROWTH - 1) * self._num_devices // unit)
         there = len(self._inquiry.snapshot.cluster.device_ids())
 
         def is_enough(more: int) -> bool:
-            return self._is_accepted_with_spare(self._bounds_on(self._total + more * unit), there + more * unit)
+            return self._is_accepted_with_spare(self._bounds_on(self._num_devices + more * unit), there + more * unit)
 
         # The search starts where the job's minimum of workers fits: it cannot start on fewer.
-        count = self._smallest(max(0, -(-(self._job.min_workers - self._total) // unit) - 1), most, is_enough)
+        missing = self._job.min_workers * self._each - self._num_devices
+        count = self._smallest(max(0, -(-missing // unit) - 1), most, is_enough)
         if count is None:
             return None
-        bounds, num_devices = self._bounds_on(self._total + count * unit), there + count * unit
+        bounds, num_devices = self._bounds_on(self._num_devices + count * unit), there + count * unit
         answer = self._lasting_answer(bounds, num_devices)
         if answer is None:
             return None
@@ -253,7 +255,7 @@ class _Search:
 
     def _bounds_on(self, num_devices: int) -> dict[str, float | int | None]:
         """The job's upper bound on workers raised to the size of a larger cluster."""
-        most = max(self._job.min_workers, min(num_devices, MAX_VIRTUAL_SHARDS))
+        most = max(self._job.min_workers, min(num_devices // self._each, MAX_VIRTUAL_SHARDS))
         return {"max_workers": most} if self._job.elastic else {}
 
     def _largest(self, option: str, least: int, most: int, text: Callable[[int], str]) -> Alternative | None:

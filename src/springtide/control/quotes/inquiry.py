@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 from msgspec.structs import replace
 
-from springtide.control.parts import guaranteed_curve
+from springtide.control.parts import guaranteed_curve, job_in_devices
 from springtide.control.quotes.budget import WithinBudget
 from springtide.control.quotes.forecast import after_one_turn, roll_forward, while_changing
 from springtide.core.decision import JobView, Plan, PlannedRun, Policy, Schedule, Snapshot
@@ -23,11 +23,15 @@ Options = Mapping[str, float | int | None]
 
 
 class InquiryResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What the policy would do now with the job in `view`, besides all other jobs."""
+    """What the policy would do now with the job in `view`, besides all other jobs.
+
+    `view` counts workers of `devices_each` devices; `snapshot` and `plan` count devices.
+    """
 
     view: JobView
     snapshot: Snapshot
     plan: Plan
+    devices_each: int = 1
 
     @property
     def is_accepted(self) -> bool:
@@ -59,7 +63,7 @@ class Inquiry:
         self._decisions = DecisionCache(self.policy)
         self.usd_per_device_hour = usd_per_device_hour
         self._on_larger: dict[int, tuple[Snapshot, Snapshot]] = {}
-        self._forecasts: dict[tuple[Goal, int, int, int, Share | None], Schedule | None] = {}
+        self._forecasts: dict[tuple[Goal, int, int, int, int, Share | None], Schedule | None] = {}
 
     def ask(self, job: TrainingJob, num_devices: int | None = None) -> InquiryResult:
         """The policy's answer if the job were submitted now, or right after the cluster grew to `num_devices`."""
@@ -76,9 +80,14 @@ class Inquiry:
         )
 
     def _ask(self, job: TrainingJob, before: Snapshot) -> InquiryResult:
-        view = arriving(job, before.now_s)
-        snapshot = replace(before, jobs=(*before.jobs, view))
-        return InquiryResult(view=view, snapshot=snapshot, plan=self._decisions.decide(snapshot))
+        snapshot = replace(before, jobs=(*before.jobs, arriving(job_in_devices(job), before.now_s)))
+        return InquiryResult(
+            # Counted in workers it is a job like any other.
+            view=arriving(job if job.devices_each == 1 else replace(job, devices_each=1), before.now_s),
+            snapshot=snapshot,
+            plan=self._decisions.decide(snapshot),
+            devices_each=job.devices_each,
+        )
 
     def _larger(self, num_devices: int) -> tuple[Snapshot, Snapshot]:
         """The snapshots after new devices joined and the policy gave them to the present workloads: once these hold
@@ -91,20 +100,20 @@ class Inquiry:
         return known
 
     def schedule(self, answer: InquiryResult) -> Schedule | None:
-        """The devices the accepted job would hold until its end, from the plan or a forecast; None if not known."""
-        job_id = answer.view.job.job_id
+        """The workers the accepted job would have until its end, from the plan or a forecast; None if not known."""
+        job_id, each = answer.view.job.job_id, answer.devices_each
         # Without a known length and speed, a plan would be based on a guess.
         if not answer.is_accepted or known_curve(answer.view) is None:
             return None
         planned = answer.plan.future.get(job_id)
         if planned:
-            return planned
+            return times(planned, 1, each)
         job, num_devices = answer.view.job, len(answer.snapshot.cluster.device_ids())
-        key = (job.goal, job.num_epochs, job.max_workers, num_devices, job.share)
+        key = (job.goal, job.num_epochs, job.max_workers, num_devices, each, job.share)
         if key not in self._forecasts:
             forecast = roll_forward(answer.snapshot, self.policy, until=job_id)
             has_end = job_id in forecast.finishes_s
-            self._forecasts[key] = forecast.schedules.get(job_id) if has_end else None
+            self._forecasts[key] = times(forecast.schedules.get(job_id, ()), 1, each) if has_end else None
         return self._forecasts[key]
 
 
@@ -203,6 +212,13 @@ def grown(cluster: Topology, num_devices: int) -> Topology:
         devices_here = tuple(device(node_id, index) for index in range(size))
         fresh.append(Node(node_id=node_id, devices=devices_here, pool=pool, home=pool))
     return Topology(nodes=(*cluster.nodes, *fresh))
+
+
+def times(schedule: Schedule, factor: int, divisor: int = 1) -> Schedule:
+    """The schedule with other counts: of devices for workers of several each, or the other way round."""
+    if factor == divisor:
+        return schedule
+    return tuple(replace(run, num_devices=run.num_devices * factor // divisor) for run in schedule)
 
 
 def longest_run(schedule: Schedule) -> int:

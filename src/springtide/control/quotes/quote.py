@@ -20,6 +20,7 @@ from springtide.control.quotes.inquiry import (
     known_curve,
     longest_run,
     slowed,
+    times,
     unbounded_curve,
 )
 from springtide.control.quotes.quote_pools import PoolContext, counted_on, is_counting_on_loans, loans_counted
@@ -80,7 +81,7 @@ class _QuoteBuilder:
         self._inquiry = inquiry
         self._job = job
         self._spread, self._risk = spread, None if job.belief is None else risk
-        self._now_s = inquiry.snapshot.now_s
+        self._now_s, self._each = inquiry.snapshot.now_s, job.devices_each
         self._answer = inquiry.ask(job)
         self._curve = known_curve(self._answer.view)
         self._condition = self._answer.plan.conditions.get(job.job_id)
@@ -120,7 +121,7 @@ class _QuoteBuilder:
             alternatives=alternatives,
             evidence=tuple(self._evidence(answer)),
             options=self._options(schedule if answer.is_accepted else None),
-            schedule=planned if answer.is_accepted else (),
+            schedule=times(planned, self._each) if answer.is_accepted else (),
             is_promised=answer.is_promised,
             promised_if=self._condition,
             probability=probability,
@@ -139,7 +140,7 @@ class _QuoteBuilder:
         """In how many seconds the job, changed or not, ends, and what it costs."""
         if not schedule:
             return Range(), Range(p10=0.0, p90=0.0) if self._is_free else Range()
-        cost = cost_usd(schedule, self._inquiry.usd_per_device_hour) * price_fraction(job)
+        cost = cost_usd(schedule, self._inquiry.usd_per_device_hour * self._each) * price_fraction(job)
         count, best = longest_run(schedule), time_fraction_at_limit(job)
         finish_s, cost_range = schedule[-1].end_s - self._now_s, self._around(cost, count, job)
         if best == 1.0:
@@ -195,7 +196,7 @@ class _QuoteBuilder:
     def _time_s(self, num_workers: int, curve: SpeedCurve) -> float:
         """How long the whole job takes on `num_workers` from now on."""
         steps = self._answer.view.total_steps or 0
-        return self._inquiry.snapshot.overheads.cost_s(num_workers) + steps / curve.rate(num_workers)
+        return self._inquiry.snapshot.overheads.cost_s(num_workers * self._each) + steps / curve.rate(num_workers)
 
     def _minimum_share(self) -> int | None:
         deadline_s, curve = self._job.goal.deadline_s, unbounded_curve(self._answer.view)
@@ -207,10 +208,11 @@ class _QuoteBuilder:
     # --- sentences --------------------------------------------------------------------------------------------------
 
     def _acceptance(self, schedule: Schedule | None) -> str:
-        goal, total = self._job.goal, self._pools.num_devices
-        if self._job.min_workers > total:
+        goal, most = self._job.goal, self._pools.num_workers(self._each)
+        if self._job.min_workers > most:
             return (
-                f"it would be taken in and wait: it asks for {_workers(self._job.min_workers)}, this pool has {total}"
+                f"it would be taken in and wait: it asks for {self._workers(self._job.min_workers)}, this pool has "
+                f"{self._room()}"
             )
         if self._curve is None:
             unknown = "its length is" if self._answer.view.total_steps is None else "its speed is"
@@ -285,22 +287,32 @@ class _QuoteBuilder:
             return policy_reason
         left_s = goal.deadline_s - self._now_s
         text = f"cannot finish within {format_duration(left_s)}" if left_s > 0 else "its deadline has passed"
-        total = self._pools.num_devices
-        if self._job.min_workers > total:
-            return f"{text}: it asks for at least {_workers(self._job.min_workers)}; this pool has {total}"
+        total, most = self._pools.num_devices, self._pools.num_workers(self._each)
+        if self._job.min_workers > most:
+            return f"{text}: it asks for at least {self._workers(self._job.min_workers)}; this pool has {self._room()}"
         if share is None:
             curve = unbounded_curve(self._answer.view) or self._curve
             fastest = curve.sizes[-1]
             need = "needs" if fastest == 1 else "need"
-            return f"{text}: even {_workers(fastest)} {need} {format_duration(self._time_s(fastest, curve))}"
-        needs = f"{text}: needs >= {_workers(share)} from now"
-        if share > total:
-            return f"{needs}; this pool has {total}{self._holders(' (', ')')}"
+            return f"{text}: even {self._workers(fastest)} {need} {format_duration(self._time_s(fastest, curve))}"
+        needs = f"{text}: needs >= {self._workers(share)} from now"
+        if share > most:
+            return f"{needs}; this pool has {self._room()}{self._holders(' (', ')')}"
         if share > self._answer.view.bounds.max_workers:
             return f"{needs}; it allows {self._answer.view.bounds.max_workers}"
         text = f"{needs}; {self._pools.num_free()} of {total} are free{self._holders(' (', ')')}"
         loans = loans_counted(self._pools, self._counts_on)
         return text if loans is None or not loans.until else f"{text}, counting {loans.text()}"
+
+    def _workers(self, count: int) -> str:
+        text = "1 worker" if count == 1 else f"{count} workers"
+        return text if self._each == 1 else f"{text} of {self._each} devices"
+
+    def _room(self) -> str:
+        """What the pool has for workers of the job's size."""
+        if self._each == 1:
+            return str(self._pools.num_devices)
+        return f"room for {self._pools.num_workers(self._each)}"
 
     def _evidence(self, answer: InquiryResult) -> list[str]:
         snapshot, lines = self._inquiry.snapshot, []
@@ -339,8 +351,8 @@ class _QuoteBuilder:
     def _options(self, chosen: Schedule | None) -> tuple[QuoteOption, ...]:
         """Cheapest, chosen and fastest; the first and the last as if their workers were free from now on."""
         curve = self._curve
-        total = self._pools.num_devices
-        sizes = [] if curve is None else [n for n in curve.sizes if n <= total]
+        most = self._pools.num_workers(self._each)
+        sizes = [] if curve is None else [n for n in curve.sizes if n <= most]
         if curve is None or not sizes:
             return ()
         cheapest = min(sizes, key=lambda n: (n * self._time_s(n, curve), n))
@@ -390,7 +402,3 @@ def probability_text(probability: float) -> str:
     if probability > 0.999:
         return "over 0.999"
     return f"{probability:.3f}" if probability >= 0.985 else f"{probability:.2f}"
-
-
-def _workers(count: int) -> str:
-    return "1 worker" if count == 1 else f"{count} workers"

@@ -35,6 +35,11 @@ class PoolContext:
         """Whether any node is labelled for one kind of workload."""
         return self.snapshot.cluster.has_pools
 
+    def num_workers(self, devices_each: int) -> int:
+        """How many workers of so many devices of one node there is room for."""
+        nodes = [node for node in self.snapshot.cluster.nodes if node.node_id in self.nodes]
+        return sum(len(node.devices) // devices_each for node in nodes)
+
     def num_free(self) -> int:
         """How many of the devices are held by no workload."""
         held = dict.fromkeys(at for given in self.snapshot.allocations.values() for at in given.device_ids)

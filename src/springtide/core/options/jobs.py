@@ -15,6 +15,7 @@ from springtide.core.options.kinds import (
     Choice,
     Count,
     CountRange,
+    DeviceCount,
     Document,
     Duration,
     Fractions,
@@ -32,6 +33,7 @@ from springtide.core.options.kinds import (
 from springtide.core.options.option import FlagText, ObjectField, Option, RestField, Table
 from springtide.core.workload import (
     DEFAULT_GRACE_S,
+    DEVICES_EACH,
     LEAST_SHARDS,
     MAX_VIRTUAL_SHARDS,
     LearningRateRule,
@@ -339,6 +341,16 @@ JOB_OPTIONS: Final[Table] = (
         flags={"run": FlagText("--memory SIZE", "With --share: what it holds of the device's memory: 4GB.")},
         parts=(RestField("share.memory_mb"),),
         object=ObjectField("deviceMemory", "With share: what it holds of the device's memory."),
+    ),
+    Option(
+        name="gpu",
+        kind=DeviceCount(1, DEVICES_EACH[-1], 2),
+        default=1,
+        flags={"run": FlagText("--gpu N", "Whole devices of one node that each worker holds: 1, 2, 4 or 8.")},
+        rest=RestField(
+            "devices_each", "whole devices of one node that each worker holds: 1, 2, 4 or 8", copied_to="workload"
+        ),
+        object=ObjectField("gpu", "Whole devices of one node that each worker holds: 1, 2, 4 or 8."),
     ),
     Option(
         name="study",

@@ -17,6 +17,7 @@ from springtide.core.function_search import BatchPhase
 from springtide.core.options.packages import MAX_REQUIREMENTS, check_interpreter, check_requirements
 from springtide.core.options.variables import MAX_VARIABLES, check_variables, secret_sources
 from springtide.core.quantities import parse_duration_s, parse_money_usd, validate_name
+from springtide.core.workload import DEVICES_EACH
 
 TEN_YEARS_S = 10 * 365 * 86400.0
 _CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
@@ -106,6 +107,22 @@ class ShardCount(Count):
         if isinstance(value, bool):
             return self.example if value else None
         return check_count(value, name, self.example, self.lowest)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCount(Count):
+    """How many whole devices of one node each worker holds: 1, 2, 4 or 8. Rules hold a request to these."""
+
+    def sent(self, value: Any, name: str, now: datetime) -> int:
+        """Raises InvalidRequest."""
+        if isinstance(value, bool) or value not in DEVICES_EACH:
+            raise InvalidRequest(not_whole_devices(f"{name}={value!r}", "share=0.3 (--share 0.3)"))
+        return int(value)
+
+
+def not_whole_devices(given: str, share: str) -> str:
+    """What is said of a number of devices that a worker cannot hold."""
+    return f"{given}: a worker holds 1, 2, 4 or 8 whole devices of one node; a part of one device is {share}"
 
 
 @dataclass(frozen=True, slots=True)

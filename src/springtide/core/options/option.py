@@ -10,6 +10,7 @@ from typing import Any, Literal
 from springtide.core.errors import InvalidRequest
 from springtide.core.options.kinds import (
     Choice,
+    DeviceCount,
     Interpreter,
     Name,
     OptionKind,
@@ -20,7 +21,7 @@ from springtide.core.options.kinds import (
     Variables,
 )
 
-_LEFT_OUT_AT_DEFAULT = (Choice, Interpreter, Name, Phases, Requirements, SecretNames, Toggle, Variables)
+_LEFT_OUT_AT_DEFAULT = (Choice, DeviceCount, Interpreter, Name, Phases, Requirements, SecretNames, Toggle, Variables)
 
 
 @dataclass(frozen=True, slots=True)

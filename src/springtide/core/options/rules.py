@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from springtide.core.errors import InvalidRequest
+from springtide.core.options.kinds import not_whole_devices
 from springtide.core.options.words import FaceWords
-from springtide.core.workload import MAX_VIRTUAL_SHARDS, AdaptiveBatch, shards_for
+from springtide.core.workload import DEVICES_EACH, MAX_VIRTUAL_SHARDS, AdaptiveBatch, shards_for
 
 Values = Mapping[str, Any]
 Rule = Callable[[Values, FaceWords], str | None]
@@ -182,6 +183,29 @@ def functions_share_no_device(values: Values, words: FaceWords) -> str | None:
     )
 
 
+def workers_hold_whole_devices(values: Values, words: FaceWords) -> str | None:
+    """A worker holds several whole devices, or a part of one."""
+    each = values.get("gpu") or 1
+    if each not in DEVICES_EACH:
+        share = words.written("share", 0.3)
+        return not_whole_devices(f"{words.name('gpu')} is {each}", share)
+    if each > 1 and values.get("share") is not None:
+        gpu, share = words.name("gpu"), words.name("share")
+        return f"{gpu} {each} is of whole devices, and {share} is a part of one; leave one of them out"
+    return None
+
+
+def functions_hold_no_devices(values: Values, words: FaceWords) -> str | None:
+    """Only machines have devices that one worker can hold together."""
+    each = values.get("gpu") or 1
+    if values.get("on") not in ("functions", "auto") or each == 1:
+        return None
+    return (
+        f"{words.name('gpu')} {each} is for the platform's machines: a function holds no devices; leave it out, or run "
+        "the job on the cluster"
+    )
+
+
 def each_variable_once(values: Values, words: FaceWords) -> str | None:
     """A variable has one value, which is a secret or not."""
     twice = sorted({name.partition("=")[0] for name in values.get("secrets") or ()} & set(values.get("env") or ()))
@@ -283,11 +307,13 @@ JOB_RULES: Final[tuple[Rule, ...]] = (
     one_goal,
     schedule_ends_before_the_job,
     memory_is_of_a_share,
+    workers_hold_whole_devices,
     each_variable_once,
 )
 # What depends on where a job is to run: checked when it is submitted, for a declared job may still be sent elsewhere.
 PLACE_RULES: Final[tuple[Rule, ...]] = (
     functions_share_no_device,
+    functions_hold_no_devices,
     functions_have_one_environment,
     only_functions_know,
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from springtide.core.decision import PromiseCondition
 from springtide.core.function_search import BatchPhase
@@ -23,6 +24,7 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One worker process. `share` is what it holds of its device (None: the whole).
 
     `phases_s` is what its start was made of, in order: seconds by phase (`schedule`, `spawn`, `import`, `load`).
+    `more_devices` are those of its node that it holds beside `device_id`.
     `device_seen` is the name of the GPU that it found, which on Kubernetes the device plugin may have chosen.
     """
 
@@ -34,6 +36,7 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     share: Share | None = None
     phases_s: dict[str, float] = {}
     device_seen: str = ""
+    more_devices: tuple[str, ...] = ()
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -270,7 +273,10 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):
-    """A device held by one workload from start to end (None: still held): a bar of the timeline."""
+    """A device held by one workload from start to end (None: still held): a bar of the timeline.
+
+    `more_devices` is empty in what is told: each device of a worker has a bar.
+    """
 
     device_id: str
     workload_id: str
@@ -279,6 +285,12 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True):
     replica_id: str
     start_s: float
     end_s: float | None
+    more_devices: tuple[str, ...] = ()
+
+    def by_device(self, until_s: float | None = None) -> tuple[Interval, ...]:
+        """One for each of the devices, until then."""
+        devices = (self.device_id, *self.more_devices)
+        return tuple([replace(self, device_id=device_id, more_devices=(), end_s=until_s) for device_id in devices])
 
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True):

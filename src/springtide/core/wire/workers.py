@@ -45,6 +45,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a worker process needs at its start. Sent to the zygote, or passed as a file.
 
     `work_dir` is the workload's directory with `source/`, `checkpoints/`, `artifacts/`, `logs/` and `fence`.
+    It holds `num_devices`, the first of which is `device_index` of those that it sees.
     `environment` holds torchrun's variables for scripts and those that the user has set. `share` is what the worker
     holds of its device (None: the whole); a worker with a share reports its activity in slot `share_slot` of the file
     `share_path` (core/wire/shares.py). `ordered_at_s` is when its start was ordered, on the machine's monotonic clock
@@ -65,6 +66,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     log_path: str
     device_index: int = 0
     device_kind: Literal["cpu", "gpu"] = "cpu"
+    num_devices: int = 1
     num_threads: int = 1
     restore: Checkpoint | None = None
     lease_s: float = 30.0

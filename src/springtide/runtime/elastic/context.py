@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 import time
 import weakref
@@ -148,7 +147,7 @@ class ElasticContext:
         trainer: ShardTrainer,
         artifacts: ArtifactWriter,
         work_dir: Path,
-        device: torch.device,
+        devices: Sequence[torch.device],
         params: Mapping[str, str],
         store_url: str = "",
     ) -> None:
@@ -156,7 +155,7 @@ class ElasticContext:
         self._trainer = trainer
         self._artifacts = artifacts
         self._work_dir = work_dir
-        self._device = device
+        self._devices, self._device = list(devices), devices[0]
         self._params = dict(params)
         self._store_url = store_url
         self._is_prepared = False
@@ -202,8 +201,13 @@ class ElasticContext:
 
     @property
     def device(self) -> torch.device:
-        """The torch device of this worker."""
+        """The torch device of this worker; of several the first."""
         return self._device
+
+    @property
+    def devices(self) -> list[torch.device]:
+        """The torch devices of this worker, as many as `gpu` says."""
+        return list(self._devices)
 
     @property
     def loss(self) -> float | None:
@@ -232,7 +236,7 @@ class ElasticContext:
         if self._is_prepared:
             raise InvalidRequest("ctx.prepare() was called a second time; call it once, before the loop")
         self._is_prepared = True
-        self._prepared = prepared = prepared_arguments((model, optimizer, *objects), self._device)
+        self._prepared = prepared = prepared_arguments((model, optimizer, *objects), self._devices)
         self._trainer.attach(prepared.model, prepared.optimizers, prepared.objects, micro_batch or 0)
         return (*prepared.models, *prepared.optimizers, *prepared.objects)
 
@@ -483,16 +487,3 @@ def _part_ids(task: tuple[GlobalBatch, int, tuple[int, int]]) -> PartIds:
 def _state_dir_of(work_dir: Path) -> Path | None:
     """The platform's state directory if `work_dir` is <state>/workloads/<id>, else None."""
     return work_dir.parents[1] if work_dir.parent.name == "workloads" else None
-
-
-def cuda_or_cpu(device_kind: str, device_index: int) -> torch.device:
-    """The torch device of a worker. Raises InvalidRequest if it was given a GPU and torch sees none."""
-    if device_kind == "cpu":
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise InvalidRequest("this worker was given a GPU, but torch sees none; install a CUDA build of torch")
-    # With one visible device that device has index 0, whatever its index on the machine.
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    index = 0 if visible is not None and "," not in visible else device_index
-    torch.cuda.set_device(index)
-    return torch.device("cuda", index)

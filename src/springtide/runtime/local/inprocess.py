@@ -24,6 +24,7 @@ from springtide.runtime.elastic.steps.method import Flags, Reduced, parts_ahead
 from springtide.runtime.elastic.training_cursor import TrainingCursor
 from springtide.runtime.local.function_task import LocalResult, LossLines
 from springtide.runtime.models.named_tensors import TrainingState
+from springtide.runtime.process.devices import worker_devices
 from springtide.runtime.process.entry import as_function
 from springtide.storage.files import write_durable
 from springtide.storage.workloads.results import OUT_VARIABLE
@@ -227,10 +228,10 @@ def run_local(
     whatever the function raises.
     """
     began_s = time.monotonic()
-    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    worker = _OneWorker(job, device, _reporter(LossLines(job.name, write)))
+    devices = worker_devices("gpu" if torch.cuda.is_available() else "cpu", 0, job.devices_each)
+    worker = _OneWorker(job, devices[0], _reporter(LossLines(job.name, write)))
     chosen = (directory or Path("springtide-out") / job.name).absolute()
-    context = ElasticContext(worker, _DirectoryArtifacts(worker, chosen), chosen, device, job.params)
+    context = ElasticContext(worker, _DirectoryArtifacts(worker, chosen), chosen, devices, job.params)
     with _as_on_a_worker(job, chosen):
         seed_everything(job.seed)
         as_function(function)(context)

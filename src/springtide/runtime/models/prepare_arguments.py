@@ -33,12 +33,17 @@ class Prepared:
         return any(not any(optimizer is other for other in known) for optimizer in scheduled)
 
 
-def prepared_arguments(given: Sequence[Any], device: torch.device) -> Prepared:
-    """Sort the arguments, move models to the device, and call factories. Raises InvalidRequest."""
+def prepared_arguments(given: Sequence[Any], devices: Sequence[torch.device]) -> Prepared:
+    """Sort the arguments, move models to the first device, and call factories. Raises InvalidRequest.
+
+    A model of which a part is on one of the devices already stays where it is if there are several.
+    """
+    device = devices[0]
     left = list(given)
     models: list[torch.nn.Module] = []
     while left and isinstance(left[0], torch.nn.Module):
-        models.append(left.pop(0).to(device))
+        model = left.pop(0)
+        models.append(model if _is_placed(model, devices) else model.to(device))
     if not models:
         raise InvalidRequest(f"ctx.prepare() needs a torch.nn.Module, got {type(left[0]).__name__}")
     optimizers: list[torch.optim.Optimizer] = []
@@ -50,6 +55,10 @@ def prepared_arguments(given: Sequence[Any], device: torch.device) -> Prepared:
             raise InvalidRequest(f"ctx.prepare() got {len(models)} models and no optimizer for each of them")
         optimizers = [_built(factory, model) for factory, model in zip(factories, models, strict=True)]
     return Prepared(models, optimizers, [_object(item, optimizers, device) for item in left])
+
+
+def _is_placed(model: torch.nn.Module, devices: Sequence[torch.device]) -> bool:
+    return len(devices) > 1 and any(parameter.device in devices for parameter in model.parameters())
 
 
 def _built(factory: Callable[[Any], Any], model: torch.nn.Module) -> torch.optim.Optimizer:

@@ -85,7 +85,7 @@ def _measure(spec: ProfileSpec, files: MemberFiles) -> WorkerProfile:
     turns = turns_of(spec.local_batch_size, spec.num_iterations)
     on_progress = files.report_progress if spec.rank == 0 else lambda _: None
     steps = ProfiledSteps(turns, exchange, spec.rank, device, spec.seed, on_progress)
-    context = ElasticContext(steps, _DiscardedArtifacts(), Path(spec.directory), device, spec.params)
+    context = ElasticContext(steps, _DiscardedArtifacts(), Path(spec.directory), [device], spec.params)
     seed_everything(spec.seed)
     function = as_function(load_object(spec.entrypoint, "springtide_user_profiled"))
     seed_everything(spec.seed)

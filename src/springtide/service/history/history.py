@@ -158,7 +158,7 @@ class HistoryIndex:
         """Which workload held which device since `since_s`, and what happened. Deadlines to come are marks too."""
         with self._lock:
             intervals = [i for i in self._closed if i.end_s is None or i.end_s >= since_s]
-            intervals += self._open.values()
+            intervals += [each for interval in self._open.values() for each in interval.by_device()]
             marks = [mark for mark in self._marks if mark.at_s >= since_s]
             marks += [
                 Mark(at_s=track.deadline_s, workload_id=workload_id, kind="deadline", text=f"deadline of {track.name}")
@@ -397,6 +397,7 @@ class HistoryIndex:
             return
         self._open[action.replica_id] = Interval(
             device_id=action.device_id,
+            more_devices=action.more_devices,
             workload_id=workload_id,
             workload_name=track.name,
             workload_kind="job" if isinstance(action.workload, TrainingJob) else "service",
@@ -406,7 +407,7 @@ class HistoryIndex:
         )
         track.generation = max(track.generation, action.generation)
         why = f" ({action.reason})" if action.reason else ""
-        self._write(workload_id, "starting", f"starting {action.replica_id} on {action.device_id}{why}")
+        self._write(workload_id, "starting", f"starting {action.replica_id} on {', '.join(action.device_ids)}{why}")
 
     @_record.register
     def _(self, action: actions.StopReplica) -> None:
@@ -479,20 +480,9 @@ class HistoryIndex:
 
     def _close(self, replica_id: str) -> bool:
         interval = self._open.pop(replica_id, None)
-        if interval is None:
-            return False
-        self._closed.append(
-            Interval(
-                device_id=interval.device_id,
-                workload_id=interval.workload_id,
-                workload_name=interval.workload_name,
-                workload_kind=interval.workload_kind,
-                replica_id=replica_id,
-                start_s=interval.start_s,
-                end_s=self._at_s,
-            )
-        )
-        return True
+        if interval is not None:
+            self._closed.extend(interval.by_device(until_s=self._at_s))
+        return interval is not None
 
     def _lose(self, workload_id: str, replica_id: str, reason: str) -> None:
         if not self._close(replica_id):

@@ -77,6 +77,7 @@ class _Holder:
     is_job: bool
     device_id: DeviceId
     node_id: NodeId
+    more_devices: tuple[DeviceId, ...] = ()
 
 
 @dataclass(slots=True)
@@ -296,6 +297,7 @@ class PoolHistory:
             name=action.workload.name,
             is_job=isinstance(action.workload, TrainingJob),
             device_id=action.device_id,
+            more_devices=action.more_devices,
             node_id=node_id,
         )
 
@@ -419,7 +421,8 @@ class PoolHistory:
     def _note_size(self) -> None:
         if all(node.pool == "shared" == node.owner for node in self._nodes.values()):
             return
-        training = {holder.device_id for holder in self._held.values() if holder.is_job}
+        holders = [holder for holder in self._held.values() if holder.is_job]
+        training = {device for holder in holders for device in (holder.device_id, *holder.more_devices)}
         num_open = num_owned = 0
         for node in self._nodes.values():
             if node.owner != "training":

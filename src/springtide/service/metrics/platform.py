@@ -88,7 +88,7 @@ class PlatformCollector(Collector):
         )
         num_devices = sum(len(node.devices) for node in view.nodes)
         # A shared device counts once, however many replicas hold a part of it.
-        num_held = len({replica.device_id for record in records for replica in record.replicas})
+        num_held = len({device for record in records for replica in record.replicas for device in replica.device_ids})
         yield _by_label(
             "devices",
             "Devices that are held or free.",

@@ -24,7 +24,7 @@ from springtide.service.submission.experience import exact_evidence, experience_
 from springtide.service.submission.function_checks import check_container, check_functions, check_machines
 from springtide.service.submission.function_menus import menus_of, service_of
 from springtide.service.submission.schemas import JobIn, check_job, placed
-from springtide.service.submission.shares import check_share
+from springtide.service.submission.shares import check_devices
 from springtide.service.submission.submission import family_of, make_job
 
 # Quotes are computed one at a time, so that many callers do not slow down the control loop. A caller waits this long.
@@ -56,7 +56,7 @@ class LiveQuotes:
             def on_cluster() -> Quote:
                 check_machines(request)
                 job = make_job(request, job_id, entrypoint, snapshot.now_s, known)
-                check_share(view, job.share, job.min_workers, request.name)
+                check_devices(view, request, has_pods=self._platform.cluster() is not None)
                 found = quote(
                     snapshot,
                     self._platform.make_policy(),

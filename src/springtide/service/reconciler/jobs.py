@@ -45,7 +45,7 @@ _PODS = "its pods are made of it, and were made when the job began"
 _STARTED = "workers are started with it, and the job has begun"
 _WHY_FIXED: Mapping[str, str] = MappingProxyType(
     {
-        **dict.fromkeys(("container", "share", "deviceMemory"), _PODS),
+        **dict.fromkeys(("container", "share", "deviceMemory", "gpu"), _PODS),
         **dict.fromkeys(("grace", "checkpointEvery", "speeds", "stepProfile", "study"), _STARTED),
         "functions": "a job stays where it began, on pods or on functions",
         "workers": "a script's number of workers is fixed when the job begins",

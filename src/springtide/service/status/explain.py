@@ -120,9 +120,8 @@ def _held_up(record: JobRecord | ServiceRecord) -> list[str]:
 
 def _devices_seen(record: JobRecord | ServiceRecord) -> list[str]:
     """Which GPUs its replicas have found on their devices' places: there a device plugin chooses."""
-    found = [
-        f"{each.replica_id} on {each.device_id}: {each.device_seen}" for each in record.replicas if each.device_seen
-    ]
+    seen = [each for each in record.replicas if each.device_seen]
+    found = [f"{each.replica_id} on {', '.join(each.device_ids)}: {each.device_seen}" for each in seen]
     more = f"; and {len(found) - MAX_DEVICES_SEEN} more" if len(found) > MAX_DEVICES_SEEN else ""
     return [f"what its workers see as their GPU: {'; '.join(found[:MAX_DEVICES_SEEN])}{more}"] if found else []
 

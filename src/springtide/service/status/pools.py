@@ -128,7 +128,7 @@ def most_needed(view: ViewLike) -> int:
 
 
 def _held_by(records: Iterable[JobRecord | ServiceRecord]) -> frozenset[DeviceId]:
-    return frozenset(replica.device_id for record in records for replica in record.replicas)
+    return frozenset(device for record in records for replica in record.replicas for device in replica.device_ids)
 
 
 def _drain_status(drain: Drain | None) -> DrainStatus | None:

@@ -78,7 +78,8 @@ def _wanted(asked: Share, view: ViewLike) -> str:
     held: dict[str, list[Share | None]] = {device.device_id: [] for device in devices_of(view)}
     for record in _workloads(view):
         for replica in record.replicas:
-            held.setdefault(replica.device_id, []).append(replica.share)
+            for device_id in replica.device_ids:
+                held.setdefault(device_id, []).append(replica.share)
     loads = {device: load_of(shares) for device, shares in held.items()}
     rooms = [(1.0 - load.request, device) for device, load in loads.items() if not load.is_exclusive]
     if not rooms:

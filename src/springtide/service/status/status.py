@@ -328,7 +328,8 @@ def device_statuses(view: ViewLike) -> tuple[DeviceStatus, ...]:
     records: list[JobRecord | ServiceRecord] = [*view.jobs.values(), *view.services.values()]
     for record in records:
         for replica in record.replicas:
-            holders.setdefault(replica.device_id, []).append((record, replica))
+            for device_id in replica.device_ids:
+                holders.setdefault(device_id, []).append((record, replica))
     statuses = []
     for node in view.nodes:
         for device in node.devices:
@@ -451,6 +452,7 @@ def _replicas(replicas: tuple[ReplicaRecord, ...], ranks: Mapping[ReplicaId, int
         ReplicaStatus(
             replica_id=replica.replica_id,
             device_id=replica.device_id,
+            more_devices=replica.more_devices,
             state=replica.state.value,
             rank=ranks.get(replica.replica_id),
             started_at_s=replica.started_at_s,

@@ -290,6 +290,7 @@ if TYPE_CHECKING:
         layer_profile: LayerProfileIn | None
         stream: str
         share: ShareIn | None
+        devices_each: int
         study: str
         is_soft: bool
         waits: bool

@@ -1,14 +1,16 @@
-"""Shares in requests: a share that no device can hold is refused."""
+"""Shares of devices and several devices in requests: what no device or node can hold is refused."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from springtide.core.errors import Conflict
+from springtide.core.errors import Conflict, InvalidRequest
 from springtide.core.resources import Device
 from springtide.core.shares import Share, make_share
+from springtide.core.workload import DEVICES_EACH
 from springtide.service.ports import ViewLike
 from springtide.service.submission.option_models import ShareIn
+from springtide.service.submission.schemas import JobIn
 
 
 def share_of(given: ShareIn | None) -> Share | None:
@@ -38,6 +40,44 @@ def check_share(view: ViewLike, share: Share | None, num_devices: int, name: str
         raise Conflict(
             f"{name} needs {num_devices} workers at once, each with its share of a device of its own, and the platform "
             f"has {has}; ask for at most --workers {len(devices)}, or start it with more slots"
+        )
+
+
+def speed_text(request: JobIn) -> str:
+    """What of a worker's devices its speed depends on, as a part of what runs of one kind have in common."""
+    share, each = share_of(request.options.share), request.options.devices_each
+    if share is not None:
+        return f" {share.request:g} {share.limit:g}"
+    return f" {each} each" if each > 1 else ""
+
+
+def check_devices(view: ViewLike, request: JobIn, *, has_pods: bool) -> None:
+    """Refuse a job whose workers' shares, or several devices each, do not fit the devices that there are.
+
+    Raises InvalidRequest on Kubernetes, where a pod has one device so far, and Conflict.
+    """
+    each, name, least = request.options.devices_each, request.name, request.options.min_workers
+    check_share(view, share_of(request.options.share), least, name)
+    sizes = [len(node.devices) for node in view.nodes if node.functions is None]
+    if each == 1 or not sizes:
+        return
+    if has_pods:
+        raise InvalidRequest(
+            f"{name} asks for {each} devices for each worker, and on Kubernetes a worker is a pod with one; leave gpu "
+            "out, or run the job on a platform of one machine"
+        )
+    largest = max(sizes)
+    if each > largest:
+        fitting = [count for count in DEVICES_EACH if count <= largest]
+        raise Conflict(
+            f"{name} asks for {each} devices for each worker, all of one node, and the largest node here has "
+            f"{largest}; ask for at most --gpu {max(fitting, default=1)}, or start the platform with more slots"
+        )
+    most = sum(size // each for size in sizes)
+    if least > most:
+        raise Conflict(
+            f"{name} needs {least} workers of {each} devices at once, and the platform has room for {most}; ask for at "
+            f"most --workers {most}, or start it with more slots"
         )
 
 

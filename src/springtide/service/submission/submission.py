@@ -71,7 +71,7 @@ from springtide.service.submission.schemas import (
     check_service,
     placed,
 )
-from springtide.service.submission.shares import check_share, share_of
+from springtide.service.submission.shares import check_devices, check_share, share_of, speed_text
 from springtide.service.submission.unfinished import check_unfinished
 from springtide.storage.secrets import keep_secrets
 
@@ -129,7 +129,7 @@ class SubmissionService:
             request, place_reason = self._placed(request)
             # Planned before anything is written: a model with a layer that fits no function is refused here.
             menu = search = None
-            check_share(view, share_of(request.options.share), request.options.min_workers, request.name)
+            check_devices(view, request, has_pods=container is not None)
             if request.options.on == "functions":
                 menus = menus_of(
                     view,
@@ -465,9 +465,6 @@ def family_of(request: JobIn) -> str:
     other deadline makes it another one.
     """
     source = request.source
-    # On another share of a device it has another speed.
-    share = share_of(request.options.share)
-    size = "" if share is None else f" {share.request:g} {share.limit:g}"
     code = sources.identity_of(source)
     if not code:
         files = "".join(f"\0{name}\0{text}" for name, text in sorted(source.files.items()))
@@ -476,7 +473,7 @@ def family_of(request: JobIn) -> str:
         # The number of workers of a plain one cannot change, and often it cuts its batches and its steps by it.
         workers = source.library or str(request.options.max_workers)
         code += "".join(f"\0{argument}" for argument in (*source.args, workers))
-    return f"{request.name}-{digest(code + size)[:12]}"
+    return f"{request.name}-{digest(code + speed_text(request))[:12]}"
 
 
 def _refuse_ended(record: JobRecord, verb: str) -> None:

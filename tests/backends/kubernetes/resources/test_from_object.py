@@ -188,6 +188,7 @@ JOB_OPTIONS = {
     "step_profile": {"local_batch_size": 8, "forward_s": 0.1, "backward_s": 0.2, "update_s": 0.0, "buckets": []},
     "share": {"request": 0.3, "limit": 0.6, "memory_mb": 4000},
     "study": "s1",
+    "devices_each": 4,
 }
 ON_FUNCTIONS = {
     "on": "functions",

@@ -29,3 +29,9 @@ def test_halves_travel_as_floats_and_doubles_for_themselves():
     cut = buckets_of([halves, doubles, parameter(1)])
     assert [bucket.dtype for bucket in cut] == [torch.float32, torch.float64, torch.float32]
     assert not any(bucket.is_in_place for bucket in cut)
+
+
+def test_parameters_on_different_devices_do_not_share_a_bucket():
+    here = [torch.empty(4) for _ in range(2)]
+    cut = buckets_of([*here, *[torch.empty(4, device="meta") for _ in range(2)]])
+    assert [[each.device.type for each in bucket.parameters] for bucket in cut] == [["meta"] * 2, ["cpu"] * 2]

@@ -47,7 +47,9 @@ def buckets_of(parameters: Sequence[torch.Tensor]) -> list[Bucket]:
         if num_bytes >= _IN_PLACE_BYTES and parameter.dtype == dtype:
             buckets.append(Bucket(dtype, [parameter], num_bytes, is_in_place=True))
             continue
-        if small is None or small.dtype != dtype or small.num_bytes + num_bytes > limit:
+        # A model of a worker with several devices may lie on all of them.
+        fits = small is not None and (small.dtype, small.parameters[0].device) == (dtype, parameter.device)
+        if small is None or not fits or small.num_bytes + num_bytes > limit:
             limit = _FIRST_BUCKET_BYTES if small is None else _BUCKET_BYTES
             small = Bucket(dtype)
         else:
