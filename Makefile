@@ -48,8 +48,8 @@ demo: setup
 	$(BIN)/python examples/demo.py
 
 check: setup
-	$(BIN)/ruff format --check src studies tests examples
-	$(BIN)/ruff check src studies tests examples
+	$(BIN)/ruff format --check src studies tests examples benchmarks
+	$(BIN)/ruff check src studies tests examples benchmarks
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(PYTEST) tests/test_tidy.py

@@ -34,7 +34,7 @@ from springtide.backends.functions.providers.aws import emulator_provider
 from springtide.client.api import Client, connect
 from springtide.client.functions import job_request
 from springtide.client.goals import TrainOptions
-from springtide.client.source import read_source
+from springtide.client.sources.source import read_source
 from springtide.core import events
 from springtide.core.actions import EndJob, ResizeJob, StartReplica, StopReplica
 from springtide.core.errors import SpringtideError

@@ -84,6 +84,19 @@ def test_modules_named_in_images_charts_and_targets_exist() -> None:
     assert not lost, lost
 
 
+def test_what_scripts_beside_the_packages_import_exists() -> None:
+    """Nothing else runs all of them: some take an hour, or a GPU."""
+    lost = {
+        (path.name, f"{node.module}.{alias.name}")
+        for path in [*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "examples").rglob("*.py")]
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0].startswith("springtide")
+        for alias in node.names
+        if not leads_somewhere(f"{node.module}.{alias.name}")
+    }
+    assert not lost, lost
+
+
 OFFERED = tomllib.loads((ROOT / "studies" / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
 
 
