@@ -8,7 +8,7 @@ than planned is bounded by these, and the policy is asked again, so that others 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -35,7 +35,7 @@ def whole_workers(ask: Callable[[Snapshot], Plan], snapshot: Snapshot) -> Plan:
         if not lowered:
             break
         caps |= lowered
-        told |= {who: _no_node(wide[who], _most_free(snapshot)) for who, count in lowered.items() if not count}
+        told |= {who: _no_node(wide[who], _free(snapshot)) for who, count in lowered.items() if not count}
     for who, why in told.items():
         goal = wide[who].job.goal
         if goal.is_hard and not goal.waits and wide[who].promise.admitted_at_s is None and who not in fitted.given:
@@ -49,15 +49,25 @@ def _too_wide(view: JobView, widest: int) -> str:
     return f"no node has {each} devices, which each of its workers needs; the largest has {widest}"
 
 
-def _no_node(view: JobView, most: int) -> str:
+def _no_node(view: JobView, free: Sequence[int]) -> str:
     each = view.job.devices_each
-    return f"no node has {each} devices for a worker beside what stronger claims hold; the most that are free is {most}"
+    least, room = view.bounds.min_workers // each, sum(num // each for num in free)
+    if least > 1:
+        return (
+            f"its {least} workers need {each} devices each, of one node; there is room for {room} of them beside what "
+            "stronger claims hold"
+        )
+    return (
+        f"no node has {each} devices for a worker beside what stronger claims hold; the most that are free is "
+        f"{max(free, default=0)}"
+    )
 
 
-def _most_free(snapshot: Snapshot) -> int:
+def _free(snapshot: Snapshot) -> list[int]:
+    """How many devices none holds, on each node that jobs may have."""
     held = {device for given in snapshot.allocations.values() for device in given.device_ids}
     nodes = [node for node in snapshot.cluster.machines.nodes if admits(node.pool, is_job=True)]
-    return max((sum(device.device_id not in held for device in node.devices) for node in nodes), default=0)
+    return [sum(device.device_id not in held for device in node.devices) for node in nodes]
 
 
 def _shown(snapshot: Snapshot, wide: Mapping[WorkloadId, JobView], caps: Mapping[WorkloadId, int]) -> Snapshot:

@@ -263,12 +263,17 @@ def with_devices(workload: Workload, rng: np.random.Generator, nodes: Sequence[N
         widths = [len(node.devices) for node in nodes if node.owner == "training"]
     widest = max(widths)
     requests = []
+    most_of: dict[WorkloadId, int] = {}
     for request in workload.requests:
         event = request.event
+        if isinstance(event, ScaleRequested) and event.workload_id in most_of:
+            most = most_of[event.workload_id]
+            low, high = min(event.minimum, most), min(event.maximum, most)
+            event = msgspec.structs.replace(event, minimum=low, maximum=high)
         if isinstance(event, JobSubmitted):
             job, each, has_several = event.job, int(rng.choice([2, 2, 4])), bool(rng.random() < 0.5)
             if has_several and (each <= widest or rng.random() < 0.1):
-                most = max(1, min(job.max_workers, sum(width // each for width in widths)))
+                most = most_of[job.job_id] = max(1, min(job.max_workers, sum(width // each for width in widths)))
                 job = msgspec.structs.replace(
                     job,
                     devices_each=each,
