@@ -73,6 +73,12 @@ def test_workers_with_several_devices_hold_whole_ones_of_one_node(seed: int, pol
     assert not result.violation, f"{result.violation}: reproduce with\n    {result.command}\n{result.detail}"
 
 
+@pytest.mark.parametrize("seed", [50035, 50049])
+def test_workers_with_several_devices_keep_their_promises_where_nothing_goes_wrong(seed: int) -> None:
+    result = run_seed(seed, "springtide", has_devices=True, has_promises=True, num_faults=0.0)
+    assert not result.violation, f"{result.violation}: {result.command} --faults 0\n{result.detail}"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "first",

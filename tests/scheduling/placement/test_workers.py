@@ -83,6 +83,29 @@ def test_a_worker_that_is_there_is_kept_whole_by_an_exchange() -> None:
     assert planned(snapshot, a=("n0/0", "n0/1"), b=("n0/2", "n0/3")) == {"a": ("n0/0", "n0/2"), "b": ("n0/1", "n0/3")}
 
 
+def test_what_is_new_gets_a_device_of_another_node_where_a_worker_needs_the_one_that_it_was_to_have() -> None:
+    snapshot = seen(*[events.JobSubmitted(job=job(name, each)) for name, each in (("a", 2), ("b", 1))], nodes=(3, 3))
+    snapshot = holding(snapshot, a=("n0/0", "n0/1", "n1/2", "n1/0"))
+    wish = {"a": ("n0/0", "n0/1", "n0/2", "n1/2"), "b": ("n1/0",)}
+    assert planned(snapshot, **wish) == {"a": ("n0/0", "n0/1", "n1/2", "n1/0"), "b": ("n0/2",)}
+
+
+def test_a_job_that_needs_several_workers_is_told_how_many_there_is_room_for() -> None:
+    jobs = [events.JobSubmitted(job=job(name, each, min_workers=2)) for name, each in (("a", 2), ("b", 1))]
+    snapshot = holding(seen(*jobs, nodes=(3, 3)), b=("n0/0", "n0/1"))
+    plan = whole_workers(Wanted(a=("n0/2", "n1/0", "n1/1", "n1/2"), b=("n0/0", "n0/1")).decide, snapshot)
+    why = "its 2 workers need 2 devices each, of one node; there is room for 1 of them beside what stronger claims hold"
+    assert plan.no_room == {"a": why}
+
+
+def test_a_device_has_no_price_where_a_job_was_bounded() -> None:
+    def priced(shown: Snapshot) -> Plan:
+        return replace(Wanted(a=("n0/0", "n0/1", "n0/2", "n1/0")).decide(shown), price_s=0.0, prices_s={"cpu": 0.0})
+
+    snapshot = seen(events.JobSubmitted(job=job("a")), nodes=(3, 1))
+    assert (whole_workers(priced, snapshot).price_s, whole_workers(priced, snapshot).prices_s) == (None, {})
+
+
 def test_the_policy_is_asked_again_without_a_job_that_has_no_node() -> None:
     snapshot = seen(*[events.JobSubmitted(job=job(name, each)) for name, each in (("a", 2), ("b", 1))], nodes=(2, 2))
     snapshot = holding(snapshot, b=("n0/0", "n1/0"))

@@ -41,7 +41,9 @@ def whole_workers(ask: Callable[[Snapshot], Plan], snapshot: Snapshot) -> Plan:
         if goal.is_hard and not goal.waits and wide[who].promise.admitted_at_s is None and who not in fitted.given:
             refused[who] = Refusal(reason=why)
     waiting = {who: why for who, why in told.items() if who not in fitted.given and who not in refused}
-    return fitted.plan(refused, waiting)
+    plan = fitted.plan(refused, waiting)
+    # What a device is worth to those that were bounded was not asked.
+    return replace(plan, price_s=None, prices_s={}) if caps else plan
 
 
 def _too_wide(view: JobView, widest: int) -> str:
@@ -115,10 +117,7 @@ class _Fitted:
         if refused:
             admitted = {who: at_s for who, at_s in plan.admitted.items() if who not in refused}
             plan = replace(plan, rejected={**plan.rejected, **refused}, admitted=admitted)
-        if not waiting:
-            return plan
-        # What a device is worth to those that wait was not asked.
-        return replace(plan, no_room={**plan.no_room, **waiting}, price_s=None, prices_s={})
+        return replace(plan, no_room={**plan.no_room, **waiting}) if waiting else plan
 
     def _workers_there(self, who: WorkloadId) -> list[Worker]:
         """The workers that the job has now, in rank order, without those on lost nodes."""
@@ -156,11 +155,13 @@ class _Fitted:
 
     def _complete(self, who: WorkloadId, worker: Worker, left: dict[DeviceId, None]) -> bool:
         """Keep a worker that is there whole, and take it out of `left`. What others are to have of it goes to them only
-        if they have it now or hold parts; else they get another device of this job on the node for it."""
+        if they have it now or hold parts; else they get another device of this job for it, if there is one on a node
+        like this one."""
         missing = [device for device in worker if device not in left]
         others = {device: self._user_of[device] for device in missing if device in self._user_of}
         home = self._node_of[worker[0]]
-        spare = [device for device in left if device not in worker and self._node_of[device] == home]
+        spare = [device for device in left if device not in worker and self._is_like(home, self._node_of[device])]
+        spare.sort(key=lambda device: self._node_of[device] == home)
         if len(spare) < len(others) or any(not self._may_swap(device, user) for device, user in others.items()):
             return False
         for device, user in others.items():
@@ -171,6 +172,14 @@ class _Fitted:
             left.pop(device, None)
             self._user_of[device] = who
         return True
+
+    def _is_like(self, home: NodeId, other: NodeId) -> bool:
+        """Whether a device of the other node does as well for what was to have one of this node."""
+        cluster, moving = self._snapshot.cluster, self._snapshot.drains.keys() | self._plan.pools.keys()
+        if home == other or cluster.has_rooms or not moving.isdisjoint((home, other)):
+            return home == other
+        one, two = (next(node for node in cluster.nodes if node.node_id == each) for each in (home, other))
+        return one.pool == two.pool and one.devices[0].accelerator == two.devices[0].accelerator
 
     def _may_swap(self, device: DeviceId, user: WorkloadId) -> bool:
         return self._held_by.get(device) != user and user not in self._wide and self.given[user].share is None
