@@ -18,7 +18,7 @@ import msgspec
 
 from springtide.client.api import Client
 from springtide.client.sources.source import SourceFile
-from springtide.control.losses import CRASH_WINDOW_S, MAX_CRASHES
+from springtide.control.losses import CRASH_WINDOW_S
 from springtide.core.errors import BackendError, InvalidRequest, SpringtideError
 from springtide.core.workload import JobState
 from springtide_studies.chaos import checks
@@ -41,6 +41,7 @@ RECOVERY_LIMIT_S = 120.0
 _END_LIMIT_S = 300.0
 _LONGEST_PAUSE_S = 2.0
 _LOOK_S = 0.05
+_MOST_AT_REPLICAS = 3
 AT_REPLICAS = ("replica killed", "replica stopped")
 
 
@@ -232,7 +233,7 @@ class ChaosRun:
             pause_s, own = self.rng.uniform(0.1, _LONGEST_PAUSE_S), random.Random(self.rng.random())
             time.sleep(pause_s)
             at = time.monotonic()
-            if times.kind in AT_REPLICAS and self._num_at_replicas(at) >= MAX_CRASHES - 1:
+            if times.kind in AT_REPLICAS and self._num_at_replicas(at) >= _MOST_AT_REPLICAS:
                 continue
             try:
                 hit = FAULTS[times.kind].inject(self.platform, own)
