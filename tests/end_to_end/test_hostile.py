@@ -326,7 +326,8 @@ def test_restarts_with_other_slots_and_policies_and_kills_between_states(platfor
     time.sleep(0.05)
     platform.kill()
     platform.start()
-    ended(platform, job_id, "SUCCEEDED")
+    # 480 steps of 0.2 s with three workers, most of which may still be to do.
+    ended(platform, job_id, "SUCCEEDED", timeout_s=240.0)
     assert_exactly_once(platform.workload(job_id), num_samples=96, batch=16, num_epochs=80)
     loading = platform.submit("loading", text=SLOW_IMPORT)
     platform.wait_job(loading, states=("STARTING",))

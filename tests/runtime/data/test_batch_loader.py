@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import multiprocessing
 import os
 import random
 import time
@@ -27,7 +28,14 @@ from torch.utils.data.distributed import DistributedSampler
 
 from springtide.core.errors import InvalidRequest
 from springtide.runtime.data import batch_loader
-from springtide.runtime.data.batch_loader import BatchLoader, PartIds, SampleError, is_plain, order_of
+from springtide.runtime.data.batch_loader import (
+    BatchLoader,
+    LoaderProcessLost,
+    PartIds,
+    SampleError,
+    is_plain,
+    order_of,
+)
 
 CPU = torch.device("cpu")
 
@@ -161,6 +169,40 @@ def test_errors_of_samples_name_what_was_wrong(opened):
         )
     with pytest.raises(KeyError, match="sample 63 is damaged"):
         opened(DataLoader(Noisy(), batch_size=4)).fetch(PartIds(0, (63,)), lambda: iter(parts(1, 63, 64)))
+
+
+class Unreachable(Dataset):
+    def __getitem__(self, index):
+        raise ConnectionResetError("the file server went away")
+
+    def __len__(self):
+        return 8
+
+
+class Dying:
+    """What a loader's iterator does between the death of its process and its exit."""
+
+    def __init__(self):
+        self._workers = [multiprocessing.get_context("fork").Process(target=self._die)]
+        self._workers[0].start()
+
+    def _die(self):
+        time.sleep(0.3)
+        os._exit(9)
+
+    def __next__(self):
+        assert self._workers[0].exitcode is None
+        raise ConnectionResetError(104, "Connection reset by peer")
+
+
+def test_a_process_that_dies_while_it_hands_over_samples_is_not_an_error_of_the_dataset(opened):
+    loader = opened(DataLoader(Unreachable(), batch_size=4, num_workers=1))
+    with pytest.raises(SampleError, match="the file server went away"):
+        loader.fetch(PartIds(0, (1,)), lambda: iter(parts(1, 1, 2)))
+    loader._begin_anew(iter(parts(1, 1, 2)))
+    loader._fetched = Dying()
+    with pytest.raises(LoaderProcessLost, match="exit code 9"):
+        loader._next()
 
 
 @dataclasses.dataclass

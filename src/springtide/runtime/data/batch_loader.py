@@ -16,6 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from multiprocessing.connection import wait
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -157,7 +158,11 @@ class BatchLoader:
             raise
         except Exception as error:
             if self._has_processes:
-                codes = [process.exitcode for process in self._fetched._workers]  # type: ignore[attr-defined]
+                processes = self._fetched._workers  # type: ignore[attr-defined]
+                if isinstance(error, ConnectionError | EOFError) and not str(error).startswith("Caught "):
+                    # Its pipe closes before its exit is known; what the dataset raised begins with "Caught".
+                    wait([process.sentinel for process in processes], timeout=5.0)
+                codes = [process.exitcode for process in processes]
                 if any(codes):
                     raise LoaderProcessLost(
                         f"a process that loads samples ended (exit code {next(filter(None, codes))}); if it was killed "
