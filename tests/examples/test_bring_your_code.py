@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     blocks = re.findall(r"(?m)^    # (\w+\.py)\n((?:    .*\n|\n)+)", PAGE.read_text(encoding="utf-8"))
     for name, text in blocks:
         (found / name).write_text(textwrap.dedent(text), encoding="utf-8")
-    assert len(blocks) == 7
+    assert len(blocks) == 9
     return found
 
 
@@ -41,8 +43,11 @@ def terminal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
         typed.type("down")
 
 
-@pytest.mark.parametrize("name", ["classifier", "language", "gan"])
-def test_the_program_as_it_was(folder, name):
+@pytest.mark.parametrize(
+    ("name", "last_epoch"), [("classifier", 2), ("language", 2), ("gan", 2), ("digits", 8), ("causal", 4)]
+)
+def test_the_program_as_it_was(folder, name, last_epoch):
+    _skip_without_libraries(name)
     done = subprocess.run(
         [sys.executable, f"{name}.py"],
         cwd=folder,
@@ -52,7 +57,7 @@ def test_the_program_as_it_was(folder, name):
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
-    assert "epoch 2" in done.stdout
+    assert f"epoch {last_epoch}" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -64,17 +69,48 @@ def test_the_program_as_it_became(terminal, folder, name, epochs, num_steps, mos
     # Longer than on the page, so that there is time for a resize.
     path.write_text(path.read_text().replace("3 * 23", f"{epochs} * 23"))
     job_id = terminal.ask("run", str(path), "--epochs", str(epochs), "--detach")["job_id"]
+    status = _shrunk_to_its_end(terminal, job_id)
+    assert (status["step"], status["total_steps"]) == (num_steps, num_steps)
+    assert status["loss"] < most_loss
+    if name == "classifier":
+        assert status["metrics"]["accuracy"] > 0.6
+
+
+@pytest.mark.parametrize(
+    ("name", "few", "epochs", "num_steps", "most_loss"),
+    [("digits", 8, 60, 60 * 46, 0.5), ("causal", 4, 30, 30 * 16, 3.0)],
+)
+def test_an_unchanged_program_of_a_library(terminal, folder, name, few, epochs, num_steps, most_loss):
+    _skip_without_libraries(name)
+    # The page's program, longer; nothing else of it differs.
+    text = (folder / f"{name}.py").read_text()
+    assert text.count(f"epochs={few}") == 1
+    path = folder / f"{name}_longer.py"
+    path.write_text(text.replace(f"epochs={few}", f"epochs={epochs}"))
+    job_id = terminal.ask("run", str(path), "--workers", "1..2", "--detach")["job_id"]
+    status = _shrunk_to_its_end(terminal, job_id)
+    assert status["library"] == ("lightning" if name == "digits" else "transformers")
+    assert (status["step"], status["total_steps"]) == (num_steps, num_steps)
+    assert status["loss"] < most_loss
+    assert f"epoch {epochs}" in terminal.type("logs", job_id)
+
+
+def _shrunk_to_its_end(terminal: Terminal, job_id: str) -> dict[str, Any]:
+    """The status of a job on two workers that has one less from its first steps on, and has succeeded."""
     while terminal.ask("status", job_id)["step"] < 1:
         time.sleep(0.05)
     terminal.type("scale", job_id, "1")
     while (status := terminal.ask("status", job_id))["state"] not in ("SUCCEEDED", "FAILED"):
         time.sleep(0.2)
     assert status["state"] == "SUCCEEDED", status["reason"]
-    assert (status["step"], status["total_steps"], status["num_restarts"]) == (num_steps, num_steps, 0)
-    assert status["num_resizes"] == 1
-    assert status["loss"] < most_loss
-    if name == "classifier":
-        assert status["metrics"]["accuracy"] > 0.6
+    assert (status["num_resizes"], status["num_restarts"]) == (1, 0)
+    return status
+
+
+def _skip_without_libraries(name: str) -> None:
+    for package in {"digits": ["lightning"], "causal": ["transformers", "accelerate"]}.get(name, []):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
 
 
 def test_a_script_that_reports(terminal, folder):
