@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from springtide.cli.main import COMMANDS, cli
 from springtide.cli.session import Session
 from springtide.core.errors import BackendError, InvalidRequest
+from springtide.core.options import library_versions
 from springtide.core.status.platform import JobStatus, ServiceStatus
 
 Run = Callable[..., Result]
@@ -297,6 +298,27 @@ def test_a_script_whose_loop_a_library_runs_may_have_a_range_of_workers(
         _, asked = client.calls[-1]
         assert (asked["source"].kind, asked["source"].library) == ("script", library)
     assert (client.calls[0][1]["options"]["min_workers"], client.calls[0][1]["options"]["max_workers"]) == (1, 3)
+
+
+@pytest.mark.parametrize("command", ["run", "quote"])
+def test_a_library_of_a_release_that_is_not_tested_is_warned_of(
+    springtide: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    installed = {"lightning": "2.7.0"}
+    monkeypatch.setattr(library_versions.importlib.metadata, "version", lambda package: installed.get(package, "2.6.0"))
+    path = tmp_path / "program.py"
+    path.write_text("import lightning as L\nL.Trainer().fit(model)\n", encoding="utf-8")
+    told = "lightning 2.7.0 is not tested for resizing in place; tested: 2.6.*"
+    (tmp_path / "needed.txt").write_text("lightning==2.6.1\n", encoding="utf-8")
+    own = ["--requirements", str(tmp_path / "needed.txt")]
+    for flags, is_told in (
+        (["--workers", "1..2"], True),
+        (["--workers", "1"], False),
+        (["--workers", "1..2", *own], False),
+    ):
+        assert (told in springtide(command, str(path), *flags).output) is is_told
+    installed["lightning"] = "2.6.6"
+    assert told not in springtide(command, str(path), "--workers", "1..2").output
 
 
 def test_deploy_prints_how_to_call_it(

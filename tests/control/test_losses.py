@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from springtide.control.controller import Controller
+from springtide.control.journal.memory import MemoryJournal
+from springtide.control.loop import verify
 from springtide.control.records import ReplicaState, ServiceState
 from springtide.core import events
 from springtide.core.containers import ContainerSettings
+from springtide.core.resources import make_node
 from springtide.core.workload import Entrypoint, JobState
+from springtide.scheduling.policies.fifo import Fifo
 
 OLD, NEW = Entrypoint(source_path="old.py"), Entrypoint(source_path="new.py")
 
@@ -18,6 +23,55 @@ def served(stage, name: str = "s"):
 
 def stopped(stage, name: str, number: int) -> list[str]:
     return stage.tell(events.ReplicaStopped(workload_id=name, replica_id=f"{name}.{number}"))
+
+
+def cannot_be_resized(stage, generation: int) -> list[str]:
+    told = "lightning 2.7.0 is not tested for resizing in place; tested: 2.6.*"
+    return stage.tell(events.JobFailed(job_id="a", generation=generation, error=told, is_fixed_size=True))
+
+
+PROGRAM = Entrypoint(source_path="train.py", kind="script", library="lightning")
+
+
+def test_a_library_that_cannot_be_resized_there_runs_as_a_plain_script_with_one_worker(stage, job):
+    stage.want(a="01")
+    stage.tell(events.JobSubmitted(job=job("a", entrypoint=PROGRAM, min_workers=2)), at_s=1.0)
+    stage.want(a="0")
+    assert sorted(cannot_be_resized(stage, 1)) == ["stop a.0", "stop a.1"]
+    # The other worker says the same; one of an older generation would not count.
+    assert cannot_be_resized(stage, 1) == []
+    stopped(stage, "a", 1)
+    assert stopped(stage, "a", 0) == ["start a.2 on n/0 g2"]
+    record = stage.job("a")
+    assert (record.bounds.min_workers, record.bounds.max_workers, record.job.elastic) == (1, 1, False)
+    assert record.job.entrypoint.is_plain_script
+    assert record.bounds.fixed_reason.startswith("lightning 2.7.0")
+    assert (record.restarts.num_restarts, record.restarts.crashes_at_s) == (0, ())
+    assert stage.ready("a", 2) == ["resize a g2 to a.2"]
+
+
+def test_a_job_that_is_held_to_one_worker_is_replayed(job):
+    controller, journal = Controller(Fifo()), MemoryJournal()
+    happened = (
+        [events.NodeJoined(node=make_node("n", 4)), events.JobSubmitted(job=job("a", entrypoint=PROGRAM))],
+        [events.JobFailed(job_id="a", generation=1, error="not tested", is_fixed_size=True)],
+        [events.ReplicaStopped(workload_id="a", replica_id=f"a.{number}") for number in range(4)],
+        [],
+    )
+    for at_s, each in enumerate(happened, start=1):
+        journal.append(controller.step(float(at_s), each))
+    assert [replica.replica_id for replica in controller.state.jobs["a"].replicas] == ["a.4"]
+    assert all(verify(Controller(Fifo()), journal, is_cold=is_cold) == 4 for is_cold in (False, True))
+    restored = Controller(Fifo())
+    for _, step in journal.read():
+        restored.restore(step)
+    assert restored.state.jobs == controller.state.jobs
+
+
+def test_a_program_that_has_trained_is_not_begun_anew_where_its_library_cannot_be_resized(stage):
+    stage.running("a", "0", entrypoint=PROGRAM)
+    assert cannot_be_resized(stage, 1) == ["end a FAILED", "stop a.0"]
+    assert stage.job("a").bounds.fixed_reason == ""
 
 
 def at_wakeup(stage) -> list[str]:

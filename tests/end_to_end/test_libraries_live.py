@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,6 +50,29 @@ def submit(platform: LivePlatform, **options: Any) -> str:
     source = {"filename": "train.py", "text": PROGRAM, "kind": "script", "library": "lightning"}
     body = {"name": "program", "source": source, "options": {"max_restarts": 3, "max_workers": 2, **options}}
     return str(platform.request("POST", "/v1/jobs", body)["job_id"])
+
+
+def test_a_release_that_is_not_tested_runs_with_one_worker(platform: LivePlatform, tmp_path: Path) -> None:
+    # A stand-in for another release: the installed one, under a version that metadata of ours give it.
+    about = tmp_path / "stand-in" / "lightning-2.7.0.dist-info" / "METADATA"
+    about.parent.mkdir(parents=True)
+    about.write_text("Metadata-Version: 2.1\nName: lightning\nVersion: 2.7.0\n", encoding="utf-8")
+    platform.start(policy="springtide", env={"PYTHONPATH": str(about.parent.parent)})
+    job_id = submit(platform, min_workers=2)
+    told = "it runs with one worker: lightning 2.7.0 is not tested for resizing in place; tested: 2.6.*"
+    wait_for(lambda: platform.job(job_id)["state"] == "RUNNING", 120.0, "a start with one worker")
+    status = platform.job(job_id)
+    assert (status["num_workers"], status["max_workers"], status["library"]) == (1, 1, "")
+    assert told in status["reason"]
+    assert told in platform.request("GET", f"/v1/workloads/{job_id}/why")["reason"]
+    with pytest.raises(AssertionError, match=r"has one worker until it ends: lightning 2\.7\.0"):
+        platform.request("POST", f"/v1/workloads/{job_id}/scale", {"minimum": 1, "maximum": 2})
+    assert platform.wait_job(job_id, 180.0)["state"] == "SUCCEEDED"
+    status = platform.job(job_id)
+    assert (status["num_restarts"], status["num_resizes"]) == (0, 0)
+    logs = "".join(path.read_text() for path in (platform.workload(job_id) / "logs").iterdir())
+    assert "lightning 2.7.0 is not tested for resizing in place" in logs
+    assert list((platform.workload(job_id) / "artifacts").glob("**/*.ckpt"))
 
 
 def test_a_library_program_is_a_job_like_a_training_function(platform: LivePlatform) -> None:

@@ -15,7 +15,7 @@ from springtide.control.records import (
     StateReason,
     WorkloadRecord,
 )
-from springtide.core.events import JobStalled
+from springtide.core.events import JobFailed, JobStalled
 from springtide.core.job_parts import JobProgress, NodeRefusal
 from springtide.core.quantities import format_duration
 from springtide.core.resources import NodeId
@@ -55,6 +55,24 @@ def all_lost(record: JobRecord, starts_at_s: float, reason: str) -> JobRecord:
         group=record.group.dissolved(),
         restarts=replace(record.restarts, starts_at_s=starts_at_s),
     )
+
+
+def failed(record: JobRecord, event: JobFailed, now_s: float) -> JobRecord:
+    """The job when its code has raised; or a plain script with one worker, if its library cannot be resized in place.
+
+    That is begun anew, which only a job without a state can be. No crash is charged, since nothing of it has run.
+    """
+    if not event.is_fixed_size:
+        return ended(record, JobState.FAILED, event.error)
+    if record.bounds.fixed_reason:
+        # Another of the workers that are stopped says the same.
+        return record
+    if record.group.state_holders or record.saved.checkpoint is not None:
+        return ended(record, JobState.FAILED, event.error)
+    entrypoint = replace(record.job.entrypoint, library="")
+    job = replace(record.job, entrypoint=entrypoint, elastic=False, min_workers=1, max_workers=1)
+    bounds = replace(record.bounds, min_workers=1, max_workers=1, fixed_reason=event.error)
+    return all_lost(replace(record, job=job, bounds=bounds), now_s, "starts again as a plain script")
 
 
 def count_loss(record: JobRecord, reason: str, now_s: float, *, is_fault: bool) -> JobRecord:

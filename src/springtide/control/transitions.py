@@ -29,6 +29,7 @@ from springtide.control.learnt import progress_of_group, record_change_time, wit
 from springtide.control.losses import (
     diverged,
     drop_replica,
+    failed,
     is_expected_to_exit,
     is_outside_groups,
     lose_replica,
@@ -445,9 +446,7 @@ def _(event: events.JobFinished, state: PlatformState, now_s: float) -> None:
 def _(event: events.JobFailed, state: PlatformState, now_s: float) -> None:
     record = _current(state, event.job_id, event.generation)
     if record is not None and record.lifecycle.outcome is None:
-        state.jobs[event.job_id] = replace(
-            record, lifecycle=replace(record.lifecycle, outcome=JobState.FAILED, outcome_reason=event.error)
-        )
+        state.jobs[event.job_id] = failed(record, event, now_s)
 
 
 @apply_event.register

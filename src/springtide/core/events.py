@@ -282,11 +282,16 @@ class JobFinished(_Event, frozen=True, kw_only=True):
 
 
 class JobFailed(_Event, frozen=True, kw_only=True):
-    """The user's code raised. `error` is one sentence, the traceback is in the logs."""
+    """The user's code raised. `error` is one sentence, the traceback is in the logs.
+
+    With `is_fixed_size` it has not run: as installed where its worker is, its library cannot be resized in place, for
+    the reason `error`. A job without a state of its own then starts again as a plain script with one worker.
+    """
 
     job_id: WorkloadId
     generation: int
     error: str
+    is_fixed_size: bool = False
 
 
 class UsageReported(_Event, frozen=True, kw_only=True):

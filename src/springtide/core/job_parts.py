@@ -58,6 +58,7 @@ class JobBounds(msgspec.Struct, frozen=True, kw_only=True):
     """What the owner allows now: how many workers, and whether the job runs at all.
 
     `pause_reason` says why the job was paused, if not by its owner. `num_edits` counts changes of its goal.
+    `fixed_reason` says why it has one worker although it was submitted for a range.
     """
 
     min_workers: int
@@ -65,6 +66,7 @@ class JobBounds(msgspec.Struct, frozen=True, kw_only=True):
     is_paused: bool = False
     pause_reason: str = ""
     num_edits: int = 0
+    fixed_reason: str = ""
 
 
 class DeadlinePromise(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from springtide.core.errors import StorageError
+from springtide.core.options.library_versions import untested_package
 from springtide.core.wire.workers import (
     Failed,
     FenceOrder,
@@ -97,6 +98,8 @@ def _run_trainer(spec: WorkerSpec, link: ControlLink, entrypoint: Entrypoint) ->
         seed_everything(job.seed)
         enter_job(spec)
         if entrypoint.library:
+            if told := untested_package(entrypoint.library):
+                return _cannot_be_resized(spec, link, told)
             run_program(trainer, entrypoint)
             return _end(trainer, spec)
         function = as_function(load_object(entrypoint, f"springtide_user_{os.getpid()}"))
@@ -167,6 +170,15 @@ def _fail(spec: WorkerSpec, link: ControlLink, generation: int, error: Exception
     sys.stderr.flush()
     sentence = describe_error(error, spec.workload.entrypoint.source_path)
     seq = link.send(Failed(generation=generation or spec.generation, error=sentence))
+    link.wait_acknowledged(seq, spec.lease_s)
+    return 1
+
+
+def _cannot_be_resized(spec: WorkerSpec, link: ControlLink, told: str) -> int:
+    """Ask for a start of the program as a plain script on one worker; no report is made of a failure of its own."""
+    sys.stderr.write(f"springtide: {told}; it runs as a plain script with one worker\n")
+    sys.stderr.flush()
+    seq = link.send(Failed(generation=spec.generation, error=told, is_fixed_size=True))
     link.wait_acknowledged(seq, spec.lease_s)
     return 1
 

@@ -265,7 +265,12 @@ class Reports(Generic[Handle]):
             return
         replica.has_failed = True
         generation = max(report.generation, self._generation_of(replica))
-        event = JobFailed(job_id=replica.workload_id, generation=generation, error=report.error)
+        event = JobFailed(
+            job_id=replica.workload_id,
+            generation=generation,
+            error=report.error,
+            is_fixed_size=report.is_fixed_size,
+        )
         self._table.post(event, [(replica, report.seq)])
 
     @_take.register

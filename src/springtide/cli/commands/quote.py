@@ -10,7 +10,14 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from springtide.cli.jobs.job_options import JobRequest, asked_options, check_place, read_asked, takes_layers
+from springtide.cli.jobs.job_options import (
+    JobRequest,
+    asked_options,
+    check_place,
+    library_warning,
+    read_asked,
+    takes_layers,
+)
 from springtide.cli.jobs.offers import quote_text
 from springtide.cli.jobs.profiled import check_profile, profiled_request
 from springtide.cli.loading import as_typed, split_target
@@ -49,6 +56,8 @@ def quote(session: Session, /, target: str, script_args: tuple[str, ...], profil
     """
     asked = read_asked(target, script_args, options)
     check_place(asked)
+    if told := library_warning(asked):
+        session.note(told)
     on_functions = takes_layers(asked)
     if profile == MEASURE and not on_functions:
         measure(session, asked)

@@ -15,6 +15,7 @@ from springtide.cli.jobs.job_options import (
     check_place,
     folder_options,
     folder_wish,
+    library_warning,
     read_asked,
     takes_layers,
     with_secrets,
@@ -54,6 +55,8 @@ def run(session: Session, /, target: str, script_args: tuple[str, ...], profile:
     """
     asked = with_secrets(session, read_asked(target, script_args, options))
     check_place(asked)
+    if told := library_warning(asked):
+        session.note(told)
     check_cluster_options(options, options["on"])
     if options["on"] == K8S:
         if profile is not None:

@@ -20,6 +20,7 @@ from springtide.client.goals import TrainKeywords, TrainOptions
 from springtide.client.sources.library_use import library_of
 from springtide.client.sources.source import SourceFile, name_from, read_source
 from springtide.core.options.jobs import JOB_OPTIONS
+from springtide.core.options.library_versions import untested_package
 from springtide.core.options.rules import ONLY_DECLARED
 from springtide.core.quantities import parse_range
 from springtide.core.workload import Library
@@ -99,6 +100,18 @@ def with_secrets(session: Session, asked: JobRequest) -> JobRequest:
     """The request with values for all its secrets, as far as the terminal can be asked for them."""
     secrets = ask_secrets(asked.options.values["secrets"], os.environ, may_ask=session.may_ask)
     return replace(asked, options=asked.options.override({"secrets": secrets})) if secrets else asked
+
+
+def library_warning(asked: JobRequest) -> str:
+    """That the job will have one worker if its library is installed there as it is here; empty if nothing is known.
+
+    What an environment of its own will have is known only there.
+    """
+    values = asked.options.values
+    if values["requirements"] or values["python"]:
+        return ""
+    told = untested_package(asked.source.library)
+    return f"warning: {told}; where it is installed so, the job runs as a plain script with one worker" if told else ""
 
 
 def _imported(path: Path, wish: FolderWish) -> ModuleType:

@@ -66,6 +66,8 @@ NEW_FIELDS: Mapping[str, Mapping[str, tuple[Any, ...] | None]] = MappingProxyTyp
         "InferenceService": {"start_timeout_s": (0.0, 600.0), "env": ({},), "secrets": (None,), "packages": (None,)},
         "ProgressReported": {"is_diverged": (False,), "diverged_at_step": (None,)},
         "JobFinished": {"diverged_at_step": (None,)},
+        # There the job has failed.
+        "JobFailed": {"is_fixed_size": (False,)},
         "ReplicaReady": {"device_seen": None},
         "ReplicaLost": {"is_refused": (False,)},
     }

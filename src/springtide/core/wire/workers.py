@@ -185,10 +185,14 @@ class Finished(_Report, frozen=True, kw_only=True):
 
 
 class Failed(_Report, frozen=True, kw_only=True):
-    """The user's code raised. The traceback is in the log. The worker waits for the acknowledgement, then exits 1."""
+    """The user's code raised. The traceback is in the log. The worker waits for the acknowledgement, then exits 1.
+
+    `is_fixed_size` is as in `JobFailed`. Control planes of earlier versions do not know it: there the job has failed.
+    """
 
     generation: int
     error: str
+    is_fixed_size: bool = False
 
 
 class Left(_Report, frozen=True, kw_only=True):

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.metadata
 import os
 import sys
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from springtide.core.errors import InvalidRequest
 from springtide.core.workload import Entrypoint, Library
 from springtide.runtime.elastic.trainer import Trainer
 from springtide.runtime.libraries.loop import LOOP, LibraryLoop
 from springtide.runtime.script import run_file
 
-# By library, the packages and the releases with which it is tested.
-_TESTED: Mapping[Library, Mapping[str, str]] = MappingProxyType(
-    {
-        "lightning": MappingProxyType({"lightning": "2.6", "pytorch-lightning": "2.6"}),
-        "transformers": MappingProxyType({"transformers": "5.23", "accelerate": "1.15"}),
-    }
+_CALLS: Mapping[Library, str] = MappingProxyType(
+    {"lightning": "Lightning's Trainer.fit()", "transformers": "train() of a Trainer of transformers"}
 )
-_CALLS = {"lightning": "Lightning's Trainer.fit()", "transformers": "train() of a Trainer of transformers"}
 # What tells libraries that other processes train with them.
 _WORLD = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -30,10 +22,8 @@ _WORLD = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", 
 def run_program(trainer: Trainer, entrypoint: Entrypoint) -> None:
     """Run the program to its end: its library believes that it is alone, and `trainer` carries its loop.
 
-    Raises WorkerExit, what the program raises, InvalidRequest for a version that is not tested, and RuntimeError if it
-    has trained nothing.
+    Raises WorkerExit, what the program raises, and RuntimeError if it has trained nothing.
     """
-    _check_versions(entrypoint.library)
     LOOP.loop = loop = LibraryLoop(trainer)
     for name in _WORLD:
         os.environ.pop(name, None)
@@ -58,14 +48,3 @@ def run_program(trainer: Trainer, entrypoint: Entrypoint) -> None:
             "job one number of workers, as --workers 1, to run it as it is"
         )
     loop.end()
-
-
-def _check_versions(library: Library) -> None:
-    for package, release in _TESTED[library].items():
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            version = importlib.metadata.version(package)
-            if not version.startswith(f"{release}."):
-                raise InvalidRequest(
-                    f"{package} {version} is not tested in jobs that are resized in place; install "
-                    f"'{package}=={release}.*', or give the job one number of workers, as --workers 1"
-                )

@@ -387,7 +387,8 @@ class HistoryIndex:
 
     @_record.register
     def _(self, event: events.JobFailed) -> None:
-        self._write(event.job_id, "failed", f"its code raised: {event.error[:500]}")
+        told = "cannot be resized" if event.is_fixed_size else "its code raised"
+        self._write(event.job_id, "failed", f"{told}: {event.error[:500]}")
 
     @_record.register
     def _(self, action: actions.StartReplica) -> None:

@@ -22,7 +22,14 @@ from springtide.service.status.outlook import JobForecast
 from springtide.service.status.pool_evidence import graces_by_node, job_pool_evidence, service_pool_evidence
 from springtide.service.status.search_evidence import search_evidence, stream_evidence
 from springtide.service.status.share_evidence import share_evidence
-from springtide.service.status.status import device_statuses, function_run, job_status, name_of, working_directory
+from springtide.service.status.status import (
+    device_statuses,
+    function_run,
+    job_status,
+    name_of,
+    told_reason,
+    working_directory,
+)
 
 MAX_HISTORY = 30
 MAX_DEVICES_SEEN = 8
@@ -91,10 +98,9 @@ def _worth(price_s: float | None, prices_s: Mapping[str, float]) -> list[str]:
 
 
 def _reason(record: JobRecord | ServiceRecord) -> str:
-    if making := making_reason(record):
-        return making
-    if record.reason:
-        return record.reason
+    told = told_reason(record) if isinstance(record, JobRecord) else making_reason(record) or record.reason
+    if told:
+        return told
     if isinstance(record, JobRecord) and record.lifecycle.state is JobState.RUNNING:
         if record.runs_as.plan is not None:
             return f"trains as {words(record.runs_as.plan)}"
@@ -149,6 +155,7 @@ def _job_evidence(
         low, high = record.bounds.min_workers, record.bounds.max_workers
         bounds = _count(low, "worker") if low == high else f"{low}..{high} workers"
         evidence.append(f"asks for {bounds}, holds {_count(len(record.replicas), 'device')}")
+    evidence += _fixed_size(record)
     if run is None and record.lifecycle.state in (JobState.PENDING, JobState.PAUSED, JobState.REJECTED):
         evidence.append(_occupancy(view))
     if record.lifecycle.state is JobState.PENDING and record.restarts.starts_at_s > now_s:
@@ -188,6 +195,12 @@ def _job_evidence(
     if record.saved.checkpoint is not None:
         evidence.append(f"the newest checkpoint holds step {record.saved.checkpoint.step}")
     return evidence
+
+
+def _fixed_size(record: JobRecord) -> list[str]:
+    """Why it has one worker although more were allowed."""
+    reason = record.bounds.fixed_reason
+    return [f"submitted for a range of workers, held to one: {reason}"] if reason else []
 
 
 def _stall_evidence(record: JobRecord, status: JobStatus, now_s: float) -> list[str]:

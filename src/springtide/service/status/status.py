@@ -56,7 +56,7 @@ def job_status(
     has_passed = record.job.goal.deadline_s is not None and record.job.goal.deadline_s < now_s
     return JobStatus(
         **_asked_fields(record.job),
-        **_lifecycle_fields(record.lifecycle, making_reason(record)),
+        **_lifecycle_fields(record.lifecycle, told_reason(record)),
         **_group_fields(record),
         **_outlook_fields(record, planned, now_s),
         promised_if=None if has_passed or record.lifecycle.state.is_terminal else condition,
@@ -104,12 +104,22 @@ def working_directory(job: TrainingJob) -> str:
     return str(file.parents[folder.path.count("/")] / folder.directory)
 
 
-def _lifecycle_fields(lifecycle: Lifecycle, making: str) -> dict[str, Any]:
+def told_reason(record: JobRecord) -> str:
+    """Why it is in its state: what its start waits for, or what the controller says, with why its size is fixed."""
+    if making := making_reason(record):
+        return making
+    reason, fixed = record.lifecycle.reason.text, record.bounds.fixed_reason
+    if not fixed or record.lifecycle.state.is_terminal:
+        return reason
+    return "; ".join(filter(None, (reason, f"it runs with one worker: {fixed}")))
+
+
+def _lifecycle_fields(lifecycle: Lifecycle, reason: str) -> dict[str, Any]:
     """Where it stands, since when and why."""
     change = lifecycle.reason.change
     return {
         "state": lifecycle.state.value,
-        "reason": making or lifecycle.reason.text,
+        "reason": reason,
         "resize_reason": change.why if change is not None and change.code == "resize" else "",
         "submitted_at_s": lifecycle.submitted_at_s,
         "started_at_s": lifecycle.started_at_s,

@@ -325,6 +325,8 @@ class SubmissionService:
                     f"{record.workload_id} runs on functions: how many follows from its plan; give it a deadline or a "
                     "budget to have another one chosen"
                 )
+            if record.bounds.fixed_reason:
+                raise Conflict(f"{record.workload_id} has one worker until it ends: {record.bounds.fixed_reason}")
             if not record.job.elastic:
                 raise Conflict(f"{record.workload_id} is a script, whose number of workers is fixed; submit it anew")
         else:
