@@ -57,6 +57,7 @@ def with_report(record: JobRecord, event: events.ProgressReported, state: Platfo
             is_diverged=event.is_diverged,
             diverged_at_step=event.diverged_at_step or progress.diverged_at_step,
             metrics=event.metrics or progress.metrics,
+            exact_obstacle=event.exact_obstacle or progress.exact_obstacle,
             equivalent_steps=equivalent_steps if equivalent_steps is not None else progress.equivalent_steps,
             total_equivalent_steps=total_equivalent_steps
             if total_equivalent_steps is not None

@@ -206,7 +206,8 @@ class ProgressReported(_Event, frozen=True, kw_only=True):
     `step_s` is the time of a step with `local_batch_size` samples per worker and pass, exchange included, `sync_s` the
     part of it in which no worker computes. `grad_sqr` and `grad_var` are estimates of the squared norm of the true
     gradient and of the variance of a gradient at the initial batch size. `is_diverged`: the newest loss is NaN or
-    infinite, and `diverged_at_step` is the first step at which one was, as far as its reporter knows.
+    infinite, and `diverged_at_step` is the first step at which one was, as far as its reporter knows. `exact_obstacle`
+    is why the parts of an exact job's batch have a pass each, a code of EXACT_OBSTACLES.
     """
 
     job_id: WorkloadId
@@ -228,6 +229,7 @@ class ProgressReported(_Event, frozen=True, kw_only=True):
     sync_s: float | None = None
     grad_sqr: float | None = None
     grad_var: float | None = None
+    exact_obstacle: str = ""
 
 
 class JobStalled(_Event, frozen=True, kw_only=True):

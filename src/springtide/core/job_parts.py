@@ -83,7 +83,7 @@ class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
     fixed, where both follow from `step`. `stream` is the state of its growing dataset. `is_diverged`: the newest
     loss was NaN or infinite, and `loss` is the last one that was not; `diverged_at_step` is the first step with
     such a loss. `longest_gap_s` is the longest time from one report of a new step to the next; `stalled_since_s` is
-    set while the job counts as stalled, to when it was last seen to progress.
+    set while the job counts as stalled, to when it was last seen to progress. `exact_obstacle` is as last reported.
     """
 
     step: int = 0
@@ -99,6 +99,7 @@ class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
     stream: StreamView | None = None
     longest_gap_s: float = 0.0
     stalled_since_s: float | None = None
+    exact_obstacle: str = ""
 
 
 class LearntSpeed(msgspec.Struct, frozen=True, kw_only=True):

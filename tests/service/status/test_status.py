@@ -170,7 +170,8 @@ def test_every_field_of_a_status_is_filled_from_the_record():
     # It has started, so no start is planned, its promise waits for nothing, and it is neither diverged nor stalled; on
     # functions it works in no copy of this machine, no library runs either loop; the rest both have in common.
     assert same == {"job_id", "name", "kind", "state", "submitted_at_s", "min_workers", "max_workers", "num_epochs"} | {
-        *("planned_start_at_s", "promised_if", "pods", "is_diverged", "stalled_since_s", "directory", "library")
+        *("planned_start_at_s", "promised_if", "pods", "is_diverged", "stalled_since_s", "directory", "library"),
+        "exact_passes",
     }
 
 
@@ -199,6 +200,44 @@ def test_why_tells_what_exact_results_cost():
     known = replace(known, job=replace(known.job, num_virtual_shards=4))
     told = explain(known, view_of(known), (), 2.0).evidence
     assert "exact=4 costs 1.31 of a plain step's processor time" in told
+
+
+@pytest.mark.parametrize(
+    ("obstacle", "metrics", "told"),
+    [
+        ("batch_norm", {}, "BatchNorm mixes samples: exact=4 runs 4 passes a step"),
+        (
+            "batch_norm",
+            {"exact_cost": 1.31},
+            "BatchNorm mixes samples: exact=4 runs 4 passes a step, at 1.31 of a plain step's processor time",
+        ),
+        # A code of a later version, or of code that takes a worker's place.
+        ("of_tomorrow", {}, ""),
+        ("", {}, ""),
+    ],
+)
+def test_why_the_parts_of_an_exact_batch_share_no_pass_is_told(obstacle, metrics, told):
+    known = record(state=JobState.RUNNING, step=50, metrics=metrics)
+    known = replace(
+        known,
+        job=replace(known.job, num_virtual_shards=4, exact=True),
+        progress=replace(known.progress, exact_obstacle=obstacle),
+    )
+    assert job_status(known, 2.0).exact_passes == told
+    assert (told in explain(known, view_of(known), (), 2.0).evidence) is bool(told)
+    # One that is not exact has one pass whatever its worker says.
+    assert job_status(replace(known, job=replace(known.job, exact=False)), 2.0).exact_passes == ""
+
+
+def test_a_job_that_is_held_to_one_worker_says_so_while_it_runs():
+    told = "lightning 2.7.0 is not tested for resizing in place; tested: 2.6.*"
+    known = record(state=JobState.RUNNING, step=5)
+    known = replace(known, bounds=replace(known.bounds, fixed_reason=told))
+    assert job_status(known, 2.0).reason == f"it runs with one worker: {told}"
+    assert explain(known, view_of(known), (), 2.0).reason == job_status(known, 2.0).reason
+    over = replace(known, lifecycle=replace(known.lifecycle, state=JobState.SUCCEEDED))
+    assert told not in job_status(over, 2.0).reason
+    assert f"submitted for a range of workers, held to one: {told}" in explain(over, view_of(over), (), 2.0).evidence
 
 
 def adaptive(**known):

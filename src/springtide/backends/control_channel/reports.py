@@ -196,6 +196,7 @@ class Reports(Generic[Handle]):
             diverged_at_step=report.diverged_at_step,
             samples_per_s=report.samples_per_s,
             metrics=report.metrics,
+            exact_obstacle=report.exact_obstacle,
             progress=report.progress,
             total_progress=report.total_progress,
             global_batch_size=report.global_batch_size,

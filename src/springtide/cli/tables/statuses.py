@@ -373,6 +373,7 @@ def job_details(job: JobStatus, now_s: float, workers: str = "") -> str:
         *(_batch_pairs(job) if job.kind != "script" else []),
         ("loss", loss_text(job)),
         ("metrics", metrics_text(job)),
+        ("exact", job.exact_passes),
         ("speed", "" if has_ended else _speed_text(job)),
         ("time left", "" if job.eta_s is None or has_ended else duration(job.eta_s)),
         ("deadline", deadline_text(job, now_s) + (" (promised)" if job.is_promised else "")),

@@ -64,7 +64,7 @@ NEW_FIELDS: Mapping[str, Mapping[str, tuple[Any, ...] | None]] = MappingProxyTyp
             "devices_each": (1,),
         },
         "InferenceService": {"start_timeout_s": (0.0, 600.0), "env": ({},), "secrets": (None,), "packages": (None,)},
-        "ProgressReported": {"is_diverged": (False,), "diverged_at_step": (None,)},
+        "ProgressReported": {"is_diverged": (False,), "diverged_at_step": (None,), "exact_obstacle": None},
         "JobFinished": {"diverged_at_step": (None,)},
         # There the job has failed.
         "JobFailed": {"is_fixed_size": (False,)},

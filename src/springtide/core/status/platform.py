@@ -64,7 +64,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     owner has set; their values are not told. `packages` and `python` are the requirements and the interpreter of an
     environment of its own. `folder` is where the folder was that travelled with it, `directory` where in its copy of
     that it works on the platform's machine; empty where there is none there. `library` is the library that runs a
-    script's loop, which is then elastic; empty for others.
+    script's loop, which is then elastic; empty for others. `exact_passes` says why a step of an exact job takes several
+    passes, and what it costs, once its workers have told.
     """
 
     job_id: str
@@ -136,6 +137,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     folder: str = ""
     directory: str = ""
     library: str = ""
+    exact_passes: str = ""
 
     @property
     def is_plain_script(self) -> bool:

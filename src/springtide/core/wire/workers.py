@@ -38,6 +38,8 @@ Duration = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
 Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e300)]
 MAX_DEVICE_NAME = 200
 MAX_REASON = 500
+# Those of later versions are not known here, and shown as none.
+ReasonCode = Annotated[str, msgspec.Meta(max_length=32, pattern=r"^[a-z_]*\Z")]
 DeviceName = Annotated[str, msgspec.Meta(max_length=MAX_DEVICE_NAME)]
 
 
@@ -152,6 +154,7 @@ class Progress(_Report, frozen=True, kw_only=True):
     sync_s: Duration | None = None
     grad_sqr: Amount | None = None
     grad_var: Amount | None = None
+    exact_obstacle: ReasonCode = ""
 
 
 class Switched(_Report, frozen=True, kw_only=True):

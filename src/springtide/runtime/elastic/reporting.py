@@ -45,6 +45,7 @@ class Reporter:
         self._step = 0
         self.diverged_at_step: int | None = None
         self.metrics: dict[str, float] = {}
+        self.exact_obstacle = ""
 
     def group_changed(self, formation: Formation, previous: Formation | None, step: int) -> None:
         """Note a new group; the switch is reported after its first step, when the pause is known."""
@@ -120,6 +121,7 @@ class Reporter:
             diverged_at_step=self.diverged_at_step,
             samples_per_s=num_in_span / span_s if span_s > 0 else None,
             metrics={name: value for name, value in self.metrics.items() if math.isfinite(value)},
+            exact_obstacle=self.exact_obstacle,
             **self._measured(training_cursor, span_s, num_in_span, formation.world_size),
         )
         if now_s - self._sent_at_s >= PROGRESS_INTERVAL_S or training_cursor.is_over or is_news:

@@ -453,6 +453,7 @@ class Trainer:
         )
         self._write_step_log()
         sync_s = time.monotonic() - self._exchange_began_at_s
+        self._reporter.exact_obstacle = self._method.exact_obstacle
         self._reporter.step_ended(self.training_cursor, batch, loss, sync_s=sync_s)
 
     def _write_step_log(self) -> None:

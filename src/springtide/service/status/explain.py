@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from springtide.control.records import JobRecord, ServiceRecord, ServiceState
 from springtide.control.watches import stall_timeout_s
-from springtide.core.job_parts import EXACT_COST
 from springtide.core.quantities import format_bytes, format_duration
 from springtide.core.status.functions import FunctionRunStatus
 from springtide.core.status.platform import Explanation, HistoryEntry, JobStatus
@@ -170,7 +169,7 @@ def _job_evidence(
             "learning rate or clipped gradients may help"
         )
     evidence += _stall_evidence(record, status, now_s)
-    evidence += [*_batch_evidence(status), *_exact_evidence(record)]
+    evidence += [*_batch_evidence(status), *filter(None, [status.exact_passes])]
     if status.eta_s is not None:
         # After a start or a change nothing has been measured yet: then the prediction uses an earlier speed.
         speed = "as it went before" if not status.samples_per_s else f"at {status.samples_per_s:.0f} samples/s"
@@ -228,11 +227,6 @@ def _batch_evidence(status: JobStatus) -> list[str]:
             f"{100 * status.efficiency_fraction:.0f} % of what it did at first"
         )
     return lines
-
-
-def _exact_evidence(record: JobRecord) -> list[str]:
-    cost = record.progress.metrics.get(EXACT_COST)
-    return [f"exact={record.job.num_virtual_shards} costs {cost:g} of a plain step's processor time"] if cost else []
 
 
 def _last_changes(record: JobRecord, history: tuple[HistoryEntry, ...], now_s: float) -> list[str]:

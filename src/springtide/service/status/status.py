@@ -11,6 +11,8 @@ from msgspec.structs import asdict, replace
 from springtide import __version__
 from springtide.control.records import JobRecord, Lifecycle, ReplicaRecord, ReplicaState, SavedState, ServiceRecord
 from springtide.core.decision import EMPTY, Drain, PromiseCondition, Schedule
+from springtide.core.job_parts import EXACT_COST
+from springtide.core.reasons import exact_sentence
 from springtide.core.resources import DeviceId, NodeId
 from springtide.core.status.functions import FunctionRunStatus
 from springtide.core.status.platform import (
@@ -166,6 +168,7 @@ def _progress_fields(record: JobRecord) -> dict[str, Any]:
         "is_diverged": progress.is_diverged,
         "stalled_since_s": progress.stalled_since_s if record.lifecycle.state is JobState.RUNNING else None,
         "metrics": dict(progress.metrics),
+        "exact_passes": _exact_passes(record),
     }
     if bounds is None:
         return fields
@@ -175,6 +178,14 @@ def _progress_fields(record: JobRecord) -> dict[str, Any]:
         "progress": done,
         "total_progress": total,
     }
+
+
+def _exact_passes(record: JobRecord) -> str:
+    """How many passes a step of an exact job takes and why, and what that costs, as far as its workers have told."""
+    if not record.job.exact:
+        return ""
+    progress = record.progress
+    return exact_sentence(progress.exact_obstacle, record.job.num_virtual_shards, progress.metrics.get(EXACT_COST))
 
 
 def _speed_fields(record: JobRecord) -> dict[str, Any]:

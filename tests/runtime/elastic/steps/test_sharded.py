@@ -198,27 +198,29 @@ def own_mean(model, x, ids):
 
 
 OBSTACLES = {
-    "BatchNorm (layers.1) mixes the samples": lambda: Cnn(nn.BatchNorm2d(8)),
-    "samples are mixed: the gradient of layers.0.weight depends": lambda: Changed(mixed),
-    "values of a tensor are read (item)": lambda: Changed(read),
-    "samples are chosen by their values (a mask)": lambda: Changed(masked),
-    "random numbers are drawn": lambda: Changed(shuffled),
-    "random numbers are drawn in": lambda: Changed(of_numpy),
-    "random numbers are drawn in a": lambda: Changed(of_python),
-    "samples are mixed: ": lambda: Changed(divided),
-    "the loss is no sum": lambda: Changed(own_mean),
+    "BatchNorm (layers.1) mixes the samples": ("batch_norm", lambda: Cnn(nn.BatchNorm2d(8))),
+    "samples are mixed: the gradient of layers.0.weight depends": ("mixed", lambda: Changed(mixed)),
+    "values of a tensor are read (item)": ("read", lambda: Changed(read)),
+    "samples are chosen by their values (a mask)": ("chosen", lambda: Changed(masked)),
+    "random numbers are drawn": ("random", lambda: Changed(shuffled)),
+    "random numbers are drawn in": ("random", lambda: Changed(of_numpy)),
+    "random numbers are drawn in a": ("random", lambda: Changed(of_python)),
+    "samples are mixed: ": ("mixed", lambda: Changed(divided)),
+    "the loss is no sum": ("loss", lambda: Changed(own_mean)),
 }
 
 
 @pytest.mark.parametrize("reason", OBSTACLES)
 def test_what_no_rule_covers_is_named_and_computed_shard_by_shard(reason, capsys):
-    expected, losses, _ = train(OBSTACLES[reason], passes=True)
+    code, make = OBSTACLES[reason]
+    expected, losses, _ = train(make, passes=True)
     capsys.readouterr()
     for world_size in (1, 2, 4):
-        digest, found, methods = train(OBSTACLES[reason], world_size)
+        digest, found, methods = train(make, world_size)
         assert (digest, found) == (expected, losses)
         if world_size < NUM_SHARDS:
             assert [reason in method.obstacle for method in methods] == [True] * world_size, methods[0].obstacle
+            assert {method.exact_obstacle for method in methods} == {code}
     # Once in the log of each member.
     assert capsys.readouterr().err.count(f"exact=4 computes shard by shard, since {reason}") == 3
 

@@ -38,6 +38,7 @@ class LibrarySteps:
         # A number that follows from the step's ids, the same on all members.
         self._mark = 0.0
         self._weight = 0.0
+        self.exact_obstacle = ""
 
     @property
     def can_discard(self) -> bool:

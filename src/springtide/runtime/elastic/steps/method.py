@@ -58,6 +58,8 @@ class StepMethod(Protocol):
 
     # Flat vectors of gradients, in which joiners get those of the steps that they apply.
     payload: StepVector
+    # Why the parts of an exact batch have a pass each, a code of EXACT_OBSTACLES; empty if they have one together.
+    exact_obstacle: str
 
     @property
     def can_discard(self) -> bool:

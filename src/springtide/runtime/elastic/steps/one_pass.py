@@ -20,6 +20,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from springtide.core.reasons import EXACT_OBSTACLES
 from springtide.runtime.data.shards import seeds_of
 from springtide.runtime.elastic.reduce import Block
 from springtide.runtime.elastic.steps.linear_by_shard import LayerUse, LinearByShard, ways_of
@@ -64,21 +65,26 @@ _LOSSES = frozenset(["cross_entropy", "binary_cross_entropy", "binary_cross_entr
 
 
 class _NoRuleError(Exception):
-    """No rule covers what user code does; the text says what that is."""
+    """No rule covers what user code does; the text says what that is, and `code` is one of EXACT_OBSTACLES."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 @dataclass(slots=True)
 class Pass:
     """One pass over the shards of `block`, `num_samples` in all.
 
-    `reason` is why it is void. `shapes` are those of what the rules were applied to, in order: what was checked for
-    some holds for the same ones.
+    `reason` is why it is void, `code` the same as one of EXACT_OBSTACLES. `shapes` are those of what the rules were
+    applied to, in order: what was checked for some holds for the same ones.
     """
 
     step: int
     block: Block
     num_samples: int
     reason: str = ""
+    code: str = ""
     shapes: list[tuple[Any, ...]] = field(default_factory=list)
     # By the id of a parameter: a tensor for each shard, and how often it is used.
     own: dict[int, list[torch.Tensor]] = field(default_factory=dict)
@@ -87,6 +93,11 @@ class Pass:
     parts: dict[int, tuple[torch.Tensor, list[Any]]] = field(default_factory=dict)
     layers: list[tuple[int, LayerUse]] = field(default_factory=list)
     states: list[torch.Tensor] = field(default_factory=list)
+
+    def void(self, code: str, reason: str) -> None:
+        """It does not count, for this reason, unless there is one already."""
+        if not self.reason:
+            self.code, self.reason = code, reason
 
     def is_batch(self, value: Any) -> bool:
         """Whether its first dimension is one of samples, or of samples and something in them."""
@@ -106,7 +117,7 @@ class Pass:
             return first
         if has_samples and first.dim():
             if len(first) == 0 or len(first) % (self.num_samples // self.block.size):
-                raise _NoRuleError("its result has another number of rows than its input has samples")
+                raise _NoRuleError("rule", "its result has another number of rows than its input has samples")
             return torch.cat(list(results))
         is_mean = first.dim() == 0 and first.is_floating_point()
         whole = torch.stack(list(results)).mean() if is_mean else first.view_as(first)
@@ -152,7 +163,7 @@ class OnePass(TorchFunctionMode):
             self.__exit__(None, None, None)
             self._is_entered = False
         if found is not None and not found.reason and not self._has_drawn_by_rules(found):
-            found.reason = "random numbers are drawn in a way for which there is no rule"
+            found.void("random", EXACT_OBSTACLES["random"])
         return found
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -164,9 +175,9 @@ class OnePass(TorchFunctionMode):
         try:
             return self._call(now, func, name, args, kwargs)
         except _NoRuleError as error:
-            now.reason = str(error)
+            now.void(error.code, str(error))
         except Exception as error:
-            now.reason = f"{name} cannot be computed shard by shard: {error!s:.200}"
+            now.void("rule", f"{name} cannot be computed shard by shard: {error!s:.200}")
         return func(*args, **kwargs)
 
     def _call(self, now: Pass, func: Any, name: str, args: Any, kwargs: Any) -> Any:
@@ -174,7 +185,7 @@ class OnePass(TorchFunctionMode):
         if name == "batch_norm" and kwargs.get("training", args[5] if len(args) > 5 else False):
             known = [self._names[id(value)] for value in _values(args, kwargs) if id(value) in self._names]
             where = f" ({known[0].rpartition('.')[0]})" if known else ""
-            raise _NoRuleError(f"BatchNorm{where} mixes the samples of a batch")
+            raise _NoRuleError("batch_norm", f"BatchNorm{where} mixes the samples of a batch")
         if name in _CREATES:
             return self._created(now, func, args, kwargs)
         if name in _DRAWS and _draws(name, args, kwargs):
@@ -282,13 +293,14 @@ def _values(args: Any, kwargs: Any) -> Iterator[Any]:
 
 def _refuse(name: str, args: Any, kwargs: Any) -> None:
     if name in _READS:
-        raise _NoRuleError(f"values of a tensor are read ({name}) before ctx.step")
+        raise _NoRuleError("read", f"values of a tensor are read ({name}) before ctx.step")
     is_mask = False
     if name == "__getitem__":
         indices = args[1] if isinstance(args[1], tuple) else (args[1],)
         is_mask = any(isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8) for index in indices)
     if is_mask or name in _CHOOSES or (name == "where" and len(args) + len(kwargs) == 1):
-        raise _NoRuleError(f"samples are chosen by their values ({'a mask' if is_mask else name})")
+        how = "a mask" if is_mask else name
+        raise _NoRuleError("chosen", f"samples are chosen by their values ({how})")
 
 
 def _draws(name: str, args: Any, kwargs: Any) -> bool:

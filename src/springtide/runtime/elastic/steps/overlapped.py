@@ -54,6 +54,7 @@ class OverlappedSteps:
         self._given_weight = 0.0
         self._is_begun = False
         self._has_gradient: list[bool] = []
+        self.exact_obstacle = ""
 
     @property
     def can_discard(self) -> bool:

@@ -13,6 +13,7 @@ from typing import Literal
 
 import torch
 
+from springtide.core.reasons import EXACT_OBSTACLES
 from springtide.runtime.data.shards import GlobalBatch, shards_of_rank
 from springtide.runtime.elastic.catchup import Lease
 from springtide.runtime.elastic.group import Group
@@ -73,9 +74,8 @@ class ShardedSteps:
         self._lease: Lease | None = None
         self._one_pass = OnePass(self.payload.names, self.payload.parameters, seed)
         # Why there is no pass over a block, where one would be possible.
-        self._obstacle = "gradient noise is measured from the parts of a batch" if measures_noise else ""
-        if state.device.type != "cpu":
-            self._obstacle = f"it was not tried on a device of type {state.device.type}"
+        self.exact_obstacle = "noise" if measures_noise else "device" if state.device.type != "cpu" else ""
+        self._obstacle = EXACT_OBSTACLES.get(self.exact_obstacle, "")
         # How often a pass over these shapes had the bits of the shards' own passes.
         self._num_checks: dict[int, int] = {}
         # The vector of a pass over a block that is to be compared with those of its shards.
@@ -168,7 +168,7 @@ class ShardedSteps:
         part = (high - low) / len(self._batch.ids)
         if now is not None:
             if weight is not None:
-                now.reason = now.reason or "ctx.step gets a weight"
+                now.void("weight", EXACT_OBSTACLES["weight"])
             self._pass_over_block(now, loss, root, part)
             return
         torch.autograd.backward(root * part)
@@ -198,10 +198,10 @@ class ShardedSteps:
         self.payload.begin_shard()
         self._tasks[:0] = [_Task(Block(shard, 1), "shard") for shard in range(block.start, block.start + block.size)]
         if vector is None:
-            self._tell_obstacle(now.reason)
+            self._tell_obstacle(now.code, now.reason)
         elif num_checks == 0 and len(self._num_checks) >= _MAX_SHAPES:
             self.payload.pool.give(vector)
-            self._tell_obstacle(f"its inputs have more than {_MAX_SHAPES} shapes")
+            self._tell_obstacle("shapes", f"its inputs have more than {_MAX_SHAPES} shapes")
         else:
             self._candidate = block, vector, shapes
 
@@ -209,7 +209,7 @@ class ShardedSteps:
         """The sum over a block's shards, each of which is `part` of the batch; None if the pass is void."""
         payload, losses, roots = self.payload, now.of_loss(loss), now.of_loss(root)
         if losses is None or roots is None:
-            now.reason = now.reason or "the loss is no sum of mean losses of torch"
+            now.void("loss", "the loss is no sum of mean losses of torch")
         if now.reason:
             return None
         assert losses is not None
@@ -222,12 +222,12 @@ class ShardedSteps:
         try:
             torch.autograd.backward([root * part for root in roots])
         except RuntimeError as error:
-            now.reason = f"the backward pass cannot be computed shard by shard: {error!s:.200}"
+            now.void("rule", f"the backward pass cannot be computed shard by shard: {error!s:.200}")
         stray = [name for name, own in zip(payload.names, payload.parameters, strict=True) if own.grad is not None]
         if stray:
-            now.reason = now.reason or f"{stray[0]} is used in a way for which there is no rule"
+            now.void("rule", f"{stray[0]} is used in a way for which there is no rule")
         if payload.has_changed_buffers():
-            now.reason = now.reason or "the pass changes buffers of the model"
+            now.void("buffers", "the pass changes buffers of the model")
         if now.reason:
             payload.pool.give(vector)
             return None
@@ -242,13 +242,15 @@ class ShardedSteps:
         different = self.payload.first_difference(self._accumulator.blocks[-1][1], vector)
         self.payload.pool.give(vector)
         if different:
-            self._tell_obstacle(f"samples are mixed: {different} depends on which samples are computed together")
+            self._tell_obstacle(
+                "mixed", f"samples are mixed: {different} depends on which samples are computed together"
+            )
         else:
             self._num_checks[shapes] = self._num_checks.get(shapes, 0) + 1
 
-    def _tell_obstacle(self, reason: str) -> None:
+    def _tell_obstacle(self, code: str, reason: str) -> None:
         """Compute shard by shard from here on."""
-        self._obstacle = reason
+        self.exact_obstacle, self._obstacle = code, reason
         blocks = [task.block for task in self._tasks]
         shards = [shard for block in blocks for shard in range(block.start, block.start + block.size)]
         self._tasks = [_Task(Block(shard, 1), "shard") for shard in shards]
