@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.util
 import json
 
 import pytest
 
-from kits.runtime.library_plane import FAILS_AFTER_THE_EXCHANGE, UndisturbedRuns, assert_as, churn, go_on, of_library
+from kits.runtime.library_plane import (
+    FAILS_AFTER_THE_EXCHANGE,
+    UndisturbedRuns,
+    assert_as,
+    churn,
+    go_on,
+    join,
+    of_library,
+)
 from springtide.core.wire.workers import CheckpointWritten, Failed, GroupBrokenReport, Preempt, Ready
 
 pytestmark = [
@@ -147,6 +156,31 @@ def test_a_restart_goes_on_from_the_checkpoint(make_program, undisturbed):
     third.start_group("d", "e")
     third.wait_finished()
     assert_as(third, expected)
+
+
+def test_loggers_of_the_program_note_each_resize(make_program):
+    plane = make_program(
+        PROGRAM.replace("enable_progress", "logger=CSVLogger(folder), enable_progress").replace(
+            "import lightning as L", "import lightning as L\nfrom lightning.pytorch.loggers import CSVLogger"
+        ),
+        step_s=0.03,
+    )
+    plane.start_group("a")
+    plane.wait_step(2)
+    join(plane, "b")
+    go_on(plane)
+    plane.form("a")
+    plane.wait_exit("b")
+    plane.wait_finished()
+    [table] = plane.work_dir.glob("lightning_logs/*/metrics.csv")
+    with table.open(newline="") as file:
+        rows = [
+            (int(row["step"]), float(row["springtide_workers"]))
+            for row in csv.DictReader(file)
+            if row["springtide_workers"]
+        ]
+    assert [workers for _, workers in rows] == [1.0, 2.0, 1.0]
+    assert [step for step, _ in rows] == sorted({step for step, _ in rows})
 
 
 REFUSED = {

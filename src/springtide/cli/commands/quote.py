@@ -56,8 +56,8 @@ def quote(session: Session, /, target: str, script_args: tuple[str, ...], profil
     """
     asked = read_asked(target, script_args, options)
     check_place(asked)
-    if told := library_warning(asked):
-        session.note(told)
+    if warning := library_warning(asked):
+        session.note(warning)
     on_functions = takes_layers(asked)
     if profile == MEASURE and not on_functions:
         measure(session, asked)

@@ -55,8 +55,8 @@ def run(session: Session, /, target: str, script_args: tuple[str, ...], profile:
     """
     asked = with_secrets(session, read_asked(target, script_args, options))
     check_place(asked)
-    if told := library_warning(asked):
-        session.note(told)
+    if warning := library_warning(asked):
+        session.note(warning)
     check_cluster_options(options, options["on"])
     if options["on"] == K8S:
         if profile is not None:

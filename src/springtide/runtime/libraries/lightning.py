@@ -20,6 +20,8 @@ from springtide.runtime.libraries.part_loader import PartLoader
 from springtide.runtime.script_reports import MAX_METRICS, MAX_NAME_CHARS
 
 _METRICS_INTERVAL_S = 0.25
+# The name under which a program's loggers get the number of workers: TensorBoard's, MLflow's and W&B's alike.
+WORKERS_METRIC = "springtide_workers"
 _FIXED = "give the job one number of workers, as --workers 1"
 
 
@@ -73,6 +75,7 @@ class LightningFit:
         self._loaded: dict[str, Any] | None = None
         self._num_steps: int | None = None
         self._metrics_at_s = -math.inf
+        self._told_workers = 0
 
     # --- before the first step --------------------------------------------------------------------------------------
 
@@ -205,8 +208,12 @@ class LightningFit:
         trainer.strategy.backward(result.closure_loss, trainer.optimizers[0])
 
     def after_batch(self) -> None:
-        """Pass on what the program has logged."""
+        """Pass on what the program has logged, and have its loggers note how many workers train where that changes."""
         now_s = time.monotonic()
+        if self._is_leader and self._told_workers != self._loop.world_size:
+            self._told_workers = self._loop.world_size
+            for logger in self._trainer.loggers:
+                logger.log_metrics({WORKERS_METRIC: float(self._told_workers)}, step=self._trainer.global_step)
         if not self._is_leader or now_s - self._metrics_at_s < _METRICS_INTERVAL_S:
             return
         self._metrics_at_s = now_s
