@@ -289,6 +289,21 @@ def test_why_always_has_a_reason_and_a_next_step(state):
         assert any("passed 2.0 s ago" in sentence for sentence in why.evidence)
 
 
+def test_why_counts_the_devices_of_workers_with_several_and_suggests_only_bounds_that_change_something():
+    wide = replace(replica(0), more_devices=("local/1",))
+    known = record(replicas=(wide,))
+    known = replace(known, job=replace(known.job, devices_each=2))
+    two = explain(known, view_of(known), (), 5.0)
+    assert "asks for 1..2 workers of 2 devices, holds 2 devices" in two.evidence
+    assert not [step for step in two.next_steps if "scale" in step]
+    narrow = record(bounds=JobBounds(min_workers=1, max_workers=1))
+    assert "springtide scale fit-1 1..2" in explain(narrow, view_of(narrow), (), 5.0).next_steps
+    waiting = record(JobState.PENDING)
+    lasting = record(JobState.PENDING, bounds=JobBounds(min_workers=2, max_workers=3))
+    assert explain(waiting, view_of(waiting), (), 5.0).next_steps == ("springtide ps", "springtide cancel fit-1")
+    assert "springtide scale fit-1 1..3" in explain(lasting, view_of(lasting), (), 5.0).next_steps
+
+
 def test_why_tells_the_last_resize_and_preemption_and_what_they_were_for():
     history = (
         HistoryEntry(seq=1, at_s=1.0, kind="preempt", text="checkpoints and gives its devices back: 'b' needs them"),

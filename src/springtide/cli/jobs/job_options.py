@@ -84,7 +84,11 @@ def read_asked(target: str, script_args: tuple[str, ...], given: dict[str, Any])
         source, name = found.source(), found.name or name_from(found.source().object_name)
     else:
         if object_name:
-            refuse(f"{path.name} has no training function {object_name!r}: it does not import springtide")
+            refuse(
+                f"{path.name} has no training function {object_name!r}: it does not import springtide; write "
+                f"`import springtide as st` and put @st.train above {object_name}(ctx), or run the whole file: "
+                f"springtide run {path.name}"
+            )
         library = _check_script(path, overrides)
         changed = TrainOptions(workers=1).override(overrides)
         source, name = read_source(path, "", "script", script_args, library), name_from(path.stem)

@@ -54,7 +54,9 @@ def explain(
             planned = view.future.get(record.workload_id, ())
             evidence += job_pool_evidence(record, pools, planned, now_s, graces_by_node(view))
         evidence += [*_expectations(record, outlook, now_s), *_folder_evidence(record)]
-        next_steps = (function_next_steps(record, run) if run is not None else None) or _job_next_steps(record)
+        next_steps = (function_next_steps(record, run) if run is not None else None) or _job_next_steps(
+            record, len(device_statuses(view))
+        )
     else:
         evidence, next_steps = _service_evidence(record, view, now_s), _service_next_steps(record)
         if pools is not None:
@@ -148,7 +150,9 @@ def _job_evidence(
     elif not record.lifecycle.state.is_terminal:
         low, high = record.bounds.min_workers, record.bounds.max_workers
         bounds = _count(low, "worker") if low == high else f"{low}..{high} workers"
-        evidence.append(f"asks for {bounds}, holds {_count(len(record.replicas), 'device')}")
+        bounds += f" of {record.job.devices_each} devices" if record.job.devices_each > 1 else ""
+        num_held = sum(len(replica.device_ids) for replica in record.replicas)
+        evidence.append(f"asks for {bounds}, holds {_count(num_held, 'device')}")
     if run is None and record.lifecycle.state in (JobState.PENDING, JobState.PAUSED, JobState.REJECTED):
         evidence.append(_occupancy(view))
     if record.lifecycle.state is JobState.PENDING and record.restarts.starts_at_s > now_s:
@@ -258,19 +262,23 @@ def _when(at_s: float, now_s: float) -> str:
     return "now" if at_s <= now_s else f"in {format_duration(at_s - now_s)}"
 
 
-def _job_next_steps(record: JobRecord) -> list[str]:
+def _job_next_steps(record: JobRecord, num_devices: int) -> list[str]:
     job_id = record.workload_id
     match record.lifecycle.state:
         case JobState.PENDING:
             return [
                 "springtide ps",
-                f"springtide scale {job_id} 1..{record.bounds.max_workers}",
+                *(
+                    [f"springtide scale {job_id} 1..{record.bounds.max_workers}"]
+                    if record.job.elastic and record.bounds.min_workers > 1
+                    else []
+                ),
                 f"springtide cancel {job_id}",
             ]
         case JobState.STARTING | JobState.PREEMPTING:
             return [f"springtide logs {job_id} -f"]
         case JobState.RUNNING:
-            most = record.job.num_virtual_shards
+            most = min(record.job.num_virtual_shards, num_devices // record.job.devices_each)
             return [
                 f"springtide logs {job_id} -f",
                 *([f"springtide cancel {job_id}"] if record.progress.stalled_since_s is not None else []),
