@@ -258,6 +258,11 @@ def test_who_gets_a_movers_devices_waits_until_it_is_warm() -> None:
     swap = {"mover": held["shrinks"], "shrinks": held["mover"]}
     (first,) = jobs_to_stop_first(snapshot, swap)
     assert delays(state, snapshot, swap)["mover" if first == "shrinks" else "shrinks"] == 0.0
+    # Each of 1,500 takes the device of the next one.
+    line = {f"job-{index}": _given(f"n0/{index}") for index in range(1500)}
+    snapshot = Snapshot(now_s=0.0, cluster=WHOLE, allocations=line)
+    waits_s = delays(state, snapshot, {f"job-{index}": _given(f"n0/{index + 1}") for index in range(1500)})
+    assert waits_s["job-0"] == pytest.approx(1499 * costs.later[1])
 
 
 def test_parts_of_a_node_are_told_apart() -> None:

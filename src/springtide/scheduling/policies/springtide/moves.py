@@ -4,6 +4,7 @@ which jobs go on where they are although their schedules give them nothing now."
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from graphlib import TopologicalSorter
 
 from springtide.core.decision import PoolAllocation, Snapshot
 from springtide.core.workload import JobState, WorkloadId
@@ -64,29 +65,23 @@ def delays(state: State, snapshot: Snapshot, placed: Placed) -> Mapping[Workload
     if not waits and not warming:
         return {}
     stopped = _cycle_breakers({workload_id: others for workload_id, others in waits.items() if workload_id in held})
-    found: dict[WorkloadId, float] = {}
+    # A job that is stopped first delays no other job.
+    movers = {who: [other for other in others if other not in stopped] for who, others in waits.items()}
     later = state.reservations.costs.later
-
-    def delay_s(workload_id: WorkloadId) -> float:
-        if workload_id not in found:
-            found[workload_id] = 0.0
-            # A job that is stopped first delays no other job.
-            movers = [other for other in waits.get(workload_id, ()) if other not in stopped]
-            moving = {warming[device] for device in placed[workload_id].device_ids if device in warming}
-            moving.discard(workload_id)
-            found[workload_id] = max(
-                *(later[placed[other].num_devices] + delay_s(other) for other in movers),
-                *(later[placed[other].num_devices] for other in moving),
-                0.0,
-                0.0,
-            )
-        return found[workload_id]
-
-    return {
-        workload_id: delay_s(workload_id)
-        for workload_id, allocation in placed.items()
-        if held.get(workload_id) is not allocation
-    }
+    found: dict[WorkloadId, float] = {}
+    changed = [who for who, allocation in placed.items() if held.get(who) is not allocation]
+    for workload_id in (*TopologicalSorter(movers).static_order(), *changed):
+        if workload_id in found:
+            continue
+        moving = {warming[device] for device in placed[workload_id].device_ids if device in warming}
+        moving.discard(workload_id)
+        found[workload_id] = max(
+            *(later[placed[other].num_devices] + found[other] for other in movers.get(workload_id, ())),
+            *(later[placed[other].num_devices] for other in moving),
+            0.0,
+            0.0,
+        )
+    return {workload_id: found[workload_id] for workload_id in changed}
 
 
 def _waits_for(snapshot: Snapshot, placed: Placed) -> dict[WorkloadId, set[WorkloadId]]:
