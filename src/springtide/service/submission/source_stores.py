@@ -14,14 +14,14 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO
 
 from msgspec.structs import replace
 
 from springtide.backends.functions.shell.copies import copies_prefix
-from springtide.core.errors import Conflict, Fenced, InvalidRequest, NotFound, ObjectMissing, StorageError
+from springtide.core.errors import BackendError, Conflict, Fenced, InvalidRequest, NotFound, ObjectMissing, StorageError
 from springtide.core.status.artifacts import ArtifactStatus
 from springtide.core.workload import JobFolder, ReplicaId, WorkloadId
 from springtide.service.ports import Source
@@ -59,6 +59,24 @@ class DirectorySources:
             return Path(address).read_bytes() == text.encode()
         except OSError:
             return False
+
+    def check_not_moved(self, addresses: Mapping[WorkloadId, str]) -> None:
+        """Raise BackendError if sources at these addresses lay here before the state directory was moved.
+
+        Addresses are absolute paths, in the journal and in the workers' orders: the workloads would fail one by one.
+        """
+        for workload_id, address in addresses.items():
+            path = Path(address)
+            before = next((parent.parent for parent in path.parents if parent.name == "workloads"), self._state_dir)
+            if (
+                before != self._state_dir
+                and not path.exists()
+                and (self._state_dir / path.relative_to(before)).exists()
+            ):
+                raise BackendError(
+                    f"this state directory was {before} when {workload_id} was submitted, which reads its files there; "
+                    f"move it back, or make a link to where it is now: ln -s {self._state_dir} {before}"
+                )
 
     def may_write(self, place: PurePosixPath, source: Source) -> bool:
         """Whether there is no source at that place yet, or this very one."""
