@@ -21,7 +21,7 @@ from springtide.scheduling.policies.springtide.capacity import (
     promisable_capacity,
 )
 from springtide.scheduling.policies.springtide.memory import State, costs_of
-from springtide.scheduling.policies.springtide.moves import delays, jobs_to_stop_first
+from springtide.scheduling.policies.springtide.moves import delays, jobs_to_stop_first, without_waits
 from springtide.scheduling.policies.springtide.policy import DerivedPromises, Springtide
 from springtide.solvers.reservations.reservation_table import ReservationTable
 
@@ -285,3 +285,27 @@ def test_after_any_of_this_the_book_is_sound() -> None:
         state = derived.state
         assert state is not None
         assert verify(state.reservations) == []
+
+
+@pytest.mark.parametrize(
+    ("grows", "replica", "grown"),
+    [
+        (("n0/3", "n0/4"), ("n0/4",), ("n0/3", "n0/0")),
+        # It moves itself: others may wait for it.
+        (("n0/4",), ("n0/0",), ("n0/4",)),
+        # It keeps its size: the idle device is left.
+        (("n0/3",), ("n0/4",), ("n0/3",)),
+    ],
+)
+def test_a_replica_waits_for_no_job_that_moves_where_a_growing_one_can(grows, replica, grown) -> None:
+    held = {"moves": _given("n0/0"), "grows": _given("n0/3"), "shrinks": _given("n0/1", "n0/2", "n0/5")}
+    placed = {
+        "echo": _given("n0/0"),
+        "moves": _given("n0/5"),
+        "grows": _given(*grows),
+        "shrinks": _given("n0/1", "n0/2"),
+    }
+    cluster = Topology(nodes=(make_node("n0", 6),))
+    result = without_waits(placed, Snapshot(now_s=0.0, cluster=cluster, allocations=held), ["echo"], ["moves", "grows"])
+    assert (result["echo"].device_ids, result["grows"].device_ids) == (replica, grown)
+    assert (result["moves"], result["shrinks"]) == (placed["moves"], placed["shrinks"])

@@ -6,7 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from graphlib import TopologicalSorter
 
+from msgspec.structs import replace
+
 from springtide.core.decision import PoolAllocation, Snapshot
+from springtide.core.resources import DeviceId
 from springtide.core.workload import JobState, WorkloadId
 from springtide.scheduling.policies.springtide.memory import State
 from springtide.scheduling.policies.springtide.rows import PromiseRow
@@ -82,6 +85,41 @@ def delays(state: State, snapshot: Snapshot, placed: Placed) -> Mapping[Workload
             0.0,
         )
     return {workload_id: found[workload_id] for workload_id in changed}
+
+
+def without_waits(
+    placed: Placed, snapshot: Snapshot, services: Iterable[WorkloadId], spare: Iterable[WorkloadId]
+) -> Placed:
+    """The same counts, with no replica on a device that a job still trains on while it moves, as far as possible.
+
+    The replica gets a device that is idle or given up at once, of which none was made or one by which a job of `spare`
+    would start or grow; that job waits instead.
+    """
+    held = {who: set(allocation.device_ids) for who, allocation in snapshot.allocations.items()}
+    given = {who: set(allocation.device_ids) for who, allocation in placed.items()}
+    late = {
+        device for who, mine in held.items() if who in given and not given[who] <= mine for device in mine - given[who]
+    }
+    waiting = [
+        (who, device) for who in services if who in placed for device in placed[who].device_ids if device in late
+    ]
+    if not waiting:
+        return placed
+    used = set().union(*given.values())
+    free: list[tuple[WorkloadId | None, DeviceId]] = [
+        (None, device) for device in snapshot.cluster.device_ids() if device not in used and device not in late
+    ]
+    for who in reversed(list(spare)):
+        mine = held.get(who, set())
+        if who in placed and mine <= given[who]:
+            free += [(who, device) for device in placed[who].device_ids if device not in mine and device not in late]
+    result = dict(placed)
+    for (service_id, device), (job_id, sooner) in zip(waiting, free, strict=False):
+        for each, old, new in ((service_id, device, sooner), (job_id, sooner, device)):
+            if each is not None:
+                devices = tuple([new if at == old else at for at in result[each].device_ids])
+                result[each] = replace(result[each], device_ids=devices)
+    return result
 
 
 def _waits_for(snapshot: Snapshot, placed: Placed) -> dict[WorkloadId, set[WorkloadId]]:
