@@ -39,8 +39,13 @@ def test_without_any_there_is_no_option(source: SourceFile) -> None:
 
 def test_pods_and_functions_have_the_packages_of_their_image(tmp_path: Path) -> None:
     header = with_text(tmp_path, HEADER)
-    assert with_packages({}, (), header, has_pods=True) == {}
+    told: list[str] = []
+    assert with_packages({}, (), header, has_pods=True, on_progress=told.append) == {}
     assert with_packages({"on": "functions"}, (), header, has_pods=False) == {"on": "functions"}
+    wheel = tmp_path / "wheels/mine-1.0-py3-none-any.whl"
+    assert told == [f"train.py asks for einops==0.8.1, {wheel}: nothing is installed there, its image has to have them"]
+    assert with_packages({}, (), with_text(tmp_path, "x = 1\n"), has_pods=True, on_progress=told.append) == {}
+    assert len(told) == 1
     with pytest.raises(InvalidRequest, match="on Kubernetes the packages of a workload are those of its image"):
         with_packages({}, "requirements.txt", header, has_pods=True)
 

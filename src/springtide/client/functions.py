@@ -440,7 +440,8 @@ def job_request(
             on_progress=on_progress,
         )
     has_pods = status.cluster is not None
-    request = with_packages(request, options.values["requirements"], source, has_pods=has_pods)
+    asked = options.values["requirements"]
+    request = with_packages(request, asked, source, has_pods=has_pods, on_progress=on_progress)
     sent = with_code(source, folder, has_pods=has_pods)
     return {"name": called, "source": sent, "options": request}
 
@@ -463,7 +464,8 @@ def deploy_service(
 
         options = service_as_profiled(options, source, on_progress, connected.sharing())
     has_pods, called = connected.status().cluster is not None, validate_name(options.values["name"] or name)
-    request = with_packages(options.as_request(), options.values["requirements"], source, has_pods=has_pods)
+    request, asked = options.as_request(), options.values["requirements"]
+    request = with_packages(request, asked, source, has_pods=has_pods, on_progress=on_progress)
     status = connected.deploy_service(name=called, source=for_pods(source) if has_pods else source, options=request)
     return ServiceHandle(connected, status.name)
 

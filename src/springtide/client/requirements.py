@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ _MAX_FILE_BYTES = 1024 * 1024
 # The expression of PEP 723.
 _HEADER = re.compile(r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
 _COMMENT = re.compile(r"(^|\s)#.*$")
+_NAMED = 3
 _PLACES = ("-f ", "--find-links ", "--find-links=")
 
 
@@ -42,18 +43,38 @@ def requirements_of(asked: str | Sequence[str], source: SourceFile) -> tuple[str
 
 
 def with_packages(
-    request: Mapping[str, Any], asked: str | Sequence[str], source: SourceFile, *, has_pods: bool
+    request: Mapping[str, Any],
+    asked: str | Sequence[str],
+    source: SourceFile,
+    *,
+    has_pods: bool,
+    on_progress: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """The options of a request with the requirements of its workload. Raises InvalidRequest.
 
-    In pods and on functions packages are those of the image: there only what is asked for in so many words is refused.
+    In pods and on functions packages are those of the image: there what is asked for in so many words is refused, and
+    what the file names otherwise is told to `on_progress`.
     """
     if has_pods and asked:
         raise InvalidRequest(NO_PACKAGES_IN_PODS)
     if has_pods or request.get("on", "cluster") != "cluster":
+        if note := image_note(source):
+            on_progress(note)
         return dict(request)
     found = requirements_of(asked, source)
     return {**request, **({"requirements": list(found)} if found else {})}
+
+
+def image_note(source: SourceFile) -> str:
+    """A line for people on the packages that a file names where only those of an image count; empty if it names none.
+
+    Raises InvalidRequest.
+    """
+    found = requirements_of((), source)
+    if not found:
+        return ""
+    named = ", ".join(found[:_NAMED]) + (f" and {len(found) - _NAMED} more" if len(found) > _NAMED else "")
+    return f"{source.filename} asks for {named}: nothing is installed there, its image has to have them"
 
 
 def _header_of(source: SourceFile) -> Any:

@@ -14,8 +14,10 @@ from springtide.cli.session import Session
 from springtide.cli.tables.columns import count
 from springtide.cli.tables.story import workers_text
 from springtide.client.functions import ServeFunction
+from springtide.client.requirements import image_note
 from springtide.client.secret_values import secret_values
 from springtide.client.serving_goals import ServeOptions
+from springtide.client.sources.source import SourceFile
 from springtide.core.errors import InvalidRequest
 from springtide.core.quantities import format_duration
 from springtide.core.workload import JobState
@@ -55,6 +57,7 @@ def run_in_cluster(session: Session, asked: JobRequest, *, namespace: str, image
     """Create the job's object and watch it until the job has ended. Exit code 1 unless it succeeded."""
     from springtide.client.kubernetes import ClusterClient, training_object
 
+    _tell_packages(session, asked.source)
     obj = training_object(asked.source, asked.options, asked.name, namespace=namespace, container=_container(image))
     with ClusterClient() as cluster:
         obj["metadata"].setdefault("namespace", cluster.namespace)
@@ -89,7 +92,9 @@ def deploy_in_cluster(
     """
     from springtide.client.kubernetes import ClusterClient, inference_object
 
-    obj = inference_object(served.source(), options, served.name, namespace=namespace, container=_container(image))
+    source = served.source()
+    _tell_packages(session, source)
+    obj = inference_object(source, options, served.name, namespace=namespace, container=_container(image))
     with ClusterClient() as cluster:
         obj["metadata"].setdefault("namespace", cluster.namespace)
         applied = cluster.apply(obj, secret_values(options.values["secrets"]))
@@ -103,6 +108,11 @@ def deploy_in_cluster(
     session.answer(now, text.rstrip(), _later("inferencefunction", key))
     if is_refused or status.get("state") in (None, "FAILED", "REFUSED"):
         raise click.exceptions.Exit(1)
+
+
+def _tell_packages(session: Session, source: SourceFile) -> None:
+    if note := image_note(source):
+        session.note(note)
 
 
 class Watcher:
