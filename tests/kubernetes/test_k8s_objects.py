@@ -14,7 +14,6 @@ from kits.kubernetes.kube_http import GROUP, Kube, Refused, wait_for
 from kits.kubernetes.lab.lab import Cluster
 from kits.kubernetes.object_platform import SERVE, TRAIN, ObjectPlatform, inference, install_definitions, training
 from kits.service.sent_folders import sent_tree
-from springtide.backends.kubernetes.resources.from_object import FOLDER_ANNOTATION
 from springtide.client.kubernetes import ClusterClient as Client
 from springtide.client.kubernetes import check_object
 from springtide.core.errors import Conflict, InvalidRequest
@@ -311,7 +310,7 @@ def test_a_job_over_rest_brings_its_folder_and_its_object_names_that(up: ObjectP
     request = parse_body(msgspec.json.encode({"name": "digits", "source": source, "options": {}}), JobIn)
     record, _ = up.submissions.submit_job(request, None)
     obj = up.kube.get(up.path("trainingfunctions", record.job.container.owner_name))
-    assert json.loads(obj["metadata"]["annotations"][FOLDER_ANNOTATION]) == asked
+    assert obj["spec"]["source"]["folder"] == {name: value for name, value in asked.items() if value}
     folder = record.job.entrypoint.folder
     assert (folder.sha256, folder.num_files) == (asked["sha256"], 2)
     assert (up.platform.workload_dir(record.workload_id) / "folder" / "helper.py").read_bytes() == b"x = 1\n"

@@ -61,7 +61,7 @@ def run(session: Session, /, target: str, script_args: tuple[str, ...], profile:
         where, image = options["namespace"] or "", options["image"] or ""
         run_in_cluster(session, asked, namespace=where, image=image, is_detached=options["detach"])
         return
-    folder = folder_wish(options)
+    folder = folder_wish(options, options["on"])
     if profile is None or takes_layers(asked):
         handle = submit_job(
             asked.source,

@@ -1,4 +1,4 @@
-"""Sending the folder of a job: the platform says which contents it lacks, and those are sent before the job is."""
+"""Sending the folder of a job or a service: the platform says which contents it lacks; those are sent first."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -18,7 +19,7 @@ from springtide.client.folders.scan import OWN_IGNORE, FoundFile, FoundFolder, s
 from springtide.client.sources.source import SentFolder, SourceFile
 from springtide.core.errors import Conflict, InvalidRequest
 from springtide.core.quantities import format_bytes
-from springtide.core.status.platform import JobStatus
+from springtide.core.status.platform import JobStatus, ServiceStatus
 from springtide.storage.folders.tree import FolderFile, FolderTree, check_amount, encode_tree
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ _TELL_EVERY_S = 1.0
 _ATTEMPTS = 3
 
 Tell = Callable[[str], None]
+StatusT = TypeVar("StatusT")
 
 
 class _Changed(Exception):
@@ -68,23 +70,42 @@ def submit_with_folder(
     travels, and about what takes longer than a second, are passed to `on_progress`. Raises like Client.submit_job, and
     InvalidRequest for a folder that is too large.
     """
-    source: SourceFile = request["source"]
+    return _with_folder(client, request["source"], partial(client.submit_job, **request), wish, on_progress, "job")
+
+
+def deploy_with_folder(
+    client: Client, request: dict[str, Any], wish: FolderWish = None, on_progress: Tell = lambda line: None
+) -> ServiceStatus:
+    """Send the folder, then deploy the service: as submit_with_folder, with the arguments of Client.deploy_service."""
+    ask = partial(client.deploy_service, **request)
+    return _with_folder(client, request["source"], ask, wish, on_progress, "service")
+
+
+def _with_folder(
+    client: Client,
+    source: SourceFile,
+    ask: Callable[..., StatusT],
+    wish: FolderWish,
+    on_progress: Tell,
+    what: str,
+) -> StatusT:
+    """Call `ask`, with the folder as its keyword `folder` if one travels, which the platform has then."""
     location = source.location
     folder = None if location is None else chosen_folder(location, source.text, wish)
     if location is None or folder is None:
         if location is not None and wish is None:
             on_progress(f"{location.name} travels alone: {location.parent} holds too much; --folder names a folder")
-        return client.submit_job(**request)
+        return ask()
     path = location.relative_to(folder).as_posix()
     found = scan(folder, path)
     files = (0 if file.path == path else file.stat.st_size for file in found.files)
-    on_progress(f"{folder} travels with the job: {_amount(len(found.files), sum(files) + len(source.text))}")
+    on_progress(f"{folder} travels with the {what}: {_amount(len(found.files), sum(files) + len(source.text))}")
     for note in found.notes():
         on_progress(f"  {note}")
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             sent, _ = _send(client, folder, path, source.text, found, on_progress)
-            return client.submit_job(**request, folder=sent)
+            return ask(folder=sent)
         except _Changed as changed:
             if attempt == _ATTEMPTS:
                 raise InvalidRequest(

@@ -79,7 +79,7 @@ class ResourceAdmission:
         check_job_spec(obj["spec"], devices)
         body = job_request(name, obj["spec"], self.files_of(obj), created=created, now=now, devices=devices)
         folder = metadata.get("annotations", {}).get(FOLDER_ANNOTATION)
-        if folder is not None:
+        if folder is not None and "folder" not in body["source"]:
             try:
                 body["source"]["folder"] = decode_json(folder, dict[str, str])
             except (msgspec.MsgspecError, ValueError) as error:

@@ -19,6 +19,8 @@ from springtide.storage.folders.tree import MAX_TREE_BYTES, FolderTree, decode_t
 from springtide.storage.workloads.artifacts import checked_digest
 
 OpenContent = Callable[[str], IO[bytes]]
+# In a platform's state directory, beside `workloads`.
+CONTENTS = "contents"
 _TREE = "tree.json"
 _CHUNK_BYTES = 1 << 20
 
@@ -110,6 +112,11 @@ class ContentDirectory:
         except OSError:
             return False
         return True
+
+
+def contents_of_platform(work_dir: Path) -> ContentDirectory:
+    """The contents of the platform on this machine that has made a workload's directory (STATE/workloads/ID)."""
+    return ContentDirectory(work_dir.parents[1] / CONTENTS)
 
 
 def write_archive(contents: ContentDirectory, tree: FolderTree, path: Path) -> None:

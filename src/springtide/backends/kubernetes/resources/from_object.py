@@ -31,8 +31,12 @@ from springtide.core.workload import MAX_VIRTUAL_SHARDS
 # The workload's id, if that is not the object's own name; and the digest of the request that created it.
 NAME_ANNOTATION = f"{GROUP}/name"
 REQUEST_ANNOTATION = f"{GROUP}/request"
-# The folder that was sent with a job over REST: `source.folder` of the request, as JSON.
+# In objects of earlier releases, the folder of a job: `source.folder` of a request, as JSON.
 FOLDER_ANNOTATION = f"{GROUP}/folder"
+NO_FOLDER_FIELD = (
+    "this cluster's definition of the object is of an earlier release and drops its folder; bring it up to date: "
+    "springtide k8s crds | kubectl apply -f -"
+)
 # A cluster stores objects of at most 1.5 MB, including its own overhead.
 MAX_OBJECT_SOURCE_BYTES = 900_000
 Spec = Mapping[str, Any]
@@ -194,7 +198,9 @@ def _source(source: Spec, files: Mapping[str, str], what: str) -> Request:
     if main not in files:
         raise InvalidRequest(f"spec.source.file {main!r} is not among the files: {', '.join(sorted(files)) or 'none'}")
     others = {name: text for name, text in files.items() if name != main}
-    return {"filename": main, "text": files[main], **({"files": others} if others else {})}
+    folder = {name: value for name, value in source.get("folder", {}).items() if name != "configMaps"}
+    sent = {**({"files": others} if others else {}), **({"folder": folder} if folder else {})}
+    return {"filename": main, "text": files[main], **sent}
 
 
 def left_s(value: str | int, submitted: datetime, now: datetime) -> float:
