@@ -318,9 +318,6 @@ def test_deploy_prints_how_to_call_it(
     result = springtide("deploy", str(path), "--no-folder")
     assert "travels" not in result.output
     assert "folder" not in client.calls[-1][1]
-    result = springtide("deploy", str(path), "--folder", "..", "--on", "k8s")
-    assert result.exit_code == 2
-    assert "--folder and --no-folder are for a platform that is asked over REST" in result.output
 
 
 def test_deploy_says_when_the_guaranteed_replicas_are_not_there(

@@ -164,6 +164,75 @@ def test_deploy_says_ready_once_the_new_version_answers(
     serving.remove("rolls")
 
 
+BESIDE = """
+import os
+import springtide as st
+from pkg import factor
+
+@st.serve
+class Served:
+    def load(self):
+        self.plus = int(open("data/plus.bin", "rb").read().strip(b"\\xff"))
+        open("data/plus.bin", "wb").write(b"this replica's own")
+
+    def predict(self, values: list[int]) -> list[int]:
+        assert __file__ == os.path.abspath("served.py")
+        return [factor.FACTOR * value + self.plus for value in values]
+"""
+
+
+def test_the_folder_travels_to_pods_also_to_those_that_come_later(
+    serving: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(serving.platform.lab.kubeconfig))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "project"
+    for name, data in {
+        "served.py": BESIDE.encode(),
+        "pkg/factor.py": b"FACTOR = 2\n",
+        "data/plus.bin": b"\xff10",
+        "data/large.bin": os.urandom(1_000_000),
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    namespace = serving.platform.namespace
+    options = ["--on", "k8s", "--namespace", namespace, "--name", "beside", "--scale", "1"]
+
+    def deploy() -> set[str]:
+        """Deploy it; the ConfigMaps of its folder."""
+        result = CliRunner().invoke(cli, ["deploy", f"{folder / 'served.py'}", *options])
+        assert result.exit_code == 0, result.output
+        assert f"{folder} travels with it: 4 files, " in result.output
+        found = serving.platform.api.items(f"api/v1/namespaces/{namespace}/configmaps")
+        return {each["metadata"]["name"] for each in found if each["metadata"]["name"].startswith("beside-folder-")}
+
+    first = deploy()
+    assert len(first) == 2
+    assert serving.ask("beside", [3]).body == {"outputs": [16]}
+    assert deploy() == first
+    (pod,) = wait_for("one that is ready", lambda: serving.ready("beside"), LIMIT_S)
+    # Of what the control plane had in its own directory nothing is needed: another one has the store alone.
+    serving.platform.kill()
+    for path in (serving.platform.state_dir / "contents").rglob("?" * 64):
+        path.unlink()
+    serving.platform.start()
+    serving.wait_leading()
+    assert serving.ask("beside", [3]).body == {"outputs": [16]}
+    (same,) = serving.ready("beside")
+    assert same["metadata"]["uid"] == pod["metadata"]["uid"]
+    serving.platform.api.delete(f"api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}", gracePeriodSeconds=0)
+    wait_for("another pod", lambda: [one for one in serving.ready("beside") if one != same], LIMIT_S)
+    assert serving.ask("beside", [3]).body == {"outputs": [16]}
+
+    (folder / "pkg/factor.py").write_text("FACTOR = 3\n")
+    second = deploy()
+    assert (len(second), first & second) == (2, set())
+    assert serving.ask("beside", [3]).body == {"outputs": [19]}
+    serving.remove("beside")
+    gone = [f"api/v1/namespaces/{namespace}/configmaps/{name}" for name in second]
+    wait_for("its ConfigMaps to go with it", lambda: not any(map(serving.platform.api.find, gone)), LIMIT_S)
+
+
 def is_leaving(pod: dict[str, Any]) -> bool:
     return "deletionTimestamp" in pod["metadata"]
 

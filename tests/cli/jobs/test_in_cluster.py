@@ -168,7 +168,7 @@ class Shown:
     def answer(self, value, text, hint=""):
         self.answers.append(text)
 
-    def apply(self, obj, secrets):
+    def apply(self, obj, secrets, folder):
         obj = {"kind": "InferenceFunction", "metadata": {"name": "echo", "namespace": "ml", "generation": 2}}
         return SimpleNamespace(object=obj, verb="configured")
 

@@ -320,7 +320,7 @@ def test_a_script_in_a_pod_works_in_its_copy_of_the_folder_and_leaves_its_result
     files = {"run.py": IN_A_FOLDER.encode(), "pkg/helper.py": b"VALUE = 7\n", "data.txt": b"data"}
     tree = sent_tree(contents, files, ["logs"])
     folder = folder_of_tree(tree, "run.py", "logs")
-    write_archive(contents, tree, tmp_path / "folder.zip")
+    write_archive(contents.open, tree, tmp_path / "folder.zip")
     plane.store.store.put_file(plane.store.key(folder_name(folder)), tmp_path / "folder.zip")
     plane.job = replace(
         plane.job, entrypoint=replace(plane.job.entrypoint, kind="script", object_name="", folder=folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
@@ -19,7 +20,9 @@ from springtide.backends.kubernetes.resources.from_object import FOLDER_ANNOTATI
 from springtide.core.errors import InvalidRequest, NotFound
 from springtide.core.events import CancelRequested
 from springtide.core.workload import WorkloadId
+from springtide.service.reconciler.admission import SourceMissing
 from springtide.service.submission.folders import FolderSweep, check_fits_functions
+from springtide.storage.folders.contents import ContentDirectory, write_archive
 from springtide.storage.folders.tree import FolderFile, FolderTree, encode_tree
 from springtide.storage.workloads.store import WorkloadStore
 
@@ -283,6 +286,36 @@ def test_a_service_of_pods_has_the_archives_of_its_versions_and_needs_no_content
     assert house.admission.deploy_service(obj).service.revision == 2
     house.submissions.remove_service("digits")
     assert archives() == []
+
+
+def packed(tmp_path, files):
+    """The digest of a folder, and its archive in two parts."""
+    sender = ContentDirectory(tmp_path / "sender")
+    tree = sent_tree(sender, files)
+    write_archive(sender.open, tree, tmp_path / "folder.zip")
+    data = (tmp_path / "folder.zip").read_bytes()
+    return encode_tree(tree)[0], data[:100], data[100:]
+
+
+def test_a_folder_in_config_maps_is_taken_in_whole_or_not_at_all(platform, tmp_path):
+    house = House(platform, tmp_path / "store")
+    digest, first, second = packed(tmp_path, {"serve.py": b"class Echo: ...\n", "labels.txt": b"good"})
+    obj = of_object(house, "InferenceFunction", digest, "serve.py", configMaps=["a", "b"])
+    house.cluster.config_maps = {"a": first}
+    with pytest.raises(SourceMissing, match="names the ConfigMap 'b'"):
+        house.admission.deploy_service(obj)
+    for broken in (b"", b"x" * len(second), second[:-30], first):
+        house.cluster.config_maps["b"] = broken
+        with pytest.raises(InvalidRequest, match="was not sent whole"):
+            house.admission.deploy_service(obj)
+    house.cluster.config_maps["b"] = second
+    another = copy.deepcopy(obj)
+    another["spec"]["source"]["folder"]["sha256"] = "0" * 64
+    with pytest.raises(InvalidRequest, match="another one than was submitted"):
+        house.admission.deploy_service(another)
+    assert house.admission.deploy_service(obj).service.entrypoint.folder.num_files == 2
+    house.cluster.config_maps = {}
+    assert house.admission.deploy_service(obj).service.revision == 1
 
 
 def test_artifacts_in_a_store_are_listed_hashed_and_sent(platform, tmp_path):

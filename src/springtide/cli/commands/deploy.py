@@ -41,8 +41,8 @@ _EXAMPLES: dict[str, Any] = {"string": "good", "number": 0.5, "integer": 1, "boo
 def deploy(session: Session, /, target: str, **options: Any) -> None:
     """Serve FILE's class; replaces the service of that name without dropping a request."""
     path, object_name = split_target(target)
-    folder = folder_wish(options, options["place"])
-    served = find_service(imported(path, False if options["place"] == K8S else folder), path, object_name)
+    folder = folder_wish(options)
+    served = find_service(imported(path, folder), path, object_name)
     check_cluster_options(options, options["place"])
     given = given_keywords(SERVICE_OPTIONS, "deploy", options)
     if "share" in given:
@@ -52,7 +52,8 @@ def deploy(session: Session, /, target: str, **options: Any) -> None:
     if secrets := ask_secrets(asked.values["secrets"], os.environ, may_ask=session.may_ask):
         asked = asked.override({"secrets": secrets})
     if options["place"] == K8S:
-        deploy_in_cluster(session, served, asked, namespace=options["namespace"] or "", image=options["image"] or "")
+        where, image = options["namespace"] or "", options["image"] or ""
+        deploy_in_cluster(session, served, asked, namespace=where, image=image, folder=folder)
         return
     handle = deploy_service(
         served.source(), asked, served.name, session.client, on_progress=session.note, folder=folder

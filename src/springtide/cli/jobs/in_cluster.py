@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from springtide.backends.kubernetes.client.kinds import Key, Object, key_of
+from springtide.backends.kubernetes.resources.from_object import FOLDER_PART_BYTES, MAX_FOLDER_PARTS
 from springtide.cli.jobs.job_options import JobRequest
 from springtide.cli.session import Session
 from springtide.cli.tables.columns import count
 from springtide.cli.tables.story import workers_text
+from springtide.client.folders.choice import FolderWish, with_code
+from springtide.client.folders.send import pack_folder
 from springtide.client.functions import ServeFunction
 from springtide.client.requirements import image_note
 from springtide.client.secret_values import secret_values
@@ -23,7 +28,7 @@ from springtide.core.quantities import format_duration
 from springtide.core.workload import JobState
 
 if TYPE_CHECKING:
-    from springtide.client.kubernetes import ClusterClient
+    from springtide.client.kubernetes import ClusterClient, PackedFolder
 
 K8S = "k8s"
 # A running control plane sets an object's status within a second.
@@ -53,15 +58,21 @@ def check_cluster_options(options: Mapping[str, Any], place: str | None) -> None
             raise InvalidRequest(f"--{name} is for a run in a cluster; add --on k8s")
 
 
-def run_in_cluster(session: Session, asked: JobRequest, *, namespace: str, image: str, is_detached: bool) -> None:
+def run_in_cluster(
+    session: Session, asked: JobRequest, *, namespace: str, image: str, is_detached: bool, folder: FolderWish = None
+) -> None:
     """Create the job's object and watch it until the job has ended. Exit code 1 unless it succeeded."""
     from springtide.client.kubernetes import ClusterClient, training_object
 
     _tell_packages(session, asked.source)
-    obj = training_object(asked.source, asked.options, asked.name, namespace=namespace, container=_container(image))
+    packed, source = _packed(session, asked.source, folder)
+    has_folder = packed is not None
+    obj = training_object(
+        source, asked.options, asked.name, namespace=namespace, container=_container(image), has_folder=has_folder
+    )
     with ClusterClient() as cluster:
         obj["metadata"].setdefault("namespace", cluster.namespace)
-        made = cluster.create(obj, secret_values(asked.options.values["secrets"]))
+        made = cluster.create(obj, secret_values(asked.options.values["secrets"]), packed)
         key = key_of(made)
         name = f"trainingfunction/{key.name}"
         if is_detached:
@@ -84,7 +95,13 @@ def run_in_cluster(session: Session, asked: JobRequest, *, namespace: str, image
 
 
 def deploy_in_cluster(
-    session: Session, served: ServeFunction[Any], options: ServeOptions, *, namespace: str, image: str
+    session: Session,
+    served: ServeFunction[Any],
+    options: ServeOptions,
+    *,
+    namespace: str,
+    image: str,
+    folder: FolderWish = None,
 ) -> None:
     """Apply the service's object and wait until its newest revision answers, it sleeps, or no device is free for it.
 
@@ -94,10 +111,14 @@ def deploy_in_cluster(
 
     source = served.source()
     _tell_packages(session, source)
-    obj = inference_object(source, options, served.name, namespace=namespace, container=_container(image))
+    packed, source = _packed(session, source, folder)
+    has_folder = packed is not None
+    obj = inference_object(
+        source, options, served.name, namespace=namespace, container=_container(image), has_folder=has_folder
+    )
     with ClusterClient() as cluster:
         obj["metadata"].setdefault("namespace", cluster.namespace)
-        applied = cluster.apply(obj, secret_values(options.values["secrets"]))
+        applied = cluster.apply(obj, secret_values(options.values["secrets"]), packed)
         key = key_of(applied.object)
         session.note(f"inferencefunction/{key.name} {applied.verb} in {key.namespace}")
         now = _watch_service(session, cluster, applied.object, key)
@@ -113,6 +134,18 @@ def deploy_in_cluster(
 def _tell_packages(session: Session, source: SourceFile) -> None:
     if note := image_note(source):
         session.note(note)
+
+
+def _packed(session: Session, source: SourceFile, wish: FolderWish) -> tuple[PackedFolder | None, SourceFile]:
+    """The folder that travels with a source, and the source with the texts of what it imports from there."""
+    from springtide.client.kubernetes import PackedFolder
+
+    with tempfile.TemporaryDirectory(prefix="springtide-folder-") as made:
+        path = Path(made, "folder.zip")
+        most = MAX_FOLDER_PARTS * FOLDER_PART_BYTES
+        sent = pack_folder(source, wish, path, max_bytes=most, on_progress=session.note)
+        packed = None if sent is None else PackedFolder(sent, path.read_bytes())
+    return packed, source if packed is None else with_code(source, wish, has_pods=True)
 
 
 class Watcher:

@@ -56,25 +56,20 @@ def folder_options(command: CommandT) -> CommandT:
     return click.option("--folder", metavar="PATH", help=text)(command)
 
 
-def folder_wish(given: dict[str, Any], place: str | None) -> FolderWish:
-    """Which folder is to travel to a `place` (--on). Raises InvalidRequest."""
+def folder_wish(given: dict[str, Any]) -> FolderWish:
+    """Which folder is to travel. Raises InvalidRequest."""
     if given["no_folder"] and given["folder"] is not None:
         refuse("--folder and --no-folder contradict each other; give one of them")
-    if place == "k8s" and (given["no_folder"] or given["folder"] is not None):
-        refuse(
-            "--folder and --no-folder are for a platform that is asked over REST; an object of a cluster holds the "
-            "file and what it imports from its folder"
-        )
     return False if given["no_folder"] else given["folder"]
 
 
 def read_asked(target: str, script_args: tuple[str, ...], given: dict[str, Any]) -> JobRequest:
     """Load the file and apply the flags to what it declares. Raises InvalidRequest."""
     path, object_name = split_target(target)
-    wish = folder_wish({"folder": None, "no_folder": False, **given}, given["on"])
+    wish = folder_wish({"folder": None, "no_folder": False, **given})
     if given["on"] == "k8s":
         # A job like any other; only the way to the platform is another one.
-        given, wish = {**given, "on": None}, False
+        given = {**given, "on": None}
     overrides = _overrides(given)
     found = find_training(imported(path, wish), path, object_name) if uses_springtide(path) else None
     if found is not None:

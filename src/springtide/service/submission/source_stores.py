@@ -197,7 +197,7 @@ class ObjectSources:
         """Put the folder as one archive, which each pod of the job unpacks. Returns `address`."""
         make_private(self._state_dir)
         with tempfile.TemporaryDirectory(prefix=".folder-", dir=self._state_dir) as made:
-            write_archive(self.contents, tree, Path(made, "folder.zip"))
+            write_archive(self.contents.open, tree, Path(made, "folder.zip"))
             self._store.put_file(f"workloads/{job_id}/{folder_name(folder)}", Path(made, "folder.zip"))
         return address
 

@@ -39,6 +39,10 @@ NO_FOLDER_FIELD = (
 )
 # A cluster stores objects of at most 1.5 MB, including its own overhead.
 MAX_OBJECT_SOURCE_BYTES = 900_000
+# Of a folder whose archive is in ConfigMaps: the most of these, the bytes of one, and its key.
+MAX_FOLDER_PARTS = 16
+FOLDER_PART_BYTES = 900_000
+PART_KEY = "part"
 Spec = Mapping[str, Any]
 Request = dict[str, Any]
 _PATH = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,127})*", re.ASCII)

@@ -214,7 +214,7 @@ def _folder() -> Schema:
             "path": text("The file in it.", max_chars=512, least=1),
             "directory": text("Where in it the workload works; left out: at its root.", max_chars=512),
             "origin": text("Where it was, for people."),
-            "configMaps": names("ConfigMaps of this namespace that hold the parts of its archive, in order.", 64),
+            "configMaps": names("ConfigMaps of this namespace that hold the parts of its archive, in order.", 16),
         },
         ("sha256", "path"),
     )
